@@ -1,0 +1,58 @@
+# make install   create .venv and install Potluck in it
+# make test      install what tests need, run them all
+# make check     format, lint and types
+# make demo      a host and three peers on this machine, about three minutes
+#
+# VENV=path      use another environment (it is created when absent)
+# PYTEST_ARGS=.. passed on to pytest
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTEST_ARGS ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: help install test check format demo clean
+
+help:
+	@sed -n 's/^# //p;/^SHELL/q' Makefile
+
+$(BIN)/python:
+	"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Potluck needs Python 3.11 or newer; found " + sys.version)'
+	"$(PYTHON)" -m venv "$(VENV)"
+
+$(VENV)/.stamp-install: $(INPUTS) | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	@touch "$@"
+
+$(VENV)/.stamp-test: $(INPUTS) | $(BIN)/python
+	$(PIP_INSTALL) -e '.[test]'
+	@touch "$@" "$(VENV)/.stamp-install"
+
+$(VENV)/.stamp-dev: $(INPUTS) | $(BIN)/python
+	$(PIP_INSTALL) -e '.[test,dev]'
+	@touch "$@" "$(VENV)/.stamp-test" "$(VENV)/.stamp-install"
+
+install: $(VENV)/.stamp-install
+
+test: $(VENV)/.stamp-test
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Fails on what `make format` would change.
+check: $(VENV)/.stamp-dev
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+demo: $(VENV)/.stamp-install
+	$(BIN)/potluck demo
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache build dist
