@@ -1,0 +1,398 @@
+"""What a peer and the coordinator say to each other, as frozen dataclasses, and their bytes.
+
+The wire form is protocol/proto/coordinator.proto. Every `decode_*` checks bounds, so what it returns is safe to show
+and to store; anything else raises RemoteProtocolError. Reports are hints for screens and for the start of the run;
+commits count only with their certificates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from protocol import errors
+from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
+from protocol.pb import coordinator_pb2 as pb
+
+SERVICE_NAME: Final = "potluck.v1.Coordinator"
+START_DOMAIN: Final = "potluck start"
+REPORT_DOMAIN: Final = "potluck report"
+WATCH_DOMAIN: Final = "potluck watch"
+LIST_DOMAIN: Final = "potluck list"
+ERROR_METADATA_KEY: Final = "potluck-error-bin"
+
+TLS_SERVER_NAME: Final = "coordinator.potluck"
+"""The name in every coordinator's TLS certificate: the CA in the invite, not DNS, says who the coordinator is."""
+
+MAX_REQUEST_BYTES: Final = 1 << 20
+MAX_REPLY_BYTES: Final = 32 << 20
+"""The packed data set's manifest rides in the Admit reply: about 150 bytes per shard."""
+
+MAX_CERTIFICATES: Final = 64
+"""Certificates per report; one of 64 members is about 12 kB, and a report is cut to 1 MiB."""
+
+MAX_CERTIFICATE_BYTES: Final = 640 << 10
+"""Sum over the certificates of one report: leaves room for the rest below MAX_REQUEST_BYTES."""
+
+NO_COMMIT: Final = CommitId(b"")
+NO_ROOT: Final = Root(b"")
+_MAX_TEXT: Final = 256
+_MAX_ADDRESSES: Final = 16
+_MAX_HELDOUT: Final = 64
+_MAX_COUNT: Final = 1 << 60
+
+M = TypeVar("M", bound=Message)
+
+
+def _require(is_fine: bool, found: str, expected: str) -> None:
+    if not is_fine:
+        raise RemoteProtocolError(found, expected, "the message was dropped")
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"bytes that are no {kind.__name__} ({error})", "a whole message") from error
+    return message
+
+
+def _require_hash(name: str, value: bytes) -> None:
+    _require(len(value) in (0, HASH_BYTES), f"{name} of {len(value)} bytes", f"none or {HASH_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutResult:
+    """Held-out loss of the committed parameters of `commit`, `nats` per token (for byte tokens: per byte)."""
+
+    commit: CommitId
+    index: int
+    total_tokens: int
+    nats: float
+
+    def __post_init__(self) -> None:
+        _require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
+        _require(math.isfinite(self.nats) and 0 <= self.nats < 1e6, f"held-out loss {self.nats}", "0 to 10^6 nats")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """What a peer says of itself, every few seconds, signed.
+
+    Attributes:
+        state: one word ("joining", "training", "paused", "leaving", ..); `reason` says why in one sentence.
+        head, index, total_tokens: newest commit applied; empty and 0 before the start.
+        tokens_ready: trained and not yet credited.
+        loss_nats: mean training loss of the latest steps, None before the first.
+        bytes_up, bytes_down: payload since the process started.
+        state_commit, state_root: newest commit whose state root this peer computed, and that root.
+        is_ready_to_start: data, model and network are there; it waits for the start record.
+        certificates: of commits in order, as received, from the index that the coordinator asked for.
+        addresses: own multiaddresses.
+    """
+
+    state: str
+    reason: str
+    unit: UnitName
+    head: CommitId = NO_COMMIT
+    index: int = 0
+    total_tokens: int = 0
+    tokens_per_s: float = 0.0
+    tokens_ready: int = 0
+    loss_nats: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    state_commit: CommitId = NO_COMMIT
+    state_root: Root = NO_ROOT
+    is_ready_to_start: bool = False
+    heldout: tuple[HeldoutResult, ...] = ()
+    certificates: tuple[bytes, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("head", "state_commit", "state_root"):
+            _require_hash(name, getattr(self, name))
+        for text in (self.state, self.reason, self.unit, *self.addresses):
+            _require(len(text) <= _MAX_TEXT, f"a text of {len(text)} letters in a report", f"at most {_MAX_TEXT}")
+        for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down"):
+            value = getattr(self, name)
+            _require(0 <= value <= _MAX_COUNT, f"{name} {value}", "0 to 2^60")
+        _require(math.isfinite(self.tokens_per_s) and self.tokens_per_s >= 0, f"{self.tokens_per_s} tokens/s", "a rate")
+        # NaN and infinity would poison the loss curve of everybody.
+        is_loss_fine = self.loss_nats is None or math.isfinite(self.loss_nats)
+        _require(is_loss_fine, f"training loss {self.loss_nats}", "a finite number")
+        _require(len(self.heldout) <= _MAX_HELDOUT, f"{len(self.heldout)} results", f"at most {_MAX_HELDOUT}")
+        _require(len(self.addresses) <= _MAX_ADDRESSES, f"{len(self.addresses)} addresses", f"at most {_MAX_ADDRESSES}")
+        num_certificates = len(self.certificates)
+        _require(
+            num_certificates <= MAX_CERTIFICATES, f"{num_certificates} certificates", f"at most {MAX_CERTIFICATES}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReply:
+    """Where the coordinator stands, and the index of the first certificate it wants next.
+
+    Attributes:
+        is_final_checkpoint_written: the run is finished and its last state is safe with the host: peers may leave.
+    """
+
+    phase: str
+    head: CommitId
+    index: int
+    want_from_index: int
+    is_final_checkpoint_written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunNews:
+    """One event of the run watch.
+
+    Attributes:
+        start_record: the host's signed envelope (domain START_DOMAIN), empty before the start.
+    """
+
+    phase: str
+    reason: str
+    head: CommitId
+    index: int
+    total_tokens: int
+    start_record: bytes
+    is_final_checkpoint_written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitReply:
+    """What a newcomer gets: credential, signed manifest, data set, and where to find the others."""
+
+    credential: bytes
+    manifest: bytes
+    dataset: bytes
+    start_record: bytes
+    coordinator_peer_id: str
+    bootstrap: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One checkpoint that the coordinator holds."""
+
+    index: int
+    commit: CommitId
+    state_root: Root
+    total_tokens: int
+    unix_s: int
+
+
+def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
+    """As many of the first certificates as fit into one report."""
+    taken: list[bytes] = []
+    room = MAX_CERTIFICATE_BYTES
+    for certificate in certificates[:MAX_CERTIFICATES]:
+        room -= len(certificate)
+        if room < 0:
+            break
+        taken.append(certificate)
+    return tuple(taken)
+
+
+def encode_report(report: PeerReport) -> bytes:
+    """The payload of a report envelope."""
+    body = pb.ReportBody(
+        state=report.state,
+        reason=report.reason,
+        unit=report.unit,
+        head=report.head,
+        index=report.index,
+        total_tokens=report.total_tokens,
+        tokens_per_s=report.tokens_per_s,
+        tokens_ready=report.tokens_ready,
+        bytes_up=report.bytes_up,
+        bytes_down=report.bytes_down,
+        state_commit=report.state_commit,
+        state_root=report.state_root,
+        is_ready_to_start=report.is_ready_to_start,
+        certificates=report.certificates,
+        addresses=report.addresses,
+    )
+    if report.loss_nats is not None:
+        body.loss_nats = report.loss_nats
+    for result in report.heldout:
+        body.heldout.add(commit=result.commit, index=result.index, total_tokens=result.total_tokens, nats=result.nats)
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_report(data: bytes) -> PeerReport:
+    """A report from the payload of its envelope.
+
+    Raises:
+        RemoteProtocolError: no report, or a value out of its bounds.
+    """
+    _require(len(data) <= MAX_REQUEST_BYTES, f"a report of {len(data)} bytes", f"at most {MAX_REQUEST_BYTES}")
+    body = _parse(pb.ReportBody, data)
+    return PeerReport(
+        state=body.state,
+        reason=body.reason,
+        unit=UnitName(body.unit),
+        head=CommitId(body.head),
+        index=body.index,
+        total_tokens=body.total_tokens,
+        tokens_per_s=body.tokens_per_s,
+        tokens_ready=body.tokens_ready,
+        loss_nats=body.loss_nats if body.HasField("loss_nats") else None,
+        bytes_up=body.bytes_up,
+        bytes_down=body.bytes_down,
+        state_commit=CommitId(body.state_commit),
+        state_root=Root(body.state_root),
+        is_ready_to_start=body.is_ready_to_start,
+        heldout=tuple(HeldoutResult(CommitId(h.commit), h.index, h.total_tokens, h.nats) for h in body.heldout),
+        certificates=tuple(body.certificates),
+        addresses=tuple(body.addresses),
+    )
+
+
+_CROSSING: Final[dict[str, type[PotluckError]]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.RefusedError,
+        errors.VersionError,
+        errors.RunOverError,
+        errors.TemporaryError,
+        errors.RemoteProtocolError,
+        errors.MachineError,
+    )
+}
+
+
+def encode_error(error: PotluckError) -> bytes:
+    """An error as it crosses to the peer: what is no business of a peer becomes a TemporaryError."""
+    kind = type(error).__name__
+    if kind not in _CROSSING:
+        error = errors.TemporaryError("the coordinator could not do it", "", "try again; the host's log says more")
+        kind = "TemporaryError"
+    body = pb.ErrorBody(kind=kind, found=error.found, expected=error.expected, remedy=error.remedy)
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_error(data: bytes) -> PotluckError:
+    """The error behind a refused call; control characters from a stranger never reach the terminal.
+
+    Raises:
+        RemoteProtocolError: not such a message.
+    """
+    body = _parse(pb.ErrorBody, data)
+    kind = _CROSSING.get(body.kind, errors.RemoteProtocolError)
+    found, expected, remedy = (
+        "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
+        for text in (body.found, body.expected, body.remedy)
+    )
+    return kind(found, expected, remedy)
+
+
+def encode_report_reply(reply: ReportReply) -> bytes:
+    """The bytes of the answer to a report."""
+    body = pb.ReportReply(
+        phase=reply.phase,
+        head=reply.head,
+        index=reply.index,
+        want_from_index=reply.want_from_index,
+        is_final_checkpoint_written=reply.is_final_checkpoint_written,
+    )
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_report_reply(data: bytes) -> ReportReply:
+    """The answer to a report. Raises RemoteProtocolError when it is none."""
+    body = _parse(pb.ReportReply, data)
+    _require_hash("head", body.head)
+    return ReportReply(
+        body.phase, CommitId(body.head), body.index, body.want_from_index, body.is_final_checkpoint_written
+    )
+
+
+def encode_news(news: RunNews) -> bytes:
+    """The bytes of one event of the run watch."""
+    body = pb.RunEvent(
+        phase=news.phase,
+        reason=news.reason,
+        head=news.head,
+        index=news.index,
+        total_tokens=news.total_tokens,
+        start_record=news.start_record,
+        is_final_checkpoint_written=news.is_final_checkpoint_written,
+    )
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_news(data: bytes) -> RunNews:
+    """One event of the run watch. Raises RemoteProtocolError when it is none."""
+    body = _parse(pb.RunEvent, data)
+    _require_hash("head", body.head)
+    return RunNews(
+        phase=body.phase,
+        reason=body.reason,
+        head=CommitId(body.head),
+        index=body.index,
+        total_tokens=body.total_tokens,
+        start_record=body.start_record,
+        is_final_checkpoint_written=body.is_final_checkpoint_written,
+    )
+
+
+def encode_admit_reply(reply: AdmitReply) -> bytes:
+    """The bytes of the answer to an admission."""
+    body = pb.AdmitReply(
+        credential=reply.credential,
+        manifest=reply.manifest,
+        dataset=reply.dataset,
+        start_record=reply.start_record,
+        coordinator_peer_id=reply.coordinator_peer_id,
+        bootstrap=reply.bootstrap,
+    )
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_admit_reply(data: bytes) -> AdmitReply:
+    """The answer to an admission; manifest and credential are for the caller to verify.
+
+    Raises:
+        RemoteProtocolError: not such a message.
+    """
+    body = _parse(pb.AdmitReply, data)
+    return AdmitReply(
+        credential=body.credential,
+        manifest=body.manifest,
+        dataset=body.dataset,
+        start_record=body.start_record,
+        coordinator_peer_id=body.coordinator_peer_id,
+        bootstrap=tuple(body.bootstrap),
+    )
+
+
+def encode_checkpoints(entries: Sequence[CheckpointEntry]) -> bytes:
+    """The bytes of a list of checkpoints."""
+    body = pb.CheckpointList()
+    for entry in entries:
+        body.checkpoints.add(
+            index=entry.index,
+            commit=entry.commit,
+            state_root=entry.state_root,
+            total_tokens=entry.total_tokens,
+            unix_s=entry.unix_s,
+        )
+    return body.SerializeToString(deterministic=True)
+
+
+def decode_checkpoints(data: bytes) -> tuple[CheckpointEntry, ...]:
+    """A list of checkpoints. Raises RemoteProtocolError when it is none."""
+    body = _parse(pb.CheckpointList, data)
+    return tuple(
+        CheckpointEntry(e.index, CommitId(e.commit), Root(e.state_root), e.total_tokens, e.unix_s)
+        for e in body.checkpoints
+    )

@@ -1,0 +1,117 @@
+"""The identity file: the one secret of a peer, readable by its owner only, held by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.errors import ConfigError, MachineError, StorageError
+from protocol.identity import Identity, identity_from_libp2p_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeldIdentity:
+    """An identity whose file is locked by this process.
+
+    Attributes:
+        incarnation: a random number made with the file; another disk, another number (rule 19).
+        was_created: True when this call made the file: show its path once, and say "back this up".
+    """
+
+    identity: Identity
+    path: Path
+    incarnation: int
+    was_created: bool
+
+
+@contextmanager
+def open_identity(path: Path) -> Iterator[HeldIdentity]:
+    """Load the identity at `path`, or make one; the file stays locked until the context ends.
+
+    Raises:
+        MachineError: unreadable, readable by others, or in use by another process.
+        ConfigError: not an identity file.
+    """
+    was_created = _create_if_absent(path)
+    descriptor = _open_checked(path)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise MachineError(
+                f"identity {path} is in use by another process",
+                "one process per identity",
+                "stop the other one, or use another --state-dir",
+            ) from error
+        try:
+            identity = identity_from_libp2p_bytes(os.pread(descriptor, 4096, 0))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{path}: {error.found}", error.expected, "restore your backup, or move the file away"
+            ) from error
+        yield HeldIdentity(identity, path, _incarnation(path), was_created)
+    finally:
+        os.close(descriptor)
+
+
+def _create_if_absent(path: Path) -> bool:
+    if path.exists():
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_new(path, Identity(secrets.token_bytes(32)).libp2p_private_key_bytes())
+    except FileExistsError:
+        return False  # another process made it first
+    except OSError as error:
+        raise StorageError(
+            f"identity {path} cannot be written: {error.strerror}", "a writable folder", "choose another --state-dir"
+        ) from error
+    return True
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """All or nothing, never over an existing file: a lost key cannot be had back."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def _open_checked(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MachineError(
+            f"identity {path} cannot be opened: {error.strerror}",
+            "a file that you own",
+            f"chown it, then chmod 600 {path}",
+        ) from error
+    mode = os.fstat(descriptor).st_mode & 0o777
+    if mode & 0o077:
+        os.close(descriptor)
+        raise MachineError(f"identity {path} has mode {mode:04o}: others can read it", "mode 0600", f"chmod 600 {path}")
+    return descriptor
+
+
+def _incarnation(path: Path) -> int:
+    beside = path.with_name(path.name + ".incarnation")
+    with suppress(FileExistsError):
+        _write_new(beside, secrets.randbits(63).to_bytes(8, "big"))
+    data = beside.read_bytes()
+    if len(data) != 8:
+        raise StorageError(
+            f"{beside} has {len(data)} bytes", "8 bytes", "remove it: the peer then counts as one with a new disk"
+        )
+    return int.from_bytes(data, "big")

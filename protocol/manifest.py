@@ -1,0 +1,300 @@
+"""The run's manifest: `run.toml` as the host writes it, and the signed canonical bytes that every peer agrees on.
+
+TOML -> validated `RunConfig` -> `RunManifest` (with the data set's id and the host's keys) -> canonical JSON -> signature. The
+run's id is the hash of the canonical bytes, so two runs with one id have every number in common.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
+from protocol.envelope import NEVER_MS, open_envelope, seal
+from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.identity import Signer, Verifier
+from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.tensor_schema import TensorSchema
+
+MANIFEST_DOMAIN: Final = "potluck run"
+_ID_DOMAIN: Final = b"potluck manifest 1"
+_NO_RUN: Final = bytes(32)
+"""A manifest's envelope is signed before the run has an id."""
+
+Count = Annotated[int, Field(ge=1, le=1 << 53)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RunSection(_Section):
+    """What the run is, and when it ends."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+    seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 1
+    total_tokens: Count
+    min_members: Annotated[int, Field(ge=1, le=64)] = 2
+    max_members: Annotated[int, Field(ge=1, le=64)] = 64
+
+
+class DataSection(_Section):
+    """Where the host takes the text from; peers get hashed shards."""
+
+    source: Literal["python-stdlib", "text"] = "python-stdlib"
+    glob: str = ""
+    shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
+    heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
+
+    @model_validator(mode="after")
+    def _check_glob(self) -> DataSection:
+        if (self.source == "text") != bool(self.glob):
+            raise ValueError('a glob belongs to source = "text", and that source needs one, such as "corpus/*.txt"')
+        return self
+
+
+class InnerSection(_Section):
+    """Local training: AdamW; warm-up, stable, decay, by the run's tokens."""
+
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)]
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
+    warmup_tokens: Annotated[int, Field(ge=0, le=1 << 53)] = 0
+    decay_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    batch_tokens: Count
+
+
+class OuterSection(_Section):
+    """How a committed average moves the anchor."""
+
+    kind: Literal["mean", "nesterov"] = "mean"
+    learning_rate: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    momentum: Fraction = 0.0
+
+
+class RoundSection(_Section):
+    """When a round is due and how its bytes look."""
+
+    target_tokens: Count
+    longest_interval_s: Annotated[float, Field(ge=1.0, le=86400.0)] = 60.0
+    codec: Literal["fp32", "fp16", "int8"] = "int8"
+    chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
+    state_root_every: Annotated[int, Field(ge=1, le=1)] = 1
+    adoption: Literal["overlap", "blocking"] = "overlap"
+
+
+class AdmissionSection(_Section):
+    """Who may take part, and for how long a credential lasts."""
+
+    credential_days: Annotated[int, Field(ge=1, le=3650)] = 30
+
+
+class CheckpointSection(_Section):
+    """How often the coordinator writes a checkpoint, and how many it keeps."""
+
+    every_rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 5
+    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+
+
+class RunConfig(_Section):
+    """`run.toml`, validated."""
+
+    run: RunSection
+    model: DecoderConfig
+    data: DataSection = DataSection()
+    inner: InnerSection
+    outer: OuterSection = OuterSection()
+    round: RoundSection
+    admission: AdmissionSection = AdmissionSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+
+    @model_validator(mode="after")
+    def _check_together(self) -> RunConfig:
+        if self.inner.batch_tokens % self.model.context_tokens:
+            raise ValueError(
+                f"inner.batch_tokens {self.inner.batch_tokens}: expected a multiple of model.context_tokens "
+                f"{self.model.context_tokens}"
+            )
+        if self.run.min_members > self.run.max_members:
+            raise ValueError(
+                f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
+            )
+        return self
+
+
+class RunManifest(_Section):
+    """Everything that two peers of a run must agree on."""
+
+    config: RunConfig
+    dataset_id: Hex32
+    dataset_tokens: Count
+    heldout_tokens: Count
+    zlib_bits_per_byte: Annotated[float, Field(ge=0.0, le=64.0)]
+    pairs_nats_per_byte: Annotated[float, Field(ge=0.0, le=64.0)]
+    host_public_key: Hex32
+    ca_certificate_sha256: Hex32
+    protocol_version: int = PROTOCOL_VERSION
+
+    def canonical_bytes(self) -> bytes:
+        """Compact ASCII JSON with sorted keys; floats by their shortest exact form (RFC 8785 in spirit)."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        ).encode()
+
+    @property
+    def run_id(self) -> RunId:
+        """Fingerprint of the canonical bytes."""
+        return RunId(sha256(_ID_DOMAIN + self.canonical_bytes()).digest())
+
+    def unit_schemas(self) -> dict[UnitName, TensorSchema]:
+        """The units of the run and their tensors."""
+        return {WHOLE_MODEL: decoder_schema(self.config.model)}
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Read `run.toml`.
+
+    Raises:
+        ConfigError: unreadable, no TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "a run.toml", "write one with: potluck init") from error
+    return parse_run_config(text, str(path))
+
+
+def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
+    """The configuration in a TOML text. Raises ConfigError as `load_run_config`."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{name} is no TOML: {error}", "key = value lines under [sections]", "mend that line"
+        ) from error
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(*_explain(name, error)) from error
+
+
+def _explain(name: str, error: ValidationError) -> tuple[str, str, str]:
+    """The first problem of a validation as found, expected, remedy."""
+    # What is there and wrong comes before what is missing: a misspelt key is usually both.
+    rank = {"extra_forbidden": 0, "missing": 2}
+    first = min(error.errors(include_url=False), key=lambda problem: rank.get(problem["type"], 1))
+    key = ".".join(str(part) for part in first["loc"]) or "the file"
+    if first["type"] == "extra_forbidden":
+        return (
+            f"{name}: {key} is not a known key",
+            "a key that `potluck init` writes",
+            "check its spelling or remove it",
+        )
+    if first["type"] == "missing":
+        return f"{name}: {key} is missing", "a value", "compare with the file that `potluck init` writes"
+    if first["type"] == "value_error":
+        return f"{name}: {key}: {first['msg'].removeprefix('Value error, ')}", "", "change it and start again"
+    value = str(first["input"])[:60]
+    return f"{name}: {key} is {value}", first["msg"][:1].lower() + first["msg"][1:], "change it and start again"
+
+
+def sign_manifest(manifest: RunManifest, signer: Signer) -> bytes:
+    """The manifest in the host's signed envelope."""
+    return seal(signer, MANIFEST_DOMAIN, _NO_RUN, 0, NEVER_MS, manifest.canonical_bytes())
+
+
+def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | None = None) -> RunManifest:
+    """The manifest in a signed envelope.
+
+    Raises:
+        VersionError: made by another protocol version.
+        RemoteProtocolError: a bad signature, another signer than the manifest names, or another run than the invite names.
+    """
+    envelope = open_envelope(data, verifier=verifier, domain=MANIFEST_DOMAIN, run_id=_NO_RUN, now_unix_ms=None)
+    version = _version_of(envelope.payload)
+    if version != PROTOCOL_VERSION:
+        raise VersionError(
+            f"a run of protocol version {version}", f"version {PROTOCOL_VERSION}", "install the run's version"
+        )
+    try:
+        manifest = RunManifest.model_validate_json(envelope.payload)
+    except ValidationError as error:
+        raise RemoteProtocolError(*_explain("the run's manifest", error)) from error
+    if bytes.fromhex(manifest.host_public_key) != envelope.public_key:
+        raise RemoteProtocolError(
+            "a manifest signed by another key than its host's", "the host's signature", "ask for a new invite"
+        )
+    if expected_run_id is not None and manifest.run_id != expected_run_id:
+        raise RemoteProtocolError(
+            f"the manifest of run {manifest.run_id[:4].hex()}",
+            f"run {expected_run_id[:4].hex()} as in the invite",
+            "ask for a new invite",
+        )
+    return manifest
+
+
+def _version_of(payload: bytes) -> object:
+    try:
+        values = json.loads(payload)
+    except ValueError as error:
+        raise RemoteProtocolError("a manifest that is no JSON", "a run's manifest") from error
+    return values.get("protocol_version") if isinstance(values, dict) else None
+
+
+_DEFAULT_TOML: Final = """\
+# A Potluck run. `potluck host run.toml` opens it and prints an invite for volunteers.
+
+[run]
+name = "first-light"
+seed = 1
+total_tokens = 20_000_000      # the run ends when this many tokens have been committed
+min_members = 2                # the run starts, and a round opens, with at least this many peers
+
+[model]                        # a decoder-only model: 0.8M parameters with these numbers
+vocab_size = 257               # bytes and an end mark
+dim = 128
+num_layers = 4
+num_heads = 4
+num_kv_heads = 2
+ffn_dim = 352
+context_tokens = 128
+is_tied = true                 # one matrix for embedding and output
+
+[data]
+source = "python-stdlib"       # or "text" with a glob such as "corpus/**/*.txt"
+heldout_every = 20             # one file in so many is kept for evaluation
+
+[inner]                        # AdamW on every peer
+learning_rate = 0.003
+warmup_tokens = 400_000
+decay_fraction = 0.2           # the last fifth of the run decays to zero
+batch_tokens = 2048            # per local step
+
+[outer]                        # plain mean suits short rounds; for long ones try "nesterov", 0.7, 0.9
+kind = "mean"
+learning_rate = 1.0
+momentum = 0.0
+
+[round]
+target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
+longest_interval_s = 60.0
+codec = "int8"
+
+[checkpoint]
+every_rounds = 5
+keep = 3
+"""
+
+
+def default_run_toml() -> str:
+    """The commented file that `potluck init` writes."""
+    return _DEFAULT_TOML

@@ -1,0 +1,196 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClockRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClockReply(_message.Message):
+    __slots__ = ("unix_s", "protocol_version", "run_id")
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    unix_s: float
+    protocol_version: int
+    run_id: bytes
+    def __init__(self, unix_s: _Optional[float] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ...) -> None: ...
+
+class AdmitRequest(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "invite_secret", "credential_request", "unix_s")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INVITE_SECRET_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    invite_secret: bytes
+    credential_request: bytes
+    unix_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., invite_secret: _Optional[bytes] = ..., credential_request: _Optional[bytes] = ..., unix_s: _Optional[float] = ...) -> None: ...
+
+class AdmitReply(_message.Message):
+    __slots__ = ("credential", "manifest", "dataset", "start_record", "coordinator_peer_id", "bootstrap")
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    START_RECORD_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    credential: bytes
+    manifest: bytes
+    dataset: bytes
+    start_record: bytes
+    coordinator_peer_id: str
+    bootstrap: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, credential: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ..., start_record: _Optional[bytes] = ..., coordinator_peer_id: _Optional[str] = ..., bootstrap: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "credential_request", "unix_s")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    credential_request: bytes
+    unix_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., credential_request: _Optional[bytes] = ..., unix_s: _Optional[float] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("credential",)
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    credential: bytes
+    def __init__(self, credential: _Optional[bytes] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: bytes
+    def __init__(self, envelope: _Optional[bytes] = ...) -> None: ...
+
+class HeldoutBody(_message.Message):
+    __slots__ = ("commit", "index", "total_tokens", "nats")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NATS_FIELD_NUMBER: _ClassVar[int]
+    commit: bytes
+    index: int
+    total_tokens: int
+    nats: float
+    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
+
+class ReportBody(_message.Message):
+    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_READY_FIELD_NUMBER: _ClassVar[int]
+    LOSS_NATS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    STATE_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_TO_START_FIELD_NUMBER: _ClassVar[int]
+    HELDOUT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    reason: str
+    unit: str
+    head: bytes
+    index: int
+    total_tokens: int
+    tokens_per_s: float
+    tokens_ready: int
+    loss_nats: float
+    bytes_up: int
+    bytes_down: int
+    state_commit: bytes
+    state_root: bytes
+    is_ready_to_start: bool
+    heldout: _containers.RepeatedCompositeFieldContainer[HeldoutBody]
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    WANT_FROM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_CHECKPOINT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    head: bytes
+    index: int
+    want_from_index: int
+    is_final_checkpoint_written: bool
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ...) -> None: ...
+
+class WatchBody(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunEvent(_message.Message):
+    __slots__ = ("phase", "reason", "head", "index", "total_tokens", "start_record", "is_final_checkpoint_written")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    START_RECORD_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_CHECKPOINT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    reason: str
+    head: bytes
+    index: int
+    total_tokens: int
+    start_record: bytes
+    is_final_checkpoint_written: bool
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., start_record: _Optional[bytes] = ..., is_final_checkpoint_written: bool = ...) -> None: ...
+
+class ListCheckpointsBody(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckpointEntry(_message.Message):
+    __slots__ = ("index", "commit", "state_root", "total_tokens", "unix_s")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    commit: bytes
+    state_root: bytes
+    total_tokens: int
+    unix_s: int
+    def __init__(self, index: _Optional[int] = ..., commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., total_tokens: _Optional[int] = ..., unix_s: _Optional[int] = ...) -> None: ...
+
+class CheckpointList(_message.Message):
+    __slots__ = ("checkpoints",)
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointEntry]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointEntry, _Mapping]]] = ...) -> None: ...
+
+class ErrorBody(_message.Message):
+    __slots__ = ("kind", "found", "expected", "remedy")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    found: str
+    expected: str
+    remedy: str
+    def __init__(self, kind: _Optional[str] = ..., found: _Optional[str] = ..., expected: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...

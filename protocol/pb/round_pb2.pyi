@@ -1,0 +1,456 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Ballot(_message.Message):
+    __slots__ = ("attempt", "peer")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    peer: str
+    def __init__(self, attempt: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "incarnation", "session")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    session: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+
+class SliceSpec(_message.Message):
+    __slots__ = ("first_chunk", "stop_chunk", "reducer")
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_FIELD_NUMBER: _ClassVar[int]
+    first_chunk: int
+    stop_chunk: int
+    reducer: str
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ...) -> None: ...
+
+class OuterStep(_message.Message):
+    __slots__ = ("kind", "learning_rate", "momentum")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    learning_rate: float
+    momentum: float
+    def __init__(self, kind: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_CAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    index: int
+    ballot: Ballot
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    slices: _containers.RepeatedCompositeFieldContainer[SliceSpec]
+    codec: str
+    weight_cap_tokens: int
+    reduce_within_s: float
+    level: int
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ...) -> None: ...
+
+class ContributionHeader(_message.Message):
+    __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_ROOT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    member: Member
+    tokens: int
+    codec: str
+    root: bytes
+    attested: bytes
+    attested_root: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., root: _Optional[bytes] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ...) -> None: ...
+
+class Omission(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Included(_message.Message):
+    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_ROOT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    root: bytes
+    tokens: int
+    attested: bytes
+    attested_root: bytes
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ...) -> None: ...
+
+class ResultHeader(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_FIELD_NUMBER: _ClassVar[int]
+    INCLUDED_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_SUM_FIELD_NUMBER: _ClassVar[int]
+    RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    first_chunk: int
+    stop_chunk: int
+    reducer: str
+    included: _containers.RepeatedCompositeFieldContainer[Included]
+    omitted: _containers.RepeatedCompositeFieldContainer[Omission]
+    weight_sum: int
+    result_hash: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ...) -> None: ...
+
+class SliceRecord(_message.Message):
+    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted")
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REDUCER_FIELD_NUMBER: _ClassVar[int]
+    RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_FIELD_NUMBER: _ClassVar[int]
+    first_chunk: int
+    stop_chunk: int
+    reducer: str
+    result_hash: bytes
+    omitted: _containers.RepeatedCompositeFieldContainer[Omission]
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ...) -> None: ...
+
+class Contributor(_message.Message):
+    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CREDITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    root: bytes
+    tokens: int
+    credited_tokens: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ...) -> None: ...
+
+class Attestation(_message.Message):
+    __slots__ = ("commit", "state_root")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    commit: bytes
+    state_root: bytes
+    def __init__(self, commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
+
+class CommitRecord(_message.Message):
+    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "attested", "lone", "level")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_CAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTER_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    parent: bytes
+    index: int
+    ballot: Ballot
+    slices: _containers.RepeatedCompositeFieldContainer[SliceRecord]
+    contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
+    codec: str
+    weight_cap_tokens: int
+    total_tokens: int
+    outer: OuterStep
+    next_target_tokens: int
+    roster: _containers.RepeatedScalarFieldContainer[str]
+    attested: Attestation
+    lone: bool
+    level: int
+    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ...) -> None: ...
+
+class StartUnit(_message.Message):
+    __slots__ = ("unit", "schema_fingerprint", "state_root")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    schema_fingerprint: bytes
+    state_root: bytes
+    def __init__(self, unit: _Optional[str] = ..., schema_fingerprint: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
+
+class StartRecord(_message.Message):
+    __slots__ = ("run_id", "units", "roster", "target_tokens", "started_unix_s")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    units: _containers.RepeatedCompositeFieldContainer[StartUnit]
+    roster: _containers.RepeatedScalarFieldContainer[str]
+    target_tokens: int
+    started_unix_s: int
+    def __init__(self, run_id: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[StartUnit, _Mapping]]] = ..., roster: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[int] = ..., started_unix_s: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "commit")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    commit: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., commit: _Optional[bytes] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("record", "acks")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    acks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "record", "holders")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    record: bytes
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PromiseRequest(_message.Message):
+    __slots__ = ("unit", "base", "ballot")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+
+class AckedRecord(_message.Message):
+    __slots__ = ("ballot", "record")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    record: bytes
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ...) -> None: ...
+
+class Promise(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "acked")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    acked: AckedRecord
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("unit", "base", "promised")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    promised: Ballot
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ...) -> None: ...
+
+class ResultReady(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "header")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    header: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., header: _Optional[bytes] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("unit", "certificate")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    certificate: Certificate
+    def __init__(self, unit: _Optional[str] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ...) -> None: ...
+
+class UnitHead(_message.Message):
+    __slots__ = ("unit", "head", "index", "total_tokens", "tokens_ready", "can_contribute", "state_commit", "state_root")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_READY_FIELD_NUMBER: _ClassVar[int]
+    CAN_CONTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    STATE_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    head: bytes
+    index: int
+    total_tokens: int
+    tokens_ready: int
+    can_contribute: bool
+    state_commit: bytes
+    state_root: bytes
+    def __init__(self, unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_ready: _Optional[int] = ..., can_contribute: bool = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("member", "is_inbound_reachable", "upload_bytes_per_s", "heads")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_INBOUND_REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    is_inbound_reachable: bool
+    upload_bytes_per_s: int
+    heads: _containers.RepeatedCompositeFieldContainer[UnitHead]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., is_inbound_reachable: bool = ..., upload_bytes_per_s: _Optional[int] = ..., heads: _Optional[_Iterable[_Union[UnitHead, _Mapping]]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("member",)
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
+
+class ExchangeHello(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    first_chunk: int
+    contribution: bytes
+    chunk_hashes: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., contribution: _Optional[bytes] = ..., chunk_hashes: _Optional[bytes] = ...) -> None: ...
+
+class FetchResult(_message.Message):
+    __slots__ = ("unit", "base", "first_chunk", "stop_chunk", "result_hash")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    first_chunk: int
+    stop_chunk: int
+    result_hash: bytes
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., result_hash: _Optional[bytes] = ...) -> None: ...
+
+class FetchCommits(_message.Message):
+    __slots__ = ("unit", "after")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    after: bytes
+    def __init__(self, unit: _Optional[str] = ..., after: _Optional[bytes] = ...) -> None: ...
+
+class FetchState(_message.Message):
+    __slots__ = ("unit", "first_chunk", "stop_chunk", "commit")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    first_chunk: int
+    stop_chunk: int
+    commit: bytes
+    def __init__(self, unit: _Optional[str] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., commit: _Optional[bytes] = ...) -> None: ...
+
+class FetchShard(_message.Message):
+    __slots__ = ("sha256", "offset_bytes")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    offset_bytes: int
+    def __init__(self, sha256: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_shard")
+    FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
+    FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SHARD_FIELD_NUMBER: _ClassVar[int]
+    fetch_result: FetchResult
+    fetch_commits: FetchCommits
+    fetch_state: FetchState
+    fetch_shard: FetchShard
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_shard: _Optional[_Union[FetchShard, _Mapping]] = ...) -> None: ...
+
+class RoundMessage(_message.Message):
+    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal")
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    RESULT_READY_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    heartbeat: Heartbeat
+    leave: Leave
+    proposal: Proposal
+    result_ready: ResultReady
+    settle: Settle
+    ack: Ack
+    committed: Committed
+    promise_request: PromiseRequest
+    promise: Promise
+    refusal: Refusal
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,205 @@
+"""Messages to bytes and back: the dataclasses of protocol/rounds over the protobuf messages of protocol/proto.
+
+Both sides have the same names and fields, so one converter, compiled once per class, serves them all. Decoding goes through
+the dataclass constructors, which check every bound: whatever `decode_*` returns is safe to use, anything else raises
+RemoteProtocolError. Signed things are judged as received: bytes made here once are carried, never made again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import types
+import typing
+from collections.abc import Hashable
+from hashlib import sha256
+from typing import Final, TypeVar, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.ids import CommitId
+from protocol.pb import round_pb2
+from protocol.rounds.messages import Certificate, CommitRecord, FetchRequest, RoundMessage
+
+D = TypeVar("D")
+MAX_MESSAGE_BYTES: Final = 1 << 20
+MAX_TEXT: Final = 256
+"""Longest text field: peer ids have 52 letters, reasons are cut to one line by their makers."""
+
+_COMMIT_DOMAIN: Final = b"potluck commit 1"
+_START_DOMAIN: Final = b"potluck start 1"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    kind: str  # "scalar", "many scalars", "message", "optional message", "many messages"
+    inner: type
+
+
+def _describe(cls: type, field: dataclasses.Field[object]) -> _Field:
+    hint = typing.get_type_hints(cls)[field.name]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        inner = args[0]
+        return _Field(field.name, "many messages" if dataclasses.is_dataclass(inner) else "many scalars", inner)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(a for a in args if a is not type(None))
+        return _Field(field.name, "optional message", inner)
+    return _Field(field.name, "message" if dataclasses.is_dataclass(hint) else "scalar", hint)
+
+
+@functools.cache
+def _fields(cls: Hashable) -> tuple[_Field, ...]:
+    kind = cast("type", cls)
+    return tuple(_describe(kind, f) for f in dataclasses.fields(kind))
+
+
+def _fill(value: object, target: Message) -> None:
+    for field in _fields(cast("Hashable", type(value))):
+        part = getattr(value, field.name)
+        if field.kind == "scalar":
+            setattr(target, field.name, part)
+        elif field.kind == "many scalars":
+            getattr(target, field.name).extend(part)
+        elif field.kind == "many messages":
+            repeated = getattr(target, field.name)
+            for item in part:
+                _fill(item, repeated.add())
+        elif part is not None:
+            inner = getattr(target, field.name)
+            inner.SetInParent()
+            _fill(part, inner)
+
+
+def _take(cls: type[D], source: Message) -> D:
+    values: dict[str, object] = {}
+    for field in _fields(cast("Hashable", cls)):
+        part = getattr(source, field.name)
+        if field.kind == "scalar":
+            if isinstance(part, str) and len(part) > MAX_TEXT:
+                raise RemoteProtocolError(f"{cls.__name__}.{field.name} of {len(part)} letters", f"at most {MAX_TEXT}")
+            values[field.name] = part
+        elif field.kind == "many scalars":
+            values[field.name] = tuple(part)
+        elif field.kind == "many messages":
+            values[field.name] = tuple(_take(field.inner, item) for item in part)
+        elif source.HasField(field.name):
+            values[field.name] = _take(field.inner, part)
+        elif field.kind == "message":
+            raise RemoteProtocolError(f"{cls.__name__} without {field.name}", "the field")
+        else:
+            values[field.name] = None
+    return cls(**values)
+
+
+def _proto_class(cls: type) -> type[Message]:
+    return cast("type[Message]", getattr(round_pb2, cls.__name__))
+
+
+def _parse(proto: type[Message], data: bytes) -> Message:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"a message of {len(data)} bytes", f"at most {MAX_MESSAGE_BYTES}")
+    message = proto()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"bytes that are no {proto.__name__} ({error})", "a whole message") from error
+    return message
+
+
+def encode_body(value: object) -> bytes:
+    """The bytes of one dataclass of protocol.rounds.messages."""
+    message = _proto_class(type(value))()
+    _fill(value, message)
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_body(cls: type[D], data: bytes) -> D:
+    """A `cls` from bytes made by `encode_body`.
+
+    Raises:
+        RemoteProtocolError: not such a message, too long, or a value out of its bounds.
+    """
+    return _take(cls, _parse(_proto_class(cls), data))
+
+
+def _oneof_name(cls: type) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+_ROUND_CLASSES: Final[dict[str, type]] = {_oneof_name(cls): cls for cls in typing.get_args(RoundMessage)}
+_FETCH_CLASSES: Final[dict[str, type]] = {_oneof_name(cls): cls for cls in typing.get_args(FetchRequest)}
+
+
+def _encode_oneof(outer: Message, value: object) -> bytes:
+    body = getattr(outer, _oneof_name(type(value)))
+    body.SetInParent()
+    _fill(value, body)
+    return outer.SerializeToString(deterministic=True)
+
+
+def _decode_oneof(proto: type[Message], classes: dict[str, type], data: bytes) -> object:
+    outer = _parse(proto, data)
+    name = outer.WhichOneof("body")
+    if name is None:
+        raise RemoteProtocolError(f"a {proto.__name__} of unknown kind", f"one of {', '.join(classes)}")
+    return _take(classes[name], getattr(outer, name))
+
+
+def encode_message(message: RoundMessage) -> bytes:
+    """The payload of an envelope on the "round" channel."""
+    return _encode_oneof(round_pb2.RoundMessage(), message)
+
+
+def decode_message(data: bytes) -> RoundMessage:
+    """The message in the payload of an envelope on the "round" channel.
+
+    Raises:
+        RemoteProtocolError: as `decode_body`, or a kind of message that this version does not know.
+    """
+    return cast("RoundMessage", _decode_oneof(round_pb2.RoundMessage, _ROUND_CLASSES, data))
+
+
+def encode_fetch(request: FetchRequest) -> bytes:
+    """The first frame of a stream on the "fetch" channel."""
+    return _encode_oneof(round_pb2.FetchRequest(), request)
+
+
+def decode_fetch(data: bytes) -> FetchRequest:
+    """The request in the first frame of a stream on the "fetch" channel. Raises as `decode_message`."""
+    return cast("FetchRequest", _decode_oneof(round_pb2.FetchRequest, _FETCH_CLASSES, data))
+
+
+def encode_record(record: CommitRecord) -> bytes:
+    """Make a record's bytes, once; from here on they are carried as received."""
+    return encode_body(record)
+
+
+def decode_record(data: bytes) -> CommitRecord:
+    """Read a record; its bytes stay the truth."""
+    return decode_body(CommitRecord, data)
+
+
+def commit_id(parent: CommitId, record: bytes) -> CommitId:
+    """hash(parent id, record bytes): rule 1."""
+    if len(parent) != 32:
+        raise LocalProtocolError(f"parent id of {len(parent)} bytes", "32 bytes")
+    return CommitId(sha256(_COMMIT_DOMAIN + parent + record).digest())
+
+
+def genesis_id(start_record: bytes) -> CommitId:
+    """The commit id of the state before the first commit: hash of the host-signed start record's payload."""
+    return CommitId(sha256(_START_DOMAIN + start_record).digest())
+
+
+def encode_certificate(certificate: Certificate) -> bytes:
+    """A certificate's bytes for the log and the wire."""
+    return encode_body(certificate)
+
+
+def decode_certificate(data: bytes) -> Certificate:
+    """A certificate as stored or received; `chain.verify_certificate` judges it."""
+    return decode_body(Certificate, data)

@@ -1,0 +1,39 @@
+"""Async tests run on trio, in virtual time where they ask for `autojump_clock`."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+TEST_LIMIT_S = 120.0
+
+
+@pytest.fixture
+def autojump_clock() -> trio.testing.MockClock:
+    """A clock that jumps ahead whenever every task waits."""
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in trio."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    clock = next((value for value in pyfuncitem.funcargs.values() if isinstance(value, trio.testing.MockClock)), None)
+    trio.run(_within_limit, partial(pyfuncitem.obj, **arguments), clock is None, clock=clock)
+    return True
+
+
+async def _within_limit(test: Any, is_real_time: bool) -> None:
+    if is_real_time:
+        with trio.fail_after(TEST_LIMIT_S):
+            await test()
+    else:
+        await test()

@@ -1,0 +1,133 @@
+"""Messages between peers and the coordinator: there and back, and bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from protocol.coordination import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_CERTIFICATES,
+    AdmitReply,
+    CheckpointEntry,
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    RunNews,
+    cut_certificates,
+    decode_admit_reply,
+    decode_checkpoints,
+    decode_error,
+    decode_news,
+    decode_report,
+    decode_report_reply,
+    encode_admit_reply,
+    encode_checkpoints,
+    encode_error,
+    encode_news,
+    encode_report,
+    encode_report_reply,
+)
+from protocol.errors import (
+    PotluckError,
+    RefusedError,
+    RemoteProtocolError,
+    RunOverError,
+    StorageError,
+    TemporaryError,
+    VersionError,
+)
+from protocol.ids import CommitId, Root, UnitName
+from protocol.pb import coordinator_pb2 as pb
+
+COMMIT = CommitId(b"c" * 32)
+REPORT = PeerReport(
+    state="training",
+    reason="all is well",
+    unit=UnitName("fragment-0"),
+    head=COMMIT,
+    index=3,
+    total_tokens=12345,
+    tokens_per_s=6000.5,
+    tokens_ready=77,
+    loss_nats=2.25,
+    bytes_up=10,
+    bytes_down=20,
+    state_commit=COMMIT,
+    state_root=Root(b"r" * 32),
+    is_ready_to_start=True,
+    heldout=(HeldoutResult(COMMIT, 3, 12345, 2.5),),
+    certificates=(b"one", b"two"),
+    addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",),
+)
+
+
+def test_report_survives_the_wire() -> None:
+    assert decode_report(encode_report(REPORT)) == REPORT
+    bare = PeerReport("joining", "", UnitName("fragment-0"))
+    assert decode_report(encode_report(bare)) == bare
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss_nats": math.nan},
+        {"loss_nats": math.inf},
+        {"tokens_per_s": -1.0},
+        {"tokens_per_s": math.nan},
+        {"head": CommitId(b"short")},
+        {"reason": "x" * 257},
+        {"certificates": (b"",) * (MAX_CERTIFICATES + 1)},
+        {"addresses": ("a",) * 17},
+        {"index": -1},
+    ],
+)
+def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        replace(REPORT, **values)
+
+
+def test_report_with_a_poisoned_loss_is_refused_on_arrival() -> None:
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    body.loss_nats = math.nan
+    with pytest.raises(RemoteProtocolError, match="finite"):
+        decode_report(body.SerializeToString())
+    with pytest.raises(RemoteProtocolError, match="no ReportBody"):
+        decode_report(b"\xff\xff\xff")
+
+
+def test_replies_survive_the_wire() -> None:
+    reply = ReportReply("training", COMMIT, 3, 4, True)
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+    news = RunNews("training", "why", COMMIT, 3, 12345, b"start", False)
+    assert decode_news(encode_news(news)) == news
+    admitted = AdmitReply(b"credential", b"manifest", b"{}", b"", "12D3", ("/ip4/1.2.3.4/tcp/5",))
+    assert decode_admit_reply(encode_admit_reply(admitted)) == admitted
+    entries = (CheckpointEntry(5, COMMIT, Root(b"r" * 32), 99, 1_700_000_000),)
+    assert decode_checkpoints(encode_checkpoints(entries)) == entries
+
+
+@pytest.mark.parametrize("kind", [RefusedError, VersionError, RunOverError, TemporaryError, RemoteProtocolError])
+def test_errors_cross_with_their_kind_and_words(kind: type[PotluckError]) -> None:
+    crossed = decode_error(encode_error(kind("found", "expected", "remedy")))
+    assert (type(crossed), crossed.one_line()) == (kind, "found; expected expected; remedy")
+
+
+def test_inner_errors_of_the_host_do_not_cross() -> None:
+    crossed = decode_error(encode_error(StorageError("/home/host/secret could not be read")))
+    assert type(crossed) is TemporaryError
+    assert "secret" not in crossed.one_line()
+
+
+def test_control_characters_of_a_stranger_do_not_reach_the_terminal() -> None:
+    crossed = decode_error(pb.ErrorBody(kind="RefusedError", found="\x1b[2Jgone\n").SerializeToString())
+    assert crossed.found == " [2Jgone "
+
+
+def test_certificates_are_cut_to_one_report() -> None:
+    half = bytes(MAX_CERTIFICATE_BYTES // 2)
+    assert cut_certificates([half, half, b"x"]) == (half, half)
+    assert len(cut_certificates([b"x"] * 1000)) == MAX_CERTIFICATES
+    assert cut_certificates([]) == ()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol.envelope import NEVER_MS, Envelope, ReplayGuard, SequenceBlocks, open_envelope, seal
+from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
+from protocol.identity import Ed25519Verifier, Identity
+
+ALICE = Identity(b"a" * 32)
+RUN = b"r" * 32
+
+
+def _seal(payload: bytes = b"hello", sequence: int = 7, expires_ms: int = NEVER_MS) -> bytes:
+    return seal(ALICE, "potluck test", RUN, sequence, expires_ms, payload)
+
+
+def _open(data: bytes, now_ms: int | None = 1000, domain: str = "potluck test", run: bytes = RUN) -> Envelope:
+    return open_envelope(data, verifier=Ed25519Verifier(), domain=domain, run_id=run, now_unix_ms=now_ms)
+
+
+def test_an_envelope_opens_to_what_was_sealed() -> None:
+    envelope = _open(_seal())
+    assert (envelope.sender, envelope.sequence, envelope.payload) == (ALICE.peer_id, 7, b"hello")
+    assert envelope.raw == _seal()
+
+
+def test_no_byte_can_be_changed_unseen() -> None:
+    data = _seal()
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        with pytest.raises((RemoteProtocolError, VersionError)):
+            _open(bytes(changed))
+
+
+def test_cut_or_padded_envelopes_are_refused() -> None:
+    data = _seal()
+    for wrong in (b"", data[:-1], data + b"\0", data[:50], bytes(1 << 21)):
+        with pytest.raises(RemoteProtocolError):
+            _open(wrong)
+
+
+def test_another_purpose_or_run_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="envelope for"):
+        _open(_seal(), domain="potluck other")
+    with pytest.raises(RemoteProtocolError, match="run"):
+        _open(_seal(), run=b"q" * 32)
+
+
+def test_another_protocol_version_says_so_and_what_to_do() -> None:
+    data = bytearray(_seal())
+    data[17] = 9
+    with pytest.raises(VersionError, match=r"version 9.*version 1.*install"):
+        _open(bytes(data))
+
+
+def test_an_expired_envelope_is_refused_unless_judged_as_of_its_round() -> None:
+    data = _seal(expires_ms=5000)
+    assert _open(data, now_ms=5000).payload == b"hello"
+    with pytest.raises(RemoteProtocolError, match="expired"):
+        _open(data, now_ms=8001)
+    assert _open(data, now_ms=None).payload == b"hello"
+
+
+def test_what_is_too_long_is_not_sealed() -> None:
+    with pytest.raises(LocalProtocolError):
+        _seal(bytes((1 << 20) + 1))
+    with pytest.raises(LocalProtocolError):
+        seal(ALICE, "a domain tag that is too long", RUN, 0, 0, b"")
+
+
+def test_numbers_after_a_crash_begin_beyond_every_number_that_may_have_been_used() -> None:
+    blocks = SequenceBlocks(0, 0)
+    assert blocks.needs_reservation
+    with pytest.raises(LocalProtocolError):
+        blocks.take()
+    blocks = blocks.reserve()
+    used = []
+    for _ in range(3):
+        number, blocks = blocks.take()
+        used.append(number)
+    after_crash = SequenceBlocks(blocks.reserved_until, blocks.reserved_until).reserve()
+    number, _ = after_crash.take()
+    assert used == [0, 1, 2]
+    assert number > max(used)
+
+
+def test_a_replay_is_not_admitted_twice_and_senders_do_not_disturb_each_other() -> None:
+    guard = ReplayGuard()
+    first, later = _open(_seal(sequence=5)), _open(_seal(sequence=6))
+    assert guard.admit(first)
+    assert not guard.admit(first)
+    assert guard.admit(later)
+    assert not guard.admit(first)
+    bob = seal(Identity(b"b" * 32), "potluck test", RUN, 1, NEVER_MS, b"")
+    assert guard.admit(_open(bob))

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.manifest import (
+    RunManifest,
+    default_run_toml,
+    load_run_config,
+    open_manifest,
+    parse_run_config,
+    sign_manifest,
+)
+
+HOST = Identity(b"h" * 32)
+
+
+def _manifest(**changes: object) -> RunManifest:
+    values = {
+        "config": parse_run_config(default_run_toml()),
+        "dataset_id": "ab" * 32,
+        "dataset_tokens": 1000,
+        "heldout_tokens": 100,
+        "zlib_bits_per_byte": 2.0,
+        "pairs_nats_per_byte": 2.4,
+        "host_public_key": HOST.public_key.hex(),
+        "ca_certificate_sha256": "cd" * 32,
+    }
+    return RunManifest.model_validate({**values, **changes})
+
+
+def test_the_file_that_init_writes_is_a_valid_run() -> None:
+    config = parse_run_config(default_run_toml())
+    assert config.round.target_tokens == 3 * 20 * config.inner.batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("seed = 1", "sead = 1", "run.sead is not a known key"),
+        ("total_tokens = 20_000_000", "total_tokens = 0", "run.total_tokens is 0"),
+        ("batch_tokens = 2048", "batch_tokens = -5", "inner.batch_tokens is -5"),
+        ("dim = 128", 'dim = "wide"', "model.dim is wide"),
+        ("dim = 128", "dim = 130", "model"),
+        ('codec = "int8"', 'codec = "zip"', "round.codec is zip"),
+        ("[data]", "[data", "is no TOML"),
+        ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
+        ('source = "python-stdlib"', 'source = "text"', "glob"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: str, new: str, told: str) -> None:
+    text = default_run_toml()
+    assert old in text
+    path = tmp_path / "run.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError) as error:
+        load_run_config(path)
+    line = error.value.one_line()
+    assert told in line
+    assert str(path) in line
+    assert "\n" not in line
+    assert ";" in line
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="potluck init"):
+        load_run_config(tmp_path / "none.toml")
+
+
+def test_two_manifests_with_one_number_different_are_two_runs() -> None:
+    assert _manifest().run_id == _manifest().run_id
+    assert _manifest().run_id != _manifest(dataset_tokens=1001).run_id
+
+
+def test_a_signed_manifest_opens_to_the_same_run() -> None:
+    manifest = _manifest()
+    opened = open_manifest(sign_manifest(manifest, HOST), verifier=Ed25519Verifier(), expected_run_id=manifest.run_id)
+    assert opened == manifest
+
+
+def test_a_manifest_signed_by_somebody_else_or_of_another_run_is_refused() -> None:
+    manifest = _manifest()
+    with pytest.raises(RemoteProtocolError, match="another key"):
+        open_manifest(sign_manifest(manifest, Identity(b"x" * 32)), verifier=Ed25519Verifier())
+    other = _manifest(dataset_tokens=7)
+    with pytest.raises(RemoteProtocolError, match="invite"):
+        open_manifest(sign_manifest(other, HOST), verifier=Ed25519Verifier(), expected_run_id=manifest.run_id)
+
+
+def test_a_run_of_another_protocol_version_is_told_before_anything_else() -> None:
+    with pytest.raises(VersionError, match="protocol version 2"):
+        open_manifest(sign_manifest(_manifest(protocol_version=2), HOST), verifier=Ed25519Verifier())

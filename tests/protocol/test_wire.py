@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds import messages as m
+from protocol.wire import (
+    commit_id,
+    decode_body,
+    decode_certificate,
+    decode_fetch,
+    decode_message,
+    decode_record,
+    encode_body,
+    encode_certificate,
+    encode_fetch,
+    encode_message,
+    encode_record,
+    genesis_id,
+)
+
+UNIT = UnitName("fragment-0")
+BASE, ROOT = CommitId(b"b" * 32), Root(b"r" * 32)
+A, B = PeerId("alice"), PeerId("bob")
+BALLOT = m.Ballot(3, A)
+MEMBERS = (m.Member(A, 1, 2), m.Member(B, 2**63, 4))
+PROPOSAL = m.Proposal(UNIT, BASE, 5, BALLOT, MEMBERS, (m.SliceSpec(0, 3, A), m.SliceSpec(3, 9, B)), "int8", 1000, 2.5)
+RECORD = m.CommitRecord(
+    UNIT,
+    BASE,
+    5,
+    BALLOT,
+    (m.SliceRecord(0, 9, A, ROOT, (m.Omission(B, "late"),)),),
+    (m.Contributor(A, 1, ROOT, 10, 10),),
+    "int8",
+    1000,
+    99,
+    m.OuterStep("nesterov", 0.7, 0.9),
+    500,
+    (A, B),
+    m.Attestation(BASE, ROOT),
+)
+HEAD = m.UnitHead(UNIT, BASE, 4, 89, 17, True, BASE, ROOT)
+MESSAGES = [
+    m.Heartbeat(MEMBERS[0], True, 1000, (HEAD,)),
+    m.Leave(MEMBERS[1]),
+    PROPOSAL,
+    m.ResultReady(UNIT, BASE, BALLOT, b"signed"),
+    m.Settle(UNIT, BASE, BALLOT, encode_record(RECORD), (A,)),
+    m.Ack(UNIT, BASE, BALLOT, BASE),
+    m.Committed(UNIT, m.Certificate(encode_record(RECORD), (b"ack", b"ack2"))),
+    m.PromiseRequest(UNIT, BASE, BALLOT),
+    m.Promise(UNIT, BASE, BALLOT, m.AckedRecord(BALLOT, b"record")),
+    m.Promise(UNIT, BASE, BALLOT, None),
+    m.Refusal(UNIT, BASE, BALLOT),
+]
+FETCHES = [
+    m.FetchResult(UNIT, BASE, 0, 3, ROOT),
+    m.FetchCommits(UNIT, BASE),
+    m.FetchState(UNIT, 0, 9, BASE),
+    m.FetchShard(b"s" * 32, 7),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_round_message_survives_the_wire(message: m.RoundMessage) -> None:
+    assert decode_message(encode_message(message)) == message
+
+
+@pytest.mark.parametrize("request_", FETCHES, ids=lambda request: type(request).__name__)
+def test_every_fetch_request_survives_the_wire(request_: m.FetchRequest) -> None:
+    assert decode_fetch(encode_fetch(request_)) == request_
+
+
+def test_records_and_certificates_survive_the_wire_and_the_lone_flag_does_too() -> None:
+    assert decode_record(encode_record(RECORD)) == RECORD
+    lone = replace(RECORD, lone=True, attested=None)
+    assert decode_record(encode_record(lone)) == lone
+    certificate = m.Certificate(b"record", (b"a", b"b"))
+    assert decode_certificate(encode_certificate(certificate)) == certificate
+
+
+def test_random_and_damaged_bytes_never_raise_anything_but_a_protocol_error() -> None:
+    chooser = random.Random(5)
+    wires = [encode_message(message) for message in MESSAGES]
+    for _ in range(4000):
+        data = bytearray(chooser.choice(wires))
+        for _ in range(chooser.randint(1, 4)):
+            data[chooser.randrange(len(data))] = chooser.randrange(256)
+        cut = bytes(data[: chooser.randint(0, len(data))]) if chooser.random() < 0.5 else bytes(data)
+        try:
+            decode_message(cut)
+        except RemoteProtocolError:
+            continue
+
+
+def test_an_oversized_or_unknown_message_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="at most"):
+        decode_message(bytes((1 << 20) + 1))
+    with pytest.raises(RemoteProtocolError, match="unknown kind"):
+        decode_message(b"")
+    with pytest.raises(RemoteProtocolError):
+        decode_body(m.SliceSpec, encode_body(RECORD))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base": CommitId(b"short")},
+        {"members": ()},
+        {"members": (MEMBERS[0], MEMBERS[0])},
+        {"slices": ()},
+        {"slices": (m.SliceSpec(1, 3, A),)},
+        {"slices": (m.SliceSpec(0, 3, A), m.SliceSpec(4, 9, B))},
+        {"weight_cap_tokens": 0},
+        {"reduce_within_s": 0.0},
+        {"reduce_within_s": float("nan")},
+    ],
+)
+def test_a_proposal_out_of_bounds_cannot_be_made(change: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        replace(PROPOSAL, **change)
+
+
+def test_a_commit_id_names_its_parent_and_every_byte_of_its_record() -> None:
+    record = encode_record(RECORD)
+    ids = {
+        commit_id(BASE, record),
+        commit_id(CommitId(b"c" * 32), record),
+        commit_id(BASE, record + b"\0"),
+        genesis_id(record),
+    }
+    assert len(ids) == 4
