@@ -1,0 +1,120 @@
+"""The chain of commits as anybody can check it: start record, certificates, and the roster that each commit hands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.envelope import open_envelope
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.rounds.messages import Ack, Ballot, Certificate, CommitRecord, StartRecord
+from protocol.rounds.quorum import is_quorum
+from protocol.wire import commit_id, decode_body, decode_message, decode_record, genesis_id
+
+ROUND_DOMAIN = "potluck round"
+"""Domain tag of every signed round message; contribution and result headers use it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A verified commit of one unit, or its genesis.
+
+    Attributes:
+        roster: who votes on the round that follows.
+        total_tokens: W, tokens credited on this lineage so far.
+        target_tokens: ready tokens at which the round that follows is due.
+        record: None for the genesis.
+    """
+
+    unit: UnitName
+    commit: CommitId
+    index: int
+    roster: tuple[PeerId, ...]
+    total_tokens: int
+    target_tokens: int
+    record: CommitRecord | None = None
+
+
+def genesis_link(start_record: bytes, unit: UnitName) -> ChainLink:
+    """The link before the first commit, from the payload of the host-signed start record.
+
+    Raises:
+        RemoteProtocolError: not a start record, or one without this unit.
+    """
+    start = decode_body(StartRecord, start_record)
+    if all(part.unit != unit for part in start.units):
+        raise RemoteProtocolError(f"a start record without unit {unit}", "every unit of the manifest")
+    return ChainLink(unit, genesis_id(start_record), 0, start.roster, 0, start.target_tokens)
+
+
+def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
+    """The link that a record makes on `parent`, once it is certified.
+
+    Raises:
+        RemoteProtocolError: the record does not continue `parent`, or its sums are wrong.
+    """
+    record = decode_record(record_bytes)
+    if record.parent != parent.commit or record.unit != parent.unit:
+        raise RemoteProtocolError("a record on another base", f"the base {parent.commit[:4].hex()} of {parent.unit}")
+    if record.index != parent.index + 1:
+        raise RemoteProtocolError(f"record index {record.index}", f"{parent.index + 1}")
+    credited = sum(c.credited_tokens for c in record.contributors)
+    if record.total_tokens != parent.total_tokens + credited:
+        raise RemoteProtocolError(f"total of {record.total_tokens} tokens", f"{parent.total_tokens + credited}")
+    if any(c.credited_tokens > c.tokens for c in record.contributors):
+        raise RemoteProtocolError("a contributor credited with more than it offered", "at most its tokens")
+    return ChainLink(
+        parent.unit,
+        commit_id(parent.commit, record_bytes),
+        record.index,
+        record.roster,
+        record.total_tokens,
+        record.next_target_tokens,
+        record,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAck:
+    """An ack whose signature was checked."""
+
+    voter: PeerId
+    ballot: Ballot
+    commit: CommitId
+    base: CommitId
+
+
+def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> SignedAck:
+    """Read a signed ack; its expiry is not judged: records are judged as of their round (rule 25).
+
+    Raises:
+        RemoteProtocolError: bad signature, another run, or no ack inside.
+    """
+    envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
+    message = decode_message(envelope.payload)
+    if not isinstance(message, Ack):
+        raise RemoteProtocolError(f"a {type(message).__name__} among the acks", "acks")
+    return SignedAck(envelope.sender, message.ballot, message.commit, message.base)
+
+
+def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier: Verifier, run_id: RunId) -> ChainLink:
+    """The link that a certificate proves on `parent` (rule 15).
+
+    Raises:
+        RemoteProtocolError: the record does not continue `parent`, or the acks are no quorum of its roster in one ballot.
+    """
+    link = link_after(parent, certificate.record)
+    ballots: set[Ballot] = set()
+    voters: set[PeerId] = set()
+    for raw in certificate.acks:
+        ack = open_ack(raw, verifier=verifier, run_id=run_id)
+        if ack.commit != link.commit or ack.base != parent.commit:
+            raise RemoteProtocolError("an ack of another commit in a certificate", "acks of its own record")
+        ballots.add(ack.ballot)
+        voters.add(ack.voter)
+    if len(ballots) != 1:
+        raise RemoteProtocolError(f"acks of {len(ballots)} ballots", "acks of one ballot")
+    if not is_quorum(run_id, parent.roster, voters):
+        raise RemoteProtocolError(f"{len(voters)} acks", f"a quorum of the {len(parent.roster)} of the base roster")
+    return link

@@ -1,0 +1,473 @@
+"""What is said in a round, as frozen dataclasses: one per wire message, units in field names.
+
+A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (rule 1). The bytes of a
+commit record are made once, by the opener that settles, and carried as received ever after: nobody serialises them again.
+
+Each class checks its own bounds when made, so a decoded message is a checked message. The wire form is protocol/wire.py and
+protocol/proto/round.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
+
+MAX_MEMBERS: Final = 64
+MAX_SLICES: Final = 32
+"""rounds.md section 3: control bytes grow with members plus slices, so both are bounded."""
+
+MAX_TOKENS: Final = 1 << 53
+MAX_CHUNKS: Final = 1 << 20
+
+
+def _require(is_fine: bool, found: str, expected: str) -> None:
+    if not is_fine:
+        raise RemoteProtocolError(found, expected, "the message was dropped")
+
+
+def _require_hash(name: str, value: bytes) -> None:
+    _require(len(value) == HASH_BYTES, f"{name} of {len(value)} bytes", f"{HASH_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """(attempt, peer id), ordered. Attempt 0 belongs to the first opener of the base roster alone and needs no promises."""
+
+    attempt: int
+    peer: PeerId
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.attempt < 1 << 32, f"attempt {self.attempt}", "0 to 2^32")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A peer as it takes part: another incarnation is another disk, another session is another process."""
+
+    peer: PeerId
+    incarnation: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """Chunks [first_chunk, stop_chunk) of the unit's grid, summed by `reducer`."""
+
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.first_chunk < self.stop_chunk <= MAX_CHUNKS,
+            f"slice [{self.first_chunk}, {self.stop_chunk})",
+            "a range",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """Every number of the outer step of one commit: m <- mu m + U; A <- A - eta (U + mu m) ("nesterov"), A <- A - eta U ("mean")."""
+
+    kind: str
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The opener's plan for one attempt (rule 7). Deadlines are relative to its receipt.
+
+    Attributes:
+        codec: name of the codec of both directions.
+        weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
+        reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
+    """
+
+    unit: UnitName
+    base: CommitId
+    index: int
+    ballot: Ballot
+    members: tuple[Member, ...]
+    slices: tuple[SliceSpec, ...]
+    codec: str
+    weight_cap_tokens: int
+    reduce_within_s: float
+    level: int = 0
+
+    def __post_init__(self) -> None:
+        _require_hash("base", self.base)
+        _require(1 <= len(self.members) <= MAX_MEMBERS, f"{len(self.members)} members", f"1 to {MAX_MEMBERS}")
+        _require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        _require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
+        _require(0 < self.weight_cap_tokens <= MAX_TOKENS, f"weight cap {self.weight_cap_tokens}", "1 to 2^53 tokens")
+        _require(0 < self.reduce_within_s <= 86400, f"reduce_within_s {self.reduce_within_s}", "0 to 86400 s")
+        _require_tiling(self.slices)
+
+    def member(self, peer: PeerId) -> Member | None:
+        """The member entry of `peer`, or None when it takes no part."""
+        return next((m for m in self.members if m.peer == peer), None)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the whole unit."""
+        return self.slices[-1].stop_chunk
+
+
+def _require_tiling(slices: tuple[SliceSpec, ...] | tuple[SliceRecord, ...]) -> None:
+    expected = 0
+    for part in slices:
+        _require(
+            part.first_chunk == expected,
+            f"slice starts at chunk {part.first_chunk}",
+            f"{expected}: slices tile the vector",
+        )
+        expected = part.stop_chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionHeader:
+    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (rule 8).
+
+    Attributes:
+        root: Merkle root over the hashes of all encoded chunks.
+        tokens: tokens trained into the delta.
+        attested, attested_root: the newest commit whose state root this member computed, and that root: P1's evidence.
+    """
+
+    unit: UnitName
+    base: CommitId
+    member: Member
+    tokens: int
+    codec: str
+    root: Root
+    attested: CommitId
+    attested_root: Root
+
+    def __post_init__(self) -> None:
+        for name in ("base", "root", "attested", "attested_root"):
+            _require_hash(name, getattr(self, name))
+        _require(0 <= self.tokens <= MAX_TOKENS, f"{self.tokens} tokens", "0 to 2^53")
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A member left out of a slice, and why (P9)."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Included:
+    """A contribution summed into a slice."""
+
+    peer: PeerId
+    incarnation: int
+    root: Root
+    tokens: int
+    attested: CommitId
+    attested_root: Root
+
+
+@dataclass(frozen=True, slots=True)
+class ResultHeader:
+    """A reducer's result for one slice, signed in an envelope (rule 10).
+
+    Attributes:
+        included: the contributions summed, in the fixed order of peer ids.
+        result_hash: Merkle root over the hashes of the slice's encoded result chunks.
+        weight_sum: sum of min(tokens, cap) over `included`.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+    included: tuple[Included, ...]
+    omitted: tuple[Omission, ...]
+    weight_sum: int
+    result_hash: Root
+
+    def __post_init__(self) -> None:
+        _require_hash("base", self.base)
+        _require_hash("result_hash", self.result_hash)
+        _require(1 <= len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"1 to {MAX_MEMBERS}")
+        _require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
+        _require(0 < self.weight_sum <= MAX_TOKENS * MAX_MEMBERS, f"weight sum {self.weight_sum}", "more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why."""
+
+    first_chunk: int
+    stop_chunk: int
+    reducer: PeerId
+    result_hash: Root
+    omitted: tuple[Omission, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (rule 20)."""
+
+    peer: PeerId
+    incarnation: int
+    root: Root
+    tokens: int
+    credited_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """The state root that most contributors computed for an earlier commit (rule 21)."""
+
+    commit: CommitId
+    state_root: Root
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """Everything that one commit did (rule 2): its bytes, hashed with the parent id, are the commit id.
+
+    Attributes:
+        ballot: the ballot that made the record; a successor settles the same bytes under a ballot of its own.
+        total_tokens: W of this commit: W(parent) + credited tokens.
+        next_target_tokens: ready tokens at which the next round is due.
+        roster: who votes on the next round: the proposal's members not suspected at settle time.
+        lone: committed without a quorum, after patience.
+    """
+
+    unit: UnitName
+    parent: CommitId
+    index: int
+    ballot: Ballot
+    slices: tuple[SliceRecord, ...]
+    contributors: tuple[Contributor, ...]
+    codec: str
+    weight_cap_tokens: int
+    total_tokens: int
+    outer: OuterStep
+    next_target_tokens: int
+    roster: tuple[PeerId, ...]
+    attested: Attestation | None = None
+    lone: bool = False
+    level: int = 0
+
+    def __post_init__(self) -> None:
+        _require_hash("parent", self.parent)
+        _require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        _require(
+            1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
+        )
+        _require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
+        _require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
+        _require_tiling(self.slices)
+
+    def contributor(self, peer: PeerId) -> Contributor | None:
+        """The entry of `peer`, or None when nothing of it was counted."""
+        return next((c for c in self.contributors if c.peer == peer), None)
+
+
+@dataclass(frozen=True, slots=True)
+class StartUnit:
+    """A unit at the start of the run."""
+
+    unit: UnitName
+    schema_fingerprint: bytes
+    state_root: Root
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """Signed by the host: the run begins with this roster from this state. Its hash is the genesis commit id."""
+
+    run_id: bytes
+    units: tuple[StartUnit, ...]
+    roster: tuple[PeerId, ...]
+    target_tokens: int
+    started_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """All bytes that the record names are on my disk, and so is this ack (rule 14). Signed in an envelope."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    commit: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (rule 15)."""
+
+    record: bytes
+    acks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The opener's one record for its ballot (rule 13). `holders` are peers known to hold all of its bytes."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    record: bytes
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRequest:
+    """Take-over, first phase (rule 16): refuse lower ballots from now on, and say what you know."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class AckedRecord:
+    """The highest ballot that a member acked on this base, and the record."""
+
+    ballot: Ballot
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Durable before it is sent: no ballot below `ballot` will be acked by me on this base."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    acked: AckedRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A ballot came too late: `promised` is already promised on this base."""
+
+    unit: UnitName
+    base: CommitId
+    promised: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReady:
+    """A reducer tells the opener and the members that a slice is closed; `header` is its signed ResultHeader envelope."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A certificate, forwarded (rule 15)."""
+
+    unit: UnitName
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class UnitHead:
+    """One unit in a heartbeat: where the sender stands and what it has ready."""
+
+    unit: UnitName
+    head: CommitId
+    index: int
+    total_tokens: int
+    tokens_ready: int
+    can_contribute: bool
+    state_commit: CommitId
+    state_root: Root
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One per peer, not per unit (rule 4): hints, never grounds to freeze, adopt or abandon anything."""
+
+    member: Member
+    is_inbound_reachable: bool
+    upload_bytes_per_s: int
+    heads: tuple[UnitHead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A graceful goodbye: count me out at once."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHello:
+    """Opens a member's stream to a reducer: which slice of which attempt, and what the member offers for it.
+
+    Attributes:
+        contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
+        chunk_hashes: leaf hashes (32 bytes each) of all chunks of the unit, in order; they make the header's root.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    first_chunk: int
+    contribution: bytes
+    chunk_hashes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Asks for the bytes of a slice's result."""
+
+    unit: UnitName
+    base: CommitId
+    first_chunk: int
+    stop_chunk: int
+    result_hash: Root
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCommits:
+    """Asks for the certificates after a commit, oldest first."""
+
+    unit: UnitName
+    after: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Asks for chunks of a generation: [first_chunk, stop_chunk), or only for its header when the range is empty."""
+
+    unit: UnitName
+    first_chunk: int
+    stop_chunk: int
+    commit: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchShard:
+    """Asks for a part of a data shard by its SHA-256."""
+
+    sha256: bytes
+    offset_bytes: int
+
+
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchShard
+"""What is asked on the stream channel "fetch", one request per stream."""
+
+
+RoundMessage = (
+    Heartbeat | Leave | Proposal | ResultReady | Settle | Ack | Committed | PromiseRequest | Promise | Refusal
+)
+"""What travels on the control channel "round", one per signed envelope."""

@@ -1,0 +1,39 @@
+"""Who votes, who opens, and what a quorum is: pure functions of a base commit and its roster (rules 3 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import sha256
+
+from protocol.ids import CommitId, PeerId
+
+
+def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
+    """The one peer whose half wins a 2 : 2 split: lowest hash of (run, peer). It depends on the run, not on the unit, so that the
+    stages of a pipeline cut in two all stop on the same side (rounds.md C8).
+    """
+    return min(roster, key=lambda peer: (sha256(b"tie" + run_id + peer.encode()).digest(), peer))
+
+
+def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]) -> bool:
+    """More than half of the roster by count, or exactly half with the tie-holder (rule 3).
+
+    Any two such sets meet: two majorities do, a majority and a half do, and two halves share the tie-holder or are the same.
+    """
+    num_votes = sum(1 for peer in roster if peer in votes)
+    if 2 * num_votes > len(roster):
+        return True
+    return 2 * num_votes == len(roster) and tie_holder(run_id, roster) in votes
+
+
+def opener_order(base: CommitId, attempt: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is first for ever (rounds.md A7)."""
+    prefix = b"opener" + base + attempt.to_bytes(8, "big")
+    return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
+
+
+def first_opener(base: CommitId, roster: Sequence[PeerId]) -> PeerId:
+    """The owner of attempt 0. It depends on the base roster alone, which all who hold the base agree on: only so may attempt 0 skip
+    the promises. Anybody else starts at attempt 1 and collects them.
+    """
+    return opener_order(base, 0, roster)[0]
