@@ -1,0 +1,94 @@
+"""Where text comes from: Python's standard library on this machine, or files by a pattern. Only the host reads it."""
+
+from __future__ import annotations
+
+import glob
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from protocol.errors import ConfigError, MachineError
+
+_LEFT_OUT: Final = frozenset(
+    [
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "turtledemo",
+        "ensurepip",
+        "encodings",
+        "pydoc_data",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "idle_test",
+    ]
+)
+"""Tests would be two thirds of the text; encodings and pydoc_data are tables and a second copy of the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text file and whether it is kept for evaluation."""
+
+    name: str
+    path: Path
+    is_heldout: bool
+
+
+def _is_heldout(name: str, heldout_every: int) -> bool:
+    """One file in so many, by the hash of its name: the same split wherever the same file is."""
+    return int.from_bytes(sha256(name.encode()).digest()[:8], "big") % heldout_every == 0
+
+
+def python_stdlib_documents(heldout_every: int = 20) -> Sequence[Document]:
+    """The standard library's own source text, sorted by name.
+
+    Raises:
+        MachineError: this Python has no library in source form.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    names = sorted(
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if not _LEFT_OUT.intersection(path.relative_to(root).parts)
+    )
+    if not names:
+        raise MachineError(
+            f"no .py files below {root}", "Python's library in source form", "use another Python, or text of your own"
+        )
+    return _documents(root, names, heldout_every)
+
+
+def text_documents(pattern: str, heldout_every: int = 20, base: Path | None = None) -> Sequence[Document]:
+    """Files that match a pattern such as "corpus/**/*.txt", relative to `base`.
+
+    Raises:
+        ConfigError: nothing matches, or too little to keep a part for evaluation.
+    """
+    root = (base or Path.cwd()).resolve()
+    names = sorted(name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file())
+    if not names:
+        raise ConfigError(
+            f"data.glob {pattern!r} matches nothing below {root}",
+            "at least two files",
+            "check the pattern and the folder",
+        )
+    if len(names) < 2:
+        raise ConfigError(
+            f"data.glob {pattern!r} matches one file", "at least two, one to evaluate on", "split the text"
+        )
+    return _documents(root, names, heldout_every)
+
+
+def _documents(root: Path, names: Sequence[str], heldout_every: int) -> Sequence[Document]:
+    documents = [Document(name, root / name, _is_heldout(name, heldout_every)) for name in names]
+    if not any(document.is_heldout for document in documents):
+        documents[-1] = Document(names[-1], root / names[-1], True)
+    if all(document.is_heldout for document in documents):
+        documents[0] = Document(names[0], root / names[0], False)
+    return tuple(documents)

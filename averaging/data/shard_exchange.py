@@ -1,0 +1,110 @@
+"""Packed data shards from peer to peer: asked for by hash, checked before use.
+
+One stream carries any number of requests. A request is a frame of 32 bytes, the shard's SHA-256. The answer is a
+frame with the shard's length (u64, big-endian; NOT_HERE when the other side has no such shard) and then its bytes in
+frames of at most 1 MiB.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from averaging.network.seams import Network, Stream, StreamHandler
+    from protocol.ids import PeerId
+
+SHARD_CHANNEL: Final = "shards"
+NOT_HERE: Final = (1 << 64) - 1
+MAX_SHARD_BYTES: Final = 1 << 30
+IDLE_LIMIT_S: Final = 60.0
+"""A stream on which nothing is asked for this long is ended."""
+
+_FRAME_BYTES: Final = 1 << 20
+_HASH_BYTES: Final = 32
+_LENGTH: Final = struct.Struct(">Q")
+
+ReadShard = Callable[[bytes], Awaitable["bytes | None"]]
+"""SHA-256 of a shard -> its bytes, or None when it is not here."""
+
+
+def serve_shards(read_shard: ReadShard) -> StreamHandler:
+    """A handler for SHARD_CHANNEL that answers out of `read_shard`."""
+
+    async def serve(_peer: PeerId, stream: Stream) -> None:
+        while True:
+            request = None
+            with trio.move_on_after(IDLE_LIMIT_S):
+                request = await stream.receive_frame()
+            if request is None:
+                return
+            if len(request) != _HASH_BYTES:
+                raise RemoteProtocolError(f"a shard request of {len(request)} bytes", f"{_HASH_BYTES} bytes")
+            data = await read_shard(request)
+            await stream.send_frame(_LENGTH.pack(NOT_HERE if data is None else len(data)))
+            view = memoryview(data or b"")
+            for begin in range(0, len(view), _FRAME_BYTES):
+                await stream.send_frame(view[begin : begin + _FRAME_BYTES])
+
+    return serve
+
+
+async def fetch_shard(
+    network: Network, donor: PeerId, shard_hash: bytes, num_bytes: int, *, timeout_s: float
+) -> bytes | None:
+    """One shard from one donor, verified; None when the donor does not have it.
+
+    Args:
+        network: our network.
+        donor: whom to ask: the host or another peer.
+        shard_hash: SHA-256 of the shard, as the dataset's manifest names it.
+        num_bytes: its length, from the same place.
+        timeout_s: for everything, opening included.
+
+    Raises:
+        PeerUnreachable, CallTimeout: the donor is gone or too slow; take another.
+        RemoteProtocolError: it sent something else; take another.
+    """
+    if not 0 <= num_bytes <= MAX_SHARD_BYTES:
+        raise RemoteProtocolError(f"a shard of {num_bytes} bytes", f"at most {MAX_SHARD_BYTES}")
+    with trio.move_on_after(timeout_s):
+        stream = await network.open_stream(donor, SHARD_CHANNEL, timeout_s=timeout_s)
+        try:
+            return await _fetch(stream, shard_hash, num_bytes)
+        finally:
+            with trio.move_on_after(1.0, shield=True):
+                await stream.aclose()
+    raise CallTimeout(f"shard {shard_hash[:4].hex()} from {donor} did not come", f"it within {timeout_s:.0f} s")
+
+
+async def _fetch(stream: Stream, shard_hash: bytes, num_bytes: int) -> bytes | None:
+    await stream.send_frame(shard_hash)
+    head = await _frame(stream)
+    if len(head) != _LENGTH.size:
+        raise RemoteProtocolError(f"a shard length of {len(head)} bytes", f"{_LENGTH.size} bytes")
+    (length,) = _LENGTH.unpack(head)
+    if length == NOT_HERE:
+        return None
+    if length != num_bytes:
+        raise RemoteProtocolError(f"a shard of {length} bytes", f"{num_bytes}, as the manifest says")
+    data = bytearray()
+    while len(data) < num_bytes:
+        data += await _frame(stream)
+        if len(data) > num_bytes:
+            raise RemoteProtocolError(f"more than {num_bytes} bytes of a shard", "its length")
+    if sha256(data).digest() != shard_hash:
+        raise RemoteProtocolError(f"bytes that are not shard {shard_hash[:4].hex()}", "bytes of that hash")
+    return bytes(data)
+
+
+async def _frame(stream: Stream) -> bytes:
+    frame = await stream.receive_frame()
+    if frame is None:
+        raise PeerUnreachable(f"{stream.remote} ended the stream in the middle of a shard", "the whole shard")
+    return frame

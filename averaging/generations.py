@@ -1,0 +1,134 @@
+"""Generations: whole states of a unit on disk, the two newest kept, verified when loaded.
+
+A file is: header length u32, header, root 32 bytes, then the chunks in order. Chunks have fixed sizes, so one can be read alone.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from averaging.network.seams import Offload, Storage
+from averaging.state import StateHeader, UnitState, header_from_bytes, root_of, state_chunk, state_from_chunks
+from protocol.errors import PotluckError, RemoteProtocolError, StorageError
+from protocol.ids import CommitId, Root
+from protocol.merkle import leaf_hash
+from protocol.tensor_schema import ChunkGrid
+
+_LENGTH: Final = struct.Struct("<I")
+_NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
+KEPT_GENERATIONS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRef:
+    """A generation on disk."""
+
+    index: int
+    commit: CommitId
+    name: str
+
+
+class Generations:
+    """The generations of one unit in a Storage."""
+
+    def __init__(self, storage: Storage, grid: ChunkGrid, offload: Offload) -> None:
+        self._storage = storage
+        self._grid = grid
+        self._offload = offload
+
+    async def write(self, state: UnitState, root: Root) -> GenerationRef:
+        """Write a state atomically, then delete all but the two newest.
+
+        Raises:
+            StorageError: the disk refused; older generations are untouched.
+        """
+        ref = GenerationRef(state.index, state.head, f"generations/{state.index:012d}-{state.head.hex()}")
+
+        def parts() -> list[bytes | memoryview]:
+            header = state.header.to_bytes()
+            chunks = [state_chunk(state, self._grid, chunk) for chunk in range(self._grid.num_chunks)]
+            return [_LENGTH.pack(len(header)), header, root, *chunks]
+
+        await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
+        for old in (await self.list())[:-KEPT_GENERATIONS]:
+            await self._storage.delete(old.name)
+        return ref
+
+    async def list(self) -> Sequence[GenerationRef]:
+        """What is on disk, oldest first."""
+        refs = []
+        for name in await self._storage.list_names("generations/"):
+            match = _NAME.fullmatch(name)
+            if match is not None:
+                refs.append(GenerationRef(int(match[1]), CommitId(bytes.fromhex(match[2])), name))
+        return sorted(refs, key=lambda ref: (ref.index, ref.commit))
+
+    async def load(self, ref: GenerationRef) -> tuple[UnitState, Root]:
+        """Read a generation and check it against its root.
+
+        Raises:
+            StorageError: missing or damaged; take the one before.
+        """
+        data = await self._storage.read(ref.name)
+        if data is None:
+            raise StorageError(f"generation {ref.name} is missing", "the file", "an older one is used")
+        blob = data
+        try:
+            return await self._offload.run(lambda: self._parse(blob), cost_s=0.001)
+        except PotluckError as error:
+            raise StorageError(
+                f"generation {ref.name} is damaged: {error.found}", error.expected, "an older one is used"
+            ) from error
+
+    def _parse(self, data: bytes) -> tuple[UnitState, Root]:
+        header, root, begin = _parse_head(data)
+        chunks = []
+        for chunk in range(self._grid.num_chunks):
+            start, stop = self._grid.bounds(chunk)
+            chunks.append(data[begin + 8 * start : begin + 8 * stop])
+        if root_of(header, [leaf_hash(chunk) for chunk in chunks]) != root:
+            raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
+        return state_from_chunks(header, chunks, self._grid), root
+
+    async def load_newest(self) -> tuple[UnitState, Root, Sequence[str]] | None:
+        """The newest good generation, its root, and one sentence per damaged one; None when there is none."""
+        problems: list[str] = []
+        for ref in reversed(await self.list()):
+            try:
+                state, root = await self.load(ref)
+            except StorageError as error:
+                problems.append(error.one_line())
+                continue
+            return state, root, problems
+        return None
+
+    async def head_of(self, ref: GenerationRef) -> tuple[StateHeader, Root] | None:
+        """Header and root of a generation, without its chunks; None when it is gone."""
+        data = await self._storage.read_range(ref.name, 0, 1024)
+        if data is None:
+            return None
+        header, root, _ = _parse_head(data)
+        return header, root
+
+    async def read_chunk(self, ref: GenerationRef, chunk: int) -> bytes | None:
+        """The bytes of one chunk; None when the generation is gone."""
+        prefix = await self._storage.read_range(ref.name, 0, 1024)
+        if prefix is None:
+            return None
+        _, _, begin = _parse_head(prefix)
+        start, stop = self._grid.bounds(chunk)
+        return await self._storage.read_range(ref.name, begin + 8 * start, 8 * (stop - start))
+
+
+def _parse_head(data: bytes) -> tuple[StateHeader, Root, int]:
+    if len(data) < _LENGTH.size:
+        raise RemoteProtocolError(f"a generation of {len(data)} bytes", "a whole file")
+    (length,) = _LENGTH.unpack_from(data)
+    begin = _LENGTH.size + length
+    if length > 1024 or len(data) < begin + 32:
+        raise RemoteProtocolError("a generation without its header", "a whole file")
+    return header_from_bytes(data[_LENGTH.size : begin]), Root(data[begin : begin + 32]), begin + 32

@@ -1,0 +1,88 @@
+"""One member's contribution on one base: the delta, encoded once on the unit's fixed chunk grid, and its signed header (rule 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from averaging.codecs import Codec
+from averaging.delta import pseudo_gradient
+from protocol.errors import RemoteProtocolError
+from protocol.ids import HASH_BYTES, Root
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.tensor_schema import ChunkGrid
+
+
+@dataclass(frozen=True)
+class EncodedContribution:
+    """What this peer offers on a base.
+
+    Attributes:
+        theta_N: (N,) float32, the local parameters at the snapshot: rule 20 needs them when the commit is applied.
+        chunks: encoded chunks, in grid order.
+        hashes: their leaf hashes.
+        header: the signed ContributionHeader envelope.
+    """
+
+    theta_N: torch.Tensor
+    tokens: int
+    chunks: tuple[bytes, ...]
+    hashes: tuple[bytes, ...]
+    root: Root
+    header: bytes = b""
+
+
+def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[bytes, ...]:
+    """Each chunk of a (N,) float32 vector by itself."""
+    return tuple(codec.encode(values_N[slice(*grid.bounds(chunk))]) for chunk in range(grid.num_chunks))
+
+
+def encode_contribution(
+    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, grid: ChunkGrid
+) -> EncodedContribution:
+    """The delta of a snapshot, encoded; the header is added when it is signed.
+
+    Raises:
+        LocalProtocolError: the local parameters are not finite; nothing is offered.
+    """
+    chunks = encode_chunks(pseudo_gradient(anchor_N, theta_N), codec, grid)
+    hashes = tuple(leaf_hash(chunk) for chunk in chunks)
+    return EncodedContribution(theta_N, tokens, chunks, hashes, merkle_root(hashes))
+
+
+def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:
+    """A list of leaf hashes from its wire form.
+
+    Raises:
+        RemoteProtocolError: not one hash per chunk.
+    """
+    if len(data) != HASH_BYTES * num_chunks:
+        raise RemoteProtocolError(f"{len(data)} bytes of chunk hashes", f"{HASH_BYTES * num_chunks}")
+    return tuple(data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES))
+
+
+def split_chunks(data: bytes, codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int) -> tuple[bytes, ...]:
+    """The encoded chunks of a slice from their concatenation.
+
+    Raises:
+        RemoteProtocolError: the total length is not that of the slice.
+    """
+    chunks: list[bytes] = []
+    begin = 0
+    for chunk in range(first_chunk, stop_chunk):
+        start, stop = grid.bounds(chunk)
+        size_bytes = codec.encoded_bytes(stop - start)
+        chunks.append(data[begin : begin + size_bytes])
+        begin += size_bytes
+    if begin != len(data):
+        raise RemoteProtocolError(
+            f"a slice of {len(data)} bytes", f"{begin} bytes for its {stop_chunk - first_chunk} chunks"
+        )
+    return tuple(chunks)
+
+
+def result_root(chunks: Sequence[bytes]) -> Root:
+    """The hash by which a record names a slice's result."""
+    return merkle_root([leaf_hash(chunk) for chunk in chunks])

@@ -1,0 +1,79 @@
+"""Bringing the bytes that a record names to our disk: from the running exchange, else from whoever holds them (rule 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams import Network
+from averaging.rounds.transfer import fetch_result
+from averaging.rounds.unit import UnitChain
+from protocol.errors import PotluckError
+from protocol.ids import CommitId, PeerId, Root, short
+from protocol.rounds.messages import CommitRecord, FetchResult, SliceRecord
+
+log = structlog.get_logger()
+
+GATHER_WITHIN_S: Final = 60.0
+GATHER_RETRY_S: Final = 0.3
+EXCHANGE_PATIENCE_S: Final = 1.0
+"""How long a running exchange may take to deliver bytes before they are asked for elsewhere: twice would move them twice."""
+
+
+class Gatherer:
+    """Fetches results for one unit. `is_exchanging(base)` tells whether an exchange may still deliver; `wait_changed` waits for
+    the next thing to happen to it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        chain: UnitChain,
+        is_exchanging: Callable[[CommitId], bool],
+        wait_changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._network = network
+        self._chain = chain
+        self._is_exchanging = is_exchanging
+        self._wait_changed = wait_changed
+
+    async def gather(self, record: CommitRecord, holders: tuple[PeerId, ...]) -> bool:
+        """True when all results that the record names are on disk; False when nobody gave them in time, or the head moved."""
+        with trio.move_on_after(GATHER_WITHIN_S):
+            while self._chain.head.commit == record.parent:
+                missing = [part for part in record.slices if not await self._holds(record.parent, part.result_hash)]
+                if not missing:
+                    return True
+                for part in missing:
+                    await self._wait_for_exchange(record.parent, part.result_hash)
+                    await self._fetch(record, part, tuple(dict.fromkeys((part.reducer, *holders))))
+                await trio.sleep(GATHER_RETRY_S)
+        return False
+
+    async def _holds(self, base: CommitId, result_hash: Root) -> bool:
+        return await self._chain.tools.log.holds_results(base, [result_hash])
+
+    async def _wait_for_exchange(self, base: CommitId, result_hash: Root) -> None:
+        with trio.move_on_after(EXCHANGE_PATIENCE_S):
+            while self._is_exchanging(base) and not await self._holds(base, result_hash):
+                await self._wait_changed()
+
+    async def _fetch(self, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
+        tools = self._chain.tools
+        request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
+        for peer in sources:
+            if await self._holds(record.parent, part.result_hash):
+                return
+            if peer == self._network.peer_id:
+                continue
+            try:
+                data = await fetch_result(self._network, peer, request, tools.codec, tools.grid)
+            except PotluckError as error:
+                log.debug("result_not_fetched", source=short(peer), reason=error.one_line())
+                continue
+            if data is not None:
+                await tools.log.write_result(record.parent, part.result_hash, data)
+                return

@@ -1,0 +1,237 @@
+"""Asking others for what is already decided: results of a slice, certificates, generations of a state (rules 14, 19, 24).
+
+Everything is named by its hash or checked against a certified one before use, so it does not matter who answers. One request
+per stream on the channel "fetch"; the answer is frames until the clean end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.codecs import Codec
+from averaging.generations import Generations
+from averaging.network.seams import MAX_FRAME_BYTES, Network, Stream
+from averaging.rounds.contribution import result_root, split_chunks
+from averaging.state import StateHeader, UnitState, header_from_bytes, root_of, state_from_chunks
+from averaging.unit_log import UnitLog
+from protocol.errors import CallTimeout, PotluckError, RemoteProtocolError, TransportError, UnreachableError
+from protocol.ids import CommitId, PeerId, Root, UnitName, short
+from protocol.merkle import leaf_hash
+from protocol.rounds.messages import FetchCommits, FetchRequest, FetchResult, FetchState
+from protocol.tensor_schema import ChunkGrid
+from protocol.wire import decode_fetch, encode_fetch
+
+log = structlog.get_logger()
+
+FETCH_CHANNEL: Final = "fetch"
+OPEN_WITHIN_S: Final = 5.0
+FRAME_WITHIN_S: Final = 20.0
+"""A donor that sends nothing for so long is given up and replaced."""
+
+PIECE_BYTES: Final = 256 << 10
+MAX_CHAIN_BYTES: Final = 64 << 20
+"""Certificates of 64 members are about 12 kB, so this is some five thousand commits in one answer."""
+
+
+async def ask(network: Network, peer: PeerId, request: FetchRequest, take: Callable[[bytes], None]) -> None:
+    """Ask a peer; `take` gets the frames of its answer and may raise to stop.
+
+    Raises:
+        TransportError: the peer is gone or silent.
+    """
+    stream = await network.open_stream(peer, FETCH_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    try:
+        await stream.send_frame(encode_fetch(request))
+        while True:
+            frame: bytes | None = None
+            with trio.move_on_after(FRAME_WITHIN_S) as scope:
+                frame = await stream.receive_frame()
+            if scope.cancelled_caught:
+                raise CallTimeout(f"{short(peer)} stopped sending", f"a frame every {FRAME_WITHIN_S:.0f} s")
+            if frame is None:
+                return
+            take(frame)
+    finally:
+        with trio.move_on_after(1.0, shield=True):
+            await stream.aclose()
+
+
+async def ask_all(network: Network, peer: PeerId, request: FetchRequest, max_bytes: int) -> list[bytes]:
+    """All frames of a peer's answer, at most `max_bytes` of them together.
+
+    Raises:
+        TransportError: the peer is gone or silent.
+        RemoteProtocolError: it sent more than was asked for.
+    """
+    frames: list[bytes] = []
+    total_bytes = 0
+
+    def take(frame: bytes) -> None:
+        nonlocal total_bytes
+        total_bytes += len(frame)
+        if total_bytes > max_bytes:
+            raise RemoteProtocolError(f"{short(peer)} sent more than {max_bytes} bytes", "what was asked for")
+        frames.append(frame)
+
+    await ask(network, peer, request, take)
+    return frames
+
+
+async def fetch_result(
+    network: Network, peer: PeerId, request: FetchResult, codec: Codec, grid: ChunkGrid
+) -> bytes | None:
+    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none."""
+    begin, stop = grid.span(request.first_chunk, request.stop_chunk)
+    max_bytes = codec.encoded_bytes(stop - begin) + 4 * grid.num_chunks  # every chunk has block scales of its own
+    data = b"".join(await ask_all(network, peer, request, max_bytes))
+    if not data:
+        return None
+    chunks = split_chunks(data, codec, grid, request.first_chunk, request.stop_chunk)
+    if result_root(chunks) != request.result_hash:
+        raise RemoteProtocolError(f"{short(peer)} sent other bytes than the record names", "the bytes with that hash")
+    return data
+
+
+async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, after: CommitId) -> list[bytes]:
+    """Certificates after a commit, oldest first; the caller verifies them one on another."""
+    return await ask_all(network, peer, FetchCommits(unit, after), MAX_CHAIN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """A peer and the generation that it offers."""
+
+    peer: PeerId
+    header: StateHeader
+    root: Root
+
+
+async def ask_generation(network: Network, peer: PeerId, unit: UnitName) -> Sequence[Donor]:
+    """Which generations a peer can give, newest first."""
+    frames = await ask_all(network, peer, FetchState(unit, 0, 0, b""), PIECE_BYTES)
+    return tuple(Donor(peer, header_from_bytes(frame[32:]), Root(frame[:32])) for frame in frames)
+
+
+async def fetch_state(
+    network: Network,
+    donors: Sequence[PeerId],
+    unit: UnitName,
+    grid: ChunkGrid,
+    commit: CommitId,
+    expected_root: Root,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> UnitState:
+    """A unit's state at `commit`, checked against `expected_root` (attested by a later commit, or the genesis root).
+
+    Donors are asked in turn until one gives the whole state with that root; `progress` gets (chunks here, all chunks).
+
+    Raises:
+        UnreachableError: no donor could give it; ask again when others are there.
+    """
+    reasons: list[str] = []
+    for peer in donors:
+        try:
+            for donor in await ask_generation(network, peer, unit):
+                if donor.header.head == commit and donor.root == expected_root:
+                    return await _fetch_from(network, donor, unit, grid, progress)
+            reasons.append(f"{short(peer)} does not hold it")
+        except PotluckError as error:
+            reasons.append(f"{short(peer)}: {error.one_line()}")
+    raise UnreachableError(
+        f"no donor for the state at commit {short(commit)} ({'; '.join(reasons) or 'nobody to ask'})",
+        "one peer that holds it",
+    )
+
+
+async def _fetch_from(
+    network: Network, donor: Donor, unit: UnitName, grid: ChunkGrid, progress: Callable[[int, int], None] | None
+) -> UnitState:
+    chunks: list[bytes] = []
+
+    def take(chunk: bytes) -> None:
+        if len(chunks) >= grid.num_chunks:
+            raise RemoteProtocolError(
+                f"{short(donor.peer)} sent more than {grid.num_chunks} chunks", "the chunks of the unit"
+            )
+        chunks.append(chunk)
+        if progress is not None:
+            progress(len(chunks), grid.num_chunks)
+
+    await ask(network, donor.peer, FetchState(unit, 0, grid.num_chunks, donor.header.head), take)
+    if root_of(donor.header, [leaf_hash(chunk) for chunk in chunks]) != donor.root:
+        raise RemoteProtocolError(f"{short(donor.peer)} sent a state with another root", "the root that it named")
+    return state_from_chunks(donor.header, chunks, grid)
+
+
+class TransferService:
+    """Serves what this peer holds of one unit."""
+
+    def __init__(
+        self,
+        unit: UnitName,
+        log_: UnitLog,
+        generations: Generations,
+        grid: ChunkGrid,
+        certificates_after: Callable[[CommitId], Sequence[bytes]],
+    ) -> None:
+        self._unit = unit
+        self._log = log_
+        self._generations = generations
+        self._grid = grid
+        self._certificates_after = certificates_after
+
+    async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
+        """Answer one request; what is not here is answered by an empty end."""
+        match request:
+            case FetchResult():
+                await self._send_result(request, stream)
+            case FetchCommits():
+                for certificate in self._certificates_after(request.after):
+                    await stream.send_frame(certificate)
+            case FetchState():
+                await self._send_state(request, stream)
+            case _:
+                raise RemoteProtocolError(
+                    f"{short(peer)} asked a {type(request).__name__} of a unit", "results, commits or states"
+                )
+
+    async def _send_result(self, request: FetchResult, stream: Stream) -> None:
+        data = await self._log.read_result(request.base, request.result_hash)
+        for begin in range(0, len(data or b""), PIECE_BYTES):
+            await stream.send_frame((data or b"")[begin : begin + PIECE_BYTES])
+
+    async def _send_state(self, request: FetchState, stream: Stream) -> None:
+        for ref in reversed(await self._generations.list()):
+            if request.stop_chunk == 0:
+                head = await self._generations.head_of(ref)
+                if head is not None:
+                    await stream.send_frame(head[1] + head[0].to_bytes())
+            elif ref.commit == request.commit:
+                for chunk in range(request.first_chunk, min(request.stop_chunk, self._grid.num_chunks)):
+                    data = await self._generations.read_chunk(ref, chunk)
+                    if data is None:
+                        raise TransportError("the generation was replaced meanwhile", "a newer one")
+                    await stream.send_frame(data)
+                return
+
+
+FetchHandler = Callable[[PeerId, FetchRequest, Stream], Awaitable[None]]
+
+
+async def read_request(stream: Stream) -> FetchRequest:
+    """The request that opens a stream on the channel "fetch".
+
+    Raises:
+        RemoteProtocolError: no request, or one that is not understood.
+    """
+    with trio.move_on_after(FRAME_WITHIN_S):
+        frame = await stream.receive_frame()
+        if frame is not None and len(frame) <= MAX_FRAME_BYTES:
+            return decode_fetch(frame)
+    raise RemoteProtocolError("a stream without a request", "one request")

@@ -1,0 +1,123 @@
+"""A unit's outer state and its Merkle root: the proof behind "same commit id, same bytes".
+
+The state is cut on the unit's chunk grid. Chunk i is the anchor's chunk followed by the momentum's, little-endian float32. The
+state root is the Merkle root over the header's leaf and the chunks' leaves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, Root, UnitName
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.tensor_schema import ChunkGrid
+
+_HEADER: Final = struct.Struct("<32sQQH")
+MAX_UNIT_NAME_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeader:
+    """Which state this is."""
+
+    unit: UnitName
+    head: CommitId
+    index: int
+    total_tokens: int
+
+    def to_bytes(self) -> bytes:
+        """Canonical bytes; part of the state root."""
+        name = self.unit.encode()
+        return _HEADER.pack(self.head, self.index, self.total_tokens, len(name)) + name
+
+
+def header_from_bytes(data: bytes) -> StateHeader:
+    """Read a header.
+
+    Raises:
+        RemoteProtocolError: not a header.
+    """
+    if not _HEADER.size <= len(data) <= _HEADER.size + MAX_UNIT_NAME_BYTES:
+        raise RemoteProtocolError(f"a state header of {len(data)} bytes", f"{_HEADER.size} and a unit name")
+    head, index, total_tokens, length = _HEADER.unpack_from(data)
+    name = data[_HEADER.size :]
+    if len(name) != length or not name.isascii():
+        raise RemoteProtocolError(f"a unit name of {len(name)} bytes", f"{length} letters")
+    return StateHeader(UnitName(name.decode("ascii")), CommitId(head), index, total_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """Outer state of a unit at a commit. The tensors are (N,) float32 on the CPU and never changed in place."""
+
+    unit: UnitName
+    head: CommitId
+    index: int
+    total_tokens: int
+    anchor_N: torch.Tensor
+    momentum_N: torch.Tensor
+
+    @property
+    def header(self) -> StateHeader:
+        """Which state this is."""
+        return StateHeader(self.unit, self.head, self.index, self.total_tokens)
+
+
+def state_chunk(state: UnitState, grid: ChunkGrid, chunk: int) -> bytes:
+    """The bytes of one chunk: anchor, then momentum."""
+    begin, stop = grid.bounds(chunk)
+    return b"".join(
+        vector_N[begin:stop].numpy().astype("<f4", copy=False).tobytes()
+        for vector_N in (state.anchor_N, state.momentum_N)
+    )
+
+
+def chunk_hashes(state: UnitState, grid: ChunkGrid) -> tuple[bytes, ...]:
+    """Leaf hashes of all chunks."""
+    return tuple(leaf_hash(state_chunk(state, grid, chunk)) for chunk in range(grid.num_chunks))
+
+
+def root_of(header: StateHeader, hashes: Sequence[bytes]) -> Root:
+    """The state root from a header and the chunks' leaf hashes."""
+    return merkle_root([leaf_hash(header.to_bytes()), *hashes])
+
+
+def state_root(state: UnitState, grid: ChunkGrid) -> Root:
+    """The Merkle root that two peers compare."""
+    return root_of(state.header, chunk_hashes(state, grid))
+
+
+def state_from_chunks(header: StateHeader, chunks: Sequence[bytes], grid: ChunkGrid) -> UnitState:
+    """Put a state together from its chunks, in order; the caller has checked them against a root.
+
+    Raises:
+        RemoteProtocolError: a chunk of the wrong length, or values that are not finite.
+    """
+    anchor_N = np.empty(grid.num_elements, dtype=np.float32)
+    momentum_N = np.empty(grid.num_elements, dtype=np.float32)
+    if len(chunks) != grid.num_chunks:
+        raise RemoteProtocolError(f"{len(chunks)} state chunks", f"{grid.num_chunks}")
+    for chunk, data in enumerate(chunks):
+        begin, stop = grid.bounds(chunk)
+        if len(data) != 8 * (stop - begin):
+            raise RemoteProtocolError(f"state chunk {chunk} of {len(data)} bytes", f"{8 * (stop - begin)} bytes")
+        values = np.frombuffer(data, dtype="<f4")
+        anchor_N[begin:stop] = values[: stop - begin]
+        momentum_N[begin:stop] = values[stop - begin :]
+    if not (np.isfinite(anchor_N).all() and np.isfinite(momentum_N).all()):
+        raise RemoteProtocolError("a state with values that are not finite", "finite values", "ask another donor")
+    return UnitState(
+        header.unit,
+        header.head,
+        header.index,
+        header.total_tokens,
+        torch.from_numpy(anchor_N),
+        torch.from_numpy(momentum_N),
+    )

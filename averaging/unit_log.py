@@ -1,0 +1,138 @@
+"""What a peer must not forget about a unit's rounds: contribution roots, promises, acks, certificates, and the update bytes.
+
+The order on disk is rule 19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; whoever calls it keeps
+the order. Records and certificates are opaque bytes here.
+
+Entry: tag 1 | base 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from averaging.network.seams import Storage
+from protocol.errors import StorageError
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.messages import AckedRecord, Ballot
+
+LOG_NAME: Final = "rounds.log"
+_CONTRIBUTION, _PROMISE, _ACK, _CERTIFICATE = b"C", b"P", b"A", b"T"
+_TOKENS: Final = struct.Struct("<Q")
+_BALLOT: Final = struct.Struct("<IH")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedBase:
+    """What was written about one base before the process ended."""
+
+    contribution: tuple[Root, int] | None = None
+    promised: Ballot | None = None
+    acked: AckedRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRounds:
+    """The log, read back.
+
+    Attributes:
+        certificates: (parent commit, certificate bytes), in the order in which they were applied.
+        bases: what is known about each base that is not committed in this log.
+    """
+
+    certificates: Sequence[tuple[CommitId, bytes]]
+    bases: Mapping[CommitId, LoggedBase] = field(default_factory=dict)
+
+
+def _ballot_bytes(ballot: Ballot) -> bytes:
+    peer = ballot.peer.encode()
+    return _BALLOT.pack(ballot.attempt, len(peer)) + peer
+
+
+def _read_ballot(body: bytes) -> tuple[Ballot, bytes]:
+    attempt, length = _BALLOT.unpack_from(body)
+    end = _BALLOT.size + length
+    return Ballot(attempt, PeerId(body[_BALLOT.size : end].decode())), body[end:]
+
+
+class UnitLog:
+    """The durable side of one unit's rounds; every method returns when its bytes are on disk."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    async def log_contribution(self, base: CommitId, root: Root, tokens: int) -> None:
+        """Before the contribution's first byte leaves (rule 8)."""
+        await self._storage.append(LOG_NAME, _CONTRIBUTION + base + root + _TOKENS.pack(tokens))
+
+    async def log_promise(self, base: CommitId, ballot: Ballot) -> None:
+        """Before the promise is told (rule 16)."""
+        await self._storage.append(LOG_NAME, _PROMISE + base + _ballot_bytes(ballot))
+
+    async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes) -> None:
+        """Before the ack is told, and after all bytes that the record names are on disk (rule 14)."""
+        await self._storage.append(LOG_NAME, _ACK + base + _ballot_bytes(ballot) + record)
+
+    async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
+        """Before the commit is applied (rule 19)."""
+        await self._storage.append(LOG_NAME, _CERTIFICATE + base + certificate)
+
+    async def write_result(self, base: CommitId, result_hash: Root, data: bytes) -> None:
+        """The bytes of one slice's result."""
+        await self._storage.write_atomic(_result_name(base, result_hash), [data])
+
+    async def read_result(self, base: CommitId, result_hash: Root) -> bytes | None:
+        """The bytes of one slice's result, or None when they are not here."""
+        return await self._storage.read(_result_name(base, result_hash))
+
+    async def holds_results(self, base: CommitId, hashes: Sequence[Root]) -> bool:
+        """Whether all of these results are on disk."""
+        names = set(await self._storage.list_names(f"results/{base.hex()}/"))
+        return all(_result_name(base, result_hash) in names for result_hash in hashes)
+
+    async def list_results(self, base: CommitId) -> Sequence[str]:
+        """Names of the results on a base."""
+        return await self._storage.list_names(f"results/{base.hex()}/")
+
+    async def drop_results(self, base: CommitId, keep: Sequence[Root]) -> None:
+        """Delete the results on a base, all but these: leftovers of attempts, or updates too old to keep."""
+        kept = {_result_name(base, result_hash) for result_hash in keep}
+        for name in await self._storage.list_names(f"results/{base.hex()}/"):
+            if name not in kept:
+                await self._storage.delete(name)
+
+    async def load(self) -> LoggedRounds:
+        """Read the log back.
+
+        Raises:
+            StorageError: an entry that no version of this log writes: the disk is damaged.
+        """
+        certificates: list[tuple[CommitId, bytes]] = []
+        bases: dict[CommitId, LoggedBase] = {}
+        for entry in await self._storage.read_records(LOG_NAME):
+            tag, base, body = entry[:1], CommitId(entry[1:33]), entry[33:]
+            if tag == _CERTIFICATE:
+                certificates.append((base, body))
+                bases.pop(base, None)
+            else:
+                bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
+        return LoggedRounds(certificates, bases)
+
+
+def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
+    if tag == _CONTRIBUTION and len(body) == 32 + _TOKENS.size:
+        return LoggedBase((Root(body[:32]), _TOKENS.unpack(body[32:])[0]), known.promised, known.acked)
+    if tag in (_PROMISE, _ACK):
+        ballot, rest = _read_ballot(body)
+        promised = ballot if known.promised is None else max(known.promised, ballot)
+        acked = AckedRecord(ballot, rest) if tag == _ACK else known.acked
+        return LoggedBase(known.contribution, promised, acked)
+    raise StorageError(
+        f"an entry {tag!r} of {len(body)} bytes in {LOG_NAME}", "entries written by potluck", "restore or rejoin"
+    )
+
+
+def _result_name(base: CommitId, result_hash: Root) -> str:
+    return f"results/{base.hex()}/{result_hash.hex()}"

@@ -1,0 +1,49 @@
+"""The weighted mean of contributions, in a fixed order, one IEEE operation per kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from protocol.errors import LocalProtocolError
+
+
+class WeightedSum:
+    """sum_i w_i x_i, added in the order of the calls; float32. The caller keeps the order (by peer id)."""
+
+    def __init__(self, num_elements: int) -> None:
+        self._sum_n = torch.zeros(num_elements, dtype=torch.float32)
+        self._weight = 0
+
+    def add(self, weight: int, values_n: torch.Tensor) -> None:
+        """Add one contribution of `weight` tokens. Multiply, then add: `add(alpha=)` differs between instruction sets."""
+        if weight < 0 or weight > 1 << 53:
+            raise LocalProtocolError(f"weight {weight}", "0 to 2^53 tokens")
+        scaled_n = torch.mul(values_n, float(weight))
+        self._sum_n = torch.add(self._sum_n, scaled_n)
+        self._weight += weight
+
+    def mean(self) -> torch.Tensor:
+        """Sum / weight, (n,) float32.
+
+        Raises:
+            LocalProtocolError: all weights are zero; a mean of nothing is not made up (rule 5).
+        """
+        if self._weight == 0:
+            raise LocalProtocolError("a weighted mean with total weight 0", "at least one token")
+        return torch.div(self._sum_n, float(self._weight))
+
+
+def weighted_mean(parts: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """sum_i w_i x_i / sum_i w_i over (weight, (n,) float32) in the order given.
+
+    Raises:
+        LocalProtocolError: no parts, or all weights zero.
+    """
+    if not parts:
+        raise LocalProtocolError("a weighted mean of nothing", "at least one part")
+    total = WeightedSum(parts[0][1].numel())
+    for weight, values_n in parts:
+        total.add(weight, values_n)
+    return total.mean()
