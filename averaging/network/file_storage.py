@@ -1,0 +1,189 @@
+"""Storage on real files: temporary name, fsync, rename, fsync of the folder; logs framed with length and CRC."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from averaging.network.seams import Offload
+from averaging.network.storage_names import check_name
+from protocol.errors import StorageError
+
+_FRAME: Final = struct.Struct("<II")
+_TEMPORARY: Final = ".unfinished"
+MAX_RECORD_BYTES: Final = 64 << 20
+
+
+class FileStorage:
+    """Files below `folder`, which is made when first written to. Appends to one log are serialised."""
+
+    def __init__(self, folder: Path, offload: Offload) -> None:
+        self._folder = folder
+        self._offload = offload
+        self._append_lock = trio.Lock()
+        self._good_length: dict[str, int] = {}
+
+    def _path(self, name: str) -> Path:
+        return self._folder / check_name(name)
+
+    async def write_atomic(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Durable and whole when it returns.
+
+        Raises:
+            StorageError: disk full or not writable; the old file is untouched.
+        """
+        path = self._path(name)
+        await self._offload.run(lambda: _write_atomic(path, parts))
+
+    async def append(self, name: str, record: bytes) -> None:
+        """Durable when it returns.
+
+        Raises:
+            StorageError: disk full or not writable; a torn tail is overwritten by the next append.
+        """
+        path = self._path(name)
+        async with self._append_lock:
+            if name not in self._good_length:
+                self._good_length[name] = await self._offload.run(lambda: _scan(path)[1])
+            begin = self._good_length[name]
+            self._good_length[name] = await self._offload.run(lambda: _append(path, begin, record))
+
+    async def read(self, name: str) -> bytes | None:
+        """The file, or None."""
+        path = self._path(name)
+        return await self._offload.run(lambda: _read(path, 0, None))
+
+    async def read_range(self, name: str, offset_bytes: int, num_bytes: int) -> bytes | None:
+        """Part of the file, or None."""
+        path = self._path(name)
+        return await self._offload.run(lambda: _read(path, offset_bytes, num_bytes))
+
+    async def read_records(self, name: str) -> Sequence[bytes]:
+        """All good records of a log."""
+        path = self._path(name)
+        return (await self._offload.run(lambda: _scan(path)))[0]
+
+    async def list_names(self, prefix: str) -> Sequence[str]:
+        """Finished files that start with `prefix`, sorted."""
+        return await self._offload.run(lambda: [name for name in _walk(self._folder) if name.startswith(prefix)])
+
+    async def delete(self, name: str) -> None:
+        """Remove the file if it is there."""
+        path = self._path(name)
+        async with self._append_lock:
+            self._good_length.pop(name, None)
+            await self._offload.run(lambda: _delete(path))
+
+    async def size_bytes(self) -> int:
+        """Bytes of all finished files."""
+        return await self._offload.run(lambda: _size_bytes(self._folder))
+
+
+def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    temporary = path.with_name(path.name + _TEMPORARY)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _storage_error("write", path, error) from error
+
+
+def _append(path: Path, begin: int, record: bytes) -> int:
+    frame = _FRAME.pack(len(record), zlib.crc32(record)) + record
+    try:
+        is_new = not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, begin)
+            if os.pwrite(descriptor, frame, begin) != len(frame):
+                raise OSError("short write")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if is_new:
+            sync_folder(path.parent)
+    except OSError as error:
+        raise _storage_error("append to", path, error) from error
+    return begin + len(frame)
+
+
+def _scan(path: Path) -> tuple[list[bytes], int]:
+    """Good records, and the offset after the last of them."""
+    data = _read(path, 0, None) or b""
+    records: list[bytes] = []
+    begin = 0
+    while begin + _FRAME.size <= len(data):
+        length, checksum = _FRAME.unpack_from(data, begin)
+        body = data[begin + _FRAME.size : begin + _FRAME.size + length]
+        if length > MAX_RECORD_BYTES or len(body) != length or zlib.crc32(body) != checksum:
+            break
+        records.append(body)
+        begin += _FRAME.size + length
+    return records, begin
+
+
+def _read(path: Path, offset_bytes: int, num_bytes: int | None) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset_bytes)
+            return file.read() if num_bytes is None else file.read(num_bytes)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _storage_error("read", path, error) from error
+
+
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _storage_error("delete", path, error) from error
+
+
+def _size_bytes(folder: Path) -> int:
+    total = 0
+    for name in _walk(folder):
+        try:
+            total += (folder / name).stat().st_size
+        except FileNotFoundError:
+            continue  # deleted since it was listed
+    return total
+
+
+def _walk(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(_TEMPORARY)
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"could not {verb} {path}: {error.strerror or error}", "a writable disk with space", "nothing was lost"
+    )

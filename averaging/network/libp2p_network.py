@@ -1,0 +1,449 @@
+"""Network over libp2p: trio's side of it. p2pd is started, watched and brought back here; the asyncio side is libp2p_session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.asyncio_thread import AsyncioThread, open_plain_nursery
+from averaging.network.directory import RecordRule
+from averaging.network.frames import MAX_REASON_BYTES, Status
+from averaging.network.libp2p_session import Session, SessionHooks, import_hivemind, open_session
+from averaging.network.libp2p_stream import RawStream
+from averaging.network.p2pd import CONTROL_SOCKET, P2pdOptions, P2pdProcess, start_p2pd
+from averaging.network.pacer import Pacer
+from averaging.network.seams import (
+    MAX_CONTROL_BYTES,
+    MAX_FRAME_BYTES,
+    CallHandler,
+    DirectoryEntry,
+    Stream,
+    StreamHandler,
+    TrafficCount,
+)
+from protocol.errors import CallTimeout, LocalProtocolError, MachineError, PotluckError, TransportError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+MAX_HANDLER_S: Final = 120.0
+MAX_KNOWN_ADDRESSES: Final = 64
+PING_EVERY_S: Final = 0.5
+PING_TIMEOUT_S: Final = 3.0
+RESTART_BACKOFF_S: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+STOP_TIMEOUT_S: Final = 10.0
+SOCKET_ROOT: Final = Path("/tmp")
+SOCKET_PREFIX: Final = "potluck-p2p-"
+FOLDER_MIN_AGE_S: Final = 60.0
+"""A younger folder may belong to a p2pd that is just starting."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOptions:
+    """How a peer takes part in the network.
+
+    Attributes:
+        p2pd: identity file, addresses, relays.
+        record_rule: what may stand in the directory (`signed_record_rule` in a real run).
+        initial_peers: multiaddresses of peers that may be up.
+        admits: whether to serve a peer at all; asked before its first byte is read, on another thread, so it must be a quick
+            look-up without awaiting.
+        upload_bytes_per_s: the owner's cap of the bulk lane.
+    """
+
+    p2pd: P2pdOptions
+    record_rule: RecordRule
+    initial_peers: tuple[str, ...] = ()
+    admits: Callable[[PeerId], bool] = lambda _: True
+    upload_bytes_per_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Traffic:
+    control_up: int = 0
+    control_down: int = 0
+    bulk_up: int = 0
+    bulk_down: int = 0
+
+
+class Libp2pStream:
+    """A bulk stream: every frame passes the pacer, then the bridge."""
+
+    def __init__(self, network: Libp2pNetwork, raw: RawStream) -> None:
+        self._network = network
+        self._raw = raw
+
+    @property
+    def remote(self) -> PeerId:
+        """The authenticated peer at the other end."""
+        return self._raw.remote
+
+    async def send_frame(self, data: bytes | memoryview) -> None:
+        """Send one frame; waits for the pacer and for a slow reader."""
+        if len(data) > MAX_FRAME_BYTES:
+            raise LocalProtocolError(f"a frame of {len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
+        await self._network.pass_bulk(self._raw.remote, len(data))
+        # the loop may keep what it is given beyond this call, so a view of the caller's memory is copied
+        await self._network.thread.run(self._raw.send, bytes(data))
+
+    async def receive_frame(self) -> bytes | None:
+        """The next frame, None after the clean end."""
+        frame = await self._network.thread.run(self._raw.receive)
+        if frame is not None:
+            self._network.count.bulk_down += len(frame)
+        return frame
+
+    async def aclose(self) -> None:
+        """End the stream; when cancelled, reset it instead."""
+        try:
+            await self._network.thread.run(self._raw.close)
+        except TransportError as error:
+            log.debug("stream_close_failed", peer=self.remote, error=error.one_line())
+
+
+class Libp2pNetwork:
+    """Made by `open_libp2p_network`. Its session is replaced when p2pd dies; calls meanwhile wait for the next one.
+
+    Attributes:
+        thread: the bridge to asyncio.
+        count: payload bytes so far.
+        p2pd_pid: process id of the running p2pd, None while it is being brought back.
+    """
+
+    def __init__(self, thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId) -> None:
+        self.thread = thread
+        self.count = _Traffic()
+        self._options = options
+        self._peer_id = peer_id
+        self._calls: dict[str, CallHandler] = {}
+        self._streams: dict[str, StreamHandler] = {}
+        self._known_addresses: dict[str, None] = dict.fromkeys(options.initial_peers)
+        self._published: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self._pacer = Pacer(options.upload_bytes_per_s)
+        self._bulk_began = trio.Event()
+        self._bulk_peer: PeerId | None = None
+        self._session: Session | None = None
+        self._session_came = trio.Event()
+        self._addresses: tuple[str, ...] = ()
+        self._num_restarts = 0
+        self.p2pd_pid: int | None = None
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._peer_id
+
+    @property
+    def num_restarts(self) -> int:
+        """How often p2pd had to be brought back."""
+        return self._num_restarts
+
+    def serve_calls(self, channel: str, handler: CallHandler) -> None:
+        """Answer calls on this channel."""
+        self._calls[channel] = handler
+
+    def serve_streams(self, channel: str, handler: StreamHandler) -> None:
+        """Answer streams on this channel."""
+        self._streams[channel] = handler
+
+    def addresses(self) -> tuple[str, ...]:
+        """Our multiaddresses, each ending in /p2p/<peer id>; empty for a peer that does not listen."""
+        return self._addresses
+
+    def traffic(self) -> TrafficCount:
+        """Payload bytes so far."""
+        count = self.count
+        return TrafficCount(count.control_up, count.control_down, count.bulk_up, count.bulk_down)
+
+    async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
+        """One request, one reply, on a stream of its own."""
+        if len(request) > MAX_CONTROL_BYTES:
+            raise LocalProtocolError(f"a request of {len(request)} bytes", f"at most {MAX_CONTROL_BYTES}")
+        with trio.move_on_after(timeout_s):
+            session = await self._current()
+            self.count.control_up += len(request)
+            reply = await self.thread.run(session.call, peer, channel, request)
+            self.count.control_down += len(reply)
+            return reply
+        raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
+
+    async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
+        """A stream to the peer's handler of this channel."""
+        with trio.move_on_after(timeout_s):
+            session = await self._current()
+            return Libp2pStream(self, await self.thread.run(session.open_stream, peer, channel))
+        raise CallTimeout(f"no stream to {peer} on {channel} within {timeout_s:g} s", "an open stream")
+
+    async def add_addresses(self, addresses: Sequence[str]) -> None:
+        """Connect to those that answer, and remember them for the next start of p2pd."""
+        session = await self._current()
+        reached = await self.thread.run(session.add_addresses, tuple(addresses))
+        for address in reached:
+            self._known_addresses[address] = None
+        while len(self._known_addresses) > MAX_KNOWN_ADDRESSES:
+            del self._known_addresses[next(iter(self._known_addresses))]
+
+    async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
+        """Store a directory record, and again after a restart of p2pd while it is live."""
+        session = await self._current()
+        was_taken = await self.thread.run(session.publish, key, subkey, value, expires_unix_s)
+        if was_taken:
+            self._published[key, subkey] = (value, expires_unix_s)
+        return was_taken
+
+    async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
+        """The live records under a key."""
+        session = await self._current()
+        return await self.thread.run(session.lookup, key)
+
+    async def pass_bulk(self, peer: PeerId, num_bytes: int) -> None:
+        """Let a bulk frame through when its turn comes."""
+        self._bulk_peer = peer
+        self._bulk_began.set()
+        await self._pacer.pass_bytes(num_bytes)
+        self.count.bulk_up += num_bytes
+
+    async def _current(self) -> Session:
+        while self._session is None:
+            await self._session_came.wait()
+        return self._session
+
+    def hooks(self) -> SessionHooks:
+        """What the asyncio side asks of us; the first two are answered on its thread."""
+
+        async def answer(peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
+            return await self.thread.call_trio(self._answer, peer, channel, request)
+
+        async def serve_stream(peer: PeerId, channel: str, raw: RawStream) -> bool:
+            return await self.thread.call_trio(self._serve_stream, peer, channel, raw)
+
+        return SessionHooks(
+            self._options.admits, self._streams.__contains__, answer, serve_stream, self._options.record_rule
+        )
+
+    async def _answer(self, peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
+        handler = self._calls.get(channel)
+        if handler is None:
+            return Status.UNSERVED, b""
+        self.count.control_down += len(request)
+        reason = f"no answer within {MAX_HANDLER_S:.0f} s"
+        try:
+            with trio.move_on_after(MAX_HANDLER_S):
+                reply = await handler(peer, request)
+                if len(reply) <= MAX_CONTROL_BYTES:
+                    self.count.control_up += len(reply)
+                    return Status.FINE, reply
+                reason = f"a reply of {len(reply)} bytes, at most {MAX_CONTROL_BYTES}"
+        except PotluckError as error:
+            reason = error.one_line()
+        except Exception:  # the edge of a nursery: one bad request must not end the daemon
+            log.exception("call_handler_failed", peer=peer, channel=channel)
+            reason = "internal error"
+        log.info("call_failed", peer=peer, channel=channel, reason=reason)
+        return Status.FAILED, reason.encode()[:MAX_REASON_BYTES]
+
+    async def _serve_stream(self, peer: PeerId, channel: str, raw: RawStream) -> bool:
+        try:
+            await self._streams[channel](peer, Libp2pStream(self, raw))
+        except PotluckError as error:
+            log.info("stream_reset", peer=peer, channel=channel, reason=error.one_line())
+            return False
+        except Exception:  # the edge of a nursery: one bad stream must not end the daemon
+            log.exception("stream_handler_failed", peer=peer, channel=channel)
+            return False
+        return True
+
+    def attach(self, session: Session, addresses: tuple[str, ...], p2pd_pid: int) -> None:
+        """Use this session from now on."""
+        self._session, self._addresses, self.p2pd_pid = session, addresses, p2pd_pid
+        self._session_came.set()
+
+    def detach(self) -> None:
+        """p2pd is gone; calls wait."""
+        self._session = self.p2pd_pid = None
+        self._session_came = trio.Event()
+
+    @property
+    def known_addresses(self) -> tuple[str, ...]:
+        """Addresses worth trying at a start."""
+        return tuple(self._known_addresses)
+
+    async def publish_again(self, now_unix_s: float) -> None:
+        """After a restart: our live records, which our own node held in memory only in part."""
+        for (key, subkey), (value, expires_unix_s) in list(self._published.items()):
+            if expires_unix_s <= now_unix_s:
+                del self._published[key, subkey]
+            else:
+                await self.publish(key, subkey, value, expires_unix_s=expires_unix_s)
+
+    def note_restart(self) -> None:
+        """Count one."""
+        self._num_restarts += 1
+
+    async def keep_pinging(self) -> None:
+        """While bulk is under way, measure what it does to the control lane and pace it by that."""
+        while True:
+            await self._bulk_began.wait()
+            self._bulk_began = trio.Event()
+            wanted_s = trio.current_time() + PING_EVERY_S
+            await trio.sleep_until(wanted_s)
+            lag_s = trio.current_time() - wanted_s
+            peer = self._bulk_peer
+            if peer is None:
+                continue
+            began_s = trio.current_time()
+            try:
+                session = await self._current()
+                await self.thread.run(session.ping, peer, timeout_s=PING_TIMEOUT_S)
+            except CallTimeout:
+                log.debug("ping_lost", peer=peer)
+            except TransportError:
+                continue  # gone, which says nothing about the link
+            reason = self._pacer.heard_ping(max(0.0, trio.current_time() - began_s - lag_s))
+            if reason:
+                log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)
+
+
+class _Supervisor:
+    """Starts p2pd and its session, and brings both back when p2pd dies."""
+
+    def __init__(self, network: Libp2pNetwork, options: NetworkOptions, folder: Path) -> None:
+        self._network = network
+        self._options = options
+        self._p2pd = options.p2pd
+        self._folder = folder
+        self._process: P2pdProcess | None = None
+        self._session: Session | None = None
+
+    async def start(self) -> None:
+        """Start p2pd and attach. Raises MachineError, also when p2pd's peer id is not ours."""
+        thread = self._network.thread
+        self._process = await thread.run(start_p2pd, self._p2pd, self._folder)
+        self._session = session = await thread.run(open_session, self._process, self._network.hooks(), self._folder)
+        if session.peer_id != self._network.peer_id:
+            raise MachineError(
+                f"p2pd's identity is {session.peer_id}", f"{self._network.peer_id}", "check the identity file"
+            )
+        addresses = await thread.run(self._start_session, session)
+        self._p2pd = replace(self._p2pd, listen=_with_real_ports(self._p2pd.listen, addresses))
+        self._network.attach(session, addresses, self._process.pid)
+
+    async def _start_session(self, session: Session) -> tuple[str, ...]:
+        await session.start(self._network.known_addresses, is_client=not self._p2pd.accepts_inbound)
+        return await session.addresses() if self._p2pd.accepts_inbound else ()
+
+    async def stop(self) -> None:
+        """Detach and end p2pd, bounded."""
+        self._network.detach()
+        session, process = self._session, self._process
+        self._session = self._process = None
+        if session is not None:
+            await self._network.thread.run(session.close, timeout_s=STOP_TIMEOUT_S)
+        if process is not None:
+            await self._network.thread.run(process.stop, timeout_s=STOP_TIMEOUT_S)
+
+    async def keep(self, unix_s: Callable[[], float]) -> None:
+        """Wait for p2pd's death; bring it back with the same identity and port, for ever."""
+        while True:
+            process = self._process
+            if process is not None:
+                status = await self._network.thread.run(process.wait_exit)
+                log.warning("p2pd_died", status=status, last_line=process.last_line)
+            self._network.note_restart()
+            await self._restart()
+            await self._network.publish_again(unix_s())
+
+    async def _restart(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self.stop()
+                await trio.sleep(RESTART_BACKOFF_S[min(attempt, len(RESTART_BACKOFF_S) - 1)])
+                await self.start()
+            except (MachineError, TransportError) as error:
+                log.warning("p2pd_restart_failed", attempt=attempt, reason=error.one_line())
+                attempt += 1
+            else:
+                log.info("p2pd_restarted", attempt=attempt)
+                return
+
+
+def _with_real_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
+    """The listen addresses with port 0 replaced by the port that was taken, so that a restart keeps it."""
+    ports = [address.split("/tcp/")[1].split("/")[0] for address in addresses if "/tcp/" in address]
+    if not ports:
+        return tuple(listen)
+    return tuple(
+        f"{address[: -len('/tcp/0')]}/tcp/{ports[0]}" if address.endswith("/tcp/0") else address for address in listen
+    )
+
+
+def _make_socket_folder() -> Path:
+    """A short private folder; those that a killed process left behind go first."""
+    for old in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*"):
+        with suppress(OSError):  # somebody else's, or gone since it was listed
+            details = old.lstat()
+            is_ours = stat.S_ISDIR(details.st_mode) and details.st_uid == os.getuid()
+            if is_ours and time.time() - details.st_mtime > FOLDER_MIN_AGE_S and _is_refused(old / CONTROL_SOCKET):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
+
+
+def _is_refused(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+@asynccontextmanager
+async def open_libp2p_network(
+    thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId, *, unix_s: Callable[[], float]
+) -> AsyncIterator[Libp2pNetwork]:
+    """Start p2pd with the identity of `peer_id`, join through the initial peers that answer, and keep it all alive.
+
+    Serve channels right after it opens; until then they answer PeerUnreachable.
+
+    Raises:
+        MachineError: p2pd does not start: port in use, unreadable identity, or another peer's.
+    """
+    await trio.to_thread.run_sync(import_hivemind)
+    # unix socket paths hold 107 letters, so the folder is short and not below the state folder
+    folder = await trio.to_thread.run_sync(_make_socket_folder)
+    try:
+        async with open_plain_nursery() as nursery:
+            network = Libp2pNetwork(thread, options, peer_id)
+            supervisor = _Supervisor(network, options, folder)
+            try:
+                await supervisor.start()
+                nursery.start_soon(supervisor.keep, unix_s)
+                nursery.start_soon(network.keep_pinging)
+                yield network
+            finally:
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await _stop_quietly(supervisor)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _stop_quietly(supervisor: _Supervisor) -> None:
+    try:
+        await supervisor.stop()
+    except (CallTimeout, TransportError) as error:
+        log.warning("p2pd_stop_failed", reason=error.one_line())

@@ -1,0 +1,368 @@
+"""One attachment to one running p2pd: hivemind's P2P and DHT node, our stream handlers, and the raw streams they carry.
+
+Everything here runs on the asyncio thread. When p2pd dies the session is thrown away and a new one is made for the next p2pd.
+hivemind is imported inside functions: it costs four seconds, and changes torch's sharing strategy and the default start method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from averaging.network.directory import Record, RecordRule
+from averaging.network.frames import (
+    MAX_CHANNEL_BYTES,
+    MAX_REASON_BYTES,
+    EndOfStream,
+    Status,
+    refusal,
+    write_bytes,
+    write_frame,
+)
+from averaging.network.libp2p_stream import BROKEN, CLOSE_GRACE_S, Daemon, RawStream
+from averaging.network.p2pd import P2pdProcess
+from averaging.network.seams import MAX_CONTROL_BYTES, DirectoryEntry
+from protocol.errors import (
+    MachineError,
+    PotluckError,
+)
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+CALL_PROTOCOL: Final = "potluck-1-call"
+STREAM_PROTOCOL: Final = "potluck-1-stream"
+PING_PROTOCOL: Final = "potluck-1-ping"
+CONNECT_TIMEOUT_S: Final = 5.0
+START_TIMEOUT_S: Final = 30.0
+REQUEST_TIMEOUT_S: Final = 30.0
+"""A stranger has this long to say what it wants."""
+DIRECTORY_TIMEOUT_S: Final = 8.0
+MAX_CALLS_PER_PEER: Final = 32
+MAX_STREAMS_PER_PEER: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHooks:
+    """What a session asks of the trio side.
+
+    Attributes:
+        admits: whether to serve this peer at all; asked before its first byte is read. Must not block.
+        serves_streams: whether a stream channel has a handler. Must not block.
+        answer: (peer, channel, request) -> status and reply, or reason.
+        serve_stream: run the handler of a stream; True when it ended well, False when the stream must be reset.
+        record_rule: what may stand in the directory.
+    """
+
+    admits: Callable[[PeerId], bool]
+    serves_streams: Callable[[str], bool]
+    answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
+    serve_stream: Callable[[PeerId, str, RawStream], Awaitable[bool]]
+    record_rule: RecordRule
+
+
+class _Gate:
+    """Counts what each peer has open."""
+
+    def __init__(self, most_per_peer: int) -> None:
+        self._most = most_per_peer
+        self._open: dict[PeerId, int] = {}
+
+    def enter(self, peer: PeerId) -> bool:
+        count = self._open.get(peer, 0)
+        if count >= self._most:
+            return False
+        self._open[peer] = count + 1
+        return True
+
+    def leave(self, peer: PeerId) -> None:
+        count = self._open.get(peer, 0) - 1
+        if count > 0:
+            self._open[peer] = count
+        else:
+            self._open.pop(peer, None)
+
+
+class _RuleValidator:
+    """hivemind's record validator made of our rule: keys are ours to choose, subkeys and values are checked."""
+
+    priority = 0
+
+    def __init__(self, rule: RecordRule) -> None:
+        self._rule = rule
+
+    def validate(self, record: Any) -> bool:
+        """Whether a record may be stored or believed; called for every record from a stranger."""
+        from hivemind.utils import MSGPackSerializer
+
+        if len(record.subkey) > 256 or len(record.value) > 16384:
+            return False
+        try:
+            subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
+        except Exception as error:  # noqa: BLE001 - a stranger's bytes: msgpack raises half a dozen unrelated types
+            log.debug("record_unreadable", error=type(error).__name__)
+            return False
+        if not isinstance(subkey, str) or not isinstance(value, bytes):
+            return False
+        reason = self._rule(Record(subkey, value, record.expiration_time), time.time())
+        if reason:
+            log.debug("record_refused", subkey=subkey, reason=reason)
+        return not reason
+
+    def sign_value(self, record: Any) -> bytes:
+        """Values come signed."""
+        return bytes(record.value)
+
+    def strip_value(self, record: Any) -> bytes:
+        """Signatures stay: the reader checks them too."""
+        return bytes(record.value)
+
+
+def import_hivemind() -> None:
+    """Pay for the import once, outside the event loops; quiet unless asked otherwise."""
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+    importlib.import_module("hivemind")
+    importlib.import_module("hivemind.dht.node")
+
+
+class Session:
+    """Made by `open_session`."""
+
+    def __init__(self, process: P2pdProcess, p2p: Any, hooks: SessionHooks) -> None:
+        self.daemon = Daemon(process)
+        self._p2p = p2p
+        self._node: Any = None
+        self._hooks = hooks
+        self._calls = _Gate(MAX_CALLS_PER_PEER)
+        self._streams = _Gate(MAX_STREAMS_PER_PEER)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """What p2pd says who we are."""
+        return PeerId(self._p2p.peer_id.to_base58())
+
+    async def start(self, addresses: Sequence[str], *, is_client: bool) -> None:
+        """Serve the handlers, connect to the addresses that answer, and join the directory through them.
+
+        Raises:
+            MachineError: p2pd died or stopped answering meanwhile.
+        """
+        from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._start(addresses, is_client)
+        except (TimeoutError, P2PDaemonError, *BROKEN) as error:
+            raise MachineError(f"p2pd failed while joining: {error!r}"[:300], "a running libp2p daemon") from error
+
+    async def _start(self, addresses: Sequence[str], is_client: bool) -> None:
+        from hivemind.dht.node import DHTNode
+
+        await self._p2p.add_binary_stream_handler(CALL_PROTOCOL, self._serve_call)
+        await self._p2p.add_binary_stream_handler(STREAM_PROTOCOL, self._serve_stream)
+        await self._p2p.add_binary_stream_handler(PING_PROTOCOL, self._serve_ping)
+        reached = await self._connect(addresses)
+        self._node = await DHTNode.create(
+            p2p=self._p2p,
+            initial_peers=list(reached) or None,
+            client_mode=is_client,
+            record_validator=_RuleValidator(self._hooks.record_rule),
+            ensure_bootstrap_success=False,
+            strict=False,
+            cache_locally=False,
+            cache_nearest=0,
+        )
+
+    async def close(self) -> None:
+        """Detach. A dead p2pd answers nothing, so nothing here waits for it long."""
+        await self.daemon.close()
+        if self._node is not None:
+            self._node.is_alive = False
+            if self.daemon.is_running:
+                with suppress(TimeoutError, *BROKEN):
+                    await asyncio.wait_for(self._node.shutdown(), CLOSE_GRACE_S)
+        await self._p2p.shutdown()
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Our multiaddresses, each ending in /p2p/<peer id>."""
+        return tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+
+    async def _connect(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+        from hivemind.utils.multiaddr import Multiaddr
+
+        async def connect(address: str) -> str | None:
+            transport, _, peer = address.rpartition("/p2p/")
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await self._p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(transport)])
+            except (TimeoutError, P2PDaemonError, ValueError, *BROKEN) as error:
+                log.debug("address_unreachable", address=address, error=str(error)[:200])
+                return None
+            return address
+
+        own = self.peer_id
+        others = [address for address in addresses if "/p2p/" in address and not address.endswith(own)]
+        return tuple(address for address in await asyncio.gather(*map(connect, others)) if address)
+
+    async def add_addresses(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Connect to those that answer, and tell the directory node of them; returns them."""
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+        reached = await self._connect(addresses)
+        peers = {address.rpartition("/p2p/")[2] for address in reached}
+        await asyncio.gather(*(self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in sorted(peers)))
+        return reached
+
+    async def publish(self, key: str, subkey: str, value: bytes, expires_unix_s: float) -> bool:
+        """Store a record on the nearest nodes; False when none took it or it took too long."""
+        try:
+            async with asyncio.timeout(DIRECTORY_TIMEOUT_S):
+                return bool(await self._node.store(key, value, expires_unix_s, subkey=subkey))
+        except (TimeoutError, *BROKEN) as error:
+            log.warning("publish_failed", key=key, error=type(error).__name__)
+            return False
+
+    async def lookup(self, key: str) -> tuple[DirectoryEntry, ...]:
+        """The live records, checked, by subkey."""
+        try:
+            async with asyncio.timeout(DIRECTORY_TIMEOUT_S):
+                found = await self._node.get(key, latest=True)
+        except (TimeoutError, *BROKEN) as error:
+            log.warning("lookup_failed", key=key, error=type(error).__name__)
+            return ()
+        if found is None or not isinstance(found.value, dict):
+            return ()
+        now_unix_s = time.time()
+        entries = [DirectoryEntry(subkey, item.value, item.expiration_time) for subkey, item in found.value.items()]
+        return tuple(sorted((e for e in entries if e.expires_unix_s > now_unix_s), key=lambda entry: entry.subkey))
+
+    async def call(self, peer: PeerId, channel: str, request: bytes) -> bytes:
+        """One request, one reply. Raises TransportError, RemoteProtocolError."""
+        stream = await self.daemon.open_stream(peer, CALL_PROTOCOL)
+        try:
+            await write_frame(stream.writer, channel.encode())
+            await write_frame(stream.writer, request)
+            status = await stream.frames.read_status()
+            reply = await stream.frames.read(MAX_CONTROL_BYTES)
+        except (EndOfStream, *BROKEN) as error:
+            raise await stream.broken() from error
+        finally:
+            stream.writer.close()
+        if status is not Status.FINE:
+            raise refusal(status, peer, channel, reply[:MAX_REASON_BYTES].decode(errors="replace"))
+        return reply
+
+    async def open_stream(self, peer: PeerId, channel: str) -> RawStream:
+        """A bulk stream that the other side has accepted. Raises TransportError, RemoteProtocolError."""
+        stream = await self.daemon.open_stream(peer, STREAM_PROTOCOL)
+        try:
+            await write_frame(stream.writer, channel.encode())
+            status = await stream.frames.read_status()
+        except BROKEN as error:
+            stream.writer.close()
+            raise await stream.broken() from error
+        except BaseException:
+            stream.writer.close()
+            raise
+        if status is not Status.FINE:
+            stream.writer.close()
+            raise refusal(status, peer, channel)
+        return stream
+
+    async def ping(self, peer: PeerId) -> None:
+        """A byte there and back, on the control lane. Raises TransportError."""
+        stream = await self.daemon.open_stream(peer, PING_PROTOCOL)
+        try:
+            write_bytes(stream.writer, b"\x00")
+            await stream.frames.read_status()
+        except BROKEN as error:
+            raise await stream.broken() from error
+        finally:
+            stream.writer.close()
+
+    async def _serve_ping(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                writer.write(await reader.readexactly(1))
+                await writer.drain()
+        except (TimeoutError, *BROKEN):
+            log.debug("ping_broken")
+        finally:
+            writer.close()
+
+    async def _serve_call(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = PeerId(info.peer_id.to_base58())
+        if not self._hooks.admits(peer):
+            writer.close()
+            return
+        stream = RawStream(peer, reader, writer, self.daemon)
+        is_let_in = self._calls.enter(peer)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")
+                request = await stream.frames.read(MAX_CONTROL_BYTES)
+            status, reply = await self._hooks.answer(peer, channel, request) if is_let_in else (Status.BUSY, b"")
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                write_bytes(writer, bytes([status]))
+                await write_frame(writer, reply)
+        except (EndOfStream, TimeoutError, UnicodeDecodeError, PotluckError, *BROKEN) as error:
+            log.debug("call_dropped", peer=peer, error=repr(error)[:200])
+        finally:
+            if is_let_in:
+                self._calls.leave(peer)
+            writer.close()
+
+    async def _serve_stream(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = PeerId(info.peer_id.to_base58())
+        if not self._hooks.admits(peer):
+            writer.close()
+            return
+        stream = RawStream(peer, reader, writer, self.daemon)
+        is_let_in = self._streams.enter(peer)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")
+            is_served = self._hooks.serves_streams(channel)
+            status = (Status.FINE if is_served else Status.UNSERVED) if is_let_in else Status.BUSY
+            write_bytes(writer, bytes([status]))
+            if status is Status.FINE and not await self._hooks.serve_stream(peer, channel, stream):
+                stream.reset()
+            else:
+                await stream.close()
+        except (EndOfStream, TimeoutError, UnicodeDecodeError, PotluckError, *BROKEN) as error:
+            log.debug("stream_dropped", peer=peer, error=repr(error)[:200])
+            stream.reset()
+        except asyncio.CancelledError:
+            stream.reset()
+            raise
+        finally:
+            if is_let_in:
+                self._streams.leave(peer)
+
+
+async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path) -> Session:
+    """Attach to a running p2pd; our own listening socket lies in `folder` too.
+
+    Raises:
+        MachineError: p2pd does not answer.
+    """
+    from hivemind.p2p import P2P
+    from hivemind.utils.multiaddr import Multiaddr
+
+    attached: Any = type("P2PInFolder", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder}/"})
+    try:
+        p2p = await asyncio.wait_for(attached.replicate(Multiaddr(f"/unix{process.control_socket}")), CONNECT_TIMEOUT_S)
+    except (TimeoutError, *BROKEN) as error:
+        raise MachineError(f"p2pd does not answer: {error!r}"[:300], "a running libp2p daemon") from error
+    return Session(process, p2p, hooks)

@@ -1,0 +1,158 @@
+"""A raw libp2p stream over p2pd's control socket, and the p2pd that carries it. Runs on the asyncio thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import structlog
+
+from averaging.network.frames import EndOfStream, FrameReader, write_end, write_frame
+from averaging.network.p2pd import P2pdProcess
+from averaging.network.seams import MAX_FRAME_BYTES
+from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TransportError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+LINGER_S: Final = 120.0
+LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
+"""A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
+CLOSE_GRACE_S: Final = 1.0
+BROKEN: Final = (asyncio.IncompleteReadError, ConnectionError, OSError, EOFError)
+"""What asyncio raises when a socket to p2pd ends in the middle of something."""
+
+
+class RawStream:
+    """One end of a libp2p stream: frames over p2pd's socket."""
+
+    def __init__(self, remote: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Daemon) -> None:
+        self.remote = remote
+        self.frames = FrameReader(reader)
+        self.writer = writer
+        self._daemon = own
+        self._is_closed = False
+
+    async def broken(self) -> TransportError:
+        """Why the stream broke: the peer is gone, or only our own p2pd is."""
+        await asyncio.sleep(0.01)  # a killed process closes its sockets a moment before it counts as exited
+        if not self._daemon.is_running:
+            return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
+        return PeerUnreachable(f"the stream with {self.remote} was reset", "a live stream")
+
+    async def send(self, data: bytes) -> None:
+        """Send one frame. Raises TransportError when the stream is broken."""
+        if self._is_closed or self.writer.is_closing():
+            raise await self.broken()
+        try:
+            await write_frame(self.writer, data)
+        except BROKEN as error:
+            raise await self.broken() from error
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None after the clean end. Raises TransportError, RemoteProtocolError."""
+        try:
+            return await self.frames.read(MAX_FRAME_BYTES)
+        except EndOfStream:
+            return None
+        except RemoteProtocolError:
+            self.reset()
+            raise
+        except BROKEN as error:
+            raise await self.broken() from error
+
+    async def close(self) -> None:
+        """Clean end: what was sent still arrives.
+
+        p2pd closes both directions as soon as one ends, and what is under way the other way is lost. So the socket stays open
+        until the other side has said its end too; a task of the session waits for that.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            write_end(self.writer)
+        except ConnectionError:
+            return  # broken already: nothing to wait for
+        self._daemon.keep_until_done(self._linger())
+
+    async def _linger(self) -> None:
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await self.writer.drain()
+                if not self.frames.is_ended and not self.frames.is_reading:
+                    await self.frames.skip_to_end(LINGER_BYTES)
+        except (TimeoutError, RemoteProtocolError, *BROKEN) as error:
+            log.debug("stream_closed_unclean", peer=self.remote, error=repr(error)[:200])
+        finally:
+            self.writer.close()
+
+    def reset(self) -> None:
+        """Break the stream: the other side sees no final marker."""
+        self._is_closed = True
+        self.writer.transport.abort()
+
+
+class Daemon:
+    """Whether the p2pd below a stream still runs, and how to open sockets to it."""
+
+    def __init__(self, process: P2pdProcess) -> None:
+        self._process = process
+        self._lingering: set[asyncio.Task[None]] = set()
+
+    def keep_until_done(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Let a stream that we ended wait for its other side."""
+        task = asyncio.create_task(ending, name="lingering stream")
+        self._lingering.add(task)
+        task.add_done_callback(self._lingering.discard)
+
+    async def close(self) -> None:
+        """Give lingering streams a moment, then drop them."""
+        if self._lingering:
+            _, late = await asyncio.wait(set(self._lingering), timeout=CLOSE_GRACE_S if self.is_running else 0)
+            for task in late:
+                task.cancel()
+
+    @property
+    def is_running(self) -> bool:
+        """Asked of the kernel now."""
+        return self._process.is_running
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> RawStream:
+        """A libp2p stream to a peer; nothing stays open when it fails or is cancelled.
+
+        Raises:
+            PeerUnreachable: refused, unknown, or it does not speak the protocol. CallTimeout: it could not be dialled in time.
+        """
+        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+        from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+        from hivemind.proto import p2pd_pb2
+
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._process.control_socket)
+        except OSError as error:
+            raise CallTimeout("our own libp2p daemon is not there", "a running one", "it is being restarted") from error
+        stream = RawStream(peer, reader, writer, self)
+        try:
+            opening = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[protocol])
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening))
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+        except BROKEN as error:
+            writer.close()
+            raise await stream.broken() from error
+        except BaseException:
+            writer.close()
+            raise
+        if response.type == p2pd_pb2.Response.ERROR:
+            writer.close()
+            raise _dial_error(peer, response.error.msg)
+        return stream
+
+
+def _dial_error(peer: PeerId, message: str) -> TransportError:
+    was_refused = "refused" in message or "reset" in message
+    if not was_refused and ("timeout" in message or "deadline" in message):
+        return CallTimeout(f"{peer} could not be dialled in time: {message[:200]}", "a connection")
+    return PeerUnreachable(f"{peer} could not be reached: {message[:200]}", "a connection")

@@ -1,0 +1,144 @@
+"""Storage in memory with the crash behaviour of a disk: what was not synced is lost, whole or in part."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import trio
+
+from averaging.network.storage_names import check_name
+from protocol.errors import StorageError
+
+SYNC_COST_S = 0.004
+"""Virtual cost of an fsync: 4 ms, as measured."""
+
+
+class MemoryDisk:
+    """One machine's disk: survives the crash of its process, not of its unsynced writes.
+
+    Attributes:
+        files: finished files.
+        logs: durable records of each log.
+        capacity_bytes: writes beyond it fail as a full disk does.
+    """
+
+    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+        self.files: dict[str, bytes] = {}
+        self.logs: dict[str, list[bytes]] = {}
+        self.capacity_bytes = capacity_bytes
+        self._pending: dict[int, tuple[str, bytes]] = {}
+        self._next_write = 0
+        self._is_dead = False
+
+    def crash(self, chooser: random.Random) -> None:
+        """Power off: each append in flight is kept or lost, by the chooser; files in flight are lost (never renamed)."""
+        lost: set[str] = set()
+        for name, record in self._pending.values():
+            # a log keeps its order: what follows a lost record is lost too
+            if name and name not in lost and chooser.random() < 0.5:
+                self.logs.setdefault(name, []).append(record)
+            else:
+                lost.add(name)
+        self._pending.clear()
+        self._is_dead = True
+
+    def power_on(self) -> None:
+        """Usable again, with what survived."""
+        self._is_dead = False
+
+    def check_alive(self) -> None:
+        """Raises StorageError after `crash`: a dead process writes nothing more."""
+        if self._is_dead:
+            raise StorageError("the disk is gone: this process has crashed", "a live process")
+
+    def used_bytes(self) -> int:
+        """Bytes of files and logs."""
+        return sum(map(len, self.files.values())) + sum(len(r) for log in self.logs.values() for r in log)
+
+    def begin(self, name: str, record: bytes) -> int:
+        """A write that is not durable yet."""
+        self.check_alive()
+        if self.used_bytes() + len(record) > self.capacity_bytes:
+            raise StorageError("no space left on the disk", f"{len(record)} bytes", "free some space and start again")
+        self._next_write += 1
+        self._pending[self._next_write] = (name, record)
+        return self._next_write
+
+    def finish(self, write: int) -> None:
+        """The write is durable. Raises StorageError when the machine crashed since `begin`, also if it is up again."""
+        self.check_alive()
+        if self._pending.pop(write, None) is None:
+            raise StorageError("the disk went away during a write: this process has crashed", "a live process")
+
+    def fail_with_disk_full_after(self, num_bytes: int) -> None:
+        """From now on only so many more bytes fit."""
+        self.capacity_bytes = self.used_bytes() + num_bytes
+
+
+class MemoryStorage:
+    """Storage on a MemoryDisk, below an optional folder."""
+
+    def __init__(self, disk: MemoryDisk, folder: str = "") -> None:
+        self._disk = disk
+        self._append_lock = trio.Lock()
+        self._prefix = f"{folder}/" if folder else ""
+
+    def _path(self, name: str) -> str:
+        return self._prefix + check_name(name)
+
+    async def write_atomic(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Durable and whole after one sync, or not there."""
+        path, data = self._path(name), b"".join(parts)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._sync("", data)
+        self._disk.files[path] = data
+
+    async def append(self, name: str, record: bytes) -> None:
+        """Durable after one sync."""
+        path = self._path(name)
+        async with self._append_lock:
+            await self._sync(path, record)
+            self._disk.logs.setdefault(path, []).append(record)
+
+    async def _sync(self, name: str, data: bytes) -> None:
+        write = self._disk.begin(name, data)
+        # a write that has begun is not taken back by a cancellation: a thread would finish it as well
+        with trio.CancelScope(shield=True):
+            await trio.sleep(SYNC_COST_S)
+        self._disk.finish(write)
+
+    async def read(self, name: str) -> bytes | None:
+        """The file, or None."""
+        self._disk.check_alive()
+        return self._disk.files.get(self._path(name))
+
+    async def read_range(self, name: str, offset_bytes: int, num_bytes: int) -> bytes | None:
+        """Part of the file, or None."""
+        data = await self.read(name)
+        return None if data is None else data[offset_bytes : offset_bytes + num_bytes]
+
+    async def read_records(self, name: str) -> Sequence[bytes]:
+        """All durable records."""
+        self._disk.check_alive()
+        return tuple(self._disk.logs.get(self._path(name), ()))
+
+    async def list_names(self, prefix: str) -> Sequence[str]:
+        """Finished files that start with `prefix`, sorted."""
+        self._disk.check_alive()
+        begin = self._prefix + prefix
+        paths = {*self._disk.files, *self._disk.logs}
+        return sorted(path[len(self._prefix) :] for path in paths if path.startswith(begin))
+
+    async def delete(self, name: str) -> None:
+        """Remove the file if it is there."""
+        self._disk.check_alive()
+        self._disk.files.pop(self._path(name), None)
+        self._disk.logs.pop(self._path(name), None)
+
+    async def size_bytes(self) -> int:
+        """Bytes of all files and logs below our folder."""
+        files = sum(len(data) for path, data in self._disk.files.items() if path.startswith(self._prefix))
+        return files + sum(
+            len(r) for path, log in self._disk.logs.items() if path.startswith(self._prefix) for r in log
+        )

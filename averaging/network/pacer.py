@@ -1,0 +1,118 @@
+"""The pacer of the bulk lane: a token bucket whose rate is learned from what bulk does to pings.
+
+Control messages share the link with bulk. When bulk fills the link's queue, pings wait behind it: at 1 Mbit/s unpaced bulk
+holds them up for 2 s, long enough to be taken for dead; paced at 70% of the link, 0.12 s. The bucket below is pure; `Pacer`
+is its shell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+SHARE: Final = 0.7
+"""Of the throughput seen while the queue was full: what bulk takes from then on."""
+GROWTH: Final = 1.25
+"""Per quiet ping (two a second): from 100 kB/s back to 10 MB/s in ten seconds."""
+CONGESTED_S: Final = 0.4
+"""Extra ping time over the best seen that counts as a full queue."""
+PINGS_TO_SLOW_DOWN: Final = 2
+"""One late ping is a busy machine, two in a row are a full queue."""
+MIN_RATE_BYTES_PER_S: Final = 16_384.0
+MAX_RATE_BYTES_PER_S: Final = 1e9
+BURST_S: Final = 0.05
+MIN_BURST_BYTES: Final = 65_536.0
+
+
+@dataclass(frozen=True, slots=True)
+class PacerState:
+    """A token bucket and what it has learned.
+
+    Attributes:
+        rate_bytes_per_s: the present rate.
+        limit_bytes_per_s: the owner's cap; the rate never exceeds it.
+        tokens_bytes: what may be sent at once; negative while in debt.
+        filled_at_s: when `tokens_bytes` was true.
+        sent_bytes, counting_since_s: sent since the last ping, to know the throughput.
+        best_ping_s: the shortest ping seen.
+        late_pings: late ones in a row.
+    """
+
+    rate_bytes_per_s: float
+    limit_bytes_per_s: float
+    tokens_bytes: float
+    filled_at_s: float
+    sent_bytes: int
+    counting_since_s: float
+    best_ping_s: float = float("inf")
+    late_pings: int = 0
+
+    @property
+    def burst_bytes(self) -> float:
+        """Most that may be sent at once after a pause."""
+        return max(MIN_BURST_BYTES, self.rate_bytes_per_s * BURST_S)
+
+
+def new_pacer(now_s: float, limit_bytes_per_s: float | None = None) -> PacerState:
+    """A full bucket at the owner's cap, or without a cap at the ceiling."""
+    limit = min(MAX_RATE_BYTES_PER_S, limit_bytes_per_s or MAX_RATE_BYTES_PER_S)
+    return PacerState(limit, limit, MIN_BURST_BYTES, now_s, 0, now_s)
+
+
+def charge(state: PacerState, num_bytes: int, now_s: float) -> tuple[PacerState, float]:
+    """Take `num_bytes` from the bucket; the second value is how many seconds to wait before sending them."""
+    earned = (now_s - state.filled_at_s) * state.rate_bytes_per_s
+    tokens = min(state.burst_bytes, state.tokens_bytes + earned) - num_bytes
+    charged = replace(state, tokens_bytes=tokens, filled_at_s=now_s, sent_bytes=state.sent_bytes + num_bytes)
+    return charged, max(0.0, -tokens / state.rate_bytes_per_s)
+
+
+def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerState, str]:
+    """Learn from a ping made while bulk was under way; the second value says why the rate changed, "" when it did not.
+
+    Args:
+        ping_s: round trip of the ping, without our own scheduling lag; the whole deadline when none came back.
+    """
+    best = min(state.best_ping_s, ping_s)
+    throughput = state.sent_bytes / max(now_s - state.counting_since_s, 0.1)
+    heard = replace(state, best_ping_s=best, sent_bytes=0, counting_since_s=now_s)
+    if ping_s > best + CONGESTED_S:
+        late = state.late_pings + 1
+        if late < PINGS_TO_SLOW_DOWN:
+            # the throughput goes on being counted: the second late ping will ask for it
+            return replace(state, best_ping_s=best, late_pings=late), ""
+        rate = max(MIN_RATE_BYTES_PER_S, min(state.rate_bytes_per_s, throughput) * SHARE)
+        return replace(heard, rate_bytes_per_s=rate, late_pings=0), f"pings take {ping_s:.2f} s instead of {best:.2f} s"
+    rate = min(state.limit_bytes_per_s, state.rate_bytes_per_s * GROWTH)
+    return replace(heard, rate_bytes_per_s=rate, late_pings=0), ""
+
+
+class Pacer:
+    """The bucket of one Network: every bulk frame passes through it."""
+
+    def __init__(self, limit_bytes_per_s: float | None = None) -> None:
+        self._limit_bytes_per_s = limit_bytes_per_s
+        self._state: PacerState | None = None
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """The present rate."""
+        return self._current().rate_bytes_per_s
+
+    def _current(self) -> PacerState:
+        if self._state is None:
+            self._state = new_pacer(trio.current_time(), self._limit_bytes_per_s)
+        return self._state
+
+    async def pass_bytes(self, num_bytes: int) -> None:
+        """Return when so many bytes may be sent; those who ask first go first."""
+        self._state, wait_s = charge(self._current(), num_bytes, trio.current_time())
+        if wait_s > 0:
+            await trio.sleep(wait_s)
+
+    def heard_ping(self, ping_s: float) -> str:
+        """Learn from a ping; says why the rate fell, if it did."""
+        self._state, reason = heard_ping(self._current(), ping_s, trio.current_time())
+        return reason

@@ -1,0 +1,292 @@
+"""The seams: everything a service needs from the world outside, as five small protocols.
+
+Each has a real form and an in-memory form, and both pass the same contract tests (tests/contract). On the in-memory forms a
+whole swarm runs in virtual time from one seed. A service takes the seams it needs as arguments and touches nothing else: no
+clock, no file, no socket, no thread.
+
+Everything is called from trio. Nothing here starts anything in a constructor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from protocol.ids import PeerId
+
+T = TypeVar("T")
+
+MAX_CONTROL_BYTES = 1 << 20
+"""Largest request or reply of `Network.call`. A certificate of 64 members is about 12 kB; a chain page is cut to this."""
+
+MAX_FRAME_BYTES = (1 << 20) + 4096
+"""Largest frame of a bulk stream: one encoded chunk of at most 1 MiB plus its small header."""
+
+
+class Lane(Enum):
+    """Which traffic a byte belongs to. Control never waits behind bulk."""
+
+    CONTROL = "control"
+    BULK = "bulk"
+
+
+class Stream(Protocol):
+    """One bulk stream between two peers: frames in order, each at most MAX_FRAME_BYTES, paced by the sender.
+
+    A stream belongs to whoever opened it or was handed it; both sides end it with `aclose`.
+    """
+
+    @property
+    def remote(self) -> PeerId:
+        """The authenticated peer at the other end."""
+        ...
+
+    async def send_frame(self, data: bytes | memoryview) -> None:
+        """Send one frame; waits while the other side is slow or the pacer says so.
+
+        Raises:
+            PeerUnreachable: the other side reset the stream or is gone.
+            LocalProtocolError: `data` is longer than MAX_FRAME_BYTES.
+        """
+        ...
+
+    async def receive_frame(self) -> bytes | None:
+        """The next frame, or None after the other side's clean `aclose`.
+
+        Raises:
+            PeerUnreachable: the stream was reset.
+            RemoteProtocolError: the other side announced a frame longer than MAX_FRAME_BYTES.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """End the stream; what was sent still arrives."""
+        ...
+
+
+CallHandler = Callable[["PeerId", bytes], Awaitable[bytes]]
+"""(authenticated sender, request) -> reply. An exception in it is logged and reaches the caller as RemoteProtocolError."""
+
+StreamHandler = Callable[["PeerId", Stream], Awaitable[None]]
+"""Serves one stream opened by a peer. When it returns the stream is closed; when it raises the stream is reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryEntry:
+    """One live record of the directory (the DHT): what a peer published under a key until it expires."""
+
+    subkey: str
+    value: bytes
+    expires_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCount:
+    """Bytes and messages since start, by lane, payload only."""
+
+    control_bytes_up: int
+    control_bytes_down: int
+    bulk_bytes_up: int
+    bulk_bytes_down: int
+
+
+class Network(Protocol):
+    """Typed messages between peers, and a directory of expiring records.
+
+    Channels are short names ("round", "bulk"). Handlers must be set before the network is started, so that no message can
+    arrive at a channel that is not served yet; an unserved channel answers PeerUnreachable.
+    """
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        ...
+
+    def serve_calls(self, channel: str, handler: CallHandler) -> None:
+        """Answer `call`s on this channel."""
+        ...
+
+    def serve_streams(self, channel: str, handler: StreamHandler) -> None:
+        """Answer `open_stream`s on this channel."""
+        ...
+
+    async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
+        """Control lane: one request, one reply, each at most MAX_CONTROL_BYTES. Never waits behind bulk.
+
+        Raises:
+            PeerUnreachable: refused or reset, also in the middle of the call: the peer's process is gone.
+            CallTimeout: no reply within `timeout_s`.
+            RemoteProtocolError: the handler failed there, or the reply was too long.
+        """
+        ...
+
+    async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
+        """Bulk lane: open a stream; `timeout_s` bounds the opening only, the caller bounds the rest with a cancel scope.
+
+        Raises:
+            PeerUnreachable, CallTimeout: as for `call`.
+        """
+        ...
+
+    async def add_addresses(self, addresses: Sequence[str]) -> None:
+        """Learn multiaddresses ("/ip4/../tcp/../p2p/..") and try to connect to them; unreachable ones are skipped."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Our own multiaddresses, each ending in /p2p/<peer id>."""
+        ...
+
+    async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
+        """Store a directory record of at most 8 KiB; False when no node took it."""
+        ...
+
+    async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
+        """The live records under `key`, by subkey; empty when none or when the directory cannot be reached."""
+        ...
+
+    def traffic(self) -> TrafficCount:
+        """Payload bytes carried so far."""
+        ...
+
+
+class Clock(Protocol):
+    """The two clocks, never mixed: monotonic for deadlines, unix for what a stranger reads."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that only grow; equal to trio.current_time() in both forms."""
+        ...
+
+    def unix_s(self) -> float:
+        """Seconds since 1970 as this machine believes."""
+        ...
+
+
+class Offload(Protocol):
+    """The only door to threads: real form `trio.to_thread`, simulated form inline with a virtual cost."""
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        """Run a blocking function of no arguments and return its result; `cost_s` is what it costs in virtual time."""
+        ...
+
+
+class Storage(Protocol):
+    """Durable files below one folder. When a write returns, it survives a power cut; before that it may be lost, whole or in part.
+
+    Names are relative, with "/" between parts, letters, digits, ".", "_" and "-" only.
+    """
+
+    async def write_atomic(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Replace the file by the parts, joined: temporary name, fsync, rename, fsync of the folder.
+
+        Raises:
+            StorageError: disk full or not writable; the old file, if any, is untouched.
+        """
+        ...
+
+    async def append(self, name: str, record: bytes) -> None:
+        """Append one framed record (length and checksum) and fsync. After a torn tail the log continues at the last good record."""
+        ...
+
+    async def read(self, name: str) -> bytes | None:
+        """The file's bytes, or None when there is none."""
+        ...
+
+    async def read_range(self, name: str, offset_bytes: int, num_bytes: int) -> bytes | None:
+        """`num_bytes` from `offset_bytes`, shorter at the end of the file; None when there is no such file."""
+        ...
+
+    async def read_records(self, name: str) -> Sequence[bytes]:
+        """All good records of a log in order; a torn tail is left out and will be overwritten by the next append."""
+        ...
+
+    async def list_names(self, prefix: str) -> Sequence[str]:
+        """Names of finished files that start with `prefix`, sorted; leftovers of unfinished writes never appear."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Remove the file if it is there."""
+        ...
+
+    async def size_bytes(self) -> int:
+        """Bytes of all finished files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerProgress:
+    """What the trainer has done since it was started; read without waiting.
+
+    Attributes:
+        tokens_ready: tokens trained since the last credited ones: what a snapshot taken now would claim.
+        tokens_trained: all tokens ever trained by this process, credited or not.
+        loss_nats: mean training loss of the latest steps in nats per token, None before the first step.
+        tokens_per_s: over the latest ten seconds.
+        restarts: how often the worker had to be brought back.
+        state: "starting", "training", "paused" or "restarting", and `reason` says why in one sentence.
+    """
+
+    tokens_ready: int
+    tokens_trained: int
+    loss_nats: float | None
+    tokens_per_s: float
+    restarts: int
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The local parameters at a step boundary.
+
+    Attributes:
+        theta_N: (N,) float32 on the CPU, the caller's own copy.
+        tokens: trained into `theta_N` since the last credited ones.
+        num_steps: local steps behind these tokens.
+    """
+
+    theta_N: torch.Tensor
+    tokens: int
+    num_steps: int
+
+
+class Trainer(Protocol):
+    """The training process of one unit. Commands take effect at the next step boundary.
+
+    Rule 20 needs two of them: `load` (blocking adoption, joining, worker death) and `shift` (adoption while training goes on:
+    theta <- theta + shift, where the caller puts A' - theta_snapshot for counted chunks and A' - A for the rest).
+    """
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+        """Theta <- anchor; tokens_ready <- 0. `schedule_tokens` are the run's committed tokens, for the learning rate."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Copy theta at the next step boundary together with its token count; training goes on."""
+        ...
+
+    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+        """Theta <- theta + shift; tokens_ready -= credited. A worker that died since the snapshot loads the anchor instead:
+        the implementation keeps the latest anchor given by `set_anchor` for that.
+        """
+        ...
+
+    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+        """The anchor from which a worker that dies is brought back (theta <- A, tokens_ready <- 0). Called at every commit."""
+        ...
+
+    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+        """Held-out loss of `anchor_N` in nats per token on the run's fixed windows; training of theta resumes after it."""
+        ...
+
+    def progress(self) -> TrainerProgress:
+        """Counters as of now."""
+        ...
+
+
+Publish = Callable[[str, Mapping[str, object]], None]
+"""(event in the past tense, fields): how services tell logs, metrics and screens what happened; never blocks."""

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from averaging.network.file_storage import FileStorage
+from averaging.network.offload import ThreadOffload
+from protocol.errors import StorageError
+
+
+async def test_a_log_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.append("log", b"first")
+    await storage.append("log", b"second")
+    whole = (tmp_path / "log").read_bytes()
+    for cut in range(len(whole) - 13, len(whole)):
+        (tmp_path / "log").write_bytes(whole[:cut])
+        reopened = FileStorage(tmp_path, ThreadOffload())
+        assert list(await reopened.read_records("log")) == [b"first"]
+        await reopened.append("log", b"third")
+        assert list(await reopened.read_records("log")) == [b"first", b"third"]
+
+
+async def test_a_record_with_a_flipped_bit_ends_the_log(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.append("log", b"first")
+    await storage.append("log", b"second")
+    data = bytearray((tmp_path / "log").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "log").write_bytes(data)
+    assert list(await FileStorage(tmp_path, ThreadOffload()).read_records("log")) == [b"first"]
+
+
+async def test_a_leftover_of_an_unfinished_write_never_appears(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.write_atomic("head", [b"x"])
+    (tmp_path / "head.unfinished").write_bytes(b"half")
+    assert list(await storage.list_names("")) == ["head"]
+    assert await storage.size_bytes() == 1
+
+
+async def test_a_full_disk_is_a_storage_error_and_the_old_file_stays(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "full", ThreadOffload())
+    await storage.write_atomic("head", [b"old"])
+    (tmp_path / "full" / "head.unfinished").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"):
+        await storage.write_atomic("head", [b"new"])
+    assert await storage.read("head") == b"old"
+
+
+async def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    storage = FileStorage(tmp_path / "file" / "below", ThreadOffload())
+    with pytest.raises(StorageError):
+        await storage.write_atomic("head", [b"x"])
+    with pytest.raises(StorageError):
+        await storage.append("log", b"x")

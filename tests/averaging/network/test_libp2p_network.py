@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.directory import seal_record, signed_record_rule
+from averaging.network.libp2p_network import (
+    SOCKET_PREFIX,
+    SOCKET_ROOT,
+    Libp2pNetwork,
+    NetworkOptions,
+    open_libp2p_network,
+)
+from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER
+from averaging.network.p2pd import P2pdOptions
+from protocol.errors import CallTimeout, MachineError, PeerUnreachable
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.ids import PeerId, RunId
+
+RUN = RunId(bytes(32))
+RULE = signed_record_rule(Ed25519Verifier(), RUN)
+ALICE, BOB, CAROL = (Identity(bytes([20 + i]) * 32) for i in range(3))
+
+
+def _options(folder: Path, identity: Identity, listen: str = "/ip4/127.0.0.1/tcp/0") -> NetworkOptions:
+    file = folder / identity.peer_id
+    file.write_bytes(identity.libp2p_private_key_bytes())
+    file.chmod(0o600)
+    return NetworkOptions(P2pdOptions(file, listen=(listen,)), RULE)
+
+
+@asynccontextmanager
+async def _open(thread: AsyncioThread, options: NetworkOptions, identity: Identity) -> AsyncIterator[Libp2pNetwork]:
+    async with open_libp2p_network(thread, options, identity.peer_id, unix_s=time.time) as network:
+        yield network
+
+
+@asynccontextmanager
+async def _pair(folder: Path) -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork]]:
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, _options(folder, ALICE), ALICE) as alice,
+        _open(thread, _options(folder, BOB), BOB) as bob,
+    ):
+        await bob.add_addresses(alice.addresses())
+        yield alice, bob
+
+
+async def _echo(sender: PeerId, request: bytes) -> bytes:
+    return request
+
+
+async def _wait_restarted(network: Libp2pNetwork, old_pid: int) -> None:
+    with trio.fail_after(20):
+        while network.p2pd_pid in (old_pid, None):
+            await trio.sleep(0.01)
+
+
+async def test_p2pd_comes_back_with_its_identity_port_handlers_and_records(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as (alice, bob):
+        alice.serve_calls("echo", _echo)
+        await bob.call(alice.peer_id, "echo", b"before", timeout_s=5)
+        expires_s = time.time() + 60
+        value = seal_record(ALICE, RUN, 1, expires_s, b"here")
+        assert await alice.publish("peers", alice.peer_id, value, expires_unix_s=expires_s)
+        addresses, pid = alice.addresses(), alice.p2pd_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await _wait_restarted(alice, pid)
+        assert alice.addresses() == addresses
+        assert alice.num_restarts == 1
+        await bob.add_addresses(alice.addresses())
+        assert await bob.call(alice.peer_id, "echo", b"after", timeout_s=10) == b"after"
+        with trio.fail_after(10):
+            while not await bob.lookup("peers"):
+                await trio.sleep(0.05)
+
+
+async def test_the_death_of_our_own_p2pd_fails_calls_in_flight_without_blaming_the_peer(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as (alice, bob):
+        began = trio.Event()
+
+        async def hold(sender: PeerId, request: bytes) -> bytes:
+            began.set()
+            await trio.sleep_forever()
+
+        async def kill_own() -> None:
+            await began.wait()
+            pid = bob.p2pd_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+        alice.serve_calls("hold", hold)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill_own)
+            with trio.fail_after(10), pytest.raises(CallTimeout, match="our own"):
+                await bob.call(alice.peer_id, "hold", b"", timeout_s=60)
+
+
+async def test_peers_that_know_only_a_third_find_each_other(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as (alice, bob), _open(alice.thread, _options(tmp_path, CAROL), CAROL) as carol:
+        await carol.add_addresses(alice.addresses())
+        carol.serve_calls("echo", _echo)
+        assert await bob.call(carol.peer_id, "echo", b"x", timeout_s=10) == b"x"
+
+
+async def test_a_peer_that_is_not_admitted_is_not_served(tmp_path: Path) -> None:
+    async with open_asyncio_thread() as thread:
+        options = _options(tmp_path, ALICE)
+        picky = NetworkOptions(options.p2pd, RULE, admits=lambda peer: peer != BOB.peer_id)
+        async with _open(thread, picky, ALICE) as alice, _open(thread, _options(tmp_path, BOB), BOB) as bob:
+            alice.serve_calls("echo", _echo)
+            await bob.add_addresses(alice.addresses())
+            with pytest.raises(PeerUnreachable):
+                await bob.call(alice.peer_id, "echo", b"x", timeout_s=5)
+            with pytest.raises(PeerUnreachable):
+                await bob.open_stream(alice.peer_id, "echo", timeout_s=5)
+
+
+async def test_a_peer_with_too_many_calls_open_is_told_to_wait(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as (alice, bob):
+        num_open = 0
+
+        async def hold(sender: PeerId, request: bytes) -> bytes:
+            nonlocal num_open
+            num_open += 1
+            await trio.sleep_forever()
+
+        async def call() -> None:
+            with trio.move_on_after(10):
+                await bob.call(alice.peer_id, "hold", b"", timeout_s=20)
+
+        alice.serve_calls("hold", hold)
+        async with trio.open_nursery() as nursery:
+            for _ in range(MAX_CALLS_PER_PEER):
+                nursery.start_soon(call)
+            with trio.fail_after(10):
+                while num_open < MAX_CALLS_PER_PEER:
+                    await trio.sleep(0.01)
+            with pytest.raises(CallTimeout, match="busy"):
+                await bob.call(alice.peer_id, "hold", b"", timeout_s=5)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_claim_of_four_gibibytes_is_dropped_before_it_is_read(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as (alice, bob):
+        alice.serve_calls("echo", _echo)
+
+        async def claim() -> bytes:
+            session = bob._session
+            assert session is not None
+            stream = await session.daemon.open_stream(alice.peer_id, CALL_PROTOCOL)
+            stream.writer.write(b"\x00\x00\x00\x04echo\xff\xff\xff\xfe" + bytes(1000))
+            try:
+                return await stream.frames._reader.read()
+            finally:
+                stream.writer.close()
+
+        assert await bob.thread.run(claim, timeout_s=10) == b""
+        assert await bob.call(alice.peer_id, "echo", b"x", timeout_s=5) == b"x"
+
+
+async def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = _options(tmp_path, ALICE, f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}")
+        async with open_asyncio_thread() as thread:
+            with pytest.raises(MachineError, match="p2pd did not start"):
+                async with _open(thread, options, ALICE):
+                    pass
+
+
+async def test_an_identity_file_of_another_peer_is_refused(tmp_path: Path) -> None:
+    async with open_asyncio_thread() as thread:
+        with pytest.raises(MachineError, match="identity"):
+            async with _open(thread, _options(tmp_path, ALICE), BOB):
+                pass
+
+
+async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as (alice, bob):
+        pids = [alice.p2pd_pid, bob.p2pd_pid]
+        folders = {path for path in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*") if (path / "p2pd.sock").exists()}
+    assert not [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
+    assert len([folder for folder in folders if not folder.exists()]) >= 2
+
+
+async def test_the_folder_of_a_killed_process_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
+    dead = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(dead / "p2pd.sock"))
+    os.utime(dead, (0, 0))
+    alive = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(alive / "p2pd.sock"))
+        listening.listen()
+        os.utime(alive, (0, 0))
+        async with open_asyncio_thread() as thread, _open(thread, _options(tmp_path, ALICE), ALICE):
+            assert not dead.exists()
+            assert alive.exists()
+    shutil.rmtree(alive)

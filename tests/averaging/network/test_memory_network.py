@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from averaging.network.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
+from averaging.network.seams import Stream
+from protocol.errors import CallTimeout, PeerUnreachable
+from protocol.ids import PeerId
+
+ALICE, BOB, CAROL = PeerId("alice"), PeerId("bob"), PeerId("carol")
+
+
+async def _echo(sender: PeerId, request: bytes) -> bytes:
+    return request
+
+
+@asynccontextmanager
+async def _swarm(speed: LinkSpeed | None = None) -> AsyncIterator[tuple[MemorySwarm, dict[PeerId, MemoryNetwork]]]:
+    async with trio.open_nursery() as nursery:
+        swarm = MemorySwarm(nursery, random.Random(3), speed)
+        networks = {peer: swarm.start(peer) for peer in (ALICE, BOB, CAROL)}
+        for network in networks.values():
+            network.serve_calls("echo", _echo)
+        yield swarm, networks
+        nursery.cancel_scope.cancel()
+
+
+async def _can_call(networks: dict[PeerId, MemoryNetwork], caller: PeerId, peer: PeerId) -> bool:
+    try:
+        await networks[caller].call(peer, "echo", b"x", timeout_s=1)
+    except CallTimeout:
+        return False
+    return True
+
+
+async def test_a_partition_separates_two_sides_until_it_heals(autojump_clock: MockClock) -> None:
+    async with _swarm() as (swarm, networks):
+        swarm.cut([ALICE], [BOB, CAROL])
+        assert not await _can_call(networks, ALICE, BOB)
+        assert not await _can_call(networks, CAROL, ALICE)
+        assert await _can_call(networks, BOB, CAROL)
+        swarm.heal()
+        assert await _can_call(networks, ALICE, BOB)
+
+
+async def test_a_one_way_cut_loses_requests_one_way_and_replies_the_other(autojump_clock: MockClock) -> None:
+    async with _swarm() as (swarm, networks):
+        num_handled = 0
+
+        async def count(sender: PeerId, request: bytes) -> bytes:
+            nonlocal num_handled
+            num_handled += 1
+            return b""
+
+        networks[ALICE].serve_calls("count", count)
+        networks[BOB].serve_calls("count", count)
+        swarm.cut([ALICE], [BOB], both_ways=False)
+        with pytest.raises(CallTimeout):
+            await networks[ALICE].call(BOB, "count", b"", timeout_s=1)
+        assert num_handled == 0
+        with pytest.raises(CallTimeout):
+            await networks[BOB].call(ALICE, "count", b"", timeout_s=1)
+        assert num_handled == 1
+
+
+async def test_frames_wait_out_a_cut(autojump_clock: MockClock) -> None:
+    async with _swarm() as (swarm, networks):
+        got: list[bytes | None] = []
+
+        async def receive(sender: PeerId, stream: Stream) -> None:
+            got.append(await stream.receive_frame())
+
+        networks[BOB].serve_streams("one", receive)
+        stream = await networks[ALICE].open_stream(BOB, "one", timeout_s=1)
+        swarm.cut([ALICE], [BOB])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_frame, b"late")
+            await trio.sleep(5)
+            assert got == []
+            swarm.heal()
+        await trio.sleep(1)
+        assert got == [b"late"]
+
+
+async def test_bytes_take_the_time_of_the_slower_end(autojump_clock: MockClock) -> None:
+    async with _swarm(LinkSpeed(0.01, 1e9)) as (swarm, networks):
+        swarm.speeds[BOB] = LinkSpeed(0.01, 125_000.0)
+        began_s = trio.current_time()
+        await networks[ALICE].call(BOB, "echo", bytes(125_000), timeout_s=60)
+        assert 2.0 <= trio.current_time() - began_s < 2.2
+
+
+async def test_some_messages_are_lost_when_told_so_and_the_same_ones_each_time(autojump_clock: MockClock) -> None:
+    async def outcomes() -> list[bool]:
+        async with _swarm() as (swarm, networks):
+            swarm.loss = 0.3
+            return [await _can_call(networks, ALICE, BOB) for _ in range(30)]
+
+    first = await outcomes()
+    assert 0 < sum(first) < 30
+    assert await outcomes() == first
+
+
+async def test_a_killed_process_runs_no_handler_to_its_end(autojump_clock: MockClock) -> None:
+    async with _swarm() as (swarm, networks):
+        ended: list[str] = []
+
+        async def slow(sender: PeerId, request: bytes) -> bytes:
+            await trio.sleep(10)
+            ended.append("slow")
+            return b""
+
+        async def kill() -> None:
+            await trio.sleep(1)
+            swarm.kill(BOB)
+
+        networks[BOB].serve_calls("slow", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            with pytest.raises(PeerUnreachable):
+                await networks[ALICE].call(BOB, "slow", b"", timeout_s=60)
+        await trio.sleep(60)
+        assert ended == []
+        with pytest.raises(PeerUnreachable):
+            await networks[BOB].call(ALICE, "echo", b"", timeout_s=1)
+
+
+async def test_a_call_costs_a_fraction_of_a_millisecond_of_real_time(autojump_clock: MockClock) -> None:
+    async with _swarm() as (_, networks):
+        began_s = time.perf_counter()
+        for _ in range(500):
+            await networks[ALICE].call(BOB, "echo", b"x", timeout_s=10)
+        mean_s = (time.perf_counter() - began_s) / 500
+        assert mean_s < 0.002

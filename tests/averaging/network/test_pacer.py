@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from averaging.network.pacer import (
+    CONGESTED_S,
+    MAX_RATE_BYTES_PER_S,
+    MIN_BURST_BYTES,
+    MIN_RATE_BYTES_PER_S,
+    Pacer,
+    charge,
+    heard_ping,
+    new_pacer,
+)
+
+
+def test_a_full_bucket_lets_one_burst_through_and_then_waits_at_the_rate() -> None:
+    state = new_pacer(0.0, 100_000.0)
+    state, wait_s = charge(state, int(MIN_BURST_BYTES), 0.0)
+    assert wait_s == 0.0
+    state, wait_s = charge(state, 50_000, 0.0)
+    assert wait_s == pytest.approx(0.5)
+    _, wait_s = charge(state, 50_000, 0.5)
+    assert wait_s == pytest.approx(0.5)
+
+
+def test_idle_time_earns_no_more_than_a_burst() -> None:
+    state, _ = charge(new_pacer(0.0, 100_000.0), int(MIN_BURST_BYTES), 0.0)
+    _, wait_s = charge(state, int(MIN_BURST_BYTES) + 100_000, 3600.0)
+    assert wait_s == pytest.approx(1.0)
+
+
+def test_one_late_ping_changes_nothing_two_in_a_row_slow_down_to_a_share_of_the_throughput() -> None:
+    state, _ = heard_ping(new_pacer(0.0), 0.02, 0.5)
+    assert state.rate_bytes_per_s == MAX_RATE_BYTES_PER_S
+    state, _ = charge(state, 125_000, 1.0)
+    state, reason = heard_ping(state, 0.02 + CONGESTED_S + 0.1, 1.0)
+    assert (reason, state.rate_bytes_per_s) == ("", MAX_RATE_BYTES_PER_S)
+    state, reason = heard_ping(state, 2.0, 1.5)
+    assert "pings take 2.00 s" in reason
+    assert state.rate_bytes_per_s == pytest.approx(0.7 * 125_000)
+
+
+def test_quiet_pings_raise_the_rate_up_to_the_owners_cap() -> None:
+    state = new_pacer(0.0, 1_000_000.0)
+    for now_s in (1.0, 2.0):
+        state, _ = heard_ping(state, 2.0 if now_s > 1 else 0.01, now_s)
+    for step in range(2):
+        state, _ = heard_ping(state, 2.0, 3.0 + step)
+    slowed = state.rate_bytes_per_s
+    for step in range(100):
+        state, _ = heard_ping(state, 0.01, 10.0 + step)
+    assert slowed < 1_000_000.0
+    assert state.rate_bytes_per_s == 1_000_000.0
+
+
+def test_the_rate_never_falls_to_nothing() -> None:
+    state = new_pacer(0.0)
+    state, _ = heard_ping(state, 0.01, 0.1)
+    for step in range(20):
+        state, _ = heard_ping(state, 3.0, 1.0 + step)
+    assert state.rate_bytes_per_s == MIN_RATE_BYTES_PER_S
+
+
+async def test_the_shell_paces_many_senders_to_the_cap(autojump_clock: MockClock) -> None:
+    pacer = Pacer(1_000_000.0)
+    began_s = trio.current_time()
+
+    async def send() -> None:
+        for _ in range(50):
+            await pacer.pass_bytes(20_000)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(send)
+    assert trio.current_time() - began_s == pytest.approx(4.0, rel=0.1)

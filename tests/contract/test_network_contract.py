@@ -1,0 +1,480 @@
+"""What every form of Network keeps: order, caps, backpressure, and what a caller sees when the other side dies or freezes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import trio
+
+from averaging.network.directory import seal_record
+from averaging.network.seams import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
+from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, RemoteProtocolError
+from protocol.ids import PeerId
+from tests.contract.network_worlds import RUN, Check, World, new_identity, open_real_world, run_in_memory
+
+Runner = Callable[[Check], None]
+
+
+@pytest.fixture(scope="module")
+def real_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with open_real_world(tmp_path_factory.mktemp("identities")) as run:
+        yield run
+
+
+@pytest.fixture(params=["memory", "real"])
+def run(request: pytest.FixtureRequest) -> Runner:
+    if request.param == "memory":
+        return run_in_memory
+    runner: Runner = request.getfixturevalue("real_world")
+    return runner
+
+
+async def _echo(sender: PeerId, request: bytes) -> bytes:
+    return sender.encode() + b":" + request
+
+
+async def _collect(stream: Stream) -> list[bytes]:
+    frames: list[bytes] = []
+    while (frame := await stream.receive_frame()) is not None:
+        frames.append(frame)
+    return frames
+
+
+class _Collector:
+    """A stream handler that keeps what it got."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.done = trio.Event()
+
+    async def __call__(self, sender: PeerId, stream: Stream) -> None:
+        self.frames = await _collect(stream)
+        self.done.set()
+
+
+class _Holder:
+    """A call or stream handler that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.began = trio.Event()
+
+    async def call(self, sender: PeerId, request: bytes) -> bytes:
+        self.began.set()
+        await trio.sleep_forever()
+
+    async def stream(self, sender: PeerId, stream: Stream) -> None:
+        self.began.set()
+        await trio.sleep_forever()
+
+
+def test_a_reply_comes_back_and_the_handler_knows_who_asked(run: Runner) -> None:
+    async def check(world: World) -> None:
+        world.bob.serve_calls("echo", _echo)
+        reply = await world.alice.call(world.bob.peer_id, "echo", b"hello", timeout_s=5)
+        assert reply == world.alice.peer_id.encode() + b":hello"
+
+    run(check)
+
+
+def test_an_unserved_channel_is_unreachable(run: Runner) -> None:
+    async def check(world: World) -> None:
+        with pytest.raises(PeerUnreachable):
+            await world.alice.call(world.bob.peer_id, "nobody", b"", timeout_s=5)
+        with pytest.raises(PeerUnreachable):
+            await world.alice.open_stream(world.bob.peer_id, "nobody", timeout_s=5)
+
+    run(check)
+
+
+def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run: Runner) -> None:
+    async def refuse(sender: PeerId, request: bytes) -> bytes:
+        raise RemoteProtocolError("a stale proposal")
+
+    async def check(world: World) -> None:
+        world.bob.serve_calls("refuse", refuse)
+        with pytest.raises(RemoteProtocolError, match="a stale proposal"):
+            await world.alice.call(world.bob.peer_id, "refuse", b"", timeout_s=5)
+
+    run(check)
+
+
+def test_messages_are_capped_both_ways(run: Runner) -> None:
+    async def shout(sender: PeerId, request: bytes) -> bytes:
+        return bytes(MAX_CONTROL_BYTES + 1)
+
+    async def check(world: World) -> None:
+        world.bob.serve_calls("shout", shout)
+        with pytest.raises(LocalProtocolError):
+            await world.alice.call(world.bob.peer_id, "shout", bytes(MAX_CONTROL_BYTES + 1), timeout_s=5)
+        with pytest.raises(RemoteProtocolError):
+            await world.alice.call(world.bob.peer_id, "shout", b"", timeout_s=5)
+
+    run(check)
+
+
+def test_the_longest_message_passes(run: Runner) -> None:
+    async def mirror(sender: PeerId, request: bytes) -> bytes:
+        return request
+
+    async def check(world: World) -> None:
+        world.bob.serve_calls("mirror", mirror)
+        longest = bytes(range(256)) * (MAX_CONTROL_BYTES // 256)
+        assert await world.alice.call(world.bob.peer_id, "mirror", longest, timeout_s=5) == longest
+
+    run(check)
+
+
+def test_frames_arrive_in_order_up_to_the_clean_end(run: Runner) -> None:
+    async def check(world: World) -> None:
+        collector = _Collector()
+        world.bob.serve_streams("collect", collector)
+        frames = [b"first", b"", bytes(MAX_FRAME_BYTES), *(b"%d" % i for i in range(50))]
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        assert stream.remote == world.bob.peer_id
+        for frame in frames:
+            await stream.send_frame(memoryview(frame))
+        await stream.aclose()
+        with trio.fail_after(10):
+            await collector.done.wait()
+        assert collector.frames == frames
+
+    run(check)
+
+
+def test_a_frame_over_the_cap_is_not_sent(run: Runner) -> None:
+    async def check(world: World) -> None:
+        world.bob.serve_streams("collect", _Collector())
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        with pytest.raises(LocalProtocolError):
+            await stream.send_frame(bytes(MAX_FRAME_BYTES + 1))
+        await stream.aclose()
+
+    run(check)
+
+
+def test_frames_cross_in_both_directions(run: Runner) -> None:
+    async def mirror(sender: PeerId, stream: Stream) -> None:
+        while (frame := await stream.receive_frame()) is not None:
+            await stream.send_frame(frame + b"!")
+
+    async def check(world: World) -> None:
+        world.bob.serve_streams("mirror", mirror)
+        stream = await world.alice.open_stream(world.bob.peer_id, "mirror", timeout_s=5)
+        for i in range(20):
+            await stream.send_frame(b"%d" % i)
+            assert await stream.receive_frame() == b"%d!" % i
+        await stream.aclose()
+
+    run(check)
+
+
+def test_a_handler_that_returns_ends_the_stream_cleanly(run: Runner) -> None:
+    async def two_frames(sender: PeerId, stream: Stream) -> None:
+        await stream.send_frame(b"a")
+        await stream.send_frame(b"b")
+
+    async def check(world: World) -> None:
+        world.bob.serve_streams("two", two_frames)
+        stream = await world.alice.open_stream(world.bob.peer_id, "two", timeout_s=5)
+        with trio.fail_after(10):
+            assert await _collect(stream) == [b"a", b"b"]
+        await stream.aclose()
+
+    run(check)
+
+
+def test_a_handler_that_raises_resets_the_stream(run: Runner) -> None:
+    async def give_up(sender: PeerId, stream: Stream) -> None:
+        await stream.receive_frame()
+        raise RemoteProtocolError("not a chunk of ours")
+
+    async def check(world: World) -> None:
+        world.bob.serve_streams("give-up", give_up)
+        stream = await world.alice.open_stream(world.bob.peer_id, "give-up", timeout_s=5)
+        await stream.send_frame(b"chunk")
+        with trio.fail_after(10), pytest.raises(PeerUnreachable):
+            await stream.receive_frame()
+        await stream.aclose()
+
+    run(check)
+
+
+def test_a_slow_reader_slows_its_writer_and_loses_nothing(run: Runner) -> None:
+    async def check(world: World) -> None:
+        may_read, done = trio.Event(), trio.Event()
+        received: list[bytes] = []
+
+        async def slow(sender: PeerId, stream: Stream) -> None:
+            await may_read.wait()
+            received.extend(await _collect(stream))
+            done.set()
+
+        world.bob.serve_streams("slow", slow)
+        stream = await world.alice.open_stream(world.bob.peer_id, "slow", timeout_s=5)
+        num_sent = 0
+        with trio.move_on_after(2) as scope:
+            while num_sent < 128:
+                await stream.send_frame(num_sent.to_bytes(4, "big") + bytes(1 << 20))
+                num_sent += 1
+        assert scope.cancelled_caught, "128 MiB went nowhere"
+        may_read.set()
+        await stream.aclose()
+        with trio.fail_after(30):
+            await done.wait()
+        numbers = [int.from_bytes(frame[:4], "big") for frame in received]
+        assert numbers == list(range(len(numbers)))
+        assert num_sent <= len(numbers) <= num_sent + 1
+
+    run(check)
+
+
+def test_control_does_not_wait_behind_a_stuck_bulk_stream(run: Runner) -> None:
+    async def check(world: World) -> None:
+        world.bob.serve_streams("hold", _Holder().stream)
+        world.bob.serve_calls("echo", _echo)
+        stream = await world.alice.open_stream(world.bob.peer_id, "hold", timeout_s=5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_send_until_cancelled, stream)
+            await trio.sleep(0.5)
+            for _ in range(5):
+                await world.alice.call(world.bob.peer_id, "echo", b"", timeout_s=1.5)
+            nursery.cancel_scope.cancel()
+        await stream.aclose()
+
+    run(check)
+
+
+async def _send_until_cancelled(stream: Stream) -> None:
+    while True:
+        await stream.send_frame(bytes(1 << 18))
+
+
+def test_a_dead_peer_is_unreachable_at_once(run: Runner) -> None:
+    async def check(world: World) -> None:
+        victim = await world.start(new_identity(10))
+        victim.serve_calls("echo", _echo)
+        await world.alice.add_addresses(victim.addresses())
+        await world.alice.call(victim.peer_id, "echo", b"", timeout_s=5)
+        await world.kill(victim)
+        with pytest.raises(PeerUnreachable):
+            await world.alice.call(victim.peer_id, "echo", b"", timeout_s=20)
+        with pytest.raises(PeerUnreachable):
+            await world.alice.open_stream(victim.peer_id, "echo", timeout_s=20)
+
+    run(check)
+
+
+def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run: Runner) -> None:
+    async def check(world: World) -> None:
+        victim, holder = await world.start(new_identity(11)), _Holder()
+        victim.serve_calls("hold", holder.call)
+        await world.alice.add_addresses(victim.addresses())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_kill_when, world, victim, holder.began)
+            with trio.fail_after(10), pytest.raises(PeerUnreachable):
+                await world.alice.call(victim.peer_id, "hold", b"", timeout_s=60)
+
+    run(check)
+
+
+def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run: Runner) -> None:
+    async def check(world: World) -> None:
+        victim, holder = await world.start(new_identity(12)), _Holder()
+        victim.serve_streams("hold", holder.stream)
+        await world.alice.add_addresses(victim.addresses())
+        stream = await world.alice.open_stream(victim.peer_id, "hold", timeout_s=5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_kill_when, world, victim, holder.began)
+            with trio.fail_after(10), pytest.raises(PeerUnreachable):
+                await stream.receive_frame()
+        with trio.fail_after(10), pytest.raises(PeerUnreachable):
+            await _send_until_cancelled(stream)
+        await stream.aclose()
+
+    run(check)
+
+
+def test_what_a_peer_sent_before_it_left_stays(run: Runner) -> None:
+    async def check(world: World) -> None:
+        leaver, collector = await world.start(new_identity(13)), _Collector()
+        world.alice.serve_streams("collect", collector)
+        stream = await leaver.open_stream(world.alice.peer_id, "collect", timeout_s=5)
+        await stream.send_frame(b"last words")
+        await stream.aclose()
+        with trio.fail_after(10):
+            await collector.done.wait()
+        await world.kill(leaver)
+        assert collector.frames == [b"last words"]
+
+    run(check)
+
+
+async def _kill_when(world: World, victim: Network, event: trio.Event) -> None:
+    await event.wait()
+    await world.kill(victim)
+
+
+def test_a_frozen_peer_times_out_and_answers_after_it_thaws(run: Runner) -> None:
+    async def check(world: World) -> None:
+        sleeper = await world.start(new_identity(14))
+        sleeper.serve_calls("echo", _echo)
+        await world.alice.add_addresses(sleeper.addresses())
+        await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=5)
+        world.freeze(sleeper)
+        began_s = trio.current_time()
+        with pytest.raises(CallTimeout):
+            await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=1)
+        with pytest.raises(CallTimeout):
+            await world.alice.open_stream(sleeper.peer_id, "echo", timeout_s=1)
+        assert 2 <= trio.current_time() - began_s < 5
+        world.thaw(sleeper)
+        await world.alice.call(sleeper.peer_id, "echo", b"", timeout_s=5)
+        await world.kill(sleeper)
+
+    run(check)
+
+
+def test_a_call_ends_at_its_deadline(run: Runner) -> None:
+    async def check(world: World) -> None:
+        world.bob.serve_calls("hold", _Holder().call)
+        began_s = trio.current_time()
+        with pytest.raises(CallTimeout):
+            await world.alice.call(world.bob.peer_id, "hold", b"", timeout_s=0.5)
+        assert trio.current_time() - began_s < 3
+
+    run(check)
+
+
+def test_a_cancelled_call_returns_and_the_next_one_works(run: Runner) -> None:
+    async def check(world: World) -> None:
+        holder = _Holder()
+        world.bob.serve_calls("hold", holder.call)
+        world.bob.serve_calls("echo", _echo)
+        async with trio.open_nursery() as nursery:
+
+            async def cancel() -> None:
+                await holder.began.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(cancel)
+            await world.alice.call(world.bob.peer_id, "hold", b"", timeout_s=60)
+        assert await world.alice.call(world.bob.peer_id, "echo", b"x", timeout_s=5)
+
+    run(check)
+
+
+def test_a_cancelled_receive_loses_no_frame(run: Runner) -> None:
+    async def check(world: World) -> None:
+        may_send = trio.Event()
+
+        async def later(sender: PeerId, stream: Stream) -> None:
+            await may_send.wait()
+            await stream.send_frame(b"x" * 100_000)
+
+        world.bob.serve_streams("later", later)
+        stream = await world.alice.open_stream(world.bob.peer_id, "later", timeout_s=5)
+        with trio.move_on_after(0.2) as scope:
+            await stream.receive_frame()
+        assert scope.cancelled_caught
+        may_send.set()
+        with trio.fail_after(10):
+            assert await stream.receive_frame() == b"x" * 100_000
+            assert await stream.receive_frame() is None
+        await stream.aclose()
+
+    run(check)
+
+
+def test_a_reader_that_leaves_stops_its_writer(run: Runner) -> None:
+    async def check(world: World) -> None:
+        outcome: list[str] = []
+        done = trio.Event()
+
+        async def pour(sender: PeerId, stream: Stream) -> None:
+            try:
+                await _send_until_cancelled(stream)
+            except PeerUnreachable as error:
+                outcome.append(type(error).__name__)
+            done.set()
+
+        world.bob.serve_streams("pour", pour)
+        stream = await world.alice.open_stream(world.bob.peer_id, "pour", timeout_s=5)
+        await stream.receive_frame()
+        await stream.aclose()
+        with trio.fail_after(20):
+            await done.wait()
+        assert outcome == ["PeerUnreachable"]
+
+    run(check)
+
+
+def test_a_restarted_peer_has_its_identity_and_is_reached_again(run: Runner) -> None:
+    async def check(world: World) -> None:
+        identity = new_identity(15)
+        first = await world.start(identity)
+        await world.kill(first)
+        second = await world.start(identity)
+        second.serve_calls("echo", _echo)
+        assert second.peer_id == first.peer_id == identity.peer_id
+        await world.alice.add_addresses(second.addresses())
+        assert await world.alice.call(second.peer_id, "echo", b"", timeout_s=10)
+        await world.kill(second)
+
+    run(check)
+
+
+def test_records_are_found_by_others_until_they_expire(run: Runner) -> None:
+    async def check(world: World) -> None:
+        for network, life_s in ((world.alice, 3.0), (world.bob, 60.0)):
+            expires_s = world.unix_s() + life_s
+            value = seal_record(world.identity_of(network), RUN, 1, expires_s, b"here")
+            assert await network.publish("key-1", network.peer_id, value, expires_unix_s=expires_s)
+        both = sorted([world.alice.peer_id, world.bob.peer_id])
+        assert [entry.subkey for entry in await world.bob.lookup("key-1")] == both
+        await trio.sleep(3.2)
+        assert [entry.subkey for entry in await world.alice.lookup("key-1")] == [world.bob.peer_id]
+        assert list(await world.alice.lookup("key-2")) == []
+
+    run(check)
+
+
+def test_records_that_break_the_rule_are_refused(run: Runner) -> None:
+    async def check(world: World) -> None:
+        identity, peer, now_s = world.identity_of(world.alice), world.alice.peer_id, world.unix_s()
+        value = seal_record(identity, RUN, 1, now_s + 60, b"here")
+        too_long = seal_record(identity, RUN, 2, now_s + 60, bytes(9000))
+        offers = [
+            (world.bob.peer_id, value, now_s + 60),  # in another's name
+            (peer, value, now_s + 3000),  # kept longer than signed
+            (peer, value, now_s - 60),  # expired
+            (peer, value[:-1] + bytes([value[-1] ^ 1]), now_s + 60),  # tampered with
+            (peer, b"unsigned", now_s + 60),
+            (peer, too_long, now_s + 60),
+        ]
+        for subkey, bad, expires_s in offers:
+            assert not await world.alice.publish("key-3", subkey, bad, expires_unix_s=expires_s)
+        assert list(await world.bob.lookup("key-3")) == []
+
+    run(check)
+
+
+def test_payload_bytes_are_counted_by_lane(run: Runner) -> None:
+    async def check(world: World) -> None:
+        collector = _Collector()
+        world.bob.serve_calls("echo", _echo)
+        world.bob.serve_streams("collect", collector)
+        before_alice, before_bob = world.alice.traffic(), world.bob.traffic()
+        reply = await world.alice.call(world.bob.peer_id, "echo", b"12345", timeout_s=5)
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        await stream.send_frame(bytes(1000))
+        await stream.aclose()
+        with trio.fail_after(10):
+            await collector.done.wait()
+        after_alice, after_bob = world.alice.traffic(), world.bob.traffic()
+        assert after_alice.control_bytes_up - before_alice.control_bytes_up == 5
+        assert after_alice.control_bytes_down - before_alice.control_bytes_down == len(reply)
+        assert after_bob.bulk_bytes_down - before_bob.bulk_bytes_down == 1000
+        assert after_alice.bulk_bytes_up - before_alice.bulk_bytes_up == 1000
+
+    run(check)
