@@ -1,0 +1,102 @@
+"""Where the host listens and what it tells others: ports kept over restarts, addresses for invites."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from protocol.errors import MachineError
+
+if TYPE_CHECKING:
+    from coordinator.config import HostConfig
+    from coordinator.ledger import Ledger
+
+_ANY: Final = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddresses:
+    """Ports and the host name or address that invites carry."""
+
+    listen_host: str
+    public_host: str
+    grpc_port: int
+    p2p_port: int
+
+    @property
+    def grpc_address(self) -> str:
+        """What an invite says: "host:port"."""
+        return f"{_bracketed(self.public_host)}:{self.grpc_port}"
+
+    @property
+    def p2p_listen(self) -> tuple[str, ...]:
+        """Multiaddresses to listen on."""
+        return (multiaddress(self.listen_host or "0.0.0.0", self.p2p_port),)
+
+    @property
+    def p2p_announce(self) -> tuple[str, ...]:
+        """Multiaddresses to announce; none when what we listen on says it already."""
+        if self.listen_host == self.public_host:
+            return ()
+        return (multiaddress(self.public_host, self.p2p_port),)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def multiaddress(host: str, port: int) -> str:
+    """A libp2p address of a TCP port on an IP address or a name."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return f"/dns4/{host}/tcp/{port}"
+    return f"/ip{version}/{host}/tcp/{port}"
+
+
+def public_host(config: HostConfig) -> str:
+    """The name or address that others are told: as given, else the one of the interface towards the internet."""
+    if config.announce_host:
+        return config.announce_host
+    if config.listen_host not in _ANY:
+        return config.listen_host
+    # Connecting a datagram socket sends nothing; it only asks the system which interface it would use.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise MachineError(
+                f"cannot listen on {host} ({error.strerror})", "an address of this machine", "set --listen-host"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _port(ledger: Ledger, name: str, wanted: int, host: str) -> int:
+    stored = ledger.get(name)
+    port = wanted or (int(stored) if stored else _free_port(host))
+    ledger.put(name, str(port).encode("ascii"))
+    return port
+
+
+def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:
+    """Ports as configured, else those of the last start, so that invites stay good; else free ones. Blocks.
+
+    Raises:
+        MachineError: `listen_host` is no address of this machine.
+    """
+    host = config.listen_host
+    grpc_port = _port(ledger, "grpc port", config.grpc_port, host)
+    p2p_port = _port(ledger, "p2p port", config.p2p_port, host)
+    return HostAddresses(host, public_host(config), grpc_port, p2p_port)

@@ -1,0 +1,184 @@
+"""When to write a checkpoint and from whom to pull the state; the files themselves are checkpoints.py's.
+
+Donors keep only their newest states, so the target is the newest commit whose state root the peers agree on, not a
+fixed round: at least every `every_rounds` commits, and at the end of the run exactly its last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from coordinator.checkpoints import (
+    CheckpointContent,
+    remove_checkpoint,
+    remove_leftovers,
+    surplus,
+    write_checkpoint,
+)
+from coordinator.run_core import Phase, RunState
+from coordinator.run_view import PeerEntry, live_peers, root_by_majority
+from protocol.errors import PotluckError, TemporaryError
+from protocol.ids import CommitId, PeerId, Root, UnitName
+
+if TYPE_CHECKING:
+    from averaging.network.seams import Clock, Offload
+    from averaging.state import UnitState
+    from coordinator.chain_log import ChainLog
+    from coordinator.ledger import Ledger
+    from coordinator.ledger_writer import LedgerWriter
+    from coordinator.tracker import RunTracker
+    from protocol.tensor_schema import ChunkGrid, TensorSchema
+
+_log = structlog.get_logger()
+
+FETCH_LIMIT_S: Final = 120.0
+_POLL_S: Final = 0.5
+_RETRY_S: Final = 3.0
+_WRITE_COST_S: Final = 0.1
+
+FetchState = Callable[[Sequence[PeerId], UnitName, "ChunkGrid", CommitId, Root], Awaitable["UnitState"]]
+"""(donors, unit, grid, commit, expected root) -> the verified state: the transfer's, with the network bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A state to write down, and who says that it has it."""
+
+    commit: CommitId
+    index: int
+    root: Root
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRules:
+    """The manifest's numbers: how often (in commits), and how many of the newest to keep."""
+
+    every_rounds: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlace:
+    """Where checkpoints go and what is the same in all of them."""
+
+    folder: Path
+    run_name: str
+    run_id_hex: str
+    schema: TensorSchema
+    grid: ChunkGrid
+    model: dict[str, int | float | bool | str]
+
+
+def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float) -> Sequence[Target]:
+    live = {peer: peers[peer] for peer in live_peers(peers, now_s)}
+    targets = []
+    for commit in {entry.report.state_commit for entry in live.values()}:
+        link = chain.link(commit)
+        root = chain.attested_root(commit) or root_by_majority(live, commit)
+        if link is None or root is None or not link.index:
+            continue
+        donors = tuple(
+            sorted(p for p, e in live.items() if (e.report.state_commit, e.report.state_root) == (commit, root))
+        )
+        if donors:
+            targets.append(Target(commit, link.index, root, donors))
+    return sorted(targets, key=lambda target: (target.index, target.commit))
+
+
+def due_checkpoint(
+    state: RunState,
+    chain: ChainLog,
+    peers: Mapping[PeerId, PeerEntry],
+    last_index: int,
+    rules: CheckpointRules,
+    now_s: float,
+) -> Target | None:
+    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one."""
+    candidates = _candidates(peers, chain, now_s)
+    if state.phase is Phase.FINISHED:
+        final = [target for target in candidates if target.commit == state.head]
+        return final[-1] if final else None
+    if not candidates or candidates[-1].index - last_index < rules.every_rounds:
+        return None
+    return candidates[-1]
+
+
+def _forget(commit: CommitId, ledger: Ledger) -> None:
+    ledger.drop_checkpoint(commit)
+
+
+class Checkpointer:
+    """Writes checkpoints as they become due; run `run` as a task of the root nursery."""
+
+    def __init__(
+        self,
+        place: CheckpointPlace,
+        rules: CheckpointRules,
+        tracker: RunTracker,
+        ledger: LedgerWriter,
+        fetch: FetchState,
+    ) -> None:
+        self._place = place
+        self._rules = rules
+        self._tracker = tracker
+        self._ledger = ledger
+        self._fetch = fetch
+
+    async def run(self, clock: Clock, offload: Offload) -> None:
+        """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors."""
+        removed = await offload.run(lambda: remove_leftovers(self._place.folder))
+        if removed:
+            _log.info("unfinished_checkpoints_removed", count=removed)
+        while True:
+            target = self._due(clock)
+            if target is None:
+                await trio.sleep(_POLL_S)
+                continue
+            try:
+                await self._write(target, clock, offload)
+            except PotluckError as error:
+                _log.warning("checkpoint_failed", index=target.index, reason=error.one_line(), retry_in_s=_RETRY_S)
+                await trio.sleep(_RETRY_S)
+
+    def _due(self, clock: Clock) -> Target | None:
+        tracker = self._tracker
+        if tracker.chain is None or tracker.is_final_checkpoint_written:
+            return None
+        last_index = max((row.index for row in tracker.checkpoints), default=0)
+        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, clock.monotonic_s())
+
+    async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
+        place = self._place
+        state = None
+        with trio.move_on_after(FETCH_LIMIT_S):
+            state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
+        if state is None:
+            raise TemporaryError(f"no state of round {target.index} within {FETCH_LIMIT_S:.0f} s", "one in time")
+        content = CheckpointContent(
+            place.run_name, place.run_id_hex, place.schema, place.grid, place.model, state, target.root
+        )
+        now = int(clock.unix_s())
+        # A write that was begun is finished: half of one is of no use to anybody.
+        with trio.CancelScope(shield=True):
+            row = await offload.run(
+                partial(write_checkpoint, place.folder, content, now_unix_s=now), cost_s=_WRITE_COST_S
+            )
+            await self._ledger.run(lambda ledger: ledger.add_checkpoint(row))
+        await self._tracker.refresh_checkpoints()
+        _log.info("checkpoint_written", index=row.index, commit=row.commit[:4].hex(), root=row.state_root[:4].hex())
+        await self._prune(offload)
+
+    async def _prune(self, offload: Offload) -> None:
+        for row in surplus(self._tracker.checkpoints, self._rules.keep):
+            await self._ledger.run(partial(_forget, row.commit))
+            await offload.run(partial(remove_checkpoint, self._place.folder, row), cost_s=_WRITE_COST_S)
+            _log.info("checkpoint_pruned", index=row.index)
+        await self._tracker.refresh_checkpoints()

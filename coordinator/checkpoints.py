@@ -1,0 +1,297 @@
+"""Checkpoints on the host's disk: a folder of safetensors with a manifest, written whole or not at all.
+
+Order of writing: temporary folder, tensors, fsync, manifest, fsync, rename, fsync of the parent; the ledger row
+comes after all that and is the caller's. Everything here blocks: call it through `Offload`. `verify_checkpoint`
+believes nothing: it hashes the files and recomputes the state root from their tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from averaging.state import UnitState, state_root
+from coordinator.ledger import CheckpointRow
+from protocol.errors import ConfigError, StorageError
+from protocol.ids import CommitId, Root, UnitName
+from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+MANIFEST_NAME: Final = "manifest.json"
+_TEMPORARY_PREFIX: Final = ".writing-"
+_READ_BYTES: Final = 1 << 20
+
+HexHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoredTensor(_Frozen):
+    """One float32 tensor of the unit, in the order of the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class StoredFile(_Frozen):
+    """A file of the checkpoint: its SHA-256 and length."""
+
+    sha256: HexHash
+    num_bytes: Count
+
+
+class CheckpointManifest(_Frozen):
+    """What manifest.json says.
+
+    Attributes:
+        state_root: Merkle root over the unit's outer state, on chunks of `chunk_elements`.
+        model: the model's numbers as in run.toml, enough to build it.
+    """
+
+    format: Literal["potluck checkpoint 1"] = "potluck checkpoint 1"
+    run_name: str
+    run_id: HexHash
+    unit: str
+    commit: HexHash
+    index: Count
+    total_tokens: Count
+    state_root: HexHash
+    chunk_elements: Annotated[int, Field(ge=1)]
+    tensors: tuple[StoredTensor, ...]
+    parameters: StoredFile
+    momentum: StoredFile
+    model: dict[str, int | float | bool | str]
+    written_unix_s: Count
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContent:
+    """What goes into a checkpoint. `root` is the state root that the peers attest for the state."""
+
+    run_name: str
+    run_id_hex: str
+    schema: TensorSchema
+    grid: ChunkGrid
+    model: dict[str, int | float | bool | str]
+    state: UnitState
+    root: Root
+
+
+def _parameters_name(unit: str) -> str:
+    return f"{unit}.safetensors"
+
+
+def _momentum_name(unit: str) -> str:
+    return f"{unit}.momentum.safetensors"
+
+
+def checkpoint_name(index: int, commit: CommitId) -> str:
+    """Folder name of a checkpoint: sorts by index, told apart by commit."""
+    return f"{index:08d}-{commit.hex()[:16]}"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hash_file(path: Path) -> StoredFile:
+    digest, size = sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+            size += len(block)
+    return StoredFile(sha256=digest.hexdigest(), num_bytes=size)
+
+
+def _split(flat_N: torch.Tensor, schema: TensorSchema) -> dict[str, torch.Tensor]:
+    return {
+        spec.name: flat_N[schema.offset(spec.name) :][: spec.num_elements].reshape(spec.shape).clone()
+        for spec in schema.tensors
+    }
+
+
+def _save(path: Path, flat_N: torch.Tensor, schema: TensorSchema) -> StoredFile:
+    save_file(_split(flat_N, schema), path, metadata={"format": "pt", "unit": schema.unit})
+    _fsync(path)
+    return _hash_file(path)
+
+
+def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
+    state, schema = content.state, content.schema
+    manifest = CheckpointManifest(
+        run_name=content.run_name,
+        run_id=content.run_id_hex,
+        unit=state.unit,
+        commit=state.head.hex(),
+        index=state.index,
+        total_tokens=state.total_tokens,
+        state_root=content.root.hex(),
+        chunk_elements=content.grid.chunk_elements,
+        tensors=tuple(StoredTensor(name=s.name, shape=s.shape) for s in schema.tensors),
+        parameters=_save(folder / _parameters_name(state.unit), state.anchor_N, schema),
+        momentum=_save(folder / _momentum_name(state.unit), state.momentum_N, schema),
+        model=content.model,
+        written_unix_s=now_unix_s,
+    )
+    path = folder / MANIFEST_NAME
+    path.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="ascii")
+    _fsync(path)
+    _fsync(folder)
+
+
+def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: int) -> CheckpointRow:
+    """Write one checkpoint below `folder`; durable when this returns. The ledger row is made from the result.
+
+    Raises:
+        StorageError: disk full, folder not writable, or the state does not have the root it should have:
+            nothing is left behind, older checkpoints are untouched.
+    """
+    state = content.state
+    found = state_root(state, content.grid)
+    if found != content.root:
+        raise StorageError(
+            f"a state with root {found[:4].hex()} for round {state.index}",
+            f"the attested root {content.root[:4].hex()}",
+            "no checkpoint was written; the next one will be tried with fresh state",
+        )
+    name = checkpoint_name(state.index, state.head)
+    temporary, final = folder / (_TEMPORARY_PREFIX + name), folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        _fill(temporary, content, now_unix_s)
+        # Left by a crash between the rename and the ledger row: same commit, so the same content.
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _fsync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(
+            f"checkpoint of round {state.index} could not be written to {folder} ({error})",
+            "a writable folder with enough space",
+            "free some space; older checkpoints and the run itself are untouched",
+        ) from error
+    return CheckpointRow(state.head, state.unit, state.index, state.total_tokens, content.root, name, now_unix_s)
+
+
+def read_manifest(path: Path) -> CheckpointManifest:
+    """The manifest of the checkpoint in folder `path`.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+        StorageError: the manifest is damaged.
+    """
+    file = path / MANIFEST_NAME
+    try:
+        return CheckpointManifest.model_validate_json(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"no checkpoint at {path}", f"a folder with {MANIFEST_NAME}", "see: potluck checkpoint list"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{file} could not be read ({error.strerror})", "a readable file") from error
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) or "its JSON"
+        raise _damaged(path, f"{MANIFEST_NAME} is damaged at {place}") from error
+
+
+def _damaged(path: Path, what: str) -> StorageError:
+    return StorageError(f"checkpoint {path}: {what}", "what was written", "use an older one: potluck checkpoint list")
+
+
+def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema) -> torch.Tensor:
+    import torch
+
+    file = path / name
+    try:
+        found = _hash_file(file)
+        if found != stored:
+            raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, f"{name} could not be read ({error})") from error
+    for spec in schema.tensors:
+        tensor = tensors.get(spec.name)
+        if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != torch.float32:
+            raise _damaged(path, f"{name} lacks {spec.name} as float32 of shape {spec.shape}")
+    return torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
+
+
+def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
+    """Read a checkpoint, check every file's hash and recompute the state root from the tensors.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+        StorageError: it does not verify, and where.
+    """
+    manifest = read_manifest(path)
+    unit = UnitName(manifest.unit)
+    schema = TensorSchema(unit, tuple(TensorSpec(t.name, t.shape) for t in manifest.tensors))
+    state = UnitState(
+        unit=unit,
+        head=CommitId(bytes.fromhex(manifest.commit)),
+        index=manifest.index,
+        total_tokens=manifest.total_tokens,
+        anchor_N=_load_flat(path, _parameters_name(unit), manifest.parameters, schema),
+        momentum_N=_load_flat(path, _momentum_name(unit), manifest.momentum, schema),
+    )
+    found = state_root(state, ChunkGrid(schema.num_elements, manifest.chunk_elements))
+    if found.hex() != manifest.state_root:
+        raise _damaged(path, f"its tensors have the root {found[:4].hex()}, not {manifest.state_root[:8]}")
+    return manifest, state
+
+
+def verify_checkpoint(path: Path) -> CheckpointManifest:
+    """Check a checkpoint; returns its manifest when every byte is what was written.
+
+    Raises:
+        ConfigError, StorageError: as `load_checkpoint`.
+    """
+    return load_checkpoint(path)[0]
+
+
+def surplus(rows: Sequence[CheckpointRow], keep: int) -> Sequence[CheckpointRow]:
+    """The checkpoints to prune: all but the newest `keep`, oldest first."""
+    ordered = sorted(rows, key=lambda row: (row.index, row.written_unix_s))
+    return ordered[: max(0, len(ordered) - keep)]
+
+
+def remove_checkpoint(folder: Path, row: CheckpointRow) -> None:
+    """Delete a checkpoint's folder, after its ledger row is gone; renamed first, so that no half of it looks whole."""
+    path = folder / row.path
+    doomed = folder / (_TEMPORARY_PREFIX + row.path)
+    try:
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"checkpoint {path} could not be removed ({error.strerror})", "a writable folder") from error
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Delete what unfinished writes left behind; returns how many there were. For the start of the daemon."""
+    leftovers = list(folder.glob(_TEMPORARY_PREFIX + "*"))
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(leftovers)

@@ -1,0 +1,83 @@
+"""The host's commands on the command line. Thin: each imports what it needs and calls coordinator/commands.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the host keeps the run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this room's commands on the command line."""
+    app.command()(init)
+    app.command()(host)
+    app.command()(invite)
+    app.command()(status)
+    checkpoint = typer.Typer(help="List and check the run's checkpoints.", no_args_is_help=True)
+    checkpoint.command("list")(checkpoint_list)
+    checkpoint.command("verify")(checkpoint_verify)
+    app.add_typer(checkpoint, name="checkpoint")
+
+
+def init(run_file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml")) -> None:
+    """Write a commented run.toml that works as it is."""
+    from coordinator import commands
+
+    commands.init_run(run_file)
+    typer.echo(f"wrote {run_file}; next: potluck host {run_file}")
+
+
+def host(
+    run_file: Annotated[Path, typer.Argument(help="The run's manifest, as `potluck init` writes it.")],
+    state_dir: StateDir = None,
+    listen_host: Annotated[str | None, typer.Option(help="Address on which peers reach this host.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port for admission; 0 for any.")] = None,
+    p2p_port: Annotated[int | None, typer.Option(help="Port of the bootstrap node; 0 for any.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of the status page and metrics; 0 for any.")] = None,
+) -> None:
+    """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address."""
+    flags = {key: value for key, value in locals().items() if key != "run_file" and value is not None}
+    from coordinator import commands
+
+    raise typer.Exit(commands.host(run_file, flags))
+
+
+def invite(
+    state_dir: StateDir = None,
+    uses: Annotated[int, typer.Option(help="How many peers may use it.")] = 1,
+    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 72.0,
+) -> None:
+    """Print one more invite of the run that is hosted here."""
+    from coordinator import commands
+
+    typer.echo(commands.make_invite(state_dir, uses=uses, hours=hours))
+
+
+def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show how the run that is hosted here is doing."""
+    from coordinator import commands
+
+    typer.echo(commands.status(state_dir, as_json=as_json))
+
+
+def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List the run's checkpoints, the newest last."""
+    from coordinator import commands
+
+    rows = commands.list_checkpoints(state_dir)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    for row in () if as_json else rows:
+        typer.echo(f"round {row['index']}  root {str(row['root'])[:16]}  {row['path']}")
+
+
+def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's folder.")]) -> None:
+    """Recompute the state root from the files and compare; believes nothing that the folder says."""
+    from coordinator import commands
+
+    typer.echo(commands.verify_checkpoint(path))

@@ -1,0 +1,208 @@
+"""What the host's command line calls: plain functions that return text or values and raise PotluckError.
+
+Heavy imports happen inside the functions: `potluck --help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from protocol.errors import ConfigError, StorageError, UnreachableError
+
+if TYPE_CHECKING:
+    from coordinator.ledger import Ledger
+    from protocol.invite import Invite
+
+ADDRESSES_KEY: Final = "invite addresses"
+BOOTSTRAP_KEY: Final = "invite bootstrap"
+STATUS_URL_KEY: Final = "status url"
+_STATUS_TIMEOUT_S: Final = 5.0
+
+
+def init_run(path: Path) -> None:
+    """Write a commented run.toml that works as it is.
+
+    Raises:
+        ConfigError: the file exists already.
+        StorageError: it cannot be written.
+    """
+    from protocol.manifest import default_run_toml
+
+    try:
+        with path.open("x", encoding="utf8") as file:
+            file.write(default_run_toml())
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists already", "a new file", "choose another name or remove it") from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable folder") from error
+
+
+def host(run_file: Path, flags: Mapping[str, object]) -> int:
+    """Host the run until Ctrl-C; returns the exit code. `flags` are HostConfig's fields as given, None for not given.
+
+    Raises:
+        ConfigError, MachineError, StorageError: it cannot be hosted, and why.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from coordinator.config import load_host_config
+
+    config = load_host_config(flags)
+    # Before the heavy imports, so that a misspelt key is said at once.
+    from protocol.manifest import load_run_config
+
+    load_run_config(run_file)
+    _log_to_stderr()
+    from coordinator.daemon import run_host
+
+    return run_host(run_file, config)
+
+
+def _log_to_stderr() -> None:
+    """Log lines beside, not between, what the host says to the person at the terminal."""
+    import logging
+    import sys
+
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _state_dir(state_dir: Path | None) -> Path:
+    from coordinator.config import load_host_config
+
+    return load_host_config({"state_dir": state_dir}).state_dir
+
+
+def _require_run(folder: Path) -> Path:
+    from coordinator.run_files import LEDGER_FILE
+
+    if not (folder / LEDGER_FILE).exists():
+        raise ConfigError(
+            f"no run is hosted from {folder}",
+            "the folder of a hosted run",
+            "start one with `potluck host run.toml`, or name its folder with --state-dir",
+        )
+    return folder / LEDGER_FILE
+
+
+def issue_invite(ledger: Ledger, blank: Invite) -> str:
+    """Remember an invite in the ledger and return the line to paste. `blank` is the invite with its secret."""
+    from protocol.invite import hash_secret
+
+    ledger.add_invite(
+        hash_secret(blank.secret),
+        max_uses=blank.max_uses,
+        created_unix_s=int(time.time()),
+        expires_unix_s=blank.expires_unix_s,
+    )
+    return blank.encode()
+
+
+def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
+    """One more invite of the run in `state_dir`; works beside a running host.
+
+    Raises:
+        ConfigError: no run was ever hosted from there, or a number that cannot work.
+    """
+    from coordinator.ledger import open_ledger
+    from coordinator.run_files import load_run
+    from protocol.invite import SECRET_BYTES, Invite
+
+    if uses < 1 or not 0 < hours <= 24 * 365:
+        raise ConfigError(f"an invite for {uses} uses and {hours} hours", "at least 1 use, and up to a year")
+    folder = _state_dir(state_dir)
+    ledger_file = _require_run(folder)
+    run = load_run(folder)
+    with open_ledger(ledger_file) as ledger:
+        addresses, bootstrap = ledger.get(ADDRESSES_KEY), ledger.get(BOOTSTRAP_KEY)
+        if addresses is None or bootstrap is None:
+            raise ConfigError(
+                f"the run in {folder} was never up", "a host that ran once", "start it with: potluck host"
+            )
+        invite = Invite(
+            coordinator_addresses=tuple(json.loads(addresses)),
+            ca_certificate_der=run.authority.certificate_der,
+            run_id=run.manifest.run_id,
+            secret=secrets.token_bytes(SECRET_BYTES),
+            expires_unix_s=int(time.time() + hours * 3600),
+            bootstrap=tuple(json.loads(bootstrap)),
+            max_uses=uses,
+        )
+        return issue_invite(ledger, invite)
+
+
+def fetch_status(state_dir: Path | None) -> dict[str, object]:
+    """The running host's /api/status.
+
+    Raises:
+        ConfigError: no run was ever hosted from there.
+        UnreachableError: the host does not run.
+    """
+    from coordinator.ledger import open_ledger
+
+    folder = _state_dir(state_dir)
+    with open_ledger(_require_run(folder)) as ledger:
+        url = (ledger.get(STATUS_URL_KEY) or b"").decode("utf8")
+    if not url.startswith("http://"):
+        raise UnreachableError(f"the host of {folder} was never up", "a running host", "start it with: potluck host")
+    try:
+        with urllib.request.urlopen(url + "/api/status", timeout=_STATUS_TIMEOUT_S) as reply:
+            status: dict[str, object] = json.loads(reply.read())
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        raise UnreachableError(
+            f"no host answers at {url} ({error})", "a running host", "start it with: potluck host run.toml"
+        ) from error
+    return status
+
+
+def status(state_dir: Path | None, *, as_json: bool) -> str:
+    """How the run that is hosted here is doing, for people or as JSON. Raises as `fetch_status`."""
+    found = fetch_status(state_dir)
+    if as_json:
+        return json.dumps(found)
+    from coordinator.status_text import status_lines
+
+    return "\n".join(status_lines(found))
+
+
+def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
+    """The run's checkpoints, oldest first: index, commit, root, total_tokens, path, unix_s. The host need not run.
+
+    Raises:
+        ConfigError: no run was ever hosted from there.
+    """
+    from coordinator.ledger import open_ledger
+    from coordinator.run_files import CHECKPOINT_FOLDER
+    from coordinator.run_view import checkpoint_json
+
+    folder = _state_dir(state_dir)
+    with open_ledger(_require_run(folder)) as ledger:
+        rows = ledger.checkpoints()
+    return [dict(checkpoint_json(row, (folder / CHECKPOINT_FOLDER).absolute())) for row in rows]
+
+
+def verify_checkpoint(path: Path) -> str:
+    """Recompute a checkpoint's hashes and state root; one line that says what was verified.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+        StorageError: it does not verify, and where.
+    """
+    from coordinator.checkpoints import verify_checkpoint as verify
+
+    manifest = verify(path)
+    return (
+        f"verified: round {manifest.index} of {manifest.run_name}, {manifest.total_tokens} tokens, "
+        f"state root {manifest.state_root}"
+    )

@@ -1,0 +1,283 @@
+"""The host's daemon: one root nursery that owns the ledger, the bootstrap node, the gRPC port, the status page and
+checkpoints.
+
+It takes no part in rounds. Stopping it stops admissions, checkpoints and the status page, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
+from averaging.data.shards import ShardCache
+from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.clocks import SystemClock
+from averaging.network.directory import signed_record_rule
+from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.offload import ThreadOffload
+from averaging.network.p2pd import P2pdOptions
+from averaging.network.seams import Network
+from averaging.rounds.transfer import fetch_state
+from coordinator.addresses import HostAddresses, settle_addresses
+from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
+from coordinator.commands import ADDRESSES_KEY, BOOTSTRAP_KEY, STATUS_URL_KEY, issue_invite
+from coordinator.ledger import Ledger, open_ledger
+from coordinator.ledger_writer import LedgerWriter
+from coordinator.metrics import Counts, Moment
+from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
+from coordinator.run_files import (
+    CHECKPOINT_FOLDER,
+    DATA_FOLDER,
+    IDENTITY_FILE,
+    LEDGER_FILE,
+    RunFiles,
+    open_run,
+    start_units,
+)
+from coordinator.service import CoordinatorService, HostedRun
+from coordinator.status_page import bind_http, serve_status
+from coordinator.tracker import RunTracker, TrackedRun
+from protocol.coordination import TLS_SERVER_NAME
+from protocol.identity import Ed25519Verifier
+from protocol.identity_file import HeldIdentity, open_identity
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.invite import SECRET_BYTES, Invite
+from protocol.tensor_schema import ChunkGrid
+
+if TYPE_CHECKING:
+    from averaging.state import UnitState
+    from coordinator.config import HostConfig
+
+_log = structlog.get_logger()
+
+_INTERRUPTED: Final = 130
+_TICK_S: Final = 1.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the daemon's services share."""
+
+    config: HostConfig
+    held: HeldIdentity
+    run: RunFiles
+    ledger: Ledger
+    writer: LedgerWriter
+    clock: SystemClock
+    offload: ThreadOffload
+    tracker: RunTracker
+
+
+def run_host(run_file: Path, config: HostConfig) -> int:
+    """Host the run until SIGINT or SIGTERM; returns the exit code.
+
+    Raises:
+        ConfigError, MachineError, StorageError: it cannot be hosted, and why.
+    """
+    try:
+        trio.run(partial(serve_run, run_file, config, say=partial(print, flush=True)))
+    except BaseExceptionGroup as group:
+        # A service that failed ends all; its own error is what the user should read.
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group
+    return 0
+
+
+async def _watch_signals(leaving: trio.CancelScope) -> None:
+    """Leave at the first SIGINT or SIGTERM; at the second end the process with 130, running nothing more."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        is_leaving = False
+        async for number in signals:
+            if is_leaving:
+                print("potluck: interrupted again; leaving at once", file=sys.stderr, flush=True)
+                os._exit(_INTERRUPTED)
+            is_leaving = True
+            _log.info("host_leaving", reason=f"asked to leave by {signal.Signals(number).name}")
+            leaving.cancel()
+
+
+async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
+    """Open the run and serve it until a signal comes; `say` gets the lines for the person at the terminal.
+
+    Raises:
+        ConfigError, MachineError, StorageError: it cannot be hosted, and why.
+    """
+    async with trio.open_nursery() as root:
+        leaving = trio.CancelScope()
+        # Outside of `leaving`: a second signal must be heard while the first one's leaving is under way.
+        root.start_soon(_watch_signals, leaving)
+        with leaving:
+            async with _open_host(run_file, config, say) as host:
+                await _serve(host, say)
+        root.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncIterator[Host]:
+    clock, offload = SystemClock(), ThreadOffload()
+    folder = config.state_dir
+    with open_identity(folder / IDENTITY_FILE) as held:
+        if held.was_created:
+            say(f"made the host's identity; back this up: {held.path}")
+            say("packing the data, once ...")
+        run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
+        units = await offload.run(lambda: start_units(run.manifest))
+        with open_ledger(folder / LEDGER_FILE) as ledger:
+            writer = LedgerWriter(ledger, offload)
+            verifier = Ed25519Verifier()
+            checkpoints = (folder / CHECKPOINT_FOLDER).absolute()
+            tracked = TrackedRun(run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints)
+            tracker = RunTracker(tracked, writer, clock, offload)
+            await tracker.restore()
+            yield Host(config, held, run, ledger, writer, clock, offload, tracker)
+
+
+async def _serve(host: Host, say: Say) -> None:
+    config = host.config
+    addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
+    listener = bind_http(config.http_host, config.http_port)
+    url = _url(config.http_host, listener.getsockname()[1])
+    async with (
+        open_asyncio_thread() as thread,
+        _open_network(host, thread, addresses) as network,
+        _open_rpc(host, thread, addresses, network) as server,
+        trio.open_nursery() as services,
+    ):
+        await services.start(serve_status, listener, partial(_look, host, network, server))
+        await host.tracker.tick()
+        await _greet(host, addresses, network.addresses(), url, say)
+        services.start_soon(_tick, host)
+        services.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
+
+
+def _url(http_host: str, port: int) -> str:
+    shown = "127.0.0.1" if http_host in ("0.0.0.0", "::") else http_host
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+@asynccontextmanager
+async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddresses) -> AsyncIterator[Network]:
+    run_id = host.run.manifest.run_id
+    options = NetworkOptions(
+        p2pd=P2pdOptions(host.held.path, addresses.p2p_listen, addresses.p2p_announce),
+        record_rule=signed_record_rule(Ed25519Verifier(), run_id),
+    )
+    peer_id = host.held.identity.peer_id
+    cache = ShardCache(host.run.folder / DATA_FOLDER)
+
+    async def read_shard(shard_hash: bytes) -> bytes | None:
+        return await host.offload.run(lambda: cache.read(shard_hash.hex()))
+
+    async with open_libp2p_network(thread, options, peer_id, unix_s=host.clock.unix_s) as network:
+        network.serve_streams(SHARD_CHANNEL, serve_shards(read_shard))
+        yield network
+
+
+@asynccontextmanager
+async def _open_rpc(
+    host: Host, thread: AsyncioThread, addresses: HostAddresses, network: Network
+) -> AsyncIterator[RpcServer]:
+    run, config = host.run, host.run.manifest.config
+    hosted = HostedRun(
+        run_id=run.manifest.run_id,
+        signed_manifest=run.signed_manifest,
+        dataset=run.dataset.canonical_bytes(),
+        max_members=config.run.max_members,
+        credential_days=config.admission.credential_days,
+        authority=run.authority,
+        verifier=Ed25519Verifier(),
+        peer_id=host.held.identity.peer_id,
+        bootstrap=network.addresses,
+    )
+    service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
+    names = (TLS_SERVER_NAME, addresses.public_host)
+    tls = ServerTls(*run.authority.issue_server(names, now_unix_s=host.clock.unix_s()))
+    port = addresses.grpc_port
+    async with open_rpc_server(service, thread, tls, host=addresses.listen_host, port=port) as server:
+        yield server
+
+
+def _look(host: Host, network: Network, server: RpcServer) -> Moment:
+    traffic = network.traffic()
+    counts = Counts(
+        calls=tuple((name, outcome, count) for (name, outcome), count in sorted(server.answered.items())),
+        control_bytes_up=traffic.control_bytes_up,
+        control_bytes_down=traffic.control_bytes_down,
+        bulk_bytes_up=traffic.bulk_bytes_up,
+        bulk_bytes_down=traffic.bulk_bytes_down,
+    )
+    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s())
+
+
+async def _tick(host: Host) -> None:
+    while True:
+        await host.tracker.tick()
+        await trio.sleep(_TICK_S)
+
+
+def _checkpointer(host: Host, network: Network) -> Checkpointer:
+    manifest, folder = host.run.manifest, host.run.folder
+    schema = next(iter(manifest.unit_schemas().values()))
+    place = CheckpointPlace(
+        folder=folder / CHECKPOINT_FOLDER,
+        run_name=manifest.config.run.name,
+        run_id_hex=manifest.run_id.hex(),
+        schema=schema,
+        grid=ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements),
+        model=manifest.config.model.model_dump(),
+    )
+    rules = CheckpointRules(manifest.config.checkpoint.every_rounds, manifest.config.checkpoint.keep)
+    return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network))
+
+
+def _fetch_over(network: Network) -> FetchState:
+    async def fetch(
+        donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
+    ) -> UnitState:
+        return await fetch_state(network, donors, unit, grid, commit, root)
+
+    return fetch
+
+
+async def _greet(host: Host, addresses: HostAddresses, bootstrap: tuple[str, ...], url: str, say: Say) -> None:
+    config, run = host.config, host.run
+    invite = Invite(
+        coordinator_addresses=(addresses.grpc_address,),
+        ca_certificate_der=run.authority.certificate_der,
+        run_id=run.manifest.run_id,
+        secret=secrets.token_bytes(SECRET_BYTES),
+        expires_unix_s=int(host.clock.unix_s() + config.invite_hours * 3600),
+        bootstrap=bootstrap,
+        max_uses=config.invite_uses,
+    )
+
+    def remember(ledger: Ledger) -> str:
+        ledger.put(ADDRESSES_KEY, json.dumps(invite.coordinator_addresses).encode("ascii"))
+        ledger.put(BOOTSTRAP_KEY, json.dumps(bootstrap).encode("ascii"))
+        ledger.put(STATUS_URL_KEY, url.encode("ascii"))
+        return issue_invite(ledger, invite)
+
+    line = await host.writer.run(remember)
+    name = run.manifest.config.run.name
+    say(f"run {name} is open: {host.tracker.news().phase}, {host.tracker.news().reason}")
+    say(f"status   {url}/")
+    say(f"metrics  {url}/metrics")
+    say(f"invite for {config.invite_uses} peers, good for {config.invite_hours:g} hours; on their machines:")
+    say(f"\n    potluck join {line}\n")

@@ -1,0 +1,161 @@
+"""The coordinator's metrics: one table, base units, closed label sets. What /metrics serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from coordinator.run_core import Phase
+from coordinator.run_view import RunPicture, live_peers, mean_train_loss
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the process counted since its start.
+
+    Attributes:
+        calls: by rpc name and outcome ("ok", "refused", "failed"); both sets are closed.
+        control_bytes_up, .. : payload that the coordinator's own network carried.
+    """
+
+    calls: tuple[tuple[str, str, int], ...] = ()
+    control_bytes_up: int = 0
+    control_bytes_down: int = 0
+    bulk_bytes_up: int = 0
+    bulk_bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One look: the picture, the counters, and the monotonic second it was taken at."""
+
+    picture: RunPicture
+    counts: Counts
+    now_s: float
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorMetric:
+    """One row of the table: how a metric is called, what it means, and how it is read off a moment."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[Moment], Samples]
+    labels: tuple[str, ...] = ()
+
+
+def _one(value: float | None) -> Samples:
+    return () if value is None else (((), float(value)),)
+
+
+def _newest_heldout(moment: Moment) -> float | None:
+    points = [p for p in moment.picture.loss_points if p.kind == "heldout"]
+    return max(points, key=lambda p: p.tokens).nats if points else None
+
+
+def _speed(moment: Moment) -> float:
+    peers = moment.picture.peers
+    return sum(peers[p].report.tokens_per_s for p in live_peers(peers, moment.now_s))
+
+
+COORDINATOR_METRICS: Final = (
+    CoordinatorMetric(
+        "potluck_run_phase",
+        "gauge",
+        "1 for the present phase.",
+        lambda m: tuple(((phase.value,), float(phase is m.picture.state.phase)) for phase in Phase),
+        ("phase",),
+    ),
+    CoordinatorMetric("potluck_run_round_index", "gauge", "Number of the head.", lambda m: _one(m.picture.state.index)),
+    CoordinatorMetric("potluck_run_tokens", "gauge", "Tokens committed.", lambda m: _one(m.picture.state.total_tokens)),
+    CoordinatorMetric(
+        "potluck_run_target_tokens", "gauge", "Tokens at which the run ends.", lambda m: _one(m.picture.target_tokens)
+    ),
+    CoordinatorMetric(
+        "potluck_run_live_peers",
+        "gauge",
+        "Peers heard of lately.",
+        lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
+    ),
+    CoordinatorMetric(
+        "potluck_run_tokens_per_second", "gauge", "Training speed of live peers.", lambda m: _one(_speed(m))
+    ),
+    CoordinatorMetric(
+        "potluck_run_train_loss_nats",
+        "gauge",
+        "Mean training loss of live peers, nats per token.",
+        lambda m: _one(mean_train_loss(m.picture.peers, m.now_s)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_heldout_loss_nats",
+        "gauge",
+        "Newest held-out loss, nats per token.",
+        lambda m: _one(_newest_heldout(m)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_round_coverage_ratio",
+        "gauge",
+        "Share of members times chunks that the last round summed.",
+        lambda m: _one(m.picture.rounds[-1].row.coverage if m.picture.rounds else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_checkpoints", "gauge", "Checkpoints on disk.", lambda m: _one(len(m.picture.checkpoints))
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_checkpoint_time_seconds",
+        "gauge",
+        "Unix time of the newest checkpoint.",
+        lambda m: _one(m.picture.checkpoints[-1].written_unix_s if m.picture.checkpoints else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_calls",
+        "counter",
+        "Calls answered, by name and outcome.",
+        lambda m: tuple(((name, outcome), float(count)) for name, outcome, count in m.counts.calls),
+        ("call", "outcome"),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_sent_bytes",
+        "counter",
+        "Payload sent to peers.",
+        lambda m: ((("control",), float(m.counts.control_bytes_up)), (("bulk",), float(m.counts.bulk_bytes_up))),
+        ("lane",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_received_bytes",
+        "counter",
+        "Payload received from peers.",
+        lambda m: ((("control",), float(m.counts.control_bytes_down)), (("bulk",), float(m.counts.bulk_bytes_down))),
+        ("lane",),
+    ),
+)
+
+
+class _MomentCollector(Collector):
+    def __init__(self, look: Callable[[], Moment]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        moment = self._look()
+        for row in COORDINATOR_METRICS:
+            kind = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            family = kind(row.name, row.help, labels=row.labels)
+            for labels, value in row.read(moment):
+                family.add_metric(labels, value)
+            yield family
+
+
+def render_metrics(look: Callable[[], Moment]) -> bytes:
+    """The text that /metrics serves."""
+    registry = CollectorRegistry()
+    registry.register(_MomentCollector(look))
+    return generate_latest(registry)

@@ -1,0 +1,170 @@
+"""The run's phase as a pure state machine: gathering, training, finished.
+
+The coordinator decides two things only: when the first roster is complete, which it then signs, and when to say that
+the target is reached. Everything between belongs to the peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from protocol.ids import CommitId, PeerId
+
+READY_FOR_S: Final = 15.0
+"""A peer counts as ready for this long after it last said so: three reports."""
+
+
+class Phase(Enum):
+    """Where the run stands."""
+
+    GATHERING = "gathering"
+    TRAINING = "training"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRules:
+    """The numbers of the manifest that the phase depends on.
+
+    Attributes:
+        grace_s: once `min_members` are ready, how long to wait for others that are admitted and on their way.
+    """
+
+    min_members: int
+    max_members: int
+    target_tokens: int
+    grace_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Phase and what led to it. Times are monotonic seconds."""
+
+    phase: Phase = Phase.GATHERING
+    ready_until: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    preparing_until: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    enough_since: float | None = None
+    is_signing: bool = False
+    head: CommitId | None = None
+    index: int = 0
+    total_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReported:
+    """A peer reported; `is_ready` when it has data, model and network and waits for the start."""
+
+    peer: PeerId
+    is_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeft:
+    """A peer said goodbye."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class StartSigned:
+    """The start record is signed and durable, or was found in the ledger after a restart."""
+
+    genesis: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitVerified:
+    """The best verified head is now this commit."""
+
+    commit: CommitId
+    index: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+RunEvent = PeerReported | PeerLeft | StartSigned | CommitVerified | Ticked
+
+
+@dataclass(frozen=True, slots=True)
+class SignStart:
+    """Order: sign the start record for this roster, make it durable, tell everybody."""
+
+    roster: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceFinished:
+    """Order: tell every watcher that the run is over, and write the final checkpoint."""
+
+
+Action = SignStart | AnnounceFinished
+
+
+def _note(state: RunState, peer: PeerId, is_ready: bool, now: float) -> RunState:
+    ready = {p: t for p, t in state.ready_until.items() if p != peer}
+    preparing = {p: t for p, t in state.preparing_until.items() if p != peer}
+    (ready if is_ready else preparing)[peer] = now + READY_FOR_S
+    return replace(state, ready_until=MappingProxyType(ready), preparing_until=MappingProxyType(preparing))
+
+
+def _forget(state: RunState, peer: PeerId) -> RunState:
+    ready = {p: t for p, t in state.ready_until.items() if p != peer}
+    preparing = {p: t for p, t in state.preparing_until.items() if p != peer}
+    return replace(state, ready_until=MappingProxyType(ready), preparing_until=MappingProxyType(preparing))
+
+
+def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
+    if state.is_signing:
+        return state, (), "the start record is being signed"
+    ready = tuple(sorted(p for p, until in state.ready_until.items() if until > now))
+    if len(ready) < rules.min_members:
+        reason = f"waiting for peers: {len(ready)} of at least {rules.min_members} are ready"
+        return replace(state, enough_since=None), (), reason
+    since = now if state.enough_since is None else state.enough_since
+    others = sum(1 for until in state.preparing_until.values() if until > now)
+    if others and now - since < rules.grace_s and len(ready) < rules.max_members:
+        return (
+            replace(state, enough_since=since),
+            (),
+            f"{len(ready)} peers are ready, waiting a moment for {others} more",
+        )
+    roster = ready[: rules.max_members]
+    state = replace(state, enough_since=since, is_signing=True)
+    return state, (SignStart(roster),), f"{len(roster)} peers are ready: the run starts"
+
+
+def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ...], str]:
+    if state.total_tokens < rules.target_tokens:
+        return state, (), f"{state.total_tokens} of {rules.target_tokens} tokens are committed"
+    reason = f"the target of {rules.target_tokens} tokens is reached"
+    return replace(state, phase=Phase.FINISHED), (AnnounceFinished(),), reason
+
+
+def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
+    """One event -> new state, orders, and a sentence saying why. `now` is monotonic seconds."""
+    match event:
+        case PeerReported(peer, is_ready):
+            state = _note(state, peer, is_ready, now)
+        case PeerLeft(peer):
+            state = _forget(state, peer)
+        case StartSigned(genesis) if state.phase is Phase.GATHERING:
+            state = replace(state, phase=Phase.TRAINING, head=genesis, is_signing=False)
+        case CommitVerified(commit, index, total_tokens) if state.phase is not Phase.GATHERING:
+            state = replace(state, head=commit, index=index, total_tokens=total_tokens)
+        case _:
+            pass
+    match state.phase:
+        case Phase.GATHERING:
+            return _gather(state, rules, now)
+        case Phase.TRAINING:
+            return _train(state, rules)
+        case Phase.FINISHED:
+            return state, (), f"the run is over: {state.total_tokens} tokens are committed"

@@ -1,0 +1,198 @@
+"""The host's folder: made once when a run is opened, found again at every later start.
+
+identity.key       the host's identity (protocol/identity_file.py)
+authority.key      32 secret bytes of the run's certificate authority, mode 0600
+authority.der      its certificate
+data/              packed shards and dataset.json
+manifest.signed    the signed run manifest: written last, so its presence means that the run is complete
+ledger.sqlite3     coordinator/ledger.py
+checkpoints/       coordinator/checkpoints.py
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from averaging.data.corpus import Document, python_stdlib_documents, text_documents
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader, pack, parse_dataset
+from averaging.data.yardsticks import pairs_nats_per_token, zlib_bits_per_byte
+from averaging.start_state import start_root
+from protocol.credential import CertificateAuthority, load_ca, make_ca
+from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.manifest import (
+    DataSection,
+    RunConfig,
+    RunManifest,
+    load_run_config,
+    open_manifest,
+    sign_manifest,
+)
+from protocol.rounds.messages import StartUnit
+from protocol.tensor_schema import ChunkGrid
+
+IDENTITY_FILE: Final = "identity.key"
+LEDGER_FILE: Final = "ledger.sqlite3"
+CHECKPOINT_FOLDER: Final = "checkpoints"
+DATA_FOLDER: Final = "data"
+_MANIFEST_FILE: Final = "manifest.signed"
+_AUTHORITY_KEY: Final = "authority.key"
+_AUTHORITY_CERTIFICATE: Final = "authority.der"
+
+_YARDSTICK_TOKENS: Final = 1 << 26
+"""The yardsticks look at no more text than this: counting a table does not need all of a large data set."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """An opened run."""
+
+    folder: Path
+    manifest: RunManifest
+    signed_manifest: bytes
+    dataset: DatasetManifest
+    authority: CertificateAuthority
+    was_created: bool
+
+
+def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
+    """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
+
+    Raises:
+        ConfigError: a value that cannot work, a glob without files, or another run's file.
+        StorageError: the folder cannot be written or is damaged.
+    """
+    config = load_run_config(run_file)
+    if (folder / _MANIFEST_FILE).exists():
+        return _reopen(run_file, config, folder)
+    dataset = _pack(config.data, folder / DATA_FOLDER, run_file.parent)
+    authority = _make_authority(folder, now_unix_s)
+    train, heldout = (_reader(dataset, folder, split) for split in ("train", "heldout"))
+    heldout_tokens = heldout.read(0, min(heldout.num_tokens, _YARDSTICK_TOKENS))
+    train_tokens = train.read(0, min(train.num_tokens, _YARDSTICK_TOKENS))
+    manifest = RunManifest(
+        config=config,
+        dataset_id=dataset.dataset_id,
+        dataset_tokens=train.num_tokens,
+        heldout_tokens=heldout.num_tokens,
+        zlib_bits_per_byte=zlib_bits_per_byte(heldout_tokens),
+        pairs_nats_per_byte=pairs_nats_per_token(train_tokens, heldout_tokens),
+        host_public_key=host.public_key.hex(),
+        ca_certificate_sha256=sha256(authority.certificate_der).hexdigest(),
+    )
+    signed = sign_manifest(manifest, host)
+    _write(folder / _MANIFEST_FILE, signed)
+    return RunFiles(folder, manifest, signed, dataset, authority, was_created=True)
+
+
+def load_run(folder: Path) -> RunFiles:
+    """The run that is in `folder`. Blocks.
+
+    Raises:
+        ConfigError: there is none.
+        StorageError: it is damaged.
+    """
+    if not (folder / _MANIFEST_FILE).exists():
+        raise ConfigError(f"no run in {folder}", "the folder of a hosted run", "open one with: potluck host run.toml")
+    signed = _read(folder / _MANIFEST_FILE)
+    try:
+        manifest = open_manifest(signed, verifier=Ed25519Verifier())
+        dataset = parse_dataset(_read(folder / DATA_FOLDER / MANIFEST_NAME), manifest.dataset_id)
+        authority = load_ca(_read(folder / _AUTHORITY_KEY), _read(folder / _AUTHORITY_CERTIFICATE))
+    except StorageError:
+        raise
+    except (PotluckError, ValueError) as error:
+        raise StorageError(f"the run in {folder} is damaged ({error})", "what was written", "restore a copy") from error
+    return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
+
+
+def start_units(manifest: RunManifest) -> tuple[StartUnit, ...]:
+    """The units as the start record names them; computes the genesis state, so it blocks."""
+    config = manifest.config
+    units = []
+    for unit, schema in manifest.unit_schemas().items():
+        grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
+        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed)))
+    return tuple(units)
+
+
+def _reopen(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
+    run = load_run(folder)
+    if key := _first_difference(config.model_dump(mode="json"), run.manifest.config.model_dump(mode="json")):
+        raise ConfigError(
+            f"{run_file}: {key} differs from the run that is in {folder}",
+            "the file that the run was opened with",
+            "undo the change, or open a new run with another --state-dir",
+        )
+    return run
+
+
+def _first_difference(found: Mapping[str, object], expected: Mapping[str, object], prefix: str = "") -> str:
+    for name in sorted(found.keys() | expected.keys()):
+        one, other = found.get(name), expected.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            if key := _first_difference(one, other, f"{prefix}{name}."):
+                return key
+        elif one != other:
+            return prefix + name
+    return ""
+
+
+def _documents(data: DataSection, base: Path) -> Sequence[Document]:
+    if data.source == "python-stdlib":
+        return python_stdlib_documents(data.heldout_every)
+    return text_documents(data.glob, data.heldout_every, base)
+
+
+def _pack(data: DataSection, folder: Path, base: Path) -> DatasetManifest:
+    licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
+    documents = _documents(data, base)
+    return pack(documents, folder, shard_bytes=data.shard_bytes, source=data.source, licence=licence)
+
+
+def _reader(dataset: DatasetManifest, folder: Path, split: str) -> TokenReader:
+    part = dataset.part("train" if split == "train" else "heldout")
+    return TokenReader([folder / DATA_FOLDER / entry.sha256 for entry in part])
+
+
+def _make_authority(folder: Path, now_unix_s: float) -> CertificateAuthority:
+    seed = secrets.token_bytes(32)
+    authority = make_ca(seed, now_unix_s=now_unix_s)
+    _write(folder / _AUTHORITY_KEY, seed)
+    _write(folder / _AUTHORITY_CERTIFICATE, authority.certificate_der)
+    return authority
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be read ({error.strerror})", "the run's own file", "restore a copy"
+        ) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all, readable by the owner only."""
+    temporary = path.with_name(path.name + ".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written ({error.strerror})", "a writable folder with space") from error

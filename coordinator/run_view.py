@@ -1,0 +1,182 @@
+"""What the coordinator shows: peers, rounds, curves and checkpoints, as plain values for /api/status and /metrics.
+
+No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from coordinator.chain_log import RoundRow
+from coordinator.ledger import CheckpointRow, LossPoint
+from coordinator.run_core import RunState
+from protocol.coordination import PeerReport
+from protocol.ids import CommitId, PeerId, Root
+from protocol.names import peer_name
+
+LIVE_S: Final = 30.0
+"""A peer counts as live for this long after its last report."""
+
+FORGET_S: Final = 3600.0
+_ETA_ROUNDS: Final = 10
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEntry:
+    """The newest report of a peer, and when it came (monotonic seconds)."""
+
+    report: PeerReport
+    seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRound:
+    """A committed round and when the coordinator first saw its certificate."""
+
+    row: RoundRow
+    total_tokens: int
+    seen_unix_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPicture:
+    """Everything one look at the run needs."""
+
+    run_name: str
+    run_id_hex: str
+    reason: str
+    state: RunState
+    target_tokens: int
+    peers: Mapping[PeerId, PeerEntry]
+    rounds: Sequence[TimedRound]
+    loss_points: Sequence[LossPoint]
+    checkpoints: Sequence[CheckpointRow]
+    checkpoint_folder: Path
+    zlib_bits_per_byte: float
+    pairs_nats_per_byte: float
+
+
+def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
+    """Peers heard of lately that have not said goodbye, sorted."""
+    return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
+
+
+def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:
+    """Training loss over live peers, weighted by their speed; None before the first step of anybody."""
+    total = weight = 0.0
+    for peer in live_peers(peers, now_s):
+        report = peers[peer].report
+        if report.loss_nats is not None and report.tokens_per_s > 0:
+            total += report.loss_nats * report.tokens_per_s
+            weight += report.tokens_per_s
+    return total / weight if weight else None
+
+
+def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Root | None:
+    """The state root that most peers report for `commit`; the lowest root decides between equals, None without any."""
+    votes: dict[Root, int] = {}
+    for entry in peers.values():
+        if entry.report.state_commit == commit and entry.report.state_root:
+            votes[entry.report.state_root] = votes.get(entry.report.state_root, 0) + 1
+    return min(votes, key=lambda root: (-votes[root], root)) if votes else None
+
+
+def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
+    """Seconds until the target at the pace of the latest rounds; None before the second round."""
+    if total_tokens >= target_tokens:
+        return 0.0
+    recent = rounds[-_ETA_ROUNDS:]
+    if len(recent) < 2:
+        return None
+    tokens = recent[-1].total_tokens - recent[0].total_tokens
+    seconds = recent[-1].seen_unix_s - recent[0].seen_unix_s
+    if tokens <= 0 or seconds <= 0:
+        return None
+    return (target_tokens - total_tokens) * seconds / tokens
+
+
+def _peer_json(peer: PeerId, entry: PeerEntry, now_s: float) -> Json:
+    report = entry.report
+    silent_s = now_s - entry.seen_s
+    is_silent = silent_s > LIVE_S and report.state != "left"
+    return {
+        "peer": peer,
+        "name": peer_name(peer),
+        "tokens_per_s": 0.0 if is_silent else report.tokens_per_s,
+        "tokens_ready": report.tokens_ready,
+        "loss": report.loss_nats,
+        "last_seen_s": round(silent_s, 3),
+        "state": "silent" if is_silent else report.state,
+        "reason": f"not heard of for {silent_s:.0f} s" if is_silent else report.reason,
+        "head": report.head.hex(),
+        "index": report.index,
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "state_root": report.state_root.hex(),
+        "state_commit": report.state_commit.hex(),
+    }
+
+
+def _round_json(timed: TimedRound) -> Json:
+    row = timed.row
+    return {
+        "index": row.index,
+        "commit": row.commit.hex(),
+        "members": list(row.members),
+        "weights": dict(zip(row.members, row.shares, strict=True)),
+        "coverage": row.coverage,
+        "omitted": [{"peer": peer, "reason": reason} for peer, reason in row.omitted],
+        "lone": row.is_lone,
+        "total_tokens": timed.total_tokens,
+        "unix_s": timed.seen_unix_s,
+    }
+
+
+def _curve(points: Sequence[LossPoint], kind: str) -> list[Json]:
+    by_place: dict[tuple[int, int], LossPoint] = {}
+    for point in points:
+        if point.kind == kind:
+            by_place.setdefault((point.tokens, point.index), point)
+    return [{"index": p.index, "tokens": p.tokens, "nats": p.nats} for _, p in sorted(by_place.items())]
+
+
+def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
+    """One checkpoint below `folder` as /api/status and `potluck checkpoint list` show it."""
+    return {
+        "index": row.index,
+        "commit": row.commit.hex(),
+        "root": row.state_root.hex(),
+        "total_tokens": row.total_tokens,
+        "path": str(folder / row.path),
+        "unix_s": row.written_unix_s,
+    }
+
+
+def status_json(picture: RunPicture, now_s: float) -> Json:
+    """The body of /api/status."""
+    state = picture.state
+    return {
+        "run": picture.run_name,
+        "run_id": picture.run_id_hex,
+        "phase": state.phase.value,
+        "reason": picture.reason,
+        "head": (state.head or b"").hex(),
+        "index": state.index,
+        "total_tokens": state.total_tokens,
+        "target_total_tokens": picture.target_tokens,
+        "eta_s": eta_s(picture.rounds, state.total_tokens, picture.target_tokens),
+        "peers": [_peer_json(peer, picture.peers[peer], now_s) for peer in sorted(picture.peers)],
+        "rounds": [_round_json(timed) for timed in picture.rounds],
+        "heldout": _curve(picture.loss_points, "heldout"),
+        "train_loss": _curve(picture.loss_points, "train"),
+        "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
+        "yardsticks": {
+            "zlib_bits_per_byte": picture.zlib_bits_per_byte,
+            "pairs_nats_per_byte": picture.pairs_nats_per_byte,
+        },
+    }

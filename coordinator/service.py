@@ -1,0 +1,230 @@
+"""The coordinator's calls: bytes in, bytes out, on trio. The gRPC shell around it is coordinator/rpc.py.
+
+Admit and Renew carry an identity-signed request for a credential, everything later a signed envelope of a peer that
+was admitted. Decisions are admission.py's and run_core.py's; this file reads, asks them, and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from coordinator.admission import AdmissionFacts, Decision, InviteFacts, decide_admission, decide_renewal
+from coordinator.ledger import Applicant
+from coordinator.run_core import Phase
+from protocol.coordination import (
+    LIST_DOMAIN,
+    MAX_REQUEST_BYTES,
+    REPORT_DOMAIN,
+    WATCH_DOMAIN,
+    AdmitReply,
+    CheckpointEntry,
+    RunNews,
+    decode_report,
+    encode_admit_reply,
+    encode_checkpoints,
+    encode_report_reply,
+)
+from protocol.credential import open_request
+from protocol.envelope import Envelope, ReplayGuard, open_envelope
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.identity import public_key_from_peer_id
+from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
+from protocol.invite import hash_secret
+from protocol.pb import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from averaging.network.seams import Clock
+    from coordinator.ledger_writer import LedgerWriter
+    from coordinator.tracker import RunTracker
+    from protocol.credential import CertificateAuthority
+    from protocol.identity import Verifier
+
+WATCH_BEAT_S: Final = 10.0
+"""A watcher hears something at least this often, so that it can tell a quiet run from a dead coordinator."""
+
+M = TypeVar("M", bound=Message)
+
+UnaryCall = Callable[[bytes], Awaitable[bytes]]
+"""Serialized request -> serialized reply; raises PotluckError to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedRun:
+    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data."""
+
+    run_id: RunId
+    signed_manifest: bytes
+    dataset: bytes
+    max_members: int
+    credential_days: int
+    authority: CertificateAuthority
+    verifier: Verifier
+    peer_id: PeerId
+    bootstrap: Callable[[], tuple[str, ...]]
+
+
+class CoordinatorService:
+    """Answers the calls of the coordinator's service."""
+
+    def __init__(self, run: HostedRun, tracker: RunTracker, ledger: LedgerWriter, clock: Clock) -> None:
+        self._run = run
+        self._tracker = tracker
+        self._ledger = ledger
+        self._clock = clock
+        self._replays = {domain: ReplayGuard() for domain in (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN)}
+
+    def unary_calls(self) -> dict[str, UnaryCall]:
+        """The calls with one reply, by name."""
+        return {
+            "Clock": self.clock,
+            "Admit": self.admit,
+            "Renew": self.renew,
+            "Report": self.report,
+            "ListCheckpoints": self.list_checkpoints,
+        }
+
+    async def clock(self, request: bytes) -> bytes:
+        """The coordinator's clock, version and run, for anybody."""
+        _parse(pb.ClockRequest, request)
+        reply = pb.ClockReply(unix_s=self._clock.unix_s(), protocol_version=PROTOCOL_VERSION, run_id=self._run.run_id)
+        return reply.SerializeToString()
+
+    async def admit(self, request: bytes) -> bytes:
+        """Admit a newcomer by its invite, or a peer that comes back.
+
+        Raises:
+            RefusedError, VersionError, RunOverError, TemporaryError: as admission.py decides.
+            RemoteProtocolError: the credential request is malformed or not signed by its identity.
+        """
+        body = _parse(pb.AdmitRequest, request)
+        secret_hash = hash_secret(body.invite_secret) if body.invite_secret else b""
+        credential = await self._credential(body, secret_hash, decide_admission)
+        run = self._run
+        return encode_admit_reply(
+            AdmitReply(
+                credential=credential,
+                manifest=run.signed_manifest,
+                dataset=run.dataset,
+                start_record=self._tracker.start_record,
+                coordinator_peer_id=run.peer_id,
+                bootstrap=run.bootstrap(),
+            )
+        )
+
+    async def renew(self, request: bytes) -> bytes:
+        """A new credential for an admitted peer.
+
+        Raises:
+            RefusedError, VersionError, RunOverError, RemoteProtocolError: as `admit`.
+        """
+        body = _parse(pb.RenewRequest, request)
+        return pb.RenewReply(credential=await self._credential(body, b"", decide_renewal)).SerializeToString()
+
+    async def _credential(
+        self,
+        body: pb.AdmitRequest | pb.RenewRequest,
+        secret_hash: bytes,
+        decide: Callable[[AdmissionFacts, float], Decision],
+    ) -> bytes:
+        run, now = self._run, self._clock.unix_s()
+        # The tracker is read here: the ledger calls back from its own thread, where trio's clock cannot be asked.
+        is_run_over = self._tracker.state.phase is Phase.FINISHED
+        live_peers = self._tracker.live_peers()
+
+        def facts_of(peer: PeerId, invite: InviteFacts | None, is_admitted: bool, is_banned: bool) -> AdmissionFacts:
+            return AdmissionFacts(
+                peer=peer,
+                protocol_version=body.protocol_version,
+                is_same_run=body.run_id == run.run_id,
+                peer_unix_s=body.unix_s,
+                invite=invite,
+                is_admitted=is_admitted,
+                is_banned=is_banned,
+                is_run_over=is_run_over,
+                num_live_peers=len(live_peers - {peer}),
+                max_members=run.max_members,
+            )
+
+        # Version, run and clock are judged before the signature: a wrong clock would only look like an expired one.
+        _raise_early(facts_of(PeerId(""), None, True, False), decide, now)
+        asked = open_request(body.credential_request, verifier=run.verifier, run_id=run.run_id, now_unix_s=now)
+        applicant = Applicant(asked.peer_id, public_key_from_peer_id(asked.peer_id), secret_hash)
+        decision, credential = await self._ledger.run(
+            lambda ledger: ledger.admit(
+                applicant,
+                lambda invite, admitted, banned: decide(facts_of(asked.peer_id, invite, admitted, banned), now),
+                lambda serial: run.authority.issue(
+                    asked, run.run_id, now_unix_s=now, days=run.credential_days, serial=serial
+                ),
+                now_unix_s=int(now),
+            )
+        )
+        if decision.error is not None:
+            raise decision.error
+        return credential
+
+    async def report(self, request: bytes) -> bytes:
+        """Take in a signed report.
+
+        Raises:
+            RefusedError: the peer is not admitted, or banned.
+            RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify.
+        """
+        envelope = await self._open(request, REPORT_DOMAIN)
+        reply = await self._tracker.report(envelope.sender, decode_report(envelope.payload))
+        return encode_report_reply(reply)
+
+    async def list_checkpoints(self, request: bytes) -> bytes:
+        """The checkpoints on the host's disk. Raises as `report`."""
+        await self._open(request, LIST_DOMAIN)
+        return encode_checkpoints(
+            [
+                CheckpointEntry(c.index, c.commit, c.state_root, c.total_tokens, c.written_unix_s)
+                for c in self._tracker.checkpoints
+            ]
+        )
+
+    async def open_watch(self, request: bytes) -> PeerId:
+        """Check a request to watch the run; returns who asks. Raises as `report`."""
+        return (await self._open(request, WATCH_DOMAIN)).sender
+
+    async def next_news(self, known: RunNews | None) -> RunNews:
+        """What a watcher is told next: at once when something changed, the same again after WATCH_BEAT_S."""
+        return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
+
+    async def _open(self, request: bytes, domain: str) -> Envelope:
+        sealed = _parse(pb.Sealed, request)
+        envelope = open_envelope(
+            sealed.envelope,
+            verifier=self._run.verifier,
+            domain=domain,
+            run_id=self._run.run_id,
+            now_unix_ms=int(self._clock.unix_s() * 1000),
+        )
+        sender = envelope.sender
+        if not await self._ledger.run(lambda ledger: ledger.is_admitted(sender)):
+            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
+        if not self._replays[domain].admit(envelope):
+            raise RemoteProtocolError(f"a repeated message of {sender}", "a new sequence number", "it was ignored")
+        return envelope
+
+
+def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], Decision], now_unix_s: float) -> None:
+    error: PotluckError | None = decide(facts, now_unix_s).error
+    if error is not None:
+        raise error
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    if len(data) > MAX_REQUEST_BYTES:
+        raise RemoteProtocolError(f"a request of {len(data)} bytes", f"at most {MAX_REQUEST_BYTES}")
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"bytes that are no {kind.__name__} ({error})", "a whole message") from error
+    return message

@@ -1,0 +1,78 @@
+"""/api/status for people: a few lines of text. Unknown or missing values are left out, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log
+
+
+def _rows(status: Mapping[str, object], name: str) -> Sequence[Mapping[str, object]]:
+    value = status.get(name)
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _number(row: Mapping[str, object], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _duration(seconds: object) -> str:
+    if not isinstance(seconds, (int, float)):
+        return "unknown"
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _loss_line(status: Mapping[str, object]) -> str:
+    parts = []
+    for name, label in (("train_loss", "training"), ("heldout", "held-out")):
+        rows = _rows(status, name)
+        if rows:
+            parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}")
+    marks = status.get("yardsticks")
+    if isinstance(marks, dict):
+        parts.append(f"zlib {_number(marks, 'zlib_bits_per_byte'):.3f}")
+        parts.append(f"pairs {_number(marks, 'pairs_nats_per_byte') / log(2):.3f}")
+    return "bits per byte: " + ", ".join(parts)
+
+
+def _peer_line(row: Mapping[str, object]) -> str:
+    loss = row.get("loss")
+    said = f", loss {loss / log(2):.3f}" if isinstance(loss, (int, float)) else ""
+    return (
+        f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8.0f} tokens/s"
+        f"{said}, seen {_duration(row.get('last_seen_s'))} ago"
+    )
+
+
+def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
+    weights = row.get("weights")
+    shares = weights.items() if isinstance(weights, dict) else ()
+    members = ", ".join(f"{names.get(peer, peer)} {100 * share:.0f}%" for peer, share in shares)
+    omitted = _rows(row, "omitted")
+    left_out = "; left out: " + ", ".join(
+        f"{names.get(o.get('peer'), o.get('peer'))} ({o.get('reason')})" for o in omitted
+    )
+    return f"last round {row.get('index')}: {members}{left_out if omitted else ''}"
+
+
+def status_lines(status: Mapping[str, object]) -> Sequence[str]:
+    """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
+    done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
+    share = 100 * done / target if target else 0.0
+    peers, rounds, checkpoints = (_rows(status, name) for name in ("peers", "rounds", "checkpoints"))
+    progress = f"round {status.get('index')}, {done:.0f} of {target:.0f} tokens ({share:.0f}%), "
+    progress += f"{_duration(status.get('eta_s'))} to go"
+    lines = [
+        f"{status.get('run')}: {status.get('phase')}, {status.get('reason')}",
+        progress,
+        _loss_line(status),
+        f"{len(peers)} peers",
+        *(_peer_line(row) for row in peers),
+    ]
+    if rounds:
+        lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
+    if checkpoints:
+        lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
+    return lines

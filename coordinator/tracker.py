@@ -1,0 +1,303 @@
+"""The run as the coordinator follows it: performs what run_core decides, keeps the ledger, and answers looks at the
+run.
+
+Everything that must not be lost is in the ledger before it is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from coordinator import run_core
+from coordinator.chain_log import ChainLog, Verified, round_row
+from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
+from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
+from coordinator.run_view import FORGET_S, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
+from protocol.coordination import START_DOMAIN, PeerReport, ReportReply, RunNews
+from protocol.envelope import NEVER_MS, open_envelope, seal
+from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.rounds.chain import genesis_link
+from protocol.rounds.messages import StartRecord, StartUnit
+from protocol.wire import encode_body
+
+if TYPE_CHECKING:
+    from averaging.network.seams import Clock, Offload
+    from coordinator.ledger_writer import LedgerWriter
+    from protocol.identity import Signer, Verifier
+    from protocol.manifest import RunManifest
+
+_log = structlog.get_logger()
+
+START_RECORD: Final = "start record"
+_SHOWN_ROUNDS: Final = 500
+_VERIFY_COST_S: Final = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What is fixed about a run: its manifest, the units as they start, and who signs for the host."""
+
+    manifest: RunManifest
+    run_id: RunId
+    units: tuple[StartUnit, ...]
+    signer: Signer
+    verifier: Verifier
+    checkpoint_folder: Path
+
+    @property
+    def spine(self) -> UnitName:
+        """The unit whose commits tell the run's progress."""
+        return self.units[0].unit
+
+
+class RunTracker:
+    """State of the run in memory, backed by the ledger. Call `restore` once before anything else."""
+
+    def __init__(self, run: TrackedRun, ledger: LedgerWriter, clock: Clock, offload: Offload) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._clock = clock
+        self._offload = offload
+        config = run.manifest.config.run
+        self._rules = RunRules(config.min_members, config.max_members, config.total_tokens)
+        self._state = RunState()
+        self._reason = "the coordinator has just started"
+        self._chain: ChainLog | None = None
+        self._start_record = b""
+        self._peers: dict[PeerId, PeerEntry] = {}
+        self._rounds: list[TimedRound] = []
+        self._seen_unix_s: dict[CommitId, int] = {}
+        self._loss_points: list[LossPoint] = []
+        self._checkpoints: tuple[CheckpointRow, ...] = ()
+        self._turn = trio.Lock()
+        self._changed = trio.Event()
+
+    @property
+    def state(self) -> RunState:
+        """Phase, head and tokens."""
+        return self._state
+
+    @property
+    def chain(self) -> ChainLog | None:
+        """Verified commits; None before the start."""
+        return self._chain
+
+    @property
+    def start_record(self) -> bytes:
+        """The host's signed start record as sealed, empty before the start."""
+        return self._start_record
+
+    @property
+    def peers(self) -> dict[PeerId, PeerEntry]:
+        """Newest reports, by peer."""
+        return dict(self._peers)
+
+    async def restore(self) -> None:
+        """Read everything back from the ledger."""
+        spine = self._run.spine
+        start, commits, points, checkpoints = await self._ledger.run(
+            lambda ledger: (ledger.get(START_RECORD), ledger.commits(spine), ledger.loss_points(), ledger.checkpoints())
+        )
+        self._loss_points, self._checkpoints = list(points), tuple(checkpoints)
+        self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
+        if start is None:
+            return
+        chain = await self._begin(start)
+        certificates = [row.certificate for row in commits]
+        await self._offload.run(lambda: chain.replay(certificates), cost_s=_VERIFY_COST_S * len(certificates))
+        await self._follow_head(chain)
+        _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
+
+    async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
+        """Take in a peer's report: who is there, verified commits, losses.
+
+        Raises:
+            RemoteProtocolError: a certificate in it does not verify.
+            StorageError: the ledger refused; the peer will send the same again.
+        """
+        async with self._turn:
+            want = await self._take_commits(report.certificates)
+            await self._take_heldout(peer, report)
+            self._peers[peer] = PeerEntry(report, self._clock.monotonic_s())
+            is_leaving = report.state == "left"
+            event = run_core.PeerLeft(peer) if is_leaving else run_core.PeerReported(peer, report.is_ready_to_start)
+            await self._step(event)
+        return self._reply(want)
+
+    async def tick(self) -> None:
+        """Let time count: forget who is long gone, start when enough are ready. Call about once a second."""
+        async with self._turn:
+            now = self._clock.monotonic_s()
+            self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
+            await self._step(run_core.Ticked())
+
+    def news(self) -> RunNews:
+        """The run in one event of the watch."""
+        state = self._state
+        return RunNews(
+            phase=state.phase.value,
+            reason=self._reason,
+            head=state.head or CommitId(b""),
+            index=state.index,
+            total_tokens=state.total_tokens,
+            start_record=self._start_record,
+            is_final_checkpoint_written=self.is_final_checkpoint_written,
+        )
+
+    async def wait_news(self, known: RunNews | None, *, at_most_s: float) -> RunNews:
+        """The news as soon as they differ from `known` (the reason apart); the present ones after `at_most_s`."""
+        with trio.move_on_after(at_most_s):
+            while known is not None and _is_same_news(known, self.news()):
+                await self._changed.wait()
+        return self.news()
+
+    @property
+    def is_final_checkpoint_written(self) -> bool:
+        """Whether the run is finished and its last state is on the host's disk."""
+        return self._state.phase is Phase.FINISHED and any(c.commit == self._state.head for c in self._checkpoints)
+
+    async def refresh_checkpoints(self) -> None:
+        """Read the list of checkpoints again, after one was written or pruned."""
+        self._checkpoints = tuple(await self._ledger.run(lambda ledger: ledger.checkpoints()))
+        self._notify()
+
+    @property
+    def checkpoints(self) -> Sequence[CheckpointRow]:
+        """Checkpoints on disk, oldest first."""
+        return self._checkpoints
+
+    def live_peers(self) -> frozenset[PeerId]:
+        """Peers that reported lately."""
+        return frozenset(live_peers(self._peers, self._clock.monotonic_s()))
+
+    def picture(self) -> RunPicture:
+        """Everything for one look at the run."""
+        manifest = self._run.manifest
+        return RunPicture(
+            run_name=manifest.config.run.name,
+            run_id_hex=self._run.run_id.hex(),
+            reason=self._reason,
+            state=self._state,
+            target_tokens=self._rules.target_tokens,
+            peers=dict(self._peers),
+            rounds=tuple(self._rounds),
+            loss_points=tuple(self._loss_points),
+            checkpoints=self._checkpoints,
+            checkpoint_folder=self._run.checkpoint_folder,
+            zlib_bits_per_byte=manifest.zlib_bits_per_byte,
+            pairs_nats_per_byte=manifest.pairs_nats_per_byte,
+        )
+
+    def _reply(self, want_from_index: int) -> ReportReply:
+        state = self._state
+        return ReportReply(
+            state.phase.value,
+            state.head or CommitId(b""),
+            state.index,
+            want_from_index,
+            self.is_final_checkpoint_written,
+        )
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _step(self, event: run_core.RunEvent) -> None:
+        before = self._state
+        self._state, actions, self._reason = run_core.step(before, event, self._rules, self._clock.monotonic_s())
+        for action in actions:
+            match action:
+                case SignStart(roster):
+                    await self._sign_start(roster)
+                case AnnounceFinished():
+                    _log.info("run_finished", index=self._state.index, total_tokens=self._state.total_tokens)
+        if (before.phase, before.head) != (self._state.phase, self._state.head):
+            self._notify()
+
+    async def _sign_start(self, roster: tuple[PeerId, ...]) -> None:
+        run = self._run
+        record = StartRecord(
+            run_id=run.run_id,
+            units=run.units,
+            roster=roster,
+            target_tokens=run.manifest.config.round.target_tokens,
+            started_unix_s=int(self._clock.unix_s()),
+        )
+        sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
+        # Should another start record stand already, that one is the start.
+        standing = await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed))
+        await self._begin(standing)
+        _log.info("run_started", members=len(roster))
+
+    async def _begin(self, sealed: bytes) -> ChainLog:
+        run = self._run
+        envelope = open_envelope(
+            sealed, verifier=run.verifier, domain=START_DOMAIN, run_id=run.run_id, now_unix_ms=None
+        )
+        genesis = genesis_link(envelope.payload, run.spine)
+        chain = ChainLog(genesis, run.run_id, run.verifier)
+        self._chain, self._start_record = chain, sealed
+        await self._step(run_core.StartSigned(genesis.commit))
+        return chain
+
+    async def _take_commits(self, certificates: Sequence[bytes]) -> int:
+        chain = self._chain
+        if chain is None:
+            return 1
+        accepted = await self._offload.run(
+            lambda: chain.verify(certificates), cost_s=_VERIFY_COST_S * len(certificates)
+        )
+        if not accepted.new:
+            return accepted.want_from_index
+        await self._remember(accepted.new)
+        if chain.add(accepted.new):
+            await self._follow_head(chain)
+            await self._add_train_point()
+        return accepted.want_from_index
+
+    async def _remember(self, new: Sequence[Verified]) -> None:
+        now = int(self._clock.unix_s())
+        rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in new]
+        await self._ledger.run(lambda ledger: ledger.add_commits(rows))
+        self._seen_unix_s.update((row.commit, now) for row in rows)
+
+    async def _follow_head(self, chain: ChainLog) -> None:
+        head = chain.head
+        self._rounds = [
+            TimedRound(round_row(link), link.total_tokens, self._seen_unix_s.get(link.commit, 0))
+            for link in chain.lineage(_SHOWN_ROUNDS)
+        ]
+        await self._step(run_core.CommitVerified(head.commit, head.index, head.total_tokens))
+
+    async def _add_train_point(self) -> None:
+        nats = mean_train_loss(self._peers, self._clock.monotonic_s())
+        if nats is not None:
+            point = LossPoint("train", self._state.index, self._state.total_tokens, nats, PeerId(""))
+            await self._add_points([point])
+
+    async def _take_heldout(self, peer: PeerId, report: PeerReport) -> None:
+        if self._chain is None:
+            return
+        known = {(p.tokens, p.peer) for p in self._loss_points if p.kind == "heldout"}
+        points = []
+        for result in report.heldout:
+            # Index and tokens come from the verified commit, not from the claim.
+            link = self._chain.link(result.commit)
+            if link is not None and (link.total_tokens, peer) not in known:
+                points.append(LossPoint("heldout", link.index, link.total_tokens, result.nats, peer))
+        if points:
+            await self._add_points(points)
+
+    async def _add_points(self, points: Sequence[LossPoint]) -> None:
+        await self._ledger.run(lambda ledger: ledger.add_loss_points(points))
+        self._loss_points.extend(points)
+
+
+def _is_same_news(a: RunNews, b: RunNews) -> bool:
+    return (a.phase, a.head, a.is_final_checkpoint_written) == (b.phase, b.head, b.is_final_checkpoint_written)

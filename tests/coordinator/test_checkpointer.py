@@ -1,0 +1,200 @@
+"""When checkpoints are written, from whom, and what happens when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+import coordinator.checkpointer as checkpointer_module
+from averaging.start_state import start_state
+from averaging.state import UnitState, state_root
+from coordinator.chain_log import ChainLog
+from coordinator.checkpointer import (
+    Checkpointer,
+    CheckpointPlace,
+    CheckpointRules,
+    FetchState,
+    Target,
+    due_checkpoint,
+)
+from coordinator.checkpoints import verify_checkpoint
+from coordinator.run_core import Phase, RunState
+from coordinator.run_view import PeerEntry
+from protocol.coordination import PeerReport
+from protocol.errors import StorageError, UnreachableError
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.tensor_schema import ChunkGrid
+from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain
+from tests.coordinator.host_world import UNIT, HostWorld, open_host
+from tests.coordinator.test_service import start
+
+A, B, C = (peer.peer_id for peer in PEERS)
+RULES = CheckpointRules(every_rounds=2, keep=2)
+ROOT = Root(b"r" * 32)
+
+
+def entry(commit: CommitId, root: Root = ROOT, seen_s: float = 0.0) -> PeerEntry:
+    return PeerEntry(PeerReport("training", "", UNIT, state_commit=commit, state_root=root), seen_s)
+
+
+def grown(rounds: int) -> tuple[ChainLog, list[CommitId]]:
+    chain = Chain()
+    commits = [chain.commit() for _ in range(rounds)]
+    log = ChainLog(chain.genesis, RUN_ID, VERIFIER)
+    log.add(log.verify(chain.certificates).new)
+    return log, commits
+
+
+def test_nothing_is_due_before_enough_rounds() -> None:
+    log, commits = grown(2)
+    training = RunState(phase=Phase.TRAINING)
+    assert due_checkpoint(training, log, {A: entry(commits[0])}, 0, RULES, 1.0) is None
+    due = due_checkpoint(training, log, {A: entry(commits[1])}, 0, RULES, 1.0)
+    assert due == Target(commits[1], 2, ROOT, (A,))
+    assert due_checkpoint(training, log, {A: entry(commits[1])}, 1, RULES, 1.0) is None
+
+
+def test_donors_are_those_with_the_root_of_most_and_heard_of_lately() -> None:
+    log, commits = grown(2)
+    odd = Root(b"x" * 32)
+    peers = {A: entry(commits[1]), B: entry(commits[1]), C: entry(commits[1], odd)}
+    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0)
+    assert due is not None
+    assert (due.root, due.donors) == (ROOT, tuple(sorted((A, B))))
+    late = {**peers, A: entry(commits[1], seen_s=-100.0), B: entry(commits[1], seen_s=-100.0)}
+    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, late, 0, RULES, 1.0)
+    assert due is not None
+    assert (due.root, due.donors) == (odd, (C,))
+
+
+def test_attested_root_stands_above_what_peers_say_now() -> None:
+    chain = Chain()
+    first = chain.commit()
+    chain.commit(attested=(first, Root(b"a" * 32)))
+    log = ChainLog(chain.genesis, RUN_ID, VERIFIER)
+    log.add(log.verify(chain.certificates).new)
+    rules = replace(RULES, every_rounds=1)
+    assert due_checkpoint(RunState(phase=Phase.TRAINING), log, {A: entry(first)}, 0, rules, 1.0) is None
+
+
+def test_end_of_the_run_wants_exactly_the_last_commit() -> None:
+    log, commits = grown(3)
+    finished = RunState(phase=Phase.FINISHED, head=commits[2], index=3)
+    assert due_checkpoint(finished, log, {A: entry(commits[1])}, 2, RULES, 1.0) is None
+    due = due_checkpoint(finished, log, {A: entry(commits[1]), B: entry(commits[2])}, 2, RULES, 1.0)
+    assert due is not None
+    assert due.commit == commits[2]
+
+
+def test_unknown_commits_are_never_a_target() -> None:
+    log, _ = grown(1)
+    assert due_checkpoint(RunState(phase=Phase.TRAINING), log, {A: entry(CommitId(b"?" * 32))}, 0, RULES, 1.0) is None
+
+
+class Donors:
+    """Gives the states it holds; the first `failures` calls fail."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.states: dict[CommitId, UnitState] = {}
+        self.failures = failures
+        self.asked: list[tuple[PeerId, ...]] = []
+
+    async def fetch(
+        self, donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
+    ) -> UnitState:
+        self.asked.append(tuple(donors))
+        if len(self.asked) <= self.failures:
+            raise UnreachableError("no donor answers")
+        return self.states[commit]
+
+
+def checkpointer(host: HostWorld, fetch: FetchState) -> Checkpointer:
+    config = host.manifest.config
+    schema = host.manifest.unit_schemas()[UNIT]
+    place = CheckpointPlace(
+        host.folder / "checkpoints", config.run.name, host.run_id.hex(), schema, host.grid, config.model.model_dump()
+    )
+    rules = CheckpointRules(config.checkpoint.every_rounds, config.checkpoint.keep)
+    return Checkpointer(place, rules, host.tracker, host.writer, fetch)
+
+
+async def commit_and_report(host: HostWorld, chain: Chain, donors: Donors, rounds: int, tokens: int) -> None:
+    """Grow the run and let a peer report the newest state as its own."""
+    for _ in range(rounds):
+        chain.commit((tokens, tokens, tokens))
+    commit, index, total = chain.head
+    begin = start_state(host.manifest.unit_schemas()[UNIT], 1, commit)
+    state = replace(begin, index=index, total_tokens=total)
+    donors.states[commit] = state
+    report = PeerReport(
+        "training",
+        "",
+        UNIT,
+        head=commit,
+        state_commit=commit,
+        state_root=state_root(state, host.grid),
+        certificates=tuple(chain.certificates),
+    )
+    await host.service.report(host.report(PEERS[0], report))
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(60):
+        while not condition():
+            await trio.sleep(0.1)
+
+
+def newest_index(host: HostWorld) -> int:
+    return max((row.index for row in host.tracker.checkpoints), default=0)
+
+
+async def test_checkpoints_are_pulled_pruned_and_end_with_the_last_commit(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain, donors = await start(host), Donors(failures=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpointer(host, donors.fetch).run, host.clock, host.offload)
+            for expected in (2, 4, 6):
+                await commit_and_report(host, chain, donors, 2, 10)
+                await wait_for(lambda expected=expected: newest_index(host) == expected)
+            await wait_for(lambda: len(host.tracker.checkpoints) == 2)
+            await commit_and_report(host, chain, donors, 1, 400)
+            await wait_for(lambda: host.tracker.is_final_checkpoint_written)
+            await wait_for(lambda: len(host.tracker.checkpoints) == 2)
+            nursery.cancel_scope.cancel()
+        rows = host.tracker.checkpoints
+        assert [row.index for row in rows] == [6, 7]
+        assert donors.asked[0] == donors.asked[1] == (PEERS[0].peer_id,)
+        folder = tmp_path / "checkpoints"
+        assert sorted(path.name for path in folder.iterdir()) == [row.path for row in rows]
+        assert verify_checkpoint(folder / rows[-1].path).commit == chain.head[0].hex()
+        assert list(host.ledger.checkpoints()) == list(rows)
+
+
+async def test_full_disk_is_logged_and_tried_again_without_losing_the_older(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_host(tmp_path) as host:
+        chain, donors = await start(host), Donors()
+        tries = 0
+        real = checkpointer_module.write_checkpoint
+
+        def full_twice(*args: object, **kwargs: object) -> object:
+            nonlocal tries
+            tries += 1
+            if tries <= 2:
+                raise StorageError("checkpoint of round 2 could not be written (No space left on device)")
+            return real(*args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(checkpointer_module, "write_checkpoint", full_twice)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpointer(host, donors.fetch).run, host.clock, host.offload)
+            await commit_and_report(host, chain, donors, 2, 10)
+            await wait_for(lambda: len(host.tracker.checkpoints) == 1)
+            nursery.cancel_scope.cancel()
+        assert tries == 3

@@ -1,0 +1,115 @@
+"""Checkpoints: whole or not at all, and believed only after verification."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from averaging.state import UnitState, state_root
+from coordinator import checkpoints
+from coordinator.checkpoints import (
+    CheckpointContent,
+    load_checkpoint,
+    remove_checkpoint,
+    remove_leftovers,
+    surplus,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from protocol.errors import ConfigError, StorageError
+from protocol.ids import CommitId, Root, UnitName
+from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
+
+UNIT = UnitName("fragment-0")
+SCHEMA = TensorSchema(UNIT, (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))
+GRID = ChunkGrid(24, 7)
+
+
+def content(index: int = 3) -> CheckpointContent:
+    anchor_N = torch.arange(24, dtype=torch.float32) * 0.1 + index
+    state = UnitState(UNIT, CommitId(bytes([index]) * 32), index, 600 * index, anchor_N, -anchor_N)
+    return CheckpointContent("run", "ab" * 32, SCHEMA, GRID, {"dim": 4}, state, state_root(state, GRID))
+
+
+def test_written_checkpoint_verifies_and_loads_bit_equal(tmp_path: Path) -> None:
+    what = content()
+    row = write_checkpoint(tmp_path / "checkpoints", what, now_unix_s=7)
+    manifest, state = load_checkpoint(tmp_path / "checkpoints" / row.path)
+    assert torch.equal(state.anchor_N, what.state.anchor_N)
+    assert torch.equal(state.momentum_N, what.state.momentum_N)
+    assert (manifest.index, manifest.state_root, manifest.model) == (3, what.root.hex(), {"dim": 4})
+    assert (row.commit, row.state_root, row.written_unix_s) == (what.state.head, what.root, 7)
+
+
+def test_state_without_the_attested_root_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="attested root"):
+        write_checkpoint(tmp_path, replace(content(), root=Root(b"x" * 32)), now_unix_s=7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = write_checkpoint(tmp_path, content(2), now_unix_s=6)
+
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_fsync", full)
+    with pytest.raises(StorageError, match="No space left"):
+        write_checkpoint(tmp_path, content(3), now_unix_s=7)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == [older.path]
+    verify_checkpoint(tmp_path / older.path)
+
+
+def test_checkpoint_left_by_a_crash_before_its_ledger_row_is_written_again(tmp_path: Path) -> None:
+    first = write_checkpoint(tmp_path, content(), now_unix_s=7)
+    assert write_checkpoint(tmp_path, content(), now_unix_s=8).path == first.path
+    assert verify_checkpoint(tmp_path / first.path).written_unix_s == 8
+
+
+@pytest.mark.parametrize("name", ["fragment-0.safetensors", "fragment-0.momentum.safetensors"])
+def test_flipped_bit_in_a_file_is_found(tmp_path: Path, name: str) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    data = bytearray((path / name).read_bytes())
+    data[-1] ^= 1
+    (path / name).write_bytes(data)
+    with pytest.raises(StorageError, match="SHA-256"):
+        verify_checkpoint(path)
+
+
+def test_manifest_that_lies_about_its_state_is_found(tmp_path: Path) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["total_tokens"] += 1
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="root"):
+        verify_checkpoint(path)
+    (path / "manifest.json").write_text("{")
+    with pytest.raises(StorageError, match="damaged"):
+        verify_checkpoint(path)
+
+
+def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no checkpoint at"):
+        verify_checkpoint(tmp_path)
+
+
+def test_newest_are_kept_and_the_rest_pruned(tmp_path: Path) -> None:
+    rows = [write_checkpoint(tmp_path, content(index), now_unix_s=index) for index in (1, 2, 3, 4)]
+    doomed = surplus(rows[::-1], keep=3)
+    assert doomed == rows[:1]
+    remove_checkpoint(tmp_path, doomed[0])
+    remove_checkpoint(tmp_path, doomed[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [row.path for row in rows[1:]]
+
+
+def test_leftovers_of_unfinished_writes_are_removed_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / ".writing-00000009-ab").mkdir()
+    row = write_checkpoint(tmp_path, content(), now_unix_s=7)
+    assert remove_leftovers(tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [row.path]

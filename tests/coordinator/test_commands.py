@@ -1,0 +1,94 @@
+"""What the host's command line calls, without a running host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.commands import (
+    ADDRESSES_KEY,
+    BOOTSTRAP_KEY,
+    STATUS_URL_KEY,
+    fetch_status,
+    host,
+    init_run,
+    list_checkpoints,
+    make_invite,
+    verify_checkpoint,
+)
+from coordinator.ledger import open_ledger
+from coordinator.run_files import LEDGER_FILE, open_run
+from protocol.errors import ConfigError, UnreachableError
+from protocol.invite import decode_invite, hash_secret
+from protocol.manifest import load_run_config
+from tests.coordinator.test_checkpoints import content, write_checkpoint
+from tests.coordinator.test_run_files import HOST, write_run_file
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    open_run(write_run_file(tmp_path), folder, HOST, now_unix_s=1_700_000_000.0)
+    with open_ledger(folder / LEDGER_FILE) as ledger:
+        ledger.put(ADDRESSES_KEY, b'["127.0.0.1:4001"]')
+        ledger.put(BOOTSTRAP_KEY, b"[]")
+    return folder
+
+
+def test_init_writes_a_run_file_that_works_and_never_overwrites(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    init_run(path)
+    assert load_run_config(path).run.name
+    with pytest.raises(ConfigError, match="exists already"):
+        init_run(path)
+
+
+def test_invite_is_remembered_by_its_hash_only(state: Path) -> None:
+    invite = decode_invite(make_invite(state, uses=3, hours=2.0))
+    with open_ledger(state / LEDGER_FILE) as ledger:
+        facts = ledger.invite(hash_secret(invite.secret))
+        assert facts is not None
+        assert (facts.max_uses, facts.expires_unix_s) == (3, invite.expires_unix_s)
+    assert invite.secret not in (state / LEDGER_FILE).read_bytes()
+    assert invite.coordinator_addresses == ("127.0.0.1:4001",)
+
+
+@pytest.mark.parametrize(("uses", "hours"), [(0, 1.0), (1, 0.0), (1, 1e9), (1, float("nan"))])
+def test_invite_with_impossible_numbers_is_refused(state: Path, uses: int, hours: float) -> None:
+    with pytest.raises(ConfigError, match="an invite for"):
+        make_invite(state, uses=uses, hours=hours)
+
+
+def test_folder_that_hosts_nothing_is_named(tmp_path: Path) -> None:
+    for command in (fetch_status, list_checkpoints, lambda folder: make_invite(folder, uses=1, hours=1.0)):
+        with pytest.raises(ConfigError, match="no run is hosted from"):
+            command(tmp_path)
+
+
+def test_status_of_a_stopped_host_says_so(state: Path) -> None:
+    with pytest.raises(UnreachableError, match="never up"):
+        fetch_status(state)
+    with open_ledger(state / LEDGER_FILE) as ledger:
+        ledger.put(STATUS_URL_KEY, b"http://127.0.0.1:9")
+    with pytest.raises(UnreachableError, match="no host answers"):
+        fetch_status(state)
+
+
+def test_checkpoints_are_listed_with_their_folder_and_verified(state: Path) -> None:
+    row = write_checkpoint(state / "checkpoints", content(), now_unix_s=7)
+    with open_ledger(state / LEDGER_FILE) as ledger:
+        ledger.add_checkpoint(row)
+    (listed,) = list_checkpoints(state)
+    assert json.loads(json.dumps(listed))["root"] == row.state_root.hex()
+    assert verify_checkpoint(Path(str(listed["path"]))).startswith("verified: round 3 of run")
+
+
+def test_host_refuses_a_bad_run_file_before_anything_else(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    init_run(path)
+    path.write_text(path.read_text().replace("total_tokens = 20_000_000", "total_tokens = 0"))
+    with pytest.raises(ConfigError, match=r"run\.total_tokens is 0"):
+        host(path, {"state_dir": tmp_path / "state"})
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,49 @@
+"""The coordinator's metrics."""
+
+from __future__ import annotations
+
+from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
+from tests.coordinator.test_run_view import picture, timed
+
+
+def text() -> str:
+    counts = Counts(calls=(("Report", "ok", 7),), control_bytes_up=5, bulk_bytes_down=6)
+    return render_metrics(lambda: Moment(picture((timed(1, 300, 100),)), counts, 100.0)).decode()
+
+
+def test_every_row_of_the_table_is_rendered_with_its_help() -> None:
+    shown = text()
+    for row in COORDINATOR_METRICS:
+        assert f"# HELP {row.name}" in shown
+        assert row.help.endswith(".")
+
+
+def test_values_are_read_off_the_run() -> None:
+    shown = text()
+    for line in (
+        'potluck_run_phase{phase="training"} 1.0',
+        'potluck_run_phase{phase="gathering"} 0.0',
+        "potluck_run_tokens 600.0",
+        "potluck_run_live_peers 1.0",
+        "potluck_run_round_coverage_ratio 0.9",
+        'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
+        'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',
+    ):
+        assert line in shown.splitlines()
+
+
+def test_names_carry_base_units() -> None:
+    units = (
+        "_seconds",
+        "_bytes",
+        "_tokens",
+        "_nats",
+        "_ratio",
+        "_second",
+        "_phase",
+        "_index",
+        "_peers",
+        "_checkpoints",
+        "_calls",
+    )
+    assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []

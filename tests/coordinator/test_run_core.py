@@ -1,0 +1,82 @@
+"""The run's phase."""
+
+from __future__ import annotations
+
+from coordinator.run_core import (
+    READY_FOR_S,
+    AnnounceFinished,
+    CommitVerified,
+    PeerLeft,
+    PeerReported,
+    Phase,
+    RunEvent,
+    RunRules,
+    RunState,
+    SignStart,
+    StartSigned,
+    Ticked,
+    step,
+)
+from protocol.ids import CommitId, PeerId
+
+RULES = RunRules(min_members=2, max_members=3, target_tokens=1000, grace_s=5.0)
+A, B, C, D = (PeerId(letter) for letter in "ABCD")
+GENESIS = CommitId(b"g" * 32)
+
+
+def play(*events: tuple[float, RunEvent]) -> tuple[RunState, list[object], str]:
+    state, actions, reason = RunState(), [], ""
+    for now, event in events:
+        state, new, reason = step(state, event, RULES, now)
+        actions += new
+    return state, actions, reason
+
+
+def test_waits_for_enough_ready_peers_and_says_so() -> None:
+    state, actions, reason = play((0, PeerReported(A, True)), (1, PeerReported(B, False)))
+    assert (state.phase, actions) == (Phase.GATHERING, [])
+    assert "1 of at least 2" in reason
+
+
+def test_signs_the_start_when_all_present_are_ready() -> None:
+    _, actions, _ = play((0, PeerReported(B, True)), (1, PeerReported(A, True)))
+    assert actions == [SignStart((A, B))]
+
+
+def test_waits_a_moment_for_peers_on_their_way() -> None:
+    base = [(0.0, PeerReported(A, True)), (0.1, PeerReported(B, True))]
+    with_third = [(0.0, PeerReported(C, False)), *base]
+    assert play(*with_third)[1] == []
+    assert play(*with_third, (2.0, PeerReported(C, True)))[1] == [SignStart((A, B, C))]
+    assert play(*with_third, (5.2, Ticked()))[1] == [SignStart((A, B))]
+
+
+def test_signs_once_while_the_signature_is_being_made() -> None:
+    _, actions, _ = play((0, PeerReported(A, True)), (0, PeerReported(B, True)), (1, PeerReported(C, True)))
+    assert len(actions) == 1
+
+
+def test_roster_is_cut_to_the_largest_round() -> None:
+    events = [(0.0, PeerReported(peer, False)) for peer in (A, B, C, D)]
+    _, actions, _ = play(*events, *((1.0, PeerReported(peer, True)) for peer in (D, C, B, A)))
+    assert actions == [SignStart((B, C, D))]
+
+
+def test_peers_that_fell_silent_or_left_are_not_counted() -> None:
+    assert play((0, PeerReported(A, True)), (READY_FOR_S + 1, PeerReported(B, True)))[1] == []
+    assert play((0, PeerReported(A, True)), (1, PeerLeft(A)), (2, PeerReported(B, True)))[1] == []
+
+
+def test_trains_until_the_target_and_finishes_once() -> None:
+    started = [(0.0, StartSigned(GENESIS))]
+    state, actions, _ = play(*started, (1.0, CommitVerified(CommitId(b"a" * 32), 1, 600)))
+    assert (state.phase, state.index, actions) == (Phase.TRAINING, 1, [])
+    last = CommitVerified(CommitId(b"b" * 32), 2, 1200)
+    state, actions, reason = play(*started, (1.0, last), (2.0, Ticked()))
+    assert (state.phase, actions) == (Phase.FINISHED, [AnnounceFinished()])
+    assert "1200" in reason
+
+
+def test_a_start_record_found_after_a_restart_begins_training() -> None:
+    state, actions, _ = play((0, StartSigned(GENESIS)), (1, PeerReported(A, True)), (1, PeerReported(B, True)))
+    assert (state.phase, state.head, actions) == (Phase.TRAINING, GENESIS, [])

@@ -1,0 +1,107 @@
+"""The host's folder."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from averaging.data.shards import ShardCache
+from coordinator.run_files import load_run, open_run, start_units
+from protocol.errors import ConfigError, StorageError
+from protocol.identity import Identity
+
+HOST = Identity(b"h" * 32)
+RUN_TOML = """
+[run]
+name = "tiny"
+total_tokens = 1000
+[model]
+dim = 8
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 8
+context_tokens = 8
+[data]
+source = "text"
+glob = "texts/*.txt"
+shard_bytes = 4096
+[inner]
+learning_rate = 0.01
+batch_tokens = 64
+[round]
+target_tokens = 300
+chunk_elements = 256
+"""
+
+
+def write_run_file(folder: Path) -> Path:
+    (folder / "texts").mkdir()
+    for number in range(6):
+        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 300)
+    path = folder / "run.toml"
+    path.write_text(RUN_TOML)
+    return path
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    return write_run_file(tmp_path)
+
+
+def test_first_opening_packs_signs_and_keeps_secrets_to_the_owner(run_file: Path, tmp_path: Path) -> None:
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert run.was_created
+    assert run.manifest.dataset_id == run.dataset.dataset_id
+    assert run.manifest.dataset_tokens == run.dataset.num_tokens("train")
+    assert run.manifest.ca_certificate_sha256 == sha256(run.authority.certificate_der).hexdigest()
+    assert 0 < run.manifest.pairs_nats_per_byte < 5.6
+    assert (tmp_path / "state" / "authority.key").stat().st_mode & 0o077 == 0
+    cache = ShardCache(tmp_path / "state" / "data")
+    assert all(cache.has(entry) for entry in run.dataset.shards)
+
+
+def test_second_opening_finds_the_same_run(run_file: Path, tmp_path: Path) -> None:
+    first = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    second = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_800_000_000.0)
+    assert not second.was_created
+    assert second.signed_manifest == first.signed_manifest
+    assert second.authority.certificate_der == first.authority.certificate_der
+
+
+def test_changed_run_file_names_the_key(run_file: Path, tmp_path: Path) -> None:
+    open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    run_file.write_text(RUN_TOML.replace("learning_rate = 0.01", "learning_rate = 0.02"))
+    with pytest.raises(ConfigError, match=r"inner\.learning_rate differs"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
+def test_crash_before_the_manifest_begins_anew(run_file: Path, tmp_path: Path) -> None:
+    open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    (tmp_path / "state" / "manifest.signed").unlink()
+    assert open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0).was_created
+
+
+@pytest.mark.parametrize("name", ["manifest.signed", "authority.key", "data/dataset.json"])
+def test_damaged_folder_is_one_clear_error(run_file: Path, tmp_path: Path, name: str) -> None:
+    open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    (tmp_path / "state" / name).write_bytes(b"x")
+    with pytest.raises(StorageError, match="damaged"):
+        load_run(tmp_path / "state")
+
+
+def test_folder_without_a_run_and_glob_without_files_are_named(run_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run in"):
+        load_run(tmp_path / "nothing")
+    run_file.write_text(RUN_TOML.replace("texts/*.txt", "nowhere/*.txt"))
+    with pytest.raises(ConfigError, match="matches nothing"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
+def test_start_units_follow_from_the_manifest(run_file: Path, tmp_path: Path) -> None:
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    (unit,) = start_units(run.manifest)
+    assert unit.schema_fingerprint == run.manifest.unit_schemas()[unit.unit].fingerprint()
+    assert start_units(run.manifest) == (unit,)

@@ -1,0 +1,107 @@
+"""What the coordinator shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.chain_log import RoundRow
+from coordinator.ledger import CheckpointRow, LossPoint
+from coordinator.run_core import Phase, RunState
+from coordinator.run_view import (
+    LIVE_S,
+    PeerEntry,
+    RunPicture,
+    TimedRound,
+    eta_s,
+    live_peers,
+    mean_train_loss,
+    root_by_majority,
+    status_json,
+)
+from protocol.coordination import PeerReport
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from tests.coordinator.chain_world import PEERS
+
+UNIT = UnitName("fragment-0")
+A, B, C = (peer.peer_id for peer in PEERS)
+COMMIT = CommitId(b"c" * 32)
+ROOT = Root(b"r" * 32)
+
+
+def peer(speed: float = 100.0, loss: float | None = 2.0, root: Root = ROOT, state: str = "training") -> PeerReport:
+    return PeerReport(state, "", UNIT, tokens_per_s=speed, loss_nats=loss, state_commit=COMMIT, state_root=root)
+
+
+def timed(index: int, tokens: int, unix_s: int) -> TimedRound:
+    row = RoundRow(index, COMMIT, (A, B), (0.25, 0.75), 0.9, ((C, "too late"),), False)
+    return TimedRound(row, tokens, unix_s)
+
+
+def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] = ()) -> RunPicture:
+    return RunPicture(
+        run_name="tiny",
+        run_id_hex="ab" * 32,
+        reason="all is well",
+        state=RunState(phase=Phase.TRAINING, head=COMMIT, index=2, total_tokens=600),
+        target_tokens=1000,
+        peers={A: PeerEntry(peer(), 95.0), B: PeerEntry(peer(loss=None), 40.0)},
+        rounds=rounds,
+        loss_points=points,
+        checkpoints=(CheckpointRow(COMMIT, UNIT, 2, 600, ROOT, "00000002-cc", 9),),
+        checkpoint_folder=Path("/state/checkpoints"),
+        zlib_bits_per_byte=1.9,
+        pairs_nats_per_byte=2.5,
+    )
+
+
+def test_live_peers_are_those_heard_of_lately_that_did_not_leave() -> None:
+    peers = {A: PeerEntry(peer(), 0.0), B: PeerEntry(peer(), 50.0), C: PeerEntry(peer(state="left"), 50.0)}
+    assert live_peers(peers, 51.0) == [B]
+    assert live_peers(peers, LIVE_S) == [A, B]
+
+
+def test_training_loss_is_weighted_by_speed() -> None:
+    peers = {A: PeerEntry(peer(300.0, 2.0), 0.0), B: PeerEntry(peer(100.0, 4.0), 0.0)}
+    assert mean_train_loss(peers, 1.0) == pytest.approx(2.5)
+    assert mean_train_loss({A: PeerEntry(peer(loss=None), 0.0)}, 1.0) is None
+    assert mean_train_loss({A: PeerEntry(peer(0.0, 3.0), 0.0)}, 1.0) is None
+
+
+def test_root_of_most_peers_counts() -> None:
+    other = Root(b"x" * 32)
+    peers = {A: PeerEntry(peer(), 0.0), B: PeerEntry(peer(), 0.0), C: PeerEntry(peer(root=other), 0.0)}
+    assert root_by_majority(peers, COMMIT) == ROOT
+    assert root_by_majority({A: peers[A], C: peers[C]}, COMMIT) == min(ROOT, other)
+    assert root_by_majority(peers, CommitId(b"?" * 32)) is None
+
+
+def test_eta_follows_the_pace_of_the_latest_rounds() -> None:
+    rounds = (timed(1, 300, 100), timed(2, 600, 110))
+    assert eta_s(rounds, 600, 1200) == pytest.approx(20.0)
+    assert eta_s(rounds[:1], 300, 1200) is None
+    assert eta_s((timed(1, 300, 100), timed(2, 600, 100)), 600, 1200) is None
+    assert eta_s(rounds, 1200, 1200) == 0.0
+
+
+def test_status_has_everything_and_is_json() -> None:
+    points = (
+        LossPoint("heldout", 1, 300, 3.0, A),
+        LossPoint("heldout", 1, 300, 3.1, B),
+        LossPoint("heldout", 0, 0, 5.5, A),
+        LossPoint("train", 1, 300, 2.9, PeerId("")),
+    )
+    status = json.loads(json.dumps(status_json(picture((timed(1, 300, 100), timed(2, 600, 110)), points), 100.0)))
+    assert (status["phase"], status["index"], status["total_tokens"]) == ("training", 2, 600)
+    assert status["heldout"] == [{"index": 0, "tokens": 0, "nats": 5.5}, {"index": 1, "tokens": 300, "nats": 3.0}]
+    assert status["train_loss"] == [{"index": 1, "tokens": 300, "nats": 2.9}]
+    last = status["rounds"][-1]
+    assert (last["weights"], last["coverage"]) == ({A: 0.25, B: 0.75}, 0.9)
+    assert last["omitted"] == [{"peer": C, "reason": "too late"}]
+    assert status["checkpoints"][0]["path"] == "/state/checkpoints/00000002-cc"
+    by_peer = {row["peer"]: row for row in status["peers"]}
+    assert (by_peer[A]["state"], by_peer[A]["state_root"]) == ("training", ROOT.hex())
+    assert (by_peer[B]["state"], by_peer[B]["tokens_per_s"]) == ("silent", 0.0)
+    assert status["yardsticks"] == {"zlib_bits_per_byte": 1.9, "pairs_nats_per_byte": 2.5}

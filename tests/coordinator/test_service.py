@@ -1,0 +1,235 @@
+"""The coordinator's calls: who is let in, what counts, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from averaging.network.clocks import VirtualClock
+from coordinator.run_core import Phase
+from protocol.coordination import (
+    START_DOMAIN,
+    HeldoutResult,
+    PeerReport,
+    decode_admit_reply,
+    decode_checkpoints,
+    decode_report_reply,
+)
+from protocol.credential import check_credential, make_request, make_tls_key
+from protocol.envelope import open_envelope
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, VersionError
+from protocol.identity import Identity
+from protocol.ids import PROTOCOL_VERSION
+from protocol.manifest import open_manifest
+from protocol.pb import coordinator_pb2 as pb
+from tests.coordinator.chain_world import PEERS, VERIFIER, Chain
+from tests.coordinator.host_world import UNIT, HostWorld, open_host
+
+READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
+
+
+async def admit_all(host: HostWorld) -> None:
+    host.invite()
+    for peer in PEERS:
+        await host.service.admit(host.admit_request(peer))
+
+
+async def start(host: HostWorld) -> Chain:
+    """Admit three peers, let them be ready; returns the chain that they will grow."""
+    await admit_all(host)
+    for peer in PEERS:
+        await host.service.report(host.report(peer, PeerReport("joining", "fetching data", UNIT)))
+    for peer in PEERS:
+        await host.service.report(host.report(peer, READY))
+    return chain_of(host)
+
+
+def chain_of(host: HostWorld) -> Chain:
+    sealed = host.tracker.start_record
+    envelope = open_envelope(sealed, verifier=VERIFIER, domain=START_DOMAIN, run_id=host.run_id, now_unix_ms=None)
+    return Chain(host.run_id, given_start=envelope.payload)
+
+
+async def test_clock_tells_time_version_and_run(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        reply = pb.ClockReply.FromString(await host.service.clock(b""))
+        assert (reply.unix_s, reply.protocol_version, reply.run_id) == (
+            host.clock.unix_s(),
+            PROTOCOL_VERSION,
+            host.run_id,
+        )
+
+
+async def test_newcomer_gets_credential_manifest_and_data(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        host.invite(uses=1)
+        reply = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0])))
+        check_credential(
+            reply.credential,
+            host.authority.certificate_der,
+            peer_id=PEERS[0].peer_id,
+            run_id=host.run_id,
+            now_unix_s=host.clock.unix_s(),
+        )
+        assert open_manifest(reply.manifest, verifier=VERIFIER, expected_run_id=host.run_id) == host.manifest
+        assert (reply.dataset, reply.start_record) == (b"{}", b"")
+        with pytest.raises(RefusedError, match="used 1 of 1"):
+            await host.service.admit(host.admit_request(PEERS[1]))
+        again = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0], invite_secret=b"")))
+        assert again.credential != reply.credential
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"protocol_version": 99}, VersionError, "version 99"),
+        ({"run_id": b"x" * 32}, RefusedError, "another run"),
+        ({"unix_s": 0.0}, RefusedError, "behind"),
+        ({"invite_secret": b"guess"}, RefusedError, "did not make"),
+        ({"credential_request": b"junk"}, RemoteProtocolError, "envelope"),
+    ],
+)
+async def test_bad_admissions_are_refused_with_their_reason(
+    tmp_path: Path, autojump_clock: object, changes: dict[str, object], kind: type[PotluckError], says: str
+) -> None:
+    with open_host(tmp_path) as host:
+        host.invite()
+        with pytest.raises(kind, match=says):
+            await host.service.admit(host.admit_request(PEERS[0], **changes))
+
+
+async def test_expired_invite_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        host.invite(life_s=60)
+        await trio.sleep(120)
+        with pytest.raises(RefusedError, match="expired 1 minutes ago"):
+            await host.service.admit(host.admit_request(PEERS[0]))
+
+
+async def test_credential_is_renewed_for_the_admitted_only(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+
+        def request(peer: Identity) -> bytes:
+            now = host.clock.unix_s()
+            csr = make_request(peer, host.run_id, make_tls_key(), now)
+            body = pb.RenewRequest(protocol_version=1, run_id=host.run_id, credential_request=csr, unix_s=now)
+            return body.SerializeToString()
+
+        with pytest.raises(RefusedError, match="never admitted"):
+            await host.service.renew(request(PEERS[0]))
+        await admit_all(host)
+        assert pb.RenewReply.FromString(await host.service.renew(request(PEERS[0]))).credential
+
+
+async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(host.report(PEERS[0], READY))
+        await admit_all(host)
+        report = host.report(PEERS[0], READY)
+        await host.service.report(report)
+        with pytest.raises(RemoteProtocolError, match="repeated"):
+            await host.service.report(report)
+        old = host.report(PEERS[0], READY)
+        await trio.sleep(120)
+        with pytest.raises(RemoteProtocolError, match="expired"):
+            await host.service.report(old)
+        host.ledger.ban(PEERS[0].peer_id, "equivocation")
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(host.report(PEERS[0], READY))
+
+
+async def test_request_for_one_call_does_not_open_another(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        with pytest.raises(RemoteProtocolError, match="an envelope for"):
+            await host.service.report(host.sealed(PEERS[0], "potluck list"))
+        assert decode_checkpoints(await host.service.list_checkpoints(host.sealed(PEERS[0], "potluck list"))) == ()
+
+
+async def test_run_starts_when_peers_are_ready_and_watchers_hear_it(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        before = await host.service.next_news(None)
+        assert (before.phase, before.start_record) == ("gathering", b"")
+        async with trio.open_nursery() as nursery:
+            heard = []
+
+            async def watch() -> None:
+                heard.append(await host.service.next_news(before))
+
+            nursery.start_soon(watch)
+            for peer in PEERS:
+                await host.service.report(host.report(peer, PeerReport("joining", "", UNIT)))
+            for peer in PEERS:
+                await host.service.report(host.report(peer, READY))
+        assert heard[0].phase == "training"
+        assert heard[0].start_record == host.tracker.start_record
+        assert heard[0].head == chain_of(host).genesis.commit
+
+
+async def test_quiet_run_still_beats(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        first = await host.service.next_news(None)
+        began = trio.current_time()
+        await host.service.next_news(first)
+        assert trio.current_time() - began == pytest.approx(10.0)
+
+
+async def test_certificates_in_reports_move_the_run_and_survive_a_restart(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain = await start(host)
+        first = chain.commit()
+        training = PeerReport(
+            "training",
+            "",
+            UNIT,
+            tokens_per_s=100.0,
+            loss_nats=3.0,
+            certificates=tuple(chain.certificates),
+            heldout=(HeldoutResult(first, 999, 999, 2.75), HeldoutResult(chain.genesis.commit, 0, 0, 5.5)),
+        )
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[0], training)))
+        assert (reply.phase, reply.head, reply.index, reply.want_from_index) == ("training", first, 1, 2)
+        chain.commit()
+        late = PeerReport("training", "", UNIT, certificates=tuple(chain.certificates[1:]))
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[1], late)))
+        assert (reply.phase, reply.index) == ("finished", 2)
+        assert not reply.is_final_checkpoint_written
+        before = host.tracker.news()
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        after = host.tracker.news()
+        assert (after.phase, after.head, after.start_record) == ("finished", before.head, before.start_record)
+        points = [(p.kind, p.index, p.tokens, p.nats) for p in host.tracker.picture().loss_points]
+        # Index and tokens of held-out points are those of the verified commit, not the reporter's.
+        assert ("heldout", 1, 600, 2.75) in points
+        assert ("heldout", 0, 0, 5.5) in points
+        assert [r.row.index for r in host.tracker.picture().rounds] == [1, 2]
+        assert host.tracker.state.phase is Phase.FINISHED
+
+
+async def test_forged_certificate_is_refused_and_changes_nothing(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        chain = await start(host)
+        chain.commit(voters=1)
+        forged = PeerReport("training", "", UNIT, certificates=tuple(chain.certificates))
+        with pytest.raises(RemoteProtocolError, match="quorum"):
+            await host.service.report(host.report(PEERS[0], forged))
+        assert host.tracker.news().index == 0
+
+
+async def test_wrong_clock_is_named_before_the_signature_is_called_expired(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        host.invite()
+        behind = VirtualClock(skew_s=-900.0).unix_s()
+        csr = make_request(PEERS[0], host.run_id, make_tls_key(), behind)
+        request = host.admit_request(PEERS[0], unix_s=behind, credential_request=csr)
+        with pytest.raises(RefusedError, match="clock is 15 minutes behind"):
+            await host.service.admit(request)
