@@ -1,0 +1,117 @@
+"""What this peer can say about itself at any moment: gathers from the services, decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from averaging.network.seams import Clock, Network, Trainer
+from averaging.rounds.service import RoundService
+from peer.status import LastRound, PeerStatus
+from protocol.coordination import HeldoutResult
+from protocol.ids import PeerId
+from protocol.names import peer_name
+from protocol.rounds.chain import ChainLink
+
+
+@dataclass
+class Board:
+    """The newest of everything. Parts that do not exist yet are None."""
+
+    peer: PeerId
+    clock: Clock
+    started_unix_s: float
+    run_name: str = ""
+    target_total_tokens: int = 0
+    state: str = "joining"
+    reason: str = "starting"
+    network: Network | None = None
+    trainer: Trainer | None = None
+    service: RoundService | None = None
+    rounds_counted: int = 0
+    first_counted_unix_s: float | None = None
+    last_round: LastRound | None = None
+    own_roots: set[bytes] = field(default_factory=set)
+    heldout: list[HeldoutResult] = field(default_factory=list)
+
+    def say(self, state: str, reason: str) -> None:
+        """Where we are and why."""
+        self.state, self.reason = state, reason
+
+    def publish(self, event: str, fields: Mapping[str, object]) -> None:
+        """What the round service told."""
+        if event == "contributed":
+            root = fields.get("root")
+            if isinstance(root, bytes):
+                self.own_roots.add(root)
+        if event == "committed":
+            link = fields.get("link")
+            if isinstance(link, ChainLink):
+                self._committed(link)
+
+    def _committed(self, link: ChainLink) -> None:
+        record = link.record
+        if record is None:
+            return
+        credited = sum(c.credited_tokens for c in record.contributors)
+        shares = {c.peer: c.credited_tokens / credited if credited else 0.0 for c in record.contributors}
+        coverage = 1.0 - sum((part.stop_chunk - part.first_chunk) * len(part.omitted) for part in record.slices) / max(
+            1, record.slices[-1].stop_chunk * len(record.contributors)
+        )
+        members = tuple(str(c.peer) for c in record.contributors)
+        self.last_round = LastRound(
+            index=link.index,
+            members=members,
+            weights={str(p): s for p, s in shares.items()},
+            coverage=max(0.0, coverage),
+        )
+        entry = record.contributor(self.peer)
+        if entry is not None and entry.root in self.own_roots:
+            self.rounds_counted += 1
+            if self.first_counted_unix_s is None:
+                self.first_counted_unix_s = self.clock.unix_s()
+
+    def read(self) -> PeerStatus:
+        """The status of this moment."""
+        status = PeerStatus(
+            peer=self.peer,
+            name=peer_name(self.peer),
+            run=self.run_name,
+            state=self.state,
+            reason=self.reason,
+            target_total_tokens=self.target_total_tokens,
+            rounds_counted=self.rounds_counted,
+            first_counted_unix_s=self.first_counted_unix_s,
+            last_round=self.last_round,
+            started_unix_s=self.started_unix_s,
+        )
+        updates: dict[str, object] = {}
+        if self.network is not None:
+            traffic = self.network.traffic()
+            updates |= {
+                "bytes_up": traffic.control_bytes_up + traffic.bulk_bytes_up,
+                "bytes_down": traffic.control_bytes_down + traffic.bulk_bytes_down,
+                "control_bytes_up": traffic.control_bytes_up,
+                "control_bytes_down": traffic.control_bytes_down,
+            }
+        if self.trainer is not None:
+            progress = self.trainer.progress()
+            updates |= {
+                "tokens_per_s": progress.tokens_per_s,
+                "tokens_ready": progress.tokens_ready,
+                "tokens_trained": progress.tokens_trained,
+                "loss": progress.loss_nats,
+                "worker_restarts": progress.restarts,
+            }
+        if self.service is not None:
+            chain = self.service.chain
+            updates |= {
+                "head": chain.head.commit.hex(),
+                "index": chain.head.index,
+                "state_root": chain.root.hex(),
+                "state_commit": chain.head.commit.hex(),
+                "total_tokens": chain.head.total_tokens,
+            }
+            if self.state == "training" and self.service.reason:
+                updates["reason"] = self.service.reason
+        return status.model_copy(update=updates)

@@ -1,0 +1,95 @@
+"""The volunteer's own settings: what this machine offers and where it keeps things.
+
+Sources, the later winning: defaults, `peer.toml` in the configuration folder, POTLUCK_PEER_* variables, flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import platformdirs
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from protocol.errors import ConfigError
+
+CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "peer.toml"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class PeerConfig(BaseSettings):
+    """Settings of one peer daemon.
+
+    Attributes:
+        state_dir: identity, credential, durable rounds and cached data; one daemon at a time.
+        listen_host: address on which other peers reach us; "127.0.0.1" keeps the peer on this machine.
+        listen_port: TCP port of the peer-to-peer transport, 0 for any free one.
+        announce_host: address to tell others instead of `listen_host`, for port forwarding.
+        no_listen: take no inbound connections: contribute fully, reduce nothing.
+        http_host: address of the status page and metrics; only this machine by default.
+        http_port: 0 for any free port, printed at the start.
+        device: where training runs; "auto" takes cuda, then mps, then cpu.
+        num_threads: CPU threads of the training process, 0 for torch's own choice.
+        slowdown: train at this fraction of full speed, as a divisor: 3 trains at a third.
+        upload_bytes_per_s: cap on bulk upload, 0 for the measured share of the link.
+        cache_bytes: most that cached data shards may take on disk.
+        screen: "live" redraws one screen, "plain" prints lines, "auto" decides by whether the output is a terminal.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="POTLUCK_PEER_", extra="forbid", frozen=True)
+
+    state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "peer")
+    listen_host: str = "0.0.0.0"
+    listen_port: Port = 0
+    announce_host: str = ""
+    no_listen: bool = False
+    http_host: str = "127.0.0.1"
+    http_port: Port = 0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    slowdown: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
+    upload_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
+    screen: Literal["auto", "live", "plain"] = "auto"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over variables over the file; no .env and no secrets folder."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=CONFIG_FILE)
+
+
+def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:
+    """Merge the sources; flags that are None were not given.
+
+    Raises:
+        ConfigError: a value that cannot work, naming the key, what was found and what was expected.
+    """
+    build: Callable[..., PeerConfig] = PeerConfig
+    given = {key: value for key, value in flags.items() if value is not None}
+    try:
+        return build(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"peer setting {key} is {first['input']!r}",
+            first["msg"].removeprefix("Input should be "),
+            f"set it with --{key.replace('_', '-')}, POTLUCK_PEER_{key.upper()} or in {CONFIG_FILE}",
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error

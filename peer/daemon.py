@@ -1,0 +1,417 @@
+"""The peer daemon, as the story of a volunteer: identity, admission, network, data, start, state, training and rounds, goodbye."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.codecs import codec_by_name
+from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
+from averaging.data.shards import ShardCache
+from averaging.generations import Generations
+from averaging.network.asyncio_thread import open_asyncio_thread
+from averaging.network.clocks import SystemClock
+from averaging.network.directory import signed_record_rule
+from averaging.network.file_storage import FileStorage
+from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.offload import ThreadOffload
+from averaging.network.p2pd import P2pdOptions
+from averaging.network.seams import DirectoryEntry, Network
+from averaging.rounds.membership import announce, directory_key, list_peers
+from averaging.rounds.service import RoundService, RoundTools
+from averaging.rounds.unit import UnitChain, UnitTools
+from averaging.start_state import start_state
+from averaging.unit_log import UnitLog
+from peer.board import Board
+from peer.config import PeerConfig
+from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
+from peer.joining import Membership, admit, fetch_data, open_start_record, saved_membership
+from peer.local_training import TrainingPlan
+from peer.membership_file import save_membership, take_session
+from peer.reporting import Reporter, evaluate_commits
+from peer.roster import Roster
+from peer.screen import run_screen
+from peer.signals import watch_signals
+from peer.snapshot_join import catch_up_by_snapshot
+from peer.status import write_final_status
+from peer.status_http import bind_http, serve_peer_http
+from peer.trainer import WorkerTrainer, open_worker_trainer
+from protocol.decoder_schema import WHOLE_MODEL
+from protocol.envelope import seal
+from protocol.errors import ConfigError, PotluckError
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity_file import HeldIdentity, open_identity
+from protocol.ids import PeerId
+from protocol.invite import Invite, decode_invite
+from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.messages import Member, OuterStep
+from protocol.rounds.state import OpenRound, RoundConfig
+from protocol.tensor_schema import ChunkGrid
+from protocol.wire import genesis_id
+
+log = structlog.get_logger()
+
+MESSAGE_LIFE_S: Final = 120.0
+NEWS_RETRY_S: Final = 1.0
+CATCH_UP_WITHIN_S: Final = 120.0
+GOODBYE_WITHIN_S: Final = 3.0
+LINGER_S: Final = 30.0
+"""How long a peer stays after the last commit, so that everybody and the final checkpoint can have it."""
+
+SETTLE_DOWN_S: Final = 3.0
+
+
+class _Sequence:
+    """Sequence numbers of this process life: the session was counted on disk, so none ever repeats."""
+
+    def __init__(self, session: int) -> None:
+        self._next = session << 32
+
+    def take(self) -> int:
+        """The next number."""
+        self._next += 1
+        return self._next
+
+    async def take_soon(self) -> int:
+        """The next number, for callers that would wait for a disk."""
+        return self.take()
+
+
+@dataclass(frozen=True)
+class _Life:
+    """What one process life of the daemon has in hand."""
+
+    config: PeerConfig
+    invite: Invite
+    held: HeldIdentity
+    folder: Path
+    session: int
+    sequence: _Sequence
+    clock: SystemClock
+    board: Board
+
+    @property
+    def identity(self) -> Identity:
+        """Who we are."""
+        return self.held.identity
+
+    @property
+    def member(self) -> Member:
+        """As whom we take part."""
+        return Member(self.identity.peer_id, self.held.incarnation, self.session)
+
+    async def sealed(self, payload: bytes) -> bytes:
+        """A payload signed for the round channel."""
+        expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
+        return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
+
+
+def run_peer(config: PeerConfig, invite_text: str | None) -> int:
+    """Take part in a run until it is over or the user says stop. Returns the exit code 0.
+
+    Raises:
+        PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
+    """
+    if not invite_text:
+        raise ConfigError("no invite", "the line that the host printed", "potluck join potluck1:...")
+    invite = decode_invite(invite_text)
+    with open_identity(config.state_dir / "identity") as held:
+        folder = config.state_dir / "runs" / invite.run_id.hex()[:16]
+        clock = SystemClock()
+        session = take_session(config.state_dir)
+        if held.was_created:
+            print(f"new identity in {held.path}: back this file up, it is you", flush=True)
+        return _unwrapped(partial(_main, config, invite, held, folder, session, clock))
+
+
+def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:
+    """Run trio; one error of ours inside groups comes out bare, so that the user sees its one line."""
+    try:
+        return trio.run(main)
+    except BaseExceptionGroup as group:
+        ours = group.subgroup(PotluckError)
+        if ours is None:
+            raise
+        raise _first(ours) from group
+
+
+def _first(group: BaseExceptionGroup[PotluckError]) -> PotluckError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, PotluckError):
+        return error
+    raise error
+
+
+async def _main(
+    config: PeerConfig, invite: Invite, held: HeldIdentity, folder: Path, session: int, clock: SystemClock
+) -> int:
+    board = Board(held.identity.peer_id, clock, clock.unix_s())
+    life = _Life(config, invite, held, folder, session, _Sequence(session), clock, board)
+    listener = bind_http(config.http_host, config.http_port)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(serve_peer_http, listener, board.read)
+        log.info("status_page", address=addresses[0])
+        nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
+        with trio.CancelScope() as scope:
+
+            def leave(reason: str) -> None:
+                board.say("leaving", reason)
+                scope.cancel()
+
+            await nursery.start(watch_signals, leave)
+            await _take_part(life)
+        write_final_status(config.state_dir, board.read())
+        nursery.cancel_scope.cancel()
+    return 0
+
+
+async def _take_part(life: _Life) -> None:
+    async with AsyncExitStack() as stack:
+        thread = await stack.enter_async_context(open_asyncio_thread())
+        saved = saved_membership(life.folder, life.identity, life.invite.run_id, life.clock.unix_s())
+        endpoint = CoordinatorEndpoint(
+            life.invite.coordinator_addresses, life.invite.ca_certificate_der, life.invite.run_id
+        )
+        caller = Caller(life.identity, life.sequence.take_soon, life.clock)
+        client = await stack.enter_async_context(open_coordinator_client(thread, endpoint, caller))
+        membership = saved
+        if membership is None:
+            life.invite.ensure_fresh(life.clock.unix_s())
+            life.board.say("joining", "asking the coordinator for admission")
+            membership = await admit(client, life.invite, life.identity, life.folder, life.clock)
+        life.board.run_name = membership.manifest.config.run.name
+        life.board.target_total_tokens = membership.manifest.config.run.total_tokens
+        verifier = Ed25519Verifier()
+        options = NetworkOptions(
+            p2pd=_p2pd_options(life),
+            record_rule=signed_record_rule(verifier, membership.run_id),
+            initial_peers=membership.saved.bootstrap,
+            upload_bytes_per_s=float(life.config.upload_bytes_per_s) or None,
+        )
+        life.board.say("joining", "starting the network")
+        network = await stack.enter_async_context(
+            open_libp2p_network(thread, options, life.identity.peer_id, unix_s=life.clock.unix_s)
+        )
+        life.board.network = network
+        await _train(life, membership, client, network, verifier)
+
+
+def _p2pd_options(life: _Life) -> P2pdOptions:
+    config = life.config
+    announce: tuple[str, ...] = ()
+    if config.announce_host and config.listen_port:
+        announce = (f"/ip4/{config.announce_host}/tcp/{config.listen_port}",)
+    return P2pdOptions(
+        identity_file=life.held.path,
+        listen=(f"/ip4/{config.listen_host}/tcp/{config.listen_port}",),
+        announce=announce,
+        accepts_inbound=not config.no_listen,
+    )
+
+
+async def _train(
+    life: _Life, membership: Membership, client: CoordinatorClient, network: Network, verifier: Ed25519Verifier
+) -> None:
+    board = life.board
+    roster = Roster(
+        membership.run_id,
+        life.invite.ca_certificate_der,
+        membership.coordinator,
+        membership.saved.credential,
+        verifier,
+        life.clock,
+    )
+    roster.serve(network)
+    cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
+    network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache)))
+    reporter = Reporter(client, board)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reporter.run)
+        nursery.start_soon(announce, network, life.clock, membership.run_id, partial(_own_record, life, roster))
+        await fetch_data(
+            network, membership.dataset, cache, lambda: (membership.coordinator,), partial(board.say, "joining")
+        )
+        sealed_start = await _wait_for_start(life, membership, client, reporter)
+        start = open_start_record(sealed_start, membership.manifest)
+        chain, open_round = await _open_chain(life, membership, start, verifier)
+        board.say("catching up", "looking for the run's newest state")
+        donors = await _members_listed(network, membership, roster)
+        with trio.move_on_after(CATCH_UP_WITHIN_S):
+            await catch_up_by_snapshot(network, chain, donors, partial(board.say, "catching up"))
+        plan = _training_plan(life, membership, cache, chain.head.index)
+        async with open_worker_trainer(plan, chain.state.anchor_N) as trainer:
+            tools = RoundTools(
+                network,
+                life.clock,
+                ThreadOffload(),
+                trainer,
+                life.sealed,
+                roster.is_member,
+                board.publish,
+                random.Random(),
+            )
+            service = RoundService(_round_config(life, membership, verifier), chain, open_round, tools)
+            board.trainer, board.service = trainer, service
+            service.serve()
+            await _rounds(life, membership, service, trainer, network, roster, reporter)
+        nursery.cancel_scope.cancel()
+
+
+async def _rounds(
+    life: _Life,
+    membership: Membership,
+    service: RoundService,
+    trainer: WorkerTrainer,
+    network: Network,
+    roster: Roster,
+    reporter: Reporter,
+) -> None:
+    """Train and average until the run is over; say goodbye however this ends."""
+    total_tokens = membership.manifest.config.run.total_tokens
+
+    def is_over() -> bool:
+        return service.chain.head.total_tokens >= total_tokens
+
+    async def listed(entries: Sequence[DirectoryEntry]) -> None:
+        await service.list_peers(tuple(p for p in roster.take_records(entries) if p != membership.coordinator))
+
+    async with trio.open_nursery() as nursery:
+        try:
+            await nursery.start(service.run)
+            nursery.start_soon(list_peers, network, membership.run_id, listed)
+            life.board.say("training", "training")
+            await trainer.load(service.chain.state.anchor_N, schedule_tokens=service.chain.head.total_tokens)
+            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
+            await _finish(life, service, reporter)
+        finally:
+            with trio.move_on_after(GOODBYE_WITHIN_S, shield=True):
+                reporter.is_leaving = True
+                await service.leave()
+                await reporter.report_once()
+        nursery.cancel_scope.cancel()
+
+
+async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> None:
+    """The run is over: stay until everybody alive has the last commit and the host has its checkpoint."""
+    life.board.say("finished", "the run is complete; staying until everybody has the last commit")
+    with trio.move_on_after(LINGER_S):
+        await trio.sleep(SETTLE_DOWN_S)
+        while True:
+            await reporter.report_once()
+            reply = reporter.last_reply
+            if reply is not None and reply.is_final_checkpoint_written and _all_have(service):
+                break
+            await trio.sleep(0.5)
+    life.board.say("finished", "the run is complete")
+
+
+def _all_have(service: RoundService) -> bool:
+    """Whether every peer that is still here has our head, as far as we heard."""
+    views = [v for v in service.state.peers.values() if v.head is not None and not v.lost and not v.left]
+    return all(v.head is not None and v.head.index >= service.chain.head.index for v in views)
+
+
+async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
+    return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
+
+
+async def _own_record(life: _Life, roster: Roster, expires_unix_s: float) -> bytes:
+    return roster.record(life.identity, life.sequence.take(), expires_unix_s)
+
+
+async def _members_listed(network: Network, membership: Membership, roster: Roster) -> tuple[PeerId, ...]:
+    entries = [e for e in await network.lookup(directory_key(membership.run_id)) if e.subkey != network.peer_id]
+    return roster.take_records(entries)
+
+
+async def _wait_for_start(life: _Life, membership: Membership, client: CoordinatorClient, reporter: Reporter) -> bytes:
+    """The host's start record: saved, or awaited from the coordinator."""
+    if membership.saved.start_record:
+        return membership.saved.start_record
+    reporter.is_ready_to_start = True
+    life.board.say("waiting", "for the run to start")
+    while True:
+        try:
+            await reporter.report_once()
+            async with client.watch() as watch:
+                while True:
+                    news = await watch.next()
+                    if news.start_record:
+                        saved = membership.saved.model_copy(update={"start_record": news.start_record})
+                        save_membership(life.folder, saved)
+                        return news.start_record
+                    life.board.say("waiting", f"for the run to start: {news.reason}")
+        except PotluckError as error:
+            life.board.say("waiting", f"for the coordinator: {error.found}")
+            await trio.sleep(NEWS_RETRY_S)
+
+
+async def _open_chain(
+    life: _Life, membership: Membership, start: bytes, verifier: Ed25519Verifier
+) -> tuple[UnitChain, OpenRound]:
+    manifest = membership.manifest
+    schema = manifest.unit_schemas()[WHOLE_MODEL]
+    grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
+    offload = ThreadOffload()
+    storage = FileStorage(life.folder / WHOLE_MODEL, offload)
+    codec = codec_by_name(manifest.config.round.codec)
+    tools = UnitTools(
+        membership.run_id,
+        WHOLE_MODEL,
+        verifier,
+        codec,
+        grid,
+        offload,
+        UnitLog(storage),
+        Generations(storage, grid, offload),
+    )
+    genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
+    chain = UnitChain(tools, start, genesis)
+    return chain, await chain.restore()
+
+
+def _training_plan(life: _Life, membership: Membership, cache: ShardCache, first_round: int) -> TrainingPlan:
+    config, dataset = membership.manifest.config, membership.dataset
+    return TrainingPlan(
+        model=config.model,
+        inner=config.inner,
+        seed=config.run.seed,
+        peer=life.identity.peer_id,
+        total_tokens=config.run.total_tokens,
+        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
+        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
+        device=life.config.device,
+        num_threads=life.config.num_threads,
+        slowdown=life.config.slowdown,
+        first_step=life.session << 24,
+    )
+
+
+def _round_config(life: _Life, membership: Membership, verifier: Ed25519Verifier) -> RoundConfig:
+    config = membership.manifest.config
+    schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
+    return RoundConfig(
+        run_id=membership.run_id,
+        unit=WHOLE_MODEL,
+        me=life.member,
+        verifier=verifier,
+        num_chunks=ChunkGrid(schema.num_elements, config.round.chunk_elements).num_chunks,
+        codec=config.round.codec,
+        outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
+        target_tokens=config.round.target_tokens,
+        min_members=min(2, config.run.min_members),
+        max_members=config.run.max_members,
+        longest_interval_s=config.round.longest_interval_s,
+        total_tokens=config.run.total_tokens,
+        is_inbound_reachable=not life.config.no_listen,
+    )

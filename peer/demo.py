@@ -1,0 +1,269 @@
+"""`potluck demo`: a host and three peers as real processes on loopback. Looks only at their HTTP JSON and files.
+
+The shell of peer/demo_core.py: look, ask the core, obey, draw; then check the checkpoint, plot, sample, sum up.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from peer.demo_core import (
+    NUM_PEERS,
+    SLOW_PEER,
+    SLOWDOWN,
+    VICTIM,
+    Action,
+    DemoState,
+    round_counting_victim,
+    step,
+)
+from peer.demo_observation import HostStatus, Observation, PeerReport
+from peer.demo_processes import ProcessGroup, Running, open_processes, run_potluck, wait_for_invite
+from peer.demo_screen import open_screen
+from peer.demo_summary import DemoSummary, Facts, newest_checkpoint, summarise
+from peer.status import FINAL_STATUS_FILE
+from protocol.errors import PotluckError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+LOOK_INTERVAL_S: Final = 0.5
+HTTP_TIMEOUT_S: Final = 2.0
+HOST_START_LIMIT_S: Final = 120.0
+LAST_CHECKPOINT_LIMIT_S: Final = 60.0
+VERIFY_LIMIT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the command line says.
+
+    Attributes:
+        directory: keeps everything; None for a temporary folder that is removed at the end.
+        json_file: where the summary for machines goes, None for nowhere.
+        plot_file: where the loss curve goes (PNG).
+        total_tokens: at which the run ends.
+        limit_s: after which the demo gives up.
+    """
+
+    directory: Path | None
+    json_file: Path | None
+    plot_file: Path
+    total_tokens: int
+    limit_s: float
+
+
+@dataclass
+class _Swarm:
+    """The running processes and what has been seen of them."""
+
+    processes: ProcessGroup
+    directory: Path
+    host: Running
+    host_url: str
+    invite: str
+    peers: dict[int, Running] = field(default_factory=dict)
+    peer_urls: dict[int, str] = field(default_factory=dict)
+    seen: Observation = field(default_factory=lambda: Observation(host=None, reports={}, peer_ids={}, exits={}))
+    lost_bytes_up: int = 0
+    lost_bytes_down: int = 0
+    restarted_unix_s: float | None = None
+
+    def peer_dir(self, number: int) -> Path:
+        return self.directory / f"peer-{number}"
+
+    def start_peer(self, number: int) -> None:
+        port = _free_port()
+        self.peer_urls[number] = f"http://127.0.0.1:{port}/status.json"
+        arguments = ["join", self.invite, "--state-dir", str(self.peer_dir(number)), "--http-port", str(port)]
+        arguments += ["--listen-host", "127.0.0.1", "--device", "cpu", "--num-threads", "1"]
+        if number == SLOW_PEER:
+            arguments += ["--slowdown", str(SLOWDOWN)]
+        self.peers[number] = self.processes.start(f"peer-{number}", arguments)
+
+    def look(self) -> Observation:
+        """Ask everybody once and remember what was answered."""
+        host = fetch(self.host_url, HostStatus) or self.seen.host
+        reports = {n: fetch(url, PeerReport) or self.seen.reports.get(n) for n, url in self.peer_urls.items()}
+        known = {n: report for n, report in reports.items() if report is not None}
+        exits = {n: code for n, peer in self.peers.items() if (code := peer.exit_code()) is not None}
+        self.seen = Observation(
+            host=host,
+            reports=known,
+            peer_ids={**self.seen.peer_ids, **{n: report.peer for n, report in known.items()}},
+            exits=exits,
+            rounds={**self.seen.rounds, **{row.index: row for row in (host.rounds if host else ())}},
+            heldout={**self.seen.heldout, **{point.index: point for point in (host.heldout if host else ())}},
+        )
+        return self.seen
+
+    def kill_victim(self) -> None:
+        self.peers[VICTIM].kill_group()
+        last = self.seen.reports.get(VICTIM)
+        if last is not None:
+            self.lost_bytes_up += last.bytes_up
+            self.lost_bytes_down += last.bytes_down
+
+    def restart_victim(self) -> None:
+        self.seen.reports.pop(VICTIM, None)
+        self.start_peer(VICTIM)
+        self.restarted_unix_s = self.peers[VICTIM].started_unix_s
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the whole demo; 0 when every promise held, 1 otherwise."""
+    started_s = time.monotonic()
+    with ExitStack() as stack:
+        if options.directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-")))
+        else:
+            directory = options.directory.absolute()
+            directory.mkdir(parents=True, exist_ok=True)
+        processes = stack.enter_context(open_processes(directory / "logs"))
+        swarm = _start_swarm(processes, directory, options.total_tokens)
+        state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s))
+        summary = _conclude(swarm, state, gave_up, options, started_s)
+        _show_outcome(summary, directory if options.directory else None)
+    if options.json_file is not None:
+        options.json_file.write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf8")
+    return 0 if summary.ok else 1
+
+
+def _start_swarm(processes: ProcessGroup, directory: Path, total_tokens: int) -> _Swarm:
+    run_file = directory / "run.toml"
+    run_file.write_text(demo_run_toml(total_tokens), encoding="utf8")
+    port = _free_port()
+    arguments = ["host", str(run_file), "--state-dir", str(directory / "host"), "--listen-host", "127.0.0.1"]
+    host = processes.start("host", [*arguments, "--http-port", str(port)])
+    print("Opening the run: packing the Python standard library, starting the host...", flush=True)
+    invite = wait_for_invite(host, HOST_START_LIMIT_S)
+    swarm = _Swarm(processes, directory, host, f"http://127.0.0.1:{port}/api/status", invite)
+    for number in range(1, NUM_PEERS + 1):
+        swarm.start_peer(number)
+    return swarm
+
+
+def demo_run_toml(total_tokens: int) -> str:
+    """The default run, of this many tokens, with all three peers from the first round and a checkpoint each fourth."""
+    from protocol.manifest import default_run_toml
+
+    run = tomllib.loads(default_run_toml())
+    run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": NUM_PEERS}
+    run["checkpoint"] = {**run.get("checkpoint", {}), "every_rounds": 4}
+    return tomli_w.dumps(run)
+
+
+def _watch(swarm: _Swarm, state: DemoState) -> tuple[DemoState, str]:
+    """Look and obey until the core says that it is over; the reason when it gave up, else an empty string."""
+    with open_screen() as screen:
+        while True:
+            seen = swarm.look()
+            state, actions, reason = step(state, seen, time.monotonic())
+            screen.show(seen, state, reason)
+            for action in actions:
+                if action is Action.KILL_VICTIM:
+                    swarm.kill_victim()
+                elif action is Action.RESTART_VICTIM:
+                    swarm.restart_victim()
+                elif action is Action.FINISH:
+                    _wait_for_last_checkpoint(swarm)
+                    return state, ""
+                elif action is Action.GIVE_UP:
+                    return state, reason
+            time.sleep(LOOK_INTERVAL_S)
+
+
+def _wait_for_last_checkpoint(swarm: _Swarm) -> None:
+    """The host writes the final checkpoint after the last round; look until it is listed or the host is gone."""
+    deadline_s = time.monotonic() + LAST_CHECKPOINT_LIMIT_S
+    while time.monotonic() < deadline_s and swarm.host.exit_code() is None:
+        seen = swarm.look()
+        checkpoint = newest_checkpoint(seen.host)
+        if checkpoint and seen.host and checkpoint.index >= max(seen.rounds, default=0):
+            return
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOptions, started_s: float) -> DemoSummary:
+    """Plot, verify, sample and judge."""
+    from peer.plot import plot_losses
+
+    seen = swarm.seen
+    plot_losses(seen, options.plot_file, title="Potluck demo: three peers, one model, Python's own source text")
+    final = {n: report for n in swarm.peers if (report := read_final_status(swarm.peer_dir(n))) is not None}
+    facts = Facts(
+        checkpoint_verified=_verify_newest(seen),
+        rejoin_s=_rejoin_s(swarm, state, final.get(VICTIM)),
+        lost_bytes_up=swarm.lost_bytes_up,
+        lost_bytes_down=swarm.lost_bytes_down,
+        plot=str(options.plot_file),
+        seconds=round(time.monotonic() - started_s, 1),
+    )
+    return summarise(seen, final, facts, gave_up)
+
+
+def _rejoin_s(swarm: _Swarm, state: DemoState, victim: PeerReport | None) -> float | None:
+    """From the new process's start to the first certificate that counts it, by its own clock, else by the host's."""
+    started_unix_s = swarm.restarted_unix_s
+    counted = round_counting_victim(swarm.seen, state.index_at_restart)
+    if started_unix_s is None or counted is None:
+        return None
+    own_unix_s = victim.first_counted_unix_s if victim else None
+    return round((own_unix_s or counted.unix_s) - started_unix_s, 1)
+
+
+def _verify_newest(seen: Observation) -> bool:
+    checkpoint = newest_checkpoint(seen.host)
+    if checkpoint is None:
+        return False
+    try:
+        run_potluck(["checkpoint", "verify", checkpoint.path], VERIFY_LIMIT_S)
+    except PotluckError as error:
+        print(f"potluck: {error.one_line()}")
+        return False
+    return True
+
+
+def _show_outcome(summary: DemoSummary, kept: Path | None) -> None:
+    from peer.demo_screen import print_summary
+
+    sample = ""
+    if summary.checkpoint and summary.ok:
+        from peer.checkpoint_sample import sample_from_checkpoint
+
+        sample = sample_from_checkpoint(Path(summary.checkpoint))
+    print_summary(summary, sample, kept)
+
+
+def fetch(url: str, model: type[Model]) -> Model | None:
+    """The JSON at `url` as a typed value, None when nobody answers (yet) or the answer is not what it should be."""
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as response:
+            return model.model_validate_json(response.read())
+    except (urllib.error.URLError, OSError, ValidationError):
+        return None
+
+
+def read_final_status(state_dir: Path) -> PeerReport | None:
+    """The report that a peer leaves behind when it exits, None when it left none."""
+    try:
+        return PeerReport.model_validate_json((state_dir / FINAL_STATUS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,128 @@
+"""What the demo does and when: kill one peer half-way, start it again, end when the run has ended. A pure function.
+
+gathering --all peers counted or training--> training --half the tokens--> [kill] down
+down --a round without the victim, or patience over--> [restart] rejoining --the victim counted--> rejoined
+any of these --host finished, all peers gone--> [finish] ended
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from peer.demo_observation import Observation, RoundRow
+
+NUM_PEERS: Final = 3
+VICTIM: Final = 2
+"""The number of the peer that is killed: one at full speed, so that its absence shows."""
+SLOW_PEER: Final = 3
+SLOWDOWN: Final = 3.0
+DOWN_PATIENCE_S: Final = 20.0
+"""A round without the victim normally commits within this; its return waits no longer."""
+START_PATIENCE_S: Final = 180.0
+
+
+class Stage(Enum):
+    """Where the demo stands."""
+
+    GATHERING = "gathering"
+    TRAINING = "training"
+    DOWN = "down"
+    REJOINING = "rejoining"
+    REJOINED = "rejoined"
+    ENDED = "ended"
+
+
+class Action(Enum):
+    """Orders to the shell."""
+
+    KILL_VICTIM = "kill victim"
+    RESTART_VICTIM = "restart victim"
+    FINISH = "finish"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoState:
+    """The demo so far; times in seconds of the caller's monotonic clock.
+
+    Attributes:
+        started_s: when the demo began.
+        limit_s: how long it may take altogether.
+        killed_s: when the victim was killed, None before.
+        index_at_kill: the last committed round then.
+        index_at_restart: the last committed round when the victim was started again.
+    """
+
+    started_s: float
+    limit_s: float
+    stage: Stage = Stage.GATHERING
+    killed_s: float | None = None
+    index_at_kill: int = 0
+    index_at_restart: int = 0
+
+
+Step = tuple[DemoState, tuple[Action, ...], str]
+
+
+def step(state: DemoState, seen: Observation, now_s: float) -> Step:
+    """Judge one look at the run: the next state, what to do, and a sentence saying why."""
+    trouble = _trouble(state, seen, now_s)
+    if trouble:
+        return replace(state, stage=Stage.ENDED), (Action.GIVE_UP,), trouble
+    host = seen.host
+    if len(seen.exits) == NUM_PEERS:
+        return replace(state, stage=Stage.ENDED), (Action.FINISH,), "every peer has left: the run is over"
+    if host is None:
+        return state, (), "waiting for the host's status page"
+    if state.stage is Stage.GATHERING:
+        if host.index == 0:
+            return state, (), host.reason or "waiting for the first round"
+        return replace(state, stage=Stage.TRAINING), (), "the first round has committed"
+    if state.stage is Stage.TRAINING:
+        if 2 * host.total_tokens < host.target_total_tokens:
+            return state, (), host.reason or "training"
+        killed = replace(state, stage=Stage.DOWN, killed_s=now_s, index_at_kill=host.index)
+        return killed, (Action.KILL_VICTIM,), f"half-way: peer {VICTIM} is killed without warning"
+    if state.stage is Stage.DOWN:
+        return _while_down(state, seen, now_s)
+    if state.stage is Stage.REJOINING and round_counting_victim(seen, state.index_at_restart) is not None:
+        return replace(state, stage=Stage.REJOINED), (), f"peer {VICTIM} is counted again"
+    return state, (), host.reason or "training"
+
+
+def _trouble(state: DemoState, seen: Observation, now_s: float) -> str:
+    """Why the demo cannot go on, or an empty string."""
+    waited_s = now_s - state.started_s
+    if waited_s > state.limit_s:
+        return f"not finished within {state.limit_s:.0f} s"
+    if state.stage is Stage.GATHERING and waited_s > START_PATIENCE_S:
+        return f"no round has committed within {START_PATIENCE_S:.0f} s"
+    for number, code in sorted(seen.exits.items()):
+        was_killed = number == VICTIM and state.stage is Stage.DOWN
+        if code != 0 and not was_killed:
+            return f"peer {number} left with exit code {code}"
+    return ""
+
+
+def _while_down(state: DemoState, seen: Observation, now_s: float) -> Step:
+    """The victim is dead: let the others commit without it first, so that its return is a real catching up."""
+    victim = seen.peer_ids.get(VICTIM)
+    newer = [row for index, row in seen.rounds.items() if index > state.index_at_kill]
+    waited_s = now_s - (state.killed_s or now_s)
+    if any(victim not in row.members for row in newer):
+        reason = f"a round has committed without peer {VICTIM}: it comes back"
+    elif waited_s > DOWN_PATIENCE_S:
+        reason = f"peer {VICTIM} comes back after {waited_s:.0f} s"
+    else:
+        return state, (), f"peer {VICTIM} is dead; the others go on"
+    last_index = max(seen.rounds, default=0)
+    return replace(state, stage=Stage.REJOINING, index_at_restart=last_index), (Action.RESTART_VICTIM,), reason
+
+
+def round_counting_victim(seen: Observation, after_index: int) -> RoundRow | None:
+    """The first round later than `after_index` that has the victim among its members."""
+    victim = seen.peer_ids.get(VICTIM)
+    later = (row for index, row in sorted(seen.rounds.items()) if index > after_index)
+    return next((row for row in later if victim in row.members), None)

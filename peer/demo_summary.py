@@ -1,0 +1,134 @@
+"""The demo's summary for machines, and its verdict. Pure: everything it judges is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+from peer.demo_observation import CheckpointRow, HostStatus, Observation, PeerReport
+
+HELDOUT_GOAL_NATS: Final = 2.3
+"""The demo's model must end at or below this, and below the pair-frequency model."""
+
+
+class DemoSummary(BaseModel):
+    """What happened, in base units; losses in nats per byte.
+
+    Attributes:
+        ok: whether every promise of the demo held; `failures` names those that did not.
+        members_per_round: how many peers each committed round counted, in order.
+        weights_per_round: the members' shares of each round, by peer id.
+        state_roots: each peer's last state root, by peer id, as hex.
+        rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
+        bytes_up: payload bytes that the three peers sent, those before the kill included.
+        bytes_down: payload bytes that they received.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    ok: bool
+    failures: tuple[str, ...]
+    heldout_loss_start: float | None
+    heldout_loss_end: float | None
+    heldout_loss_pairs: float | None
+    rounds_committed: int
+    members_per_round: tuple[int, ...]
+    weights_per_round: tuple[dict[str, float], ...]
+    state_roots: dict[str, str]
+    rejoin_s: float | None
+    bytes_up: int
+    bytes_down: int
+    checkpoint: str
+    checkpoint_root: str
+    plot: str
+    seconds: float
+
+
+class Facts(BaseModel):
+    """What the shell measured beside the observations.
+
+    Attributes:
+        checkpoint_verified: whether `potluck checkpoint verify` found the newest checkpoint equal to its root.
+        lost_bytes_up: what the killed process had sent before it was killed; its successor counts from zero.
+        lost_bytes_down: what it had received.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    checkpoint_verified: bool
+    rejoin_s: float | None
+    lost_bytes_up: int = 0
+    lost_bytes_down: int = 0
+    plot: str
+    seconds: float
+
+
+def summarise(seen: Observation, final: Mapping[int, PeerReport], facts: Facts, gave_up: str = "") -> DemoSummary:
+    """Judge the run: `final` are the reports that the peers left behind when they exited, by number."""
+    rounds = [seen.rounds[index] for index in sorted(seen.rounds)]
+    points = [seen.heldout[index].nats for index in sorted(seen.heldout)]
+    checkpoint = newest_checkpoint(seen.host)
+    pairs = seen.host.yardsticks.pairs_nats_per_byte if seen.host and seen.host.yardsticks else None
+    roots = {report.peer: report.state_root for report in final.values()}
+    checkpoint_root = checkpoint.root if checkpoint else ""
+    failures = [
+        *([gave_up] if gave_up else []),
+        *_root_failures(final, checkpoint_root, verified=facts.checkpoint_verified),
+        *_loss_failures(points[-1] if points else None, pairs),
+        *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
+    ]
+    return DemoSummary(
+        ok=not failures,
+        failures=tuple(failures),
+        heldout_loss_start=points[0] if points else None,
+        heldout_loss_end=points[-1] if points else None,
+        heldout_loss_pairs=pairs,
+        rounds_committed=len(rounds),
+        members_per_round=tuple(len(row.members) for row in rounds),
+        weights_per_round=tuple(dict(row.weights) for row in rounds),
+        state_roots=roots,
+        rejoin_s=facts.rejoin_s,
+        bytes_up=facts.lost_bytes_up + sum(report.bytes_up for report in final.values()),
+        bytes_down=facts.lost_bytes_down + sum(report.bytes_down for report in final.values()),
+        checkpoint=checkpoint.path if checkpoint else "",
+        checkpoint_root=checkpoint_root,
+        plot=facts.plot,
+        seconds=facts.seconds,
+    )
+
+
+def newest_checkpoint(host: HostStatus | None) -> CheckpointRow | None:
+    """The checkpoint of the latest round, None when there is none."""
+    return max(host.checkpoints, key=lambda row: row.index, default=None) if host else None
+
+
+def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, *, verified: bool) -> list[str]:
+    roots = {report.state_root for report in final.values()}
+    failures = []
+    if len(final) != 3 or len(roots) != 1 or "" in roots:
+        shown = ", ".join(
+            f"peer {number}: {report.state_root[:8] or 'none'}" for number, report in sorted(final.items())
+        )
+        failures.append(f"the peers did not end on one state root ({shown or 'no reports'})")
+    if not checkpoint_root:
+        failures.append("no checkpoint was written")
+    elif not verified:
+        failures.append("the checkpoint on disk does not verify against its root")
+    elif roots and checkpoint_root not in roots:
+        failures.append(f"the last checkpoint has root {checkpoint_root[:8]}, not the peers'")
+    return failures
+
+
+def _loss_failures(end: float | None, pairs: float | None) -> list[str]:
+    if end is None:
+        return ["no held-out loss was measured"]
+    failures = []
+    if end > HELDOUT_GOAL_NATS:
+        failures.append(f"held-out loss ended at {end:.3f} nats per byte, above {HELDOUT_GOAL_NATS}")
+    if pairs is None:
+        failures.append("the pair model's loss is not known")
+    elif end >= pairs:
+        failures.append(f"held-out loss ended at {end:.3f} nats per byte, not below the pair model's {pairs:.3f}")
+    return failures

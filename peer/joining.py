@@ -1,0 +1,166 @@
+"""Joining a run: from a pasted invite, or from what an earlier session saved, to a checked membership, data and a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.data.shard_exchange import fetch_shard
+from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, parse_dataset
+from averaging.network.seams import Clock, Network
+from peer.coordinator_client import CoordinatorClient
+from peer.membership_file import SavedMembership, load_membership, save_membership
+from protocol.coordination import START_DOMAIN
+from protocol.credential import check_credential, key_pem, make_request, make_tls_key
+from protocol.envelope import open_envelope
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, UnreachableError
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.ids import PeerId, RunId, short
+from protocol.invite import Invite
+from protocol.manifest import RunManifest, open_manifest
+
+log = structlog.get_logger()
+
+MAX_CLOCK_ERROR_S: Final = 120.0
+"""Signed messages expire within minutes, so a clock further off cannot take part."""
+
+SHARD_WITHIN_S: Final = 60.0
+RETRY_S: Final = 1.0
+DATA_WITHIN_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A checked membership."""
+
+    saved: SavedMembership
+    manifest: RunManifest
+    dataset: DatasetManifest
+
+    @property
+    def run_id(self) -> RunId:
+        """The run."""
+        return self.manifest.run_id
+
+    @property
+    def coordinator(self) -> PeerId:
+        """The coordinator's peer id on the network."""
+        return PeerId(self.saved.coordinator_peer_id)
+
+
+def check_membership(saved: SavedMembership, run_id: RunId) -> Membership:
+    """Manifest and data set as saved or received.
+
+    Raises:
+        RemoteProtocolError, VersionError: they are not of this run, or of another protocol version.
+    """
+    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier(), expected_run_id=run_id)
+    return Membership(saved, manifest, parse_dataset(saved.dataset, manifest.dataset_id))
+
+
+def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s: float) -> Membership | None:
+    """The membership of an earlier session, None when there is none or its credential has ended."""
+    saved = load_membership(folder)
+    if saved is None:
+        return None
+    try:
+        check_credential(
+            saved.credential, saved.ca_certificate_der, peer_id=identity.peer_id, run_id=run_id, now_unix_s=now_unix_s
+        )
+    except RefusedError as error:
+        log.info("credential_not_used", reason=error.one_line())
+        return None
+    return check_membership(saved, run_id)
+
+
+async def admit(
+    client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
+) -> Membership:
+    """Be admitted by the coordinator and save what it says.
+
+    Raises:
+        RefusedError: the invite is used, expired or of another run, or our clock is far off.
+        UnreachableError, VersionError: nobody answers, or it speaks another version.
+    """
+    ahead_s = await client.clock_ahead_s()
+    if abs(ahead_s) > MAX_CLOCK_ERROR_S:
+        raise RefusedError(
+            f"this machine's clock is {abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's",
+            f"at most {MAX_CLOCK_ERROR_S:.0f} s",
+            "set the clock (NTP) and join again",
+        )
+    tls_key = make_tls_key()
+    request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
+    reply = await client.admit(invite.secret, request)
+    saved = SavedMembership.model_construct(
+        addresses=invite.coordinator_addresses,
+        ca_certificate_der=invite.ca_certificate_der,
+        tls_key_pem=key_pem(tls_key),
+        credential=reply.credential,
+        manifest=reply.manifest,
+        dataset=reply.dataset,
+        start_record=reply.start_record,
+        coordinator_peer_id=reply.coordinator_peer_id,
+        bootstrap=tuple(dict.fromkeys((*reply.bootstrap, *invite.bootstrap))),
+    )
+    membership = check_membership(saved, invite.run_id)
+    save_membership(folder, saved)
+    return membership
+
+
+async def fetch_data(
+    network: Network,
+    dataset: DatasetManifest,
+    cache: ShardCache,
+    donors: Callable[[], Sequence[PeerId]],
+    told: Callable[[str], None],
+) -> None:
+    """Bring all shards into the cache, each checked, from whoever has them.
+
+    Raises:
+        UnreachableError: nobody gave a shard for ten minutes.
+    """
+    missing = [entry for entry in dataset.shards if not await trio.to_thread.run_sync(cache.has, entry)]
+    for position, entry in enumerate(missing):
+        told(f"fetching data: shard {position + 1} of {len(missing)}")
+        with trio.move_on_after(DATA_WITHIN_S) as scope:
+            while not await _fetch_one(network, entry, cache, donors()):
+                await trio.sleep(RETRY_S)
+        if scope.cancelled_caught:
+            raise UnreachableError(
+                f"nobody gave data shard {entry.sha256[:8]}", "the host or one peer that has it", "try again later"
+            )
+
+
+async def _fetch_one(network: Network, entry: ShardEntry, cache: ShardCache, donors: Sequence[PeerId]) -> bool:
+    for donor in donors:
+        try:
+            data = await fetch_shard(
+                network, donor, bytes.fromhex(entry.sha256), entry.num_bytes, timeout_s=SHARD_WITHIN_S
+            )
+        except PotluckError as error:
+            log.debug("shard_not_fetched", donor=short(donor), reason=error.one_line())
+            continue
+        if data is not None:
+            await trio.to_thread.run_sync(cache.put, entry, data)
+            return True
+    return False
+
+
+def open_start_record(sealed: bytes, manifest: RunManifest) -> bytes:
+    """The payload of the host's signed start record.
+
+    Raises:
+        RemoteProtocolError: signed by another key than the host's, or of another run.
+    """
+    envelope = open_envelope(
+        sealed, verifier=Ed25519Verifier(), domain=START_DOMAIN, run_id=manifest.run_id, now_unix_ms=None
+    )
+    if envelope.public_key != bytes.fromhex(manifest.host_public_key):
+        raise RemoteProtocolError("a start record that the host did not sign", "the host's signature")
+    return envelope.payload

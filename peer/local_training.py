@@ -1,0 +1,214 @@
+"""Local training as plain torch: steps of AdamW on the peer's own windows, and the few things that happen between steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch.nn import functional
+
+from averaging.data.assignment import heldout_starts, window_starts
+from averaging.data.shards import TokenReader
+from peer.device import autocast_dtype, choose_device
+from peer.model import Decoder, flatten_parameters, load_flat, parameters_in_order
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.manifest import InnerSection
+
+HELDOUT_WINDOWS: Final = 64
+MEASURED_STEPS: Final = 2
+MIN_LEARNING_RATE_SHARE: Final = 0.1
+
+
+class TrainingPlan(BaseModel):
+    """Everything that a training process is started with.
+
+    Attributes:
+        total_tokens: of the run, for the learning-rate schedule.
+        first_step: the data position to go on from.
+        micro_batch: sequences at a time; 0 to find it by measuring.
+        num_threads: torch threads, 0 for torch's own choice.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: DecoderConfig
+    inner: InnerSection
+    seed: int
+    peer: str
+    total_tokens: int
+    train_shards: tuple[Path, ...]
+    heldout_shards: tuple[Path, ...]
+    device: str = "auto"
+    num_threads: int = 0
+    slowdown: float = 1.0
+    first_step: int = 0
+    micro_batch: int = 0
+
+    def with_micro_batch(self, micro_batch: int, first_step: int) -> TrainingPlan:
+        """The plan for a worker that is brought back."""
+        return self.model_copy(update={"micro_batch": micro_batch, "first_step": first_step})
+
+
+def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
+    """Warm-up, stable, then 1 - sqrt decay to a tenth over the last `decay_fraction` (WSD as in INTELLECT-1, 2412.01152).
+
+    Indexed by the run's tokens, so that a joiner and an old hand have the same rate.
+    """
+    if tokens < inner.warmup_tokens:
+        return inner.learning_rate * (tokens + 1) / (inner.warmup_tokens + 1)
+    decay_begins = total_tokens * (1.0 - inner.decay_fraction)
+    if tokens <= decay_begins or inner.decay_fraction == 0.0:
+        return inner.learning_rate
+    progress = min(1.0, (tokens - decay_begins) / (total_tokens - decay_begins))
+    return inner.learning_rate * max(MIN_LEARNING_RATE_SHARE, 1.0 - math.sqrt(progress))
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the trainer has done; `tokens_ready` and theta live and die together (rule 20; rounds.md C3)."""
+
+    step: int = 0
+    tokens_ready: int = 0
+    steps_ready: int = 0
+    tokens_trained: int = 0
+    loss_nats: float | None = None
+
+
+class LocalTrainer:
+    """Model, optimizer and data position of one training process."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        if plan.num_threads:
+            torch.set_num_threads(plan.num_threads)
+        self.plan = plan
+        self.schema = decoder_schema(plan.model)
+        self._device = choose_device(plan.device)
+        self._dtype = autocast_dtype(self._device)
+        self._model = Decoder(plan.model).to(self._device)
+        self._parameters = parameters_in_order(self._model, self.schema)
+        matrices = [p for p in self._parameters if p.dim() >= 2]
+        vectors = [p for p in self._parameters if p.dim() < 2]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": plan.inner.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=plan.inner.learning_rate,
+            betas=(plan.inner.beta1, plan.inner.beta2),
+        )
+        self._train = TokenReader(plan.train_shards)
+        self._heldout = TokenReader(plan.heldout_shards)
+        self._schedule_tokens = 0
+        self.micro_batch = plan.micro_batch
+        self.counters = Counters(step=plan.first_step)
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Windows of one local step."""
+        return self.plan.inner.batch_tokens // self.plan.model.context_tokens
+
+    def find_micro_batch(self) -> int:
+        """Time doubling micro-batches and keep the fastest per token; what does not fit in memory ends the search."""
+        best, best_s = 1, math.inf
+        size = min(4, self.sequences_per_step)
+        while size <= self.sequences_per_step:
+            try:
+                elapsed_s = self._time_micro_batch(size) / size
+            except torch.cuda.OutOfMemoryError:
+                break
+            if elapsed_s < best_s:
+                best, best_s = size, elapsed_s
+            size *= 2
+        self.micro_batch = best
+        return best
+
+    def _time_micro_batch(self, size: int) -> float:
+        tokens_BT = torch.zeros((size, self.plan.model.context_tokens + 1), dtype=torch.long, device=self._device)
+        torch.autograd.backward(self._loss(tokens_BT))
+        begin_s = time.perf_counter()
+        for _ in range(MEASURED_STEPS):
+            torch.autograd.backward(self._loss(tokens_BT))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._optimizer.zero_grad(set_to_none=True)
+        return (time.perf_counter() - begin_s) / MEASURED_STEPS
+
+    def step(self) -> Counters:
+        """One local step: `batch_tokens` tokens, gradient clipped, AdamW."""
+        plan, counters = self.plan, self.counters
+        window = plan.model.context_tokens + 1
+        starts = window_starts(
+            plan.seed, plan.peer, counters.step, self.sequences_per_step, self._train.num_tokens, window
+        )
+        total = 0.0
+        for begin in range(0, len(starts), self.micro_batch):
+            part = starts[begin : begin + self.micro_batch]
+            tokens_BT = self._batch(self._train, part, window)
+            loss = self._loss(tokens_BT) * (len(part) / len(starts))
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm)
+        rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        num_tokens = plan.inner.batch_tokens
+        self.counters = Counters(
+            counters.step + 1,
+            counters.tokens_ready + num_tokens,
+            counters.steps_ready + 1,
+            counters.tokens_trained + num_tokens,
+            total,
+        )
+        return self.counters
+
+    def _batch(self, reader: TokenReader, starts: tuple[int, ...], window: int) -> torch.Tensor:
+        rows = np.stack([reader.read(start, window) for start in starts]).astype(np.int64)
+        return torch.from_numpy(rows).to(self._device)
+
+    def _loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        enabled = self._dtype is not None
+        with torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled):
+            logits_BTV = self._model(tokens_BT[:, :-1])
+        return functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
+
+    # --- between steps ---
+
+    def load(self, anchor_N: torch.Tensor, schedule_tokens: int) -> None:
+        """Theta <- A; tokens ready <- 0. Adam's moments stay (DiLoCo keeps them local)."""
+        load_flat(self._model, self.schema, anchor_N)
+        self._schedule_tokens = schedule_tokens
+        self.counters = replace(self.counters, tokens_ready=0, steps_ready=0)
+
+    def theta(self) -> torch.Tensor:
+        """(N,) float32, a copy."""
+        return flatten_parameters(self._model, self.schema)
+
+    def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int) -> None:
+        """Theta <- theta + shift; tokens ready -= credited."""
+        load_flat(self._model, self.schema, torch.add(self.theta(), shift_N))
+        self._schedule_tokens = schedule_tokens
+        left = max(0, self.counters.tokens_ready - credited_tokens)
+        self.counters = replace(self.counters, tokens_ready=left, steps_ready=left // self.plan.inner.batch_tokens)
+
+    def evaluate(self, anchor_N: torch.Tensor) -> float:
+        """Held-out loss of other parameters in nats per token on the fixed windows; theta is put back after it."""
+        theta_N = self.theta()
+        load_flat(self._model, self.schema, anchor_N)
+        try:
+            window = self.plan.model.context_tokens + 1
+            starts = heldout_starts(HELDOUT_WINDOWS, self._heldout.num_tokens, window)
+            with torch.no_grad():
+                size = 16
+                parts = [starts[i : i + size] for i in range(0, len(starts), size)]
+                losses = [float(self._loss(self._batch(self._heldout, part, window))) * len(part) for part in parts]
+            return sum(losses) / len(starts)
+        finally:
+            load_flat(self._model, self.schema, theta_N)

@@ -1,0 +1,107 @@
+"""The peer's metrics: one table, base units, closed label sets. What /metrics serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from peer.status import PeerStatus
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""(label values, value) for each sample of a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMetric:
+    """One row of the table: how a metric is called, what it means, and how it is read off a status."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    read: Callable[[PeerStatus], Samples]
+    labels: tuple[str, ...] = ()
+
+
+STATES: Final = ("joining", "catching up", "training", "averaging", "waiting", "leaving", "finished")
+
+
+def _one(value: float | None) -> Samples:
+    return () if value is None else (((), float(value)),)
+
+
+def _by_lane(control: int, total: int) -> Samples:
+    return ((("control",), float(control)), (("bulk",), float(total - control)))
+
+
+PEER_METRICS: Final = (
+    PeerMetric("potluck_peer_round_index", "gauge", "Number of the unit's head.", lambda s: _one(s.index)),
+    PeerMetric("potluck_peer_run_tokens", "gauge", "Tokens committed by the run.", lambda s: _one(s.total_tokens)),
+    PeerMetric(
+        "potluck_peer_tokens_trained", "counter", "Tokens trained by this process.", lambda s: _one(s.tokens_trained)
+    ),
+    PeerMetric(
+        "potluck_peer_tokens_ready", "gauge", "Tokens trained, not yet credited.", lambda s: _one(s.tokens_ready)
+    ),
+    PeerMetric("potluck_peer_tokens_per_second", "gauge", "Training speed.", lambda s: _one(s.tokens_per_s)),
+    PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
+    PeerMetric(
+        "potluck_peer_sent_bytes",
+        "counter",
+        "Payload sent.",
+        lambda s: _by_lane(s.control_bytes_up, s.bytes_up),
+        ("lane",),
+    ),
+    PeerMetric(
+        "potluck_peer_received_bytes",
+        "counter",
+        "Payload received.",
+        lambda s: _by_lane(s.control_bytes_down, s.bytes_down),
+        ("lane",),
+    ),
+    PeerMetric(
+        "potluck_peer_rounds_counted",
+        "counter",
+        "Committed rounds that count this process.",
+        lambda s: _one(s.rounds_counted),
+    ),
+    PeerMetric(
+        "potluck_peer_worker_restarts", "counter", "Training process brought back.", lambda s: _one(s.worker_restarts)
+    ),
+    PeerMetric("potluck_peer_start_time_seconds", "gauge", "Unix time of the start.", lambda s: _one(s.started_unix_s)),
+    PeerMetric(
+        "potluck_peer_state",
+        "gauge",
+        "1 for the present state.",
+        lambda s: tuple(((state,), float(state == s.state)) for state in STATES),
+        ("state",),
+    ),
+)
+
+
+class PeerCollector(Collector):
+    """Reads every row of the table off the present status, at each scrape."""
+
+    def __init__(self, read_status: Callable[[], PeerStatus]) -> None:
+        self._read_status = read_status
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as of now."""
+        status = self._read_status()
+        for row in PEER_METRICS:
+            family = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            metric = family(row.name, row.help, labels=row.labels)
+            for labels, value in row.read(status):
+                metric.add_metric(labels, value)
+            yield metric
+
+
+def metrics_text(read_status: Callable[[], PeerStatus]) -> bytes:
+    """The Prometheus text of the present status."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PeerCollector(read_status))
+    return generate_latest(registry)

@@ -1,0 +1,121 @@
+"""Telling the coordinator how we are, and measuring held-out loss when it is our turn. Both may fail without any harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams import Trainer
+from averaging.rounds.service import RoundService
+from peer.board import Board
+from peer.coordinator_client import CoordinatorClient
+from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, cut_certificates
+from protocol.decoder_schema import WHOLE_MODEL
+from protocol.errors import PotluckError
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.chain import ChainLink
+
+log = structlog.get_logger()
+
+REPORT_EVERY_S: Final = 2.0
+MAX_HELDOUT_KEPT: Final = 32
+EVALUATE_WITHIN_S: Final = 120.0
+
+
+def make_report(board: Board, *, is_ready_to_start: bool, want_from_index: int) -> PeerReport:
+    """What the coordinator is told, with the certificates that it asked for."""
+    status, service = board.read(), board.service
+    certificates: tuple[bytes, ...] = ()
+    if service is not None:
+        certificates = cut_certificates(service.chain.certificates[max(0, want_from_index - 1) :])
+    return PeerReport(
+        state=status.state,
+        reason=status.reason[:200],
+        unit=WHOLE_MODEL,
+        head=CommitId(bytes.fromhex(status.head)),
+        index=status.index,
+        total_tokens=status.total_tokens,
+        tokens_per_s=status.tokens_per_s,
+        tokens_ready=max(0, status.tokens_ready),
+        loss_nats=status.loss,
+        bytes_up=status.bytes_up,
+        bytes_down=status.bytes_down,
+        state_commit=CommitId(bytes.fromhex(status.state_commit)),
+        state_root=service.chain.root if service is not None else NO_ROOT,
+        is_ready_to_start=is_ready_to_start,
+        heldout=tuple(board.heldout),
+        certificates=certificates,
+        addresses=board.network.addresses()[:8] if board.network is not None else (),
+    )
+
+
+class Reporter:
+    """Reports every few seconds; remembers what the coordinator said last."""
+
+    def __init__(self, client: CoordinatorClient, board: Board) -> None:
+        self._client = client
+        self._board = board
+        self._want_from_index = 1
+        self.is_ready_to_start = False
+        self.is_leaving = False
+        self.last_reply: ReportReply | None = None
+
+    async def report_once(self) -> bool:
+        """Send one report; False when the coordinator cannot be reached: it will hear everything later."""
+        report = make_report(
+            self._board, is_ready_to_start=self.is_ready_to_start, want_from_index=self._want_from_index
+        )
+        if self.is_leaving:
+            report = replace(report, state="left")
+        try:
+            reply = await self._client.report(report)
+        except PotluckError as error:
+            log.debug("report_not_delivered", reason=error.one_line())
+            return False
+        self._want_from_index = reply.want_from_index
+        self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
+        self.last_reply = reply
+        return True
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.report_once()
+            await trio.sleep(REPORT_EVERY_S)
+
+
+def evaluator_of(link: ChainLink) -> PeerId:
+    """Who measures the held-out loss of a commit: one member of its roster, by hash."""
+    return min(link.roster, key=lambda peer: sha256(b"evaluate" + link.commit + peer.encode()).digest())
+
+
+async def evaluate_commits(
+    service: RoundService, trainer: Trainer, me: PeerId, board: Board, is_over: Callable[[], bool]
+) -> None:
+    """Measure the held-out loss of each commit that is ours to measure, until the run is over and its last one is measured."""
+    done: CommitId | None = None
+    while not (is_over() and done == service.chain.head.commit):
+        link, state = service.chain.head, service.chain.state
+        if link.commit != done and state.head == link.commit:
+            if evaluator_of(link) == me:
+                await _evaluate(trainer, link, state.anchor_N, board)
+            done = link.commit
+        else:
+            with trio.move_on_after(5.0):
+                await service.wait_changed()
+
+
+async def _evaluate(trainer: Trainer, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:
+    try:
+        with trio.move_on_after(EVALUATE_WITHIN_S):
+            nats = await trainer.evaluate(anchor_N)
+            board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats))
+            del board.heldout[:-MAX_HELDOUT_KEPT]
+    except PotluckError as error:
+        log.info("not_evaluated", index=link.index, reason=error.one_line())

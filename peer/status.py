@@ -1,0 +1,86 @@
+"""What a peer says about itself: one frozen value that the status page, the metrics and the screen all read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+FINAL_STATUS_FILE: Final = "final_status.json"
+"""In the peer's state folder: the last status, written when the daemon leaves."""
+
+
+class LastRound(BaseModel):
+    """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id."""
+
+    model_config = ConfigDict(frozen=True)
+
+    index: int
+    members: tuple[str, ...]
+    weights: dict[str, float]
+    coverage: float = 1.0
+
+
+class PeerStatus(BaseModel):
+    """A peer at one moment. Hashes are hex, empty when there is none yet.
+
+    Attributes:
+        peer: peer id.
+        name: its stable two-word name.
+        state: "joining", "catching up", "training", "averaging", "waiting", "leaving" or "finished".
+        reason: why, in one sentence.
+        head: commit id of the unit's head.
+        index: number of the head in its lineage, 0 at genesis.
+        state_root: Merkle root of the outer state at `state_commit`.
+        state_commit: the commit that `state_root` belongs to.
+        total_tokens: tokens committed by the run.
+        target_total_tokens: at which the run ends, 0 while unknown.
+        tokens_ready: trained here and not yet credited.
+        tokens_trained: trained here by this process, credited or not.
+        loss: mean training loss of the latest steps, nats per byte.
+        bytes_up: payload bytes sent by this process, both lanes.
+        bytes_down: payload bytes received.
+        control_bytes_up: the control lane's part of `bytes_up`.
+        control_bytes_down: the control lane's part of `bytes_down`.
+        rounds_counted: committed rounds that count a contribution of this process.
+        first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
+        worker_restarts: how often the training process had to be brought back.
+        started_unix_s: when this process started.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    peer: str
+    name: str
+    run: str = ""
+    state: str = "joining"
+    reason: str = ""
+    head: str = ""
+    index: int = 0
+    state_root: str = ""
+    state_commit: str = ""
+    total_tokens: int = 0
+    target_total_tokens: int = 0
+    tokens_per_s: float = 0.0
+    tokens_ready: int = 0
+    tokens_trained: int = 0
+    loss: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    control_bytes_up: int = 0
+    control_bytes_down: int = 0
+    rounds_counted: int = 0
+    first_counted_unix_s: float | None = None
+    worker_restarts: int = 0
+    started_unix_s: float = 0.0
+    last_round: LastRound | None = None
+
+
+def write_final_status(state_dir: Path, status: PeerStatus) -> None:
+    """Leave the last status behind, whole or not at all. For readers after the fact; nothing depends on it."""
+    path = state_dir / FINAL_STATUS_FILE
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(status.model_dump_json() + "\n", encoding="utf8")
+    os.replace(temporary, path)

@@ -1,0 +1,96 @@
+"""The peer's own web server, on trio: /status.json, /metrics, /healthz and a page that shows the first."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import cast
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from hypercorn.typing import ASGIFramework
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from peer.metrics import metrics_text
+from peer.status import PeerStatus
+from protocol.errors import MachineError
+
+_PAGE = """<!doctype html><meta charset="utf-8"><title>Potluck peer</title>
+<style>body{font:15px system-ui;margin:3em auto;max-width:44em}
+td{padding:.15em 1em .15em 0;overflow-wrap:anywhere}</style>
+<h1>Potluck peer</h1><table id="t"></table><p><a href="/metrics">metrics</a> <a href="/status.json">status.json</a></p>
+<script>
+async function look() {
+  const status = await (await fetch("/status.json")).json();
+  const table = document.getElementById("t");
+  table.replaceChildren();
+  for (const [key, value] of Object.entries(status)) {
+    const row = table.insertRow();
+    row.insertCell().textContent = key;
+    row.insertCell().textContent = typeof value === "object" ? JSON.stringify(value) : value;
+  }
+}
+look(); setInterval(look, 2000);
+</script>"""
+
+
+def peer_app(read_status: Callable[[], PeerStatus]) -> Starlette:
+    """The web application; `read_status` is called at each request and must not block."""
+
+    async def page(_request: Request) -> Response:
+        return HTMLResponse(_PAGE)
+
+    async def status(_request: Request) -> Response:
+        return Response(read_status().model_dump_json(), media_type="application/json")
+
+    async def metrics(_request: Request) -> Response:
+        return Response(metrics_text(read_status), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    handlers = {"/": page, "/status.json": status, "/metrics": metrics, "/healthz": health}
+    return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0.
+
+    Raises:
+        MachineError: the port is in use or the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise MachineError(
+            f"cannot listen on {host}:{port} ({error.strerror})",
+            "a free port on an address of this machine",
+            "give another with --http-port, or 0 for any",
+        ) from error
+    return listener
+
+
+async def serve_peer_http(
+    listener: socket.socket,
+    read_status: Callable[[], PeerStatus],
+    *,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled. The socket is taken over, and closed at the end; `task_status` gets the URLs."""
+    config = Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.accesslog = None
+    config.errorlog = None
+    config.graceful_timeout = 1.0
+    app = cast("ASGIFramework", peer_app(read_status))
+    await serve(app, config, shutdown_trigger=trio.sleep_forever, task_status=task_status, mode="asgi")

@@ -1,0 +1,340 @@
+"""The real Trainer: supervises the training process. Its death, whatever the cause, costs the tokens since the last commit only.
+
+A worker that dies is brought back from the anchor (theta <- A, tokens ready <- 0), after running out of memory with the
+micro-batch halved. Commands that were under way when it died are done again with the new one, or have become moot: `shift` and
+`load` both end at the anchor.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Literal
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams import Snapshot, TrainerProgress
+from peer.local_training import TrainingPlan
+from peer.worker_channel import (
+    Area,
+    Command,
+    OutOfMemory,
+    Progress,
+    Reply,
+    SharedVectors,
+    frame,
+    mapping_bytes,
+    parse_event,
+)
+from protocol.decoder_schema import decoder_schema
+from protocol.errors import MachineError, TemporaryError
+
+log = structlog.get_logger()
+
+RESTART_PAUSE_S: Final = 0.5
+MAX_QUICK_DEATHS: Final = 5
+"""A worker that dies so often without one step is a fault of this machine: said, and tried again more slowly."""
+
+SLOW_RESTART_S: Final = 10.0
+SPEED_WINDOW_S: Final = 10.0
+STOP_WITHIN_S: Final = 3.0
+_Op = Literal["load", "snapshot", "shift", "evaluate", "slow", "fail", "pause", "resume", "stop"]
+
+
+class WorkerDied(TemporaryError):
+    """The worker ended while a command was under way; it is being brought back."""
+
+
+class WorkerTrainer:
+    """The Trainer seam over a worker process; made by `open_worker_trainer`."""
+
+    def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor) -> None:
+        self._plan = plan
+        self._num_elements = decoder_schema(plan.model).num_elements
+        self._memory_fd = os.memfd_create("potluck", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory_fd, mapping_bytes(self._num_elements))
+        self._vectors = SharedVectors(self._memory_fd, self._num_elements)
+        self._vectors.write(Area.ANCHOR, anchor_N)
+        self._command_lock = trio.Lock()
+        self._stream: trio.SocketStream | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = trio.Event()
+        self._replies: dict[int, Reply | None] = {}
+        self._replied = trio.Event()
+        self._number = 0
+        self._schedule_tokens = 0
+        self._last = Progress(
+            step=plan.first_step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=plan.micro_batch
+        )
+        self._trained_before = 0
+        self._speed: deque[tuple[float, int]] = deque()
+        self._restarts = 0
+        self._state = "starting"
+        self._reason = "the training process is starting"
+        self._losses: deque[float] = deque(maxlen=10)
+
+    # --- the seam ---
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+        """Theta <- anchor; a worker that dies meanwhile comes back from it as well."""
+        self._vectors.write(Area.ANCHOR, anchor_N)
+        self._schedule_tokens = schedule_tokens
+        await self._order("load", vector_N=anchor_N, schedule_tokens=schedule_tokens, is_moot_after_death=True)
+
+    async def snapshot(self) -> Snapshot:
+        """Theta at the next step boundary.
+
+        Raises:
+            WorkerDied: the worker died; what it had is gone.
+        """
+        async with self._command_lock:
+            reply = await self._exchange("snapshot")
+            if reply is None:
+                raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
+            return Snapshot(self._vectors.read(Area.OUT), reply.tokens, reply.num_steps)
+
+    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+        """Theta <- theta + shift; after a death since the snapshot the worker is at the anchor already."""
+        self._schedule_tokens = schedule_tokens
+        await self._order(
+            "shift",
+            vector_N=shift_N,
+            schedule_tokens=schedule_tokens,
+            credited_tokens=credited_tokens,
+            is_moot_after_death=True,
+        )
+
+    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+        """Where a worker that dies from now on is brought back."""
+        self._vectors.write(Area.ANCHOR, anchor_N)
+
+    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+        """Held-out loss in nats per token.
+
+        Raises:
+            WorkerDied: ask again when it is back.
+        """
+        reply = await self._order("evaluate", vector_N=anchor_N)
+        if reply is None:
+            raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
+        return reply.loss_nats
+
+    def progress(self) -> TrainerProgress:
+        """Counters as of now."""
+        loss = sum(self._losses) / len(self._losses) if self._losses else None
+        return TrainerProgress(
+            tokens_ready=self._last.tokens_ready,
+            tokens_trained=self._trained_before + self._last.tokens_trained,
+            loss_nats=loss,
+            tokens_per_s=self._tokens_per_s(),
+            restarts=self._restarts,
+            state=self._state,
+            reason=self._reason,
+        )
+
+    # --- beyond the seam ---
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences at a time, as measured, or as halved after running out of memory."""
+        return self._last.micro_batch
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker, None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    async def set_slowdown(self, factor: float) -> None:
+        """Train at 1 / factor of full speed from now on."""
+        await self._order("slow", factor=factor)
+
+    async def inject_out_of_memory(self) -> None:
+        """The next step runs out of memory: for tests of what follows."""
+        await self._order("fail")
+
+    # --- commands ---
+
+    async def _order(
+        self,
+        op: _Op,
+        *,
+        vector_N: torch.Tensor | None = None,
+        schedule_tokens: int = 0,
+        credited_tokens: int = 0,
+        factor: float = 1.0,
+        is_moot_after_death: bool = False,
+    ) -> Reply | None:
+        async with self._command_lock:
+            deaths = self._restarts
+            await self._ready.wait()
+            if is_moot_after_death and self._restarts != deaths:
+                return None
+            if vector_N is not None:
+                self._vectors.write(Area.IN, vector_N)
+            return await self._exchange(
+                op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, factor=factor
+            )
+
+    async def _exchange(
+        self, op: _Op, *, schedule_tokens: int = 0, credited_tokens: int = 0, factor: float = 1.0
+    ) -> Reply | None:
+        """Send one command and wait for its reply; None when the worker dies before it."""
+        await self._ready.wait()
+        if self._stream is None:
+            return None
+        self._number += 1
+        number = self._number
+        command = Command(
+            number=number, op=op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, factor=factor
+        )
+        try:
+            await self._stream.send_all(frame(command))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        while number not in self._replies:
+            if not self._ready.is_set():
+                return None
+            await self._replied.wait()
+        return self._replies.pop(number)
+
+    def _wake(self) -> None:
+        event, self._replied = self._replied, trio.Event()
+        event.set()
+
+    # --- supervision ---
+
+    async def supervise(self) -> None:
+        """Start the worker and bring it back whenever it ends, until cancelled."""
+        quick_deaths = 0
+        plan = self._plan
+        while True:
+            first_step = self._last.step
+            cause = await self._live(plan)
+            self._ready = trio.Event()
+            self._trained_before += self._last.tokens_trained
+            quick_deaths = quick_deaths + 1 if self._last.step == first_step else 0
+            micro_batch = self._last.micro_batch
+            if cause is not None:
+                micro_batch = max(1, cause.micro_batch // 2)
+            plan = plan.with_micro_batch(micro_batch, self._last.step)
+            self._last = Progress(
+                step=self._last.step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
+            )
+            self._restarts += 1
+            self._state = "restarting"
+            self._reason = (
+                f"out of memory: the micro-batch is now {micro_batch}"
+                if cause
+                else "the training process died; bringing it back"
+            )
+            log.warning("worker_died", reason=self._reason, restarts=self._restarts)
+            self._wake()
+            await trio.sleep(SLOW_RESTART_S if quick_deaths >= MAX_QUICK_DEATHS else RESTART_PAUSE_S)
+
+    async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
+        """One life of a worker; returns why it ended where it said so."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(self._memory_fd)]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(), self._memory_fd), stdin=subprocess.DEVNULL, env=_environment()
+            )
+        except OSError as error:
+            ours.close()
+            raise MachineError(
+                f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
+            ) from error
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        self._stream = stream
+        try:
+            await stream.send_all(frame(plan))
+            return await self._listen(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        finally:
+            self._stream = None
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
+                await self._end_process(self._process)
+            self._process = None
+
+    async def _end_process(self, process: subprocess.Popen[bytes]) -> None:
+        """The end of the channel ends it; one that does not listen is killed."""
+        with trio.move_on_after(STOP_WITHIN_S):
+            while process.poll() is None:
+                await trio.sleep(0.05)
+            return
+        process.kill()
+        await trio.to_thread.run_sync(process.wait)
+
+    async def _listen(self, stream: trio.SocketStream) -> OutOfMemory | None:
+        buffer = bytearray()
+        while True:
+            part = await stream.receive_some(65536)
+            if not part:
+                return None
+            buffer += part
+            while len(buffer) >= 4:
+                length = int.from_bytes(buffer[:4], "little")
+                if len(buffer) < 4 + length:
+                    break
+                event = parse_event(bytes(buffer[4 : 4 + length]))
+                del buffer[: 4 + length]
+                if isinstance(event, OutOfMemory):
+                    return event
+                self._take(event)
+
+    def _take(self, event: Reply | Progress) -> None:
+        if isinstance(event, Reply):
+            self._replies[event.number] = event
+        else:
+            self._last = event
+            self._speed.append((trio.current_time(), self._trained_before + event.tokens_trained))
+            if event.loss_nats is not None:
+                self._losses.append(event.loss_nats)
+            if not self._ready.is_set():
+                self._state, self._reason = "training", ""
+                self._ready.set()
+        self._wake()
+
+    def _tokens_per_s(self) -> float:
+        now_s = trio.current_time()
+        while len(self._speed) > 2 and now_s - self._speed[0][0] > SPEED_WINDOW_S:
+            self._speed.popleft()
+        if len(self._speed) < 2:
+            return 0.0
+        (begin_s, begin), (_, end) = self._speed[0], self._speed[-1]
+        return max(0, end - begin) / max(1e-3, now_s - begin_s)
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        os.close(self._memory_fd)
+
+
+def _environment() -> dict[str, str]:
+    """The worker needs neither our secrets nor a second set of busy threads."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("POTLUCK_")}
+    return {**kept, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@asynccontextmanager
+async def open_worker_trainer(plan: TrainingPlan, anchor_N: torch.Tensor) -> AsyncIterator[WorkerTrainer]:
+    """A running trainer that begins at `anchor_N`; its worker ends with the context."""
+    trainer = WorkerTrainer(plan, anchor_N)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.supervise)
+            yield trainer
+            nursery.cancel_scope.cancel()
+    finally:
+        trainer.close()

@@ -1,0 +1,152 @@
+"""The training process: `python -m peer.worker CHANNEL_FD MEMORY_FD`, started by peer/trainer.py.
+
+It owns torch's compute, trains step after step, and does what the daemon orders at step boundaries. It exits when the channel
+ends or its parent dies. It does not import hivemind, trio or grpc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Final
+
+from peer.local_training import LocalTrainer, TrainingPlan
+from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
+
+_PR_SET_PDEATHSIG: Final = 1
+NICENESS: Final = 10
+"""The volunteer's own programs come first."""
+
+EXIT_OUT_OF_MEMORY: Final = 3
+_MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python ran out of memory, on any device."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
+    )
+
+
+class Worker:
+    """The loop: a step, then the orders that came meanwhile."""
+
+    def __init__(self, channel: socket.socket, trainer: LocalTrainer, vectors: SharedVectors) -> None:
+        self._channel = channel
+        self._trainer = trainer
+        self._vectors = vectors
+        self._slowdown = trainer.plan.slowdown
+        self._is_paused = False
+        self._fails_next = False
+
+    def run(self) -> None:
+        """Until told to stop or the channel ends."""
+        self._trainer.load(self._vectors.read(Area.ANCHOR), 0)
+        if not self._trainer.micro_batch:
+            self._trainer.find_micro_batch()
+            self._trainer.load(self._vectors.read(Area.ANCHOR), 0)
+        self._tell_progress()
+        while self._obey(wait_s=None if self._is_paused else 0.0):
+            if self._is_paused:
+                continue
+            begin_s = time.perf_counter()
+            if self._fails_next:
+                raise MemoryError("injected")
+            self._trainer.step()
+            self._tell_progress()
+            if not self._idle((self._slowdown - 1.0) * (time.perf_counter() - begin_s)):
+                return
+
+    def _idle(self, idle_s: float) -> bool:
+        """A slowed worker waits after each step, and still obeys."""
+        until_s = time.perf_counter() + idle_s
+        while (left_s := until_s - time.perf_counter()) > 0:
+            if not self._obey(wait_s=left_s):
+                return False
+        return True
+
+    def _obey(self, wait_s: float | None) -> bool:
+        """Do what was ordered; waits up to `wait_s` (None: for ever) for the first order. False at the end."""
+        while select.select([self._channel], [], [], wait_s)[0]:
+            data = read_message(self._channel)
+            if data is None:
+                return False
+            command = Command.model_validate_json(data)
+            if command.op == "stop":
+                return False
+            self._channel.sendall(frame(self._do(command)))
+            wait_s = 0.0
+        return True
+
+    def _do(self, command: Command) -> Reply:
+        trainer, vectors = self._trainer, self._vectors
+        match command.op:
+            case "load":
+                trainer.load(vectors.read(Area.IN), command.schedule_tokens)
+            case "shift":
+                trainer.shift(vectors.read(Area.IN), command.credited_tokens, command.schedule_tokens)
+            case "snapshot":
+                vectors.write(Area.OUT, trainer.theta())
+                counters = trainer.counters
+                return Reply(number=command.number, tokens=counters.tokens_ready, num_steps=counters.steps_ready)
+            case "evaluate":
+                return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.read(Area.IN)))
+            case "slow":
+                self._slowdown = max(1.0, command.factor)
+            case "pause":
+                self._is_paused = True
+            case "resume":
+                self._is_paused = False
+            case "fail":
+                self._fails_next = True
+        self._tell_progress()
+        return Reply(number=command.number)
+
+    def _tell_progress(self) -> None:
+        counters = self._trainer.counters
+        progress = Progress(
+            step=counters.step,
+            tokens_ready=counters.tokens_ready,
+            tokens_trained=counters.tokens_trained,
+            loss_nats=counters.loss_nats,
+            micro_batch=self._trainer.micro_batch,
+        )
+        self._channel.sendall(frame(progress))
+
+
+def die_with_parent() -> None:
+    """On Linux the kernel kills us when the daemon's starting thread ends; elsewhere the end of the channel does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    """Exit code 3 after running out of memory."""
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    first = read_message(channel)
+    if first is None:
+        return 0
+    plan = TrainingPlan.model_validate_json(first)
+    trainer = LocalTrainer(plan)
+    vectors = SharedVectors(int(sys.argv[2]), trainer.schema.num_elements)
+    try:
+        Worker(channel, trainer, vectors).run()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        channel.sendall(frame(OutOfMemory(micro_batch=trainer.micro_batch)))
+        return EXIT_OUT_OF_MEMORY
+    except BrokenPipeError:
+        pass  # the daemon is gone: nobody is left to tell
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
+
+No pickle, no multiprocessing. The shared mapping has three areas of N float32: what the daemon gives (`IN`), what the worker gives
+(`OUT`), and the anchor from which a worker that was brought back begins (`ANCHOR`).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import socket
+import struct
+from enum import IntEnum
+from typing import Annotated, Final, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from protocol.errors import LocalProtocolError
+
+_LENGTH: Final = struct.Struct("<I")
+MAX_MESSAGE_BYTES: Final = 1 << 20
+
+
+class Area(IntEnum):
+    """The areas of the shared mapping."""
+
+    IN = 0
+    OUT = 1
+    ANCHOR = 2
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Command(_Message):
+    """An order to the worker; it answers with a Reply of the same number at the next step boundary.
+
+    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), pause, resume,
+    slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop.
+    """
+
+    kind: Literal["command"] = "command"
+    number: int
+    op: Literal["load", "snapshot", "shift", "evaluate", "slow", "fail", "pause", "resume", "stop"]
+    schedule_tokens: int = 0
+    credited_tokens: int = 0
+    factor: float = 1.0
+
+
+class Reply(_Message):
+    """The command is done."""
+
+    kind: Literal["reply"] = "reply"
+    number: int
+    tokens: int = 0
+    num_steps: int = 0
+    loss_nats: float = 0.0
+
+
+class Progress(_Message):
+    """After each step, and once when the worker is ready."""
+
+    kind: Literal["progress"] = "progress"
+    step: int
+    tokens_ready: int
+    tokens_trained: int
+    loss_nats: float | None
+    micro_batch: int
+
+
+class OutOfMemory(_Message):
+    """The worker ran out of memory at this micro-batch and ends."""
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    micro_batch: int
+
+
+Event = Annotated[Reply | Progress | OutOfMemory, Field(discriminator="kind")]
+_EVENTS: Final[TypeAdapter[Reply | Progress | OutOfMemory]] = TypeAdapter(Event)
+
+
+def frame(message: BaseModel) -> bytes:
+    """A message with its length before it."""
+    data = message.model_dump_json().encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def read_message(channel: socket.socket) -> bytes | None:
+    """Blocking: the next message, None at the end of the channel.
+
+    Raises:
+        LocalProtocolError: a length that neither side writes.
+    """
+    head = _read_exactly(channel, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(f"a worker message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
+    return _read_exactly(channel, length)
+
+
+def _read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    data = b""
+    while len(data) < num_bytes:
+        part = channel.recv(num_bytes - len(data))
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def parse_event(data: bytes) -> Reply | Progress | OutOfMemory:
+    """An event of the worker.
+
+    Raises:
+        LocalProtocolError: not an event.
+    """
+    try:
+        return _EVENTS.validate_python(json.loads(data))
+    except (ValidationError, ValueError) as error:
+        raise LocalProtocolError(f"a worker event that cannot be read ({error})", "an event") from error
+
+
+class SharedVectors:
+    """Three float32 vectors of N in one mapping, each (N,) and writable; both processes see them."""
+
+    def __init__(self, descriptor: int, num_elements: int) -> None:
+        self._mapping = mmap.mmap(descriptor, mapping_bytes(num_elements))
+        whole = torch.frombuffer(memoryview(self._mapping), dtype=torch.float32)
+        self._areas = whole.view(len(Area), num_elements)
+
+    def read(self, area: Area) -> torch.Tensor:
+        """A copy of an area."""
+        return self._areas[area].clone()
+
+    def write(self, area: Area, values_N: torch.Tensor) -> None:
+        """Fill an area."""
+        self._areas[area].copy_(values_N)
+
+
+def mapping_bytes(num_elements: int) -> int:
+    """Length of the mapping."""
+    return 4 * num_elements * len(Area)

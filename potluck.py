@@ -1,0 +1,99 @@
+"""The front door: composes the host's and the volunteer's command lines; every error is one line and an exit code.
+
+Nothing heavy is imported here; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import coordinator.command_line
+import peer.commands
+from peer.exit_codes import BUG, INTERRUPTED, exit_code_lines
+from protocol.errors import PotluckError
+from protocol.ids import PROTOCOL_VERSION
+
+# Failed TLS handshakes of strangers would otherwise be printed over the screen by grpc's C core.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+app = typer.Typer(
+    help="Train one model on many people's GPUs.",
+    epilog="Exit codes\n\n" + exit_code_lines(),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            installed = version("potluck-train")
+        except PackageNotFoundError:
+            installed = "from a checkout"
+        typer.echo(f"potluck {installed} (protocol {PROTOCOL_VERSION})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+coordinator.command_line.add_commands(app)
+peer.commands.add_commands(app)
+
+
+def _report_bug(error: BaseException) -> None:
+    """Keep the traceback in a file and print one line that names it."""
+    path = Path(tempfile.gettempdir()) / f"potluck-error-{os.getpid()}.log"
+    lines = "".join(traceback.format_exception(error))
+    try:
+        path.write_text(lines, encoding="utf8")
+    except OSError:
+        typer.echo(lines, err=True)
+    typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {path}", err=True)
+
+
+def _set_up_logging() -> None:
+    """Lines on standard error. Tracebacks without local variables: those hold secrets."""
+    import structlog
+
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+    )
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(os.environ.get("POTLUCK_LOG", "info")),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def main() -> None:
+    """Run one command; every way out ends in `sys.exit` with a code of peer/exit_codes.py."""
+    _set_up_logging()
+    try:
+        app(prog_name="potluck")
+    except PotluckError as error:
+        typer.echo(f"potluck: {error.one_line()}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - the last edge of the program: keep the traceback, print one line
+        _report_bug(error)
+        sys.exit(BUG)
+
+
+if __name__ == "__main__":
+    main()

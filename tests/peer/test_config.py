@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import peer.config
+from peer.config import PeerConfig, load_peer_config
+from protocol.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "peer.toml"
+    monkeypatch.setattr(peer.config, "CONFIG_FILE", path)
+    return path
+
+
+def test_flags_win_over_variables_over_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file.write_text('slowdown = 2.0\nhttp_port = 1\ndevice = "cpu"\n', encoding="utf8")
+    monkeypatch.setenv("POTLUCK_PEER_HTTP_PORT", "2")
+    monkeypatch.setenv("POTLUCK_PEER_DEVICE", "cuda")
+    config = load_peer_config({"device": "mps", "listen_port": None})
+    assert (config.slowdown, config.http_port, config.device, config.listen_port) == (2.0, 2, "mps", 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ({"slowdown": 0.5}, "slowdown is 0.5"),
+        ({"http_port": 70000}, "http_port is 70000"),
+        ({"http_port": -1}, "http_port is -1"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+        ({"num_threads": "many"}, "num_threads is 'many'"),
+        ({"slowdonw": 3}, "slowdonw is 3"),
+    ],
+)
+def test_value_that_cannot_work_is_named_with_what_was_expected(flags: dict[str, object], found: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_peer_config(flags)
+    assert found in caught.value.found
+    assert caught.value.expected
+    assert "--" in caught.value.remedy
+
+
+def test_unknown_key_in_the_file_is_refused(config_file: Path) -> None:
+    config_file.write_text("slowdonw = 3.0\n", encoding="utf8")
+    with pytest.raises(ConfigError, match="slowdonw"):
+        load_peer_config({})
+
+
+def test_broken_file_is_named(config_file: Path) -> None:
+    config_file.write_text("slowdown = = 3\n", encoding="utf8")
+    with pytest.raises(ConfigError, match=r"peer\.toml"):
+        load_peer_config({})
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    config = PeerConfig()
+    with pytest.raises(ValidationError):
+        config.slowdown = 2.0

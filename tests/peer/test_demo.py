@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import trio
+
+from peer.demo import demo_run_toml, fetch, read_final_status
+from peer.demo_observation import PeerReport
+from peer.status import PeerStatus, write_final_status
+from peer.status_http import bind_http, serve_peer_http
+from protocol.manifest import load_run_config
+
+STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", state_root="ab" * 32)
+
+
+def test_demo_run_is_the_default_run_with_three_peers_from_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(demo_run_toml(200_000), encoding="utf8")
+    config = load_run_config(path)
+    assert (config.run.total_tokens, config.run.min_members) == (200_000, 3)
+    assert tomllib.loads(path.read_text())["run"]["name"] == "demo"
+
+
+async def test_fetch_reads_a_served_status_as_a_typed_value() -> None:
+    listener = bind_http("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/status.json"
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_peer_http, listener, lambda: STATUS)
+        with trio.fail_after(10):
+            report = await trio.to_thread.run_sync(fetch, url, PeerReport)
+        nursery.cancel_scope.cancel()
+    assert report is not None
+    assert report.state_root == STATUS.state_root
+
+
+def test_fetch_gives_none_when_nobody_listens() -> None:
+    with bind_http("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+    assert fetch(f"http://127.0.0.1:{port}/status.json", PeerReport) is None
+
+
+def test_final_status_is_read_back_and_absent_before_it_is_written(tmp_path: Path) -> None:
+    assert read_final_status(tmp_path) is None
+    write_final_status(tmp_path, STATUS)
+    report = read_final_status(tmp_path)
+    assert report is not None
+    assert report.name == "calm otter"

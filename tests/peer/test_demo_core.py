@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peer.demo_core import (
+    DOWN_PATIENCE_S,
+    START_PATIENCE_S,
+    Action,
+    DemoState,
+    Stage,
+    round_counting_victim,
+    step,
+)
+from tests.peer.demo_world import observation, round_row
+
+START = DemoState(started_s=0.0, limit_s=600.0)
+DOWN = replace(START, stage=Stage.DOWN, killed_s=100.0, index_at_kill=5)
+
+
+def test_gathering_waits_until_the_first_round_commits() -> None:
+    state, actions, _ = step(START, observation(), 1.0)
+    assert (state.stage, actions) == (Stage.GATHERING, ())
+    state, actions, _ = step(state, observation((round_row(1),)), 2.0)
+    assert (state.stage, actions) == (Stage.TRAINING, ())
+
+
+def test_gathering_waits_while_the_host_does_not_answer() -> None:
+    state, actions, reason = step(START, replace(observation(), host=None), 1.0)
+    assert (state, actions) == (START, ())
+    assert "host" in reason
+
+
+def test_gathering_gives_up_when_no_round_commits_in_time() -> None:
+    state, actions, reason = step(START, observation(), START_PATIENCE_S + 1)
+    assert (state.stage, actions) == (Stage.ENDED, (Action.GIVE_UP,))
+    assert "no round" in reason
+
+
+def test_training_kills_the_victim_when_half_the_tokens_are_committed() -> None:
+    training = replace(START, stage=Stage.TRAINING)
+    assert step(training, observation((round_row(4),)), 50.0)[1] == ()
+    state, actions, _ = step(training, observation((round_row(5),)), 60.0)
+    assert actions == (Action.KILL_VICTIM,)
+    assert (state.stage, state.killed_s, state.index_at_kill) == (Stage.DOWN, 60.0, 5)
+
+
+def test_down_waits_while_rounds_still_count_the_victim() -> None:
+    seen = observation((round_row(5), round_row(6)), exits={2: -9})
+    assert step(DOWN, seen, 101.0)[:2] == (DOWN, ())
+
+
+def test_down_restarts_the_victim_when_a_round_commits_without_it() -> None:
+    seen = observation((round_row(5), round_row(6), round_row(7, ("one", "three"))), exits={2: -9})
+    state, actions, _ = step(DOWN, seen, 108.0)
+    assert actions == (Action.RESTART_VICTIM,)
+    assert (state.stage, state.index_at_restart) == (Stage.REJOINING, 7)
+
+
+def test_down_restarts_the_victim_when_patience_is_over() -> None:
+    seen = observation((round_row(5),), exits={2: -9})
+    assert step(DOWN, seen, 100.0 + DOWN_PATIENCE_S + 1)[1] == (Action.RESTART_VICTIM,)
+
+
+def test_rejoining_ends_only_with_a_round_after_the_restart() -> None:
+    rejoining = replace(DOWN, stage=Stage.REJOINING, index_at_restart=7)
+    before = observation((round_row(6), round_row(7), round_row(8, ("one", "three"))))
+    assert step(rejoining, before, 110.0)[0].stage is Stage.REJOINING
+    after = observation((round_row(7), round_row(8, ("one", "three")), round_row(9)))
+    assert step(rejoining, after, 118.0)[0].stage is Stage.REJOINED
+    counted = round_counting_victim(after, 7)
+    assert counted is not None
+    assert counted.index == 9
+
+
+def test_any_stage_finishes_when_every_peer_has_left_cleanly() -> None:
+    state, actions, _ = step(replace(START, stage=Stage.REJOINED), observation(exits={1: 0, 2: 0, 3: 0}), 200.0)
+    assert (state.stage, actions) == (Stage.ENDED, (Action.FINISH,))
+
+
+def test_any_stage_gives_up_when_a_peer_fails() -> None:
+    state, actions, reason = step(replace(START, stage=Stage.TRAINING), observation(exits={1: 4}), 20.0)
+    assert (state.stage, actions) == (Stage.ENDED, (Action.GIVE_UP,))
+    assert reason == "peer 1 left with exit code 4"
+
+
+def test_any_stage_gives_up_when_the_limit_is_reached() -> None:
+    assert step(replace(START, stage=Stage.REJOINED), observation(), 601.0)[1] == (Action.GIVE_UP,)

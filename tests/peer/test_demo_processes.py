@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.demo_processes import last_line, open_processes, run_potluck, wait_for_invite
+from protocol.errors import MachineError, PotluckError
+
+
+def test_started_command_writes_to_its_log_and_gives_its_exit_code(tmp_path: Path) -> None:
+    with open_processes(tmp_path / "logs") as processes:
+        running = processes.start("version", ["--version"])
+        assert running.process.wait(timeout=30) == 0
+    assert running.output().startswith("potluck ")
+    assert last_line(running).startswith("potluck ")
+
+
+def test_killed_command_is_gone_with_a_signal_code(tmp_path: Path) -> None:
+    with open_processes(tmp_path) as processes:
+        running = processes.start("version", ["--version"])
+        running.kill_group()
+        assert running.exit_code() in (-9, 0)
+        running.kill_group()
+
+
+def test_waiting_for_an_invite_names_what_the_host_said_when_it_ended(tmp_path: Path) -> None:
+    with open_processes(tmp_path) as processes:
+        running = processes.start("host", ["no-such-command"])
+        with pytest.raises(MachineError, match="exit code 2"):
+            wait_for_invite(running, 30.0)
+
+
+def test_run_potluck_raises_with_the_last_line_of_a_command_that_failed() -> None:
+    with pytest.raises(PotluckError, match="no-such-command left with 2"):
+        run_potluck(["no-such-command"], 30.0)

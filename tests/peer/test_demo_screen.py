@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from peer.demo_core import DemoState, Stage
+from peer.demo_observation import Omission
+from peer.demo_screen import bits, in_bytes, open_screen, picture, sparkline, weights_line
+from tests.peer.demo_world import observation, round_row
+
+STATE = DemoState(started_s=0.0, limit_s=600.0, stage=Stage.TRAINING)
+SEEN = observation((round_row(1), round_row(2)), heldout=(5.6, 2.4, 2.0))
+
+
+def _console() -> Console:
+    return Console(file=io.StringIO(), width=140)
+
+
+def _text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_picture_shows_progress_loss_yardsticks_members_and_bytes() -> None:
+    console = _console()
+    console.print(picture(SEEN, STATE, "training"))
+    text = _text(console)
+    for part in ("200 of 1,000 tokens", "2.89 bits/byte", "zlib", "pair model", "peer 2 33%", "100 B", "200 B"):
+        assert part in text
+
+
+def test_picture_says_what_is_awaited_before_the_host_answers() -> None:
+    console = _console()
+    empty = observation()
+    console.print(picture(type(empty)(None, {}, {}, {}), STATE, "waiting for the host's status page"))
+    assert "waiting for the host's status page" in _text(console)
+
+
+def test_plain_screen_prints_a_line_only_when_something_changed() -> None:
+    console = _console()
+    with open_screen(console) as screen:
+        screen.show(SEEN, STATE, "training")
+        screen.show(SEEN, STATE, "training")
+        screen.show(observation((round_row(3),), (5.6,)), STATE, "training")
+    assert len(_text(console).splitlines()) == 2
+
+
+def test_weights_line_names_who_was_left_out_and_why() -> None:
+    row = round_row(4, ("one", "three")).model_copy(
+        update={"omitted": (Omission(peer="two", reason="silent for 2 s"),)}
+    )
+    assert weights_line(SEEN, row) == "peer 1 50%, peer 3 50%; peer 2 left out: silent for 2 s"
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2_000_000, "2.0 MB")])
+def test_in_bytes_uses_powers_of_a_thousand(count: int, shown: str) -> None:
+    assert in_bytes(count) == shown
+
+
+def test_bits_are_nats_over_the_logarithm_of_two() -> None:
+    assert bits(0.693147) == "1.00 bits/byte"
+    assert bits(None) == "-"
+
+
+def test_sparkline_spans_lowest_to_highest_within_its_width() -> None:
+    assert sparkline([3.0, 2.0, 1.0])[0] == "█"
+    assert sparkline([3.0, 2.0, 1.0])[-1] == "▁"
+    assert len(sparkline([float(i) for i in range(1000)])) <= 48
+    assert sparkline([]) == ""

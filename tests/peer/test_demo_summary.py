@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from peer.demo_summary import DemoSummary, Facts, summarise
+from tests.peer.demo_world import observation, report, round_row
+
+SEEN = observation((round_row(1), round_row(2, ("one", "three"))), heldout=(5.6, 2.4, 2.0))
+FINAL = {number: report(number) for number in (1, 2, 3)}
+FACTS = Facts(checkpoint_verified=True, rejoin_s=12.5, plot="p.png", seconds=170.0, lost_bytes_up=7, lost_bytes_down=9)
+
+
+def test_summary_is_ok_when_every_promise_held() -> None:
+    summary = summarise(SEEN, FINAL, FACTS)
+    assert summary.ok
+    assert summary.failures == ()
+    assert (summary.heldout_loss_start, summary.heldout_loss_end, summary.heldout_loss_pairs) == (5.6, 2.0, 2.5)
+    assert summary.members_per_round == (3, 2)
+    assert summary.weights_per_round[1] == {"one": 0.5, "three": 0.5}
+    assert len(set(summary.state_roots.values())) == 1
+
+
+def test_summary_counts_the_bytes_of_the_killed_process_too() -> None:
+    summary = summarise(SEEN, FINAL, FACTS)
+    assert (summary.bytes_up, summary.bytes_down) == (307, 609)
+
+
+def test_summary_has_every_documented_key() -> None:
+    documented = {
+        "ok", "heldout_loss_start", "heldout_loss_end", "heldout_loss_pairs", "rounds_committed", "members_per_round",
+        "weights_per_round", "state_roots", "rejoin_s", "bytes_up", "bytes_down", "checkpoint", "checkpoint_root",
+        "plot", "seconds",
+    }  # fmt: skip
+    assert documented <= set(DemoSummary.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        (summarise(SEEN, FINAL | {2: report(2, root="cd" * 32)}, FACTS), "one state root"),
+        (summarise(SEEN, {1: FINAL[1], 2: FINAL[2]}, FACTS), "one state root"),
+        (summarise(SEEN, {number: report(number, root="") for number in FINAL}, FACTS), "one state root"),
+        (summarise(SEEN, {number: report(number, root="cd" * 32) for number in FINAL}, FACTS), "not the peers'"),
+        (summarise(SEEN, FINAL, FACTS.model_copy(update={"checkpoint_verified": False})), "does not verify"),
+        (summarise(SEEN, FINAL, FACTS.model_copy(update={"rejoin_s": None})), "not counted again"),
+        (summarise(observation((round_row(1),), (5.6, 2.4)), FINAL, FACTS), "above 2.3"),
+        (summarise(observation((round_row(1),), (5.6, 2.6)), FINAL, FACTS), "pair model"),
+        (summarise(observation((round_row(1),)), FINAL, FACTS), "no held-out loss"),
+        (summarise(SEEN, FINAL, FACTS, "not finished within 9 s"), "not finished"),
+    ],
+    ids=[
+        "roots differ", "report missing", "no root", "other root", "bad checkpoint", "not rejoined", "above goal",
+        "above pairs", "no loss", "gave up",
+    ],
+)  # fmt: skip
+def test_summary_names_the_promise_that_did_not_hold(summary: DemoSummary, expected: str) -> None:
+    assert not summary.ok
+    assert any(expected in failure for failure in summary.failures)

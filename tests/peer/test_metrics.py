@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from peer.metrics import PEER_METRICS, STATES, metrics_text
+from peer.status import PeerStatus
+
+STATUS = PeerStatus(peer="p", name="n", state="training", tokens_trained=7, bytes_up=10, control_bytes_up=4)
+
+
+def _text(status: PeerStatus) -> str:
+    return metrics_text(lambda: status).decode()
+
+
+def test_every_row_of_the_table_appears_once_a_status_has_its_value() -> None:
+    text = _text(STATUS.model_copy(update={"loss": 2.0}))
+    for row in PEER_METRICS:
+        assert f"# HELP {row.name}" in text
+
+
+def test_loss_is_absent_before_the_first_step() -> None:
+    assert "\npotluck_peer_loss_nats " not in _text(STATUS)
+
+
+def test_lanes_add_up_to_all_bytes() -> None:
+    text = _text(STATUS)
+    assert 'potluck_peer_sent_bytes_total{lane="control"} 4.0' in text
+    assert 'potluck_peer_sent_bytes_total{lane="bulk"} 6.0' in text
+
+
+def test_exactly_one_state_is_one() -> None:
+    lines = [line for line in _text(STATUS).splitlines() if line.startswith("potluck_peer_state{")]
+    assert len(lines) == len(STATES)
+    assert [line for line in lines if line.endswith(" 1.0")] == ['potluck_peer_state{state="training"} 1.0']
+
+
+def test_names_use_base_units_and_counters_do_not_repeat_total() -> None:
+    for row in PEER_METRICS:
+        assert row.name.startswith("potluck_peer_")
+        assert not row.name.endswith(("_ms", "_kb", "_total"))

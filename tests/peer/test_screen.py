@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import io
+
+import trio
+import trio.testing
+from rich.console import Console
+
+from peer.screen import peer_line, peer_picture, run_screen
+from peer.status import LastRound, PeerStatus
+
+STATUS = PeerStatus(
+    peer="p", name="calm otter", run="demo", state="training", reason="all is well", index=3, loss=1.386294,
+    tokens_per_s=5120.0, total_tokens=300, target_total_tokens=1000,
+    last_round=LastRound(index=3, members=("p", "q"), weights={"p": 0.25, "q": 0.75}),
+)  # fmt: skip
+
+
+def test_line_says_state_round_speed_loss_and_reason() -> None:
+    assert peer_line(STATUS) == "calm otter: training, round 3, 5,120 tokens/s, loss 2.00 bits/byte; all is well"
+
+
+def test_picture_shows_progress_and_the_own_share() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(peer_picture(STATUS))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for part in ("calm otter in demo", "300 of 1,000 tokens", "your share 25%"):
+        assert part in text
+
+
+async def test_plain_screen_prints_each_change_once(autojump_clock: trio.testing.MockClock) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    shown = STATUS
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: run_screen(lambda: shown, mode="plain", console=console))
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(5)
+        shown = STATUS.model_copy(update={"index": 4})
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert isinstance(console.file, io.StringIO)
+    assert [line.split(", ")[1] for line in console.file.getvalue().splitlines()] == ["round 3", "round 4"]
