@@ -1,0 +1,73 @@
+"""The source of the house, parsed once for all architecture tests."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("protocol", "averaging", "peer", "coordinator")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: its path from the root, its text and its tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        return self.path.split("/")[0]
+
+    def imports(self) -> Iterator[tuple[str, int]]:
+        """(dotted name, line) of everything imported anywhere in the file; `from a import b` gives "a.b"."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = "." * node.level + (node.module or "")
+                yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+    def calls(self) -> Iterator[tuple[str, int]]:
+        """(dotted name as written, line) of every call on a plain or dotted name."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                yield ast.unparse(node.func), node.lineno
+
+    def functions(self) -> Iterator[tuple[str, int]]:
+        """(name with line, length in lines) of every function."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                yield f"{self.path}:{node.lineno} {node.name}", length
+
+
+@cache
+def modules(*folders: str) -> tuple[Module, ...]:
+    """Every hand-written Python file below the folders, or the four rooms and the front door when none are given."""
+    paths = [ROOT / "potluck.py"] if not folders else []
+    for folder in folders or ROOMS:
+        paths += sorted((ROOT / folder).rglob("*.py"))
+    found = []
+    for path in paths:
+        if not path.stem.endswith(("_pb2", "_pb2_grpc")):
+            text = path.read_text(encoding="utf8")
+            found.append(Module(path.relative_to(ROOT).as_posix(), text, ast.parse(text)))
+    return tuple(found)
+
+
+def core_modules() -> tuple[Module, ...]:
+    """Where decisions are made: all of protocol but its file readers, the files named *_core.py, and those listed."""
+    listed = {"peer/demo_summary.py", "coordinator/admission.py", "averaging/data/assignment.py"}
+    shells = {"protocol/identity_file.py", "protocol/manifest.py"}
+    return tuple(
+        module
+        for module in modules()
+        if module.path not in shells
+        and (module.room == "protocol" or module.path.endswith("_core.py") or module.path in listed)
+    )
