@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.generations import Generations
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.offload import InlineOffload
+from averaging.state import UnitState, state_chunk, state_root
+from protocol.errors import StorageError
+from protocol.ids import CommitId, UnitName
+from protocol.tensor_schema import ChunkGrid
+
+GRID = ChunkGrid(20, 8)
+Clock = trio.testing.MockClock
+
+
+def _state(index: int) -> UnitState:
+    return UnitState(
+        UnitName("fragment-0"),
+        CommitId(bytes([index]) * 32),
+        index,
+        index,
+        torch.full((20,), float(index)),
+        torch.zeros(20),
+    )
+
+
+def _generations(disk: MemoryDisk) -> Generations:
+    return Generations(MemoryStorage(disk), GRID, InlineOffload())
+
+
+async def test_the_two_newest_are_kept_and_the_newest_is_loaded(autojump_clock: Clock) -> None:
+    generations = _generations(MemoryDisk())
+    for index in (1, 2, 3):
+        await generations.write(_state(index), state_root(_state(index), GRID))
+    assert [ref.index for ref in await generations.list()] == [2, 3]
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert loaded[0].index == 3
+    assert loaded[2] == []
+
+
+async def test_a_damaged_newest_falls_back_one_and_says_so(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = _generations(disk)
+    for index in (1, 2):
+        ref = await generations.write(_state(index), state_root(_state(index), GRID))
+    data = bytearray(disk.files[ref.name])
+    data[-5] ^= 1
+    disk.files[ref.name] = bytes(data)
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert loaded[0].index == 1
+    assert "damaged" in loaded[2][0]
+
+
+async def test_a_crash_while_writing_leaves_the_generation_before(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = _generations(disk)
+    await generations.write(_state(1), state_root(_state(1), GRID))
+    async with trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            with pytest.raises(StorageError):
+                await generations.write(_state(2), state_root(_state(2), GRID))
+
+        nursery.start_soon(write)
+        await trio.sleep(0.002)
+        disk.crash(random.Random(1))
+    disk.power_on()
+    loaded = await _generations(disk).load_newest()
+    assert loaded is not None
+    assert loaded[0].index == 1
+
+
+async def test_one_chunk_can_be_read_alone(autojump_clock: Clock) -> None:
+    generations = _generations(MemoryDisk())
+    ref = await generations.write(_state(4), state_root(_state(4), GRID))
+    for chunk in range(GRID.num_chunks):
+        assert await generations.read_chunk(ref, chunk) == state_chunk(_state(4), GRID, chunk)
+
+
+async def test_an_empty_disk_has_no_generation(autojump_clock: Clock) -> None:
+    assert await _generations(MemoryDisk()).load_newest() is None

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from averaging.state import (
+    UnitState,
+    chunk_hashes,
+    header_from_bytes,
+    root_of,
+    state_chunk,
+    state_from_chunks,
+    state_root,
+)
+from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, UnitName
+from protocol.tensor_schema import ChunkGrid
+
+GRID = ChunkGrid(25, 8)
+STATE = UnitState(UnitName("fragment-0"), CommitId(b"h" * 32), 3, 999, torch.arange(25.0), -torch.arange(25.0))
+
+
+def _chunks() -> list[bytes]:
+    return [state_chunk(STATE, GRID, chunk) for chunk in range(GRID.num_chunks)]
+
+
+def test_a_state_comes_back_from_its_header_and_chunks_with_the_same_root() -> None:
+    header = header_from_bytes(STATE.header.to_bytes())
+    again = state_from_chunks(header, _chunks(), GRID)
+    assert state_root(again, GRID) == state_root(STATE, GRID) == root_of(header, chunk_hashes(STATE, GRID))
+    assert torch.equal(again.momentum_N, STATE.momentum_N)
+
+
+def test_the_root_sees_every_counter_and_both_vectors() -> None:
+    anchor_N, momentum_N = STATE.anchor_N.clone(), STATE.momentum_N.clone()
+    anchor_N[24] = 24.000002
+    momentum_N[0] = 1e-45
+    changed = [
+        replace(STATE, index=4),
+        replace(STATE, total_tokens=998),
+        replace(STATE, head=CommitId(b"i" * 32)),
+        replace(STATE, unit=UnitName("fragment-1")),
+        replace(STATE, anchor_N=anchor_N),
+        replace(STATE, momentum_N=momentum_N),
+    ]
+    assert len({state_root(state, GRID) for state in [STATE, *changed]}) == 7
+
+
+def test_a_missing_short_or_infinite_chunk_is_refused() -> None:
+    chunks = _chunks()
+    infinite = state_chunk(replace(STATE, anchor_N=torch.full((25,), float("inf"))), GRID, 0)
+    for wrong in (chunks[:-1], [*chunks[:-1], chunks[-1][:-1]], [infinite, *chunks[1:]]):
+        with pytest.raises(RemoteProtocolError):
+            state_from_chunks(STATE.header, wrong, GRID)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 49, STATE.header.to_bytes()[:-1], STATE.header.to_bytes() + b"x"])
+def test_what_is_no_header_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        header_from_bytes(data)
