@@ -58,7 +58,7 @@ def demo(
     plot_file: Annotated[Path, typer.Option("--plot", help="Where the loss curve goes.")] = Path("potluck-demo.png"),
     total_tokens: Annotated[
         int, typer.Option("--tokens", help="How many tokens the three peers train together.")
-    ] = 1_720_320,
+    ] = 1_228_800,
     limit_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
 ) -> None:
     """Run a host and three peers on this machine and train a small model on Python's own source text.

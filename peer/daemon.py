@@ -28,12 +28,12 @@ from averaging.network.seams import DirectoryEntry, Network
 from averaging.rounds.membership import announce, directory_key, list_peers
 from averaging.rounds.service import RoundService, RoundTools
 from averaging.rounds.unit import UnitChain, UnitTools
-from averaging.start_state import start_state
+from averaging.start_state import start_root, start_state
 from averaging.unit_log import UnitLog
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
-from peer.joining import Membership, admit, fetch_data, open_start_record, saved_membership
+from peer.joining import Membership, admit, check_start, fetch_data, open_start_record, saved_membership
 from peer.local_training import TrainingPlan
 from peer.membership_file import save_membership, take_session
 from peer.reporting import Reporter, evaluate_commits
@@ -238,9 +238,9 @@ async def _train(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         nursery.start_soon(announce, network, life.clock, membership.run_id, partial(_own_record, life, roster))
-        await fetch_data(
-            network, membership.dataset, cache, lambda: (membership.coordinator,), partial(board.say, "joining")
-        )
+        peers = await _members_listed(network, membership, roster)
+        donors = (*peers, membership.coordinator)
+        await fetch_data(network, membership.dataset, cache, lambda: donors, partial(board.say, "joining"))
         sealed_start = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
         chain, open_round = await _open_chain(life, membership, start, verifier)
@@ -375,6 +375,8 @@ async def _open_chain(
         UnitLog(storage),
         Generations(storage, grid, offload),
     )
+    own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed))
+    check_start(start, schema, own_root)
     genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
     chain = UnitChain(tools, start, genesis)
     return chain, await chain.restore()

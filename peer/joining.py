@@ -18,11 +18,14 @@ from peer.membership_file import SavedMembership, load_membership, save_membersh
 from protocol.coordination import START_DOMAIN
 from protocol.credential import check_credential, key_pem, make_request, make_tls_key
 from protocol.envelope import open_envelope
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, UnreachableError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, UnreachableError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
-from protocol.ids import PeerId, RunId, short
+from protocol.ids import PeerId, Root, RunId, short
 from protocol.invite import Invite
 from protocol.manifest import RunManifest, open_manifest
+from protocol.rounds.messages import StartRecord
+from protocol.tensor_schema import TensorSchema
+from protocol.wire import decode_body
 
 log = structlog.get_logger()
 
@@ -164,3 +167,20 @@ def open_start_record(sealed: bytes, manifest: RunManifest) -> bytes:
     if envelope.public_key != bytes.fromhex(manifest.host_public_key):
         raise RemoteProtocolError("a start record that the host did not sign", "the host's signature")
     return envelope.payload
+
+
+def check_start(start_record: bytes, schema: TensorSchema, own_root: Root) -> None:
+    """Compare the run's first state with the one that we compute ourselves: same tensors, same bytes, or no part in it.
+
+    Raises:
+        VersionError: this version of Potluck makes other tensors or other first values than the host's.
+    """
+    start = decode_body(StartRecord, start_record)
+    unit = next((part for part in start.units if part.unit == schema.unit), None)
+    remedy = "install the same release as the host"
+    if unit is None or unit.schema_fingerprint != schema.fingerprint():
+        raise VersionError(f"unit {schema.unit} has other tensors in this run", "the tensors of this release", remedy)
+    if unit.state_root != own_root:
+        raise VersionError(
+            f"the run's first state has root {short(unit.state_root)}", f"{short(own_root)} as here", remedy
+        )
