@@ -11,7 +11,7 @@ EXPECTED = "tests/golden/committed_path.txt"
 
 def _hash(capability: str, threads: int) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.averaging.committed_path", str(threads)],
+        [sys.executable, "-m", "tests.golden.committed_path", str(threads)],
         env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""One run of the committed path, printed as one hash: `python -m tests.averaging.committed_path THREADS`."""
+"""One run of the committed path, printed as one hash: `python -m tests.golden.committed_path THREADS`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,71 @@
+"""The wire, byte for byte: a change here is a change of protocol. POTLUCK_REWRITE_GOLDEN=1 rewrites the file; review the diff."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.envelope import seal
+from protocol.identity import Identity
+from protocol.ids import RunId
+from protocol.invite import Invite
+from protocol.manifest import RunManifest, default_run_toml, parse_run_config
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
+from tests.protocol.test_wire import BASE, FETCHES, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
+
+GOLDEN = Path(__file__).with_name("wire_bytes.json")
+ALICE = Identity(bytes(range(32)))
+
+
+def _manifest() -> RunManifest:
+    return RunManifest(
+        config=parse_run_config(default_run_toml()),
+        dataset_id="ab" * 32,
+        dataset_tokens=1000,
+        heldout_tokens=100,
+        zlib_bits_per_byte=2.0625,
+        pairs_nats_per_byte=2.4296875,
+        host_public_key=ALICE.public_key.hex(),
+        ca_certificate_sha256="cd" * 32,
+    )
+
+
+def _wire() -> dict[str, str]:
+    from protocol.rounds.messages import ContributionHeader, ExchangeHello, StartRecord, StartUnit
+
+    config = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
+    header = ContributionHeader(UNIT, BASE, MEMBERS[0], 77, "int8", ROOT, BASE, ROOT)
+    start = encode_body(StartRecord(bytes(32), (StartUnit(UNIT, bytes(32), ROOT),), ("alice",), 500, 1))  # type: ignore[arg-type]
+    invite = Invite(("host:7000",), b"certificate", RunId(b"r" * 32), b"s" * 16, 2_000_000_000, ("/ip4/1.2.3.4",), 3)
+    hello = ExchangeHello(UNIT, BASE, RECORD.ballot, 3, b"signed", bytes(64))
+    values = {
+        "peer id": ALICE.peer_id,
+        "identity file": ALICE.libp2p_private_key_bytes().hex(),
+        "envelope": seal(ALICE, "potluck test", b"r" * 32, 7, 1_800_000_000_000, b"payload").hex(),
+        "manifest": _manifest().canonical_bytes().decode(),
+        "run id": _manifest().run_id.hex(),
+        "schema fingerprint": decoder_schema(config).fingerprint().hex(),
+        "merkle root of 5": merkle_root([leaf_hash(bytes([i])) for i in range(5)]).hex(),
+        "invite": invite.encode(),
+        "commit record": encode_record(RECORD).hex(),
+        "commit id": commit_id(BASE, encode_record(RECORD)).hex(),
+        "start record": start.hex(),
+        "genesis id": genesis_id(start).hex(),
+        "ContributionHeader": encode_body(header).hex(),
+        "ExchangeHello": encode_body(hello).hex(),
+    }
+    for number, message in enumerate(MESSAGES):
+        values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()
+    for request in FETCHES:
+        values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()
+    return values
+
+
+def test_what_goes_over_the_wire_is_what_it_was() -> None:
+    values = _wire()
+    if os.environ.get("POTLUCK_REWRITE_GOLDEN") == "1":
+        GOLDEN.write_text(json.dumps(values, indent=1) + "\n", encoding="ascii")
+    assert values == json.loads(GOLDEN.read_text(encoding="ascii"))
