@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.codecs import codec_by_name
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.reduction import Offer, Offers, Reduction
+from protocol.envelope import NEVER_MS, seal
+from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, Root, RunId, UnitName
+from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.messages import Ballot, ContributionHeader, ExchangeHello, Member, Proposal, SliceSpec
+from protocol.tensor_schema import ChunkGrid
+from protocol.wire import encode_body
+from tests.simulation.signing import HashSigner, HashVerifier
+
+GRID = ChunkGrid(40, 10)
+CODEC = codec_by_name("fp32")
+RUN, UNIT, BASE = RunId(b"r" * 32), UnitName("fragment-0"), CommitId(b"b" * 32)
+SIGNERS = sorted((HashSigner(bytes([i])) for i in range(3)), key=lambda signer: signer.peer_id)
+MEMBERS = tuple(Member(signer.peer_id, 1, 1) for signer in SIGNERS)
+PART = SliceSpec(1, 4, SIGNERS[0].peer_id)
+PROPOSAL = Proposal(
+    UNIT,
+    BASE,
+    1,
+    Ballot(0, SIGNERS[0].peer_id),
+    MEMBERS,
+    (SliceSpec(0, 1, SIGNERS[1].peer_id), PART),
+    "fp32",
+    1000,
+    5.0,
+)
+
+
+def _contribution(seed: int) -> EncodedContribution:
+    theta_N = torch.randn(40, generator=torch.Generator().manual_seed(seed))
+    return encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
+
+
+def _hello(number: int, mine: EncodedContribution, tokens: int = 100, **changes: object) -> ExchangeHello:
+    header = ContributionHeader(UNIT, BASE, MEMBERS[number], tokens, "fp32", mine.root, BASE, Root(bytes(32)))
+    header = replace(header, **changes)  # type: ignore[arg-type]
+    signed = seal(SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_body(header))
+    return ExchangeHello(UNIT, BASE, PROPOSAL.ballot, 1, signed, b"".join(mine.hashes))
+
+
+def _offers() -> Offers:
+    return Offers(RUN, HashVerifier(), CODEC, GRID)
+
+
+def _offer(offers: Offers, number: int, tokens: int = 100) -> Offer:
+    mine = _contribution(number)
+    offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, _hello(number, mine, tokens))
+    for chunk in range(PART.first_chunk, PART.stop_chunk):
+        offers.add_chunk(offer, chunk, mine.chunks[chunk])
+    return offer
+
+
+def test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixed_order() -> None:
+    results = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        offers = _offers()
+        for number in order:
+            _offer(offers, number, tokens=(100, 300, 5000)[number])
+        result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
+        assert result is not None
+        results.append(result)
+    assert results[0].chunks == results[1].chunks
+    header = results[0].header
+    assert header.weight_sum == 100 + 300 + 1000
+    assert [entry.peer for entry in header.included] == [signer.peer_id for signer in SIGNERS]
+    assert header.result_hash == result_root(results[0].chunks)
+    thetas = [-torch.cat([CODEC.decode(c, 10) for c in _contribution(n).chunks]) for n in range(3)]
+    mean_N = -(100 * thetas[0] + 300 * thetas[1] + 1000 * thetas[2]) / 1400
+    got_n = torch.cat([CODEC.decode(chunk, 10) for chunk in results[0].chunks])
+    torch.testing.assert_close(got_n, mean_N[10:40], rtol=1e-5, atol=1e-6)
+
+
+def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:
+    offers, mine = _offers(), _contribution(1)
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, mine))
+    for chunk, data in ((1, mine.chunks[2]), (1, mine.chunks[1][:-4]), (9, mine.chunks[1])):
+        with pytest.raises(RemoteProtocolError):
+            offers.add_chunk(offer, chunk, data)
+    assert offer.chunks == {}
+
+
+def test_hashes_that_do_not_make_the_signed_root_are_refused() -> None:
+    hello = replace(_hello(1, _contribution(1)), chunk_hashes=bytes(32 * 4))
+    with pytest.raises(RemoteProtocolError, match="signed root"):
+        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, hello)
+
+
+def test_a_second_root_of_one_member_on_one_base_is_refused() -> None:
+    offers = _offers()
+    _offer(offers, 1)
+    with pytest.raises(RemoteProtocolError, match="two contributions"):
+        offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, _contribution(9)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"member": Member(SIGNERS[1].peer_id, 1, 2)}, {"member": MEMBERS[2]}, {"base": bytes(32)}, {"codec": "int8"}],
+)
+def test_another_session_peer_base_or_codec_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, _contribution(1), **changes))
+
+
+def test_a_stranger_cannot_bring_a_members_contribution() -> None:
+    with pytest.raises(RemoteProtocolError):
+        _offers().admit(SIGNERS[2].peer_id, PROPOSAL, _hello(1, _contribution(1)))
+
+
+async def test_a_slice_closes_when_the_absent_are_accounted_for_and_says_why(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    offers = _offers()
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    _offer(offers, 0)
+    _offer(offers, 1)
+    reduction.set_absent(SIGNERS[2].peer_id, "lost")
+    await reduction.wait_ready(5.0)
+    assert trio.current_time() < 1.0
+    result = reduction.reduce()
+    assert result is not None
+    assert [(o.peer, o.reason) for o in result.header.omitted] == [(SIGNERS[2].peer_id, "lost")]
+
+
+async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock: trio.testing.MockClock) -> None:
+    offers = _offers()
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    _offer(offers, 0)
+    half = _contribution(1)
+    partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, half))
+    offers.add_chunk(partial, 1, half.chunks[1])
+    await reduction.wait_ready(5.0)
+    assert trio.current_time() >= 5.0
+    result = reduction.reduce()
+    assert result is not None
+    assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id]
+    assert {o.reason for o in result.header.omitted} == {"late"}
+
+
+async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:
+    reduction = Reduction(PROPOSAL, PART, _offers(), CODEC, GRID)
+    for member in MEMBERS:
+        reduction.set_absent(member.peer, "nothing to offer")
+    await reduction.wait_ready(5.0)
+    assert reduction.reduce() is None
