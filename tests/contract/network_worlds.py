@@ -121,6 +121,7 @@ class RealWorld:
 
     def freeze(self, network: Network) -> None:
         os.kill(_pid(network), signal.SIGSTOP)
+        _until_stopped(_pid(network))
 
     def thaw(self, network: Network) -> None:
         os.kill(_pid(network), signal.SIGCONT)
@@ -141,6 +142,15 @@ def _pid(network: Network) -> int:
     assert isinstance(network, Libp2pNetwork)
     assert network.p2pd_pid is not None
     return network.p2pd_pid
+
+
+def _until_stopped(pid: int) -> None:
+    """A thread on a busy or stolen processor runs on for a moment after the signal was sent."""
+    deadline_s = time.monotonic() + 5.0
+    stats = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in stats):
+        assert time.monotonic() < deadline_s, f"process {pid} did not stop"
+        os.sched_yield()
 
 
 def run_in_memory(check: Check) -> None:
