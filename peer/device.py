@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from protocol.errors import MachineError
+
+_MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -22,6 +26,13 @@ def choose_device(wanted: str) -> torch.device:
             f"device {wanted} is not available", f"one of: {there}", "check the driver, or use --device auto"
         )
     return torch.device(wanted)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python ran out of memory, on any device."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
+    )
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenReader
-from peer.device import autocast_dtype, choose_device
+from peer.device import autocast_dtype, choose_device, is_out_of_memory
 from peer.model import Decoder, flatten_parameters, load_flat, parameters_in_order
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
@@ -31,6 +31,7 @@ class TrainingPlan(BaseModel):
     Attributes:
         total_tokens: of the run, for the learning-rate schedule.
         first_step: the data position to go on from.
+        schedule_tokens: the run's committed tokens at the anchor to begin from, for the learning rate.
         micro_batch: sequences at a time; 0 to find it by measuring.
         num_threads: torch threads, 0 for torch's own choice.
     """
@@ -48,11 +49,8 @@ class TrainingPlan(BaseModel):
     num_threads: int = 0
     slowdown: float = 1.0
     first_step: int = 0
+    schedule_tokens: int = 0
     micro_batch: int = 0
-
-    def with_micro_batch(self, micro_batch: int, first_step: int) -> TrainingPlan:
-        """The plan for a worker that is brought back."""
-        return self.model_copy(update={"micro_batch": micro_batch, "first_step": first_step})
 
 
 def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
@@ -120,7 +118,10 @@ class LocalTrainer:
         while size <= self.sequences_per_step:
             try:
                 elapsed_s = self._time_micro_batch(size) / size
-            except torch.cuda.OutOfMemoryError:
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._optimizer.zero_grad(set_to_none=True)
                 break
             if elapsed_s < best_s:
                 best, best_s = size, elapsed_s
@@ -140,7 +141,11 @@ class LocalTrainer:
         return (time.perf_counter() - begin_s) / MEASURED_STEPS
 
     def step(self) -> Counters:
-        """One local step: `batch_tokens` tokens, gradient clipped, AdamW."""
+        """One local step: `batch_tokens` tokens, gradient clipped, AdamW.
+
+        A step whose gradient is not finite changes nothing but the data position, and its tokens do not count: applied, it would
+        leave parameters that no later shift could mend.
+        """
         plan, counters = self.plan, self.counters
         window = plan.model.context_tokens + 1
         starts = window_starts(
@@ -153,7 +158,11 @@ class LocalTrainer:
             loss = self._loss(tokens_BT) * (len(part) / len(starts))
             torch.autograd.backward(loss)
             total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm))
+        if not math.isfinite(norm) or not math.isfinite(total):
+            self._optimizer.zero_grad(set_to_none=True)
+            self.counters = replace(counters, step=counters.step + 1, loss_nats=total)
+            return self.counters
         rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

@@ -1,19 +1,22 @@
 """The real Trainer: supervises the training process. Its death, whatever the cause, costs the tokens since the last commit only.
 
 A worker that dies is brought back from the anchor (theta <- A, tokens ready <- 0), after running out of memory with the
-micro-batch halved. Commands that were under way when it died are done again with the new one, or have become moot: `shift` and
-`load` both end at the anchor.
+micro-batch halved; one that does not answer is killed first. Commands that were under way when it died are moot or fail: `shift`
+and `load` both end at the anchor, `snapshot` and `evaluate` say so.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Final, Literal
 
 import structlog
@@ -23,6 +26,7 @@ import trio
 from averaging.network.seams import Snapshot, TrainerProgress
 from peer.local_training import TrainingPlan
 from peer.worker_channel import (
+    MAX_MESSAGE_BYTES,
     Area,
     Command,
     OutOfMemory,
@@ -34,7 +38,7 @@ from peer.worker_channel import (
     parse_event,
 )
 from protocol.decoder_schema import decoder_schema
-from protocol.errors import MachineError, TemporaryError
+from protocol.errors import LocalProtocolError, MachineError, TemporaryError
 
 log = structlog.get_logger()
 
@@ -45,11 +49,24 @@ MAX_QUICK_DEATHS: Final = 5
 SLOW_RESTART_S: Final = 10.0
 SPEED_WINDOW_S: Final = 10.0
 STOP_WITHIN_S: Final = 3.0
+START_WITHIN_S: Final = 300.0
+"""Imports, the model, and the search for the micro-batch, on a slow machine."""
+
+PATIENCE_STEPS: Final = 20.0
+LEAST_PATIENCE_S: Final = 20.0
+MOST_PATIENCE_S: Final = 300.0
+SECOND_LOOK_S: Final = 2.0
+"""How long a command may go unanswered, in steps and in seconds: an evaluation may take as long as many steps."""
+
 _Op = Literal["load", "snapshot", "shift", "evaluate", "slow", "fail", "pause", "resume", "stop"]
 
 
 class WorkerDied(TemporaryError):
     """The worker ended while a command was under way; it is being brought back."""
+
+
+class LossNotFinite(TemporaryError):
+    """The held-out loss of these parameters is not a number; those of a later commit may have one."""
 
 
 class WorkerTrainer:
@@ -58,18 +75,23 @@ class WorkerTrainer:
     def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor) -> None:
         self._plan = plan
         self._num_elements = decoder_schema(plan.model).num_elements
-        self._memory_fd = os.memfd_create("potluck", os.MFD_CLOEXEC)
+        self._memory_fd = _shared_memory()
         os.ftruncate(self._memory_fd, mapping_bytes(self._num_elements))
         self._vectors = SharedVectors(self._memory_fd, self._num_elements)
         self._vectors.write(Area.ANCHOR, anchor_N)
         self._command_lock = trio.Lock()
         self._stream: trio.SocketStream | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = trio.CancelScope()
         self._ready = trio.Event()
-        self._replies: dict[int, Reply | None] = {}
+        self._reply: Reply | None = None
         self._replied = trio.Event()
         self._number = 0
-        self._schedule_tokens = 0
+        self._schedule_tokens = plan.schedule_tokens
+        self._slowdown = plan.slowdown
+        self._life_of_theta = 0
+        """`restarts` when the caller last knew theta: a shift is relative to that and to no later life."""
+        self._kill_reason = ""
         self._last = Progress(
             step=plan.first_step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=plan.micro_batch
         )
@@ -86,7 +108,7 @@ class WorkerTrainer:
         """Theta <- anchor; a worker that dies meanwhile comes back from it as well."""
         self._vectors.write(Area.ANCHOR, anchor_N)
         self._schedule_tokens = schedule_tokens
-        await self._order("load", vector_N=anchor_N, schedule_tokens=schedule_tokens, is_moot_after_death=True)
+        await self._order("load", vector_N=anchor_N, schedule_tokens=schedule_tokens)
 
     async def snapshot(self) -> Snapshot:
         """Theta at the next step boundary.
@@ -95,21 +117,26 @@ class WorkerTrainer:
             WorkerDied: the worker died; what it had is gone.
         """
         async with self._command_lock:
+            await self._until_ready()
             reply = await self._exchange("snapshot")
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
             return Snapshot(self._vectors.read(Area.OUT), reply.tokens, reply.num_steps)
 
     async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
-        """Theta <- theta + shift; after a death since the snapshot the worker is at the anchor already."""
+        """Theta <- theta + shift; a worker that died since the snapshot loads the anchor instead.
+
+        Its theta is no longer the one that `shift_N` was made for, and the credited tokens are not in it.
+        """
         self._schedule_tokens = schedule_tokens
-        await self._order(
-            "shift",
-            vector_N=shift_N,
-            schedule_tokens=schedule_tokens,
-            credited_tokens=credited_tokens,
-            is_moot_after_death=True,
-        )
+        async with self._command_lock:
+            await self._until_ready()
+            if self._restarts == self._life_of_theta:
+                self._vectors.write(Area.IN, shift_N)
+                await self._exchange("shift", schedule_tokens=schedule_tokens, credited_tokens=credited_tokens)
+            else:
+                self._vectors.write(Area.IN, self._vectors.read(Area.ANCHOR))
+                await self._exchange("load", schedule_tokens=schedule_tokens)
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
         """Where a worker that dies from now on is brought back."""
@@ -120,10 +147,13 @@ class WorkerTrainer:
 
         Raises:
             WorkerDied: ask again when it is back.
+            LossNotFinite: these parameters have none.
         """
         reply = await self._order("evaluate", vector_N=anchor_N)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
+        if reply.loss_nats is None:
+            raise LossNotFinite("a held-out loss that is not finite", "a number", "wait for the next commit")
         return reply.loss_nats
 
     def progress(self) -> TrainerProgress:
@@ -153,6 +183,7 @@ class WorkerTrainer:
 
     async def set_slowdown(self, factor: float) -> None:
         """Train at 1 / factor of full speed from now on."""
+        self._slowdown = factor
         await self._order("slow", factor=factor)
 
     async def inject_out_of_memory(self) -> None:
@@ -162,47 +193,69 @@ class WorkerTrainer:
     # --- commands ---
 
     async def _order(
-        self,
-        op: _Op,
-        *,
-        vector_N: torch.Tensor | None = None,
-        schedule_tokens: int = 0,
-        credited_tokens: int = 0,
-        factor: float = 1.0,
-        is_moot_after_death: bool = False,
+        self, op: _Op, *, vector_N: torch.Tensor | None = None, schedule_tokens: int = 0, factor: float = 1.0
     ) -> Reply | None:
         async with self._command_lock:
-            deaths = self._restarts
-            await self._ready.wait()
-            if is_moot_after_death and self._restarts != deaths:
-                return None
+            await self._until_ready()
             if vector_N is not None:
                 self._vectors.write(Area.IN, vector_N)
-            return await self._exchange(
-                op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, factor=factor
-            )
+            return await self._exchange(op, schedule_tokens=schedule_tokens, factor=factor)
+
+    async def _until_ready(self) -> None:
+        while not self._ready.is_set():
+            await self._ready.wait()
 
     async def _exchange(
         self, op: _Op, *, schedule_tokens: int = 0, credited_tokens: int = 0, factor: float = 1.0
     ) -> Reply | None:
-        """Send one command and wait for its reply; None when the worker dies before it."""
-        await self._ready.wait()
-        if self._stream is None:
+        """Send one command to the worker that is ready now and wait for its reply; None when it dies before it.
+
+        A worker that neither answers nor dies is frozen: it is killed, and so brought back.
+        """
+        stream, life = self._stream, self._restarts
+        if stream is None:
             return None
         self._number += 1
         number = self._number
         command = Command(
             number=number, op=op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, factor=factor
         )
+        patience_s = self._patience_s()
         try:
-            await self._stream.send_all(frame(command))
+            with trio.fail_after(patience_s):
+                await stream.send_all(frame(command))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
-        while number not in self._replies:
-            if not self._ready.is_set():
+        except trio.TooSlowError:
+            self._give_up("the training process takes no commands")
+            return None
+        # The second wait is for a daemon that was itself suspended: the reply may be there, unread.
+        for wait_s in (patience_s, SECOND_LOOK_S):
+            with trio.move_on_after(wait_s):
+                reply = await self._reply_to(number, life)
+                if reply is not None and op in ("load", "shift", "snapshot"):
+                    self._life_of_theta = life
+                return reply
+        self._give_up(f"the training process did not answer for {patience_s:.0f} s")
+        return None
+
+    async def _reply_to(self, number: int, life: int) -> Reply | None:
+        while self._reply is None or self._reply.number != number:
+            if self._restarts != life or not self._ready.is_set():
                 return None
             await self._replied.wait()
-        return self._replies.pop(number)
+        return self._reply
+
+    def _patience_s(self) -> float:
+        """How long a command may wait for its step boundary: many times the slowest step seen lately."""
+        times_s = [time_s for time_s, _ in self._speed]
+        slowest_s = max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
+        return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * slowest_s))
+
+    def _give_up(self, reason: str) -> None:
+        self._kill_reason = reason
+        if self._process is not None:
+            self._process.kill()
 
     def _wake(self) -> None:
         event, self._replied = self._replied, trio.Event()
@@ -213,30 +266,40 @@ class WorkerTrainer:
     async def supervise(self) -> None:
         """Start the worker and bring it back whenever it ends, until cancelled."""
         quick_deaths = 0
-        plan = self._plan
         while True:
             first_step = self._last.step
-            cause = await self._live(plan)
-            self._ready = trio.Event()
-            self._trained_before += self._last.tokens_trained
+            cause = await self._live(self._next_plan())
             quick_deaths = quick_deaths + 1 if self._last.step == first_step else 0
-            micro_batch = self._last.micro_batch
-            if cause is not None:
-                micro_batch = max(1, cause.micro_batch // 2)
-            plan = plan.with_micro_batch(micro_batch, self._last.step)
-            self._last = Progress(
-                step=self._last.step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
-            )
-            self._restarts += 1
-            self._state = "restarting"
-            self._reason = (
-                f"out of memory: the micro-batch is now {micro_batch}"
-                if cause
-                else "the training process died; bringing it back"
-            )
-            log.warning("worker_died", reason=self._reason, restarts=self._restarts)
-            self._wake()
+            self._note_death(cause)
             await trio.sleep(SLOW_RESTART_S if quick_deaths >= MAX_QUICK_DEATHS else RESTART_PAUSE_S)
+
+    def _next_plan(self) -> TrainingPlan:
+        """The plan of the worker to start: it goes on in the data and in the schedule."""
+        return self._plan.model_copy(
+            update={
+                "first_step": self._last.step,
+                "micro_batch": self._last.micro_batch,
+                "schedule_tokens": self._schedule_tokens,
+                "slowdown": self._slowdown,
+            }
+        )
+
+    def _note_death(self, cause: OutOfMemory | None) -> None:
+        self._ready = trio.Event()
+        self._trained_before += self._last.tokens_trained
+        micro_batch = self._last.micro_batch if cause is None else max(1, cause.micro_batch // 2)
+        self._last = Progress(
+            step=self._last.step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
+        )
+        self._restarts += 1
+        self._state = "restarting"
+        if cause is not None:
+            self._reason = f"out of memory: the micro-batch is now {micro_batch}"
+        else:
+            self._reason = f"{self._kill_reason or 'the training process died'}; bringing it back"
+        self._kill_reason = ""
+        log.warning("worker_died", reason=self._reason, restarts=self._restarts)
+        self._wake()
 
     async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
         """One life of a worker; returns why it ended where it said so."""
@@ -248,6 +311,9 @@ class WorkerTrainer:
             )
         except OSError as error:
             ours.close()
+            if self._restarts:
+                self._kill_reason = f"the training process cannot be started: {error}"
+                return None
             raise MachineError(
                 f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
             ) from error
@@ -258,8 +324,14 @@ class WorkerTrainer:
         self._stream = stream
         try:
             await stream.send_all(frame(plan))
-            return await self._listen(stream)
+            with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
+                return await self._listen(stream)
+            self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
+            return None
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        except LocalProtocolError as error:
+            self._kill_reason = error.one_line()
             return None
         finally:
             self._stream = None
@@ -286,6 +358,8 @@ class WorkerTrainer:
             buffer += part
             while len(buffer) >= 4:
                 length = int.from_bytes(buffer[:4], "little")
+                if length > MAX_MESSAGE_BYTES:
+                    raise LocalProtocolError(f"a worker message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
                 if len(buffer) < 4 + length:
                     break
                 event = parse_event(bytes(buffer[4 : 4 + length]))
@@ -296,7 +370,7 @@ class WorkerTrainer:
 
     def _take(self, event: Reply | Progress) -> None:
         if isinstance(event, Reply):
-            self._replies[event.number] = event
+            self._reply = event
         else:
             self._last = event
             self._speed.append((trio.current_time(), self._trained_before + event.tokens_trained))
@@ -304,6 +378,7 @@ class WorkerTrainer:
                 self._losses.append(event.loss_nats)
             if not self._ready.is_set():
                 self._state, self._reason = "training", ""
+                self._starting.deadline = math.inf
                 self._ready.set()
         self._wake()
 
@@ -319,6 +394,15 @@ class WorkerTrainer:
     def close(self) -> None:
         """Give the shared memory back."""
         os.close(self._memory_fd)
+
+
+def _shared_memory() -> int:
+    """An open file without a name: in memory where the system can do that."""
+    if sys.platform == "linux":
+        return os.memfd_create("potluck", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
 
 
 def _environment() -> dict[str, str]:

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Final
 
+from peer.device import is_out_of_memory
 from peer.local_training import LocalTrainer, TrainingPlan
 from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
 
@@ -23,14 +24,6 @@ NICENESS: Final = 10
 """The volunteer's own programs come first."""
 
 EXIT_OUT_OF_MEMORY: Final = 3
-_MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch or Python ran out of memory, on any device."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _MEMORY_WORDS)
-    )
 
 
 class Worker:
@@ -46,10 +39,10 @@ class Worker:
 
     def run(self) -> None:
         """Until told to stop or the channel ends."""
-        self._trainer.load(self._vectors.read(Area.ANCHOR), 0)
         if not self._trainer.micro_batch:
             self._trainer.find_micro_batch()
-            self._trainer.load(self._vectors.read(Area.ANCHOR), 0)
+        # Read last: the daemon may have written a newer anchor while the micro-batch was measured.
+        self._trainer.load(self._vectors.read(Area.ANCHOR), self._trainer.plan.schedule_tokens)
         self._tell_progress()
         while self._obey(wait_s=None if self._is_paused else 0.0):
             if self._is_paused:

@@ -50,17 +50,17 @@ class Command(_Message):
 
 
 class Reply(_Message):
-    """The command is done."""
+    """The command is done. `loss_nats` is None unless it was asked for, and when it is not finite: JSON has no such number."""
 
     kind: Literal["reply"] = "reply"
     number: int
     tokens: int = 0
     num_steps: int = 0
-    loss_nats: float = 0.0
+    loss_nats: float | None = None
 
 
 class Progress(_Message):
-    """After each step, and once when the worker is ready."""
+    """After each step, and once when the worker is ready; a loss that is not finite crosses as None."""
 
     kind: Literal["progress"] = "progress"
     step: int

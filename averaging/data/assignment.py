@@ -29,6 +29,12 @@ def window_starts(
 
 
 def heldout_starts(num_windows: int, num_tokens: int, window_tokens: int) -> tuple[int, ...]:
-    """The fixed evaluation windows: evenly spread over the held-out part, the same for everybody."""
-    span = max(0, num_tokens - window_tokens)
+    """The fixed evaluation windows: evenly spread over the held-out part, the same for everybody.
+
+    Raises:
+        ConfigError: the held-out part is shorter than a window.
+    """
+    span = num_tokens - window_tokens
+    if span < 0:
+        raise ConfigError(f"{num_tokens} held-out tokens", f"at least a window of {window_tokens}", "add text")
     return tuple(span * window // max(1, num_windows - 1) for window in range(num_windows))

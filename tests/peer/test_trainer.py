@@ -1,4 +1,4 @@
-"""The real training process with a tiny model: one process for the whole story, brought back twice."""
+"""The real training process with a tiny model, and its deaths."""
 
 from __future__ import annotations
 
@@ -7,40 +7,17 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 import trio
 
-from averaging.data.corpus import Document
-from averaging.data.shards import pack
 from averaging.genesis import genesis_anchor
-from peer.local_training import TrainingPlan
-from peer.trainer import WorkerTrainer, open_worker_trainer
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.manifest import InnerSection
+from peer import trainer as trainer_module
+from peer.trainer import LossNotFinite, WorkerDied, WorkerTrainer, open_worker_trainer
+from protocol.decoder_schema import decoder_schema
+from tests.peer.training_world import MODEL, training_plan
 
-MODEL = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
 BACK_WITHIN_S = 10.0
-
-
-def _plan(folder: Path) -> TrainingPlan:
-    documents = []
-    for name in ("train", "heldout"):
-        path = folder / f"{name}.txt"
-        path.write_text("potluck trains one model. " * 200)
-        documents.append(Document(name, path, name == "heldout"))
-    manifest = pack(documents, folder / "data", shard_bytes=4096, source="text", licence="none")
-    return TrainingPlan(
-        model=MODEL,
-        inner=InnerSection(learning_rate=0.01, batch_tokens=64),
-        seed=1,
-        peer="peer",
-        total_tokens=10_000_000,
-        train_shards=tuple(folder / "data" / entry.sha256 for entry in manifest.part("train")),
-        heldout_shards=tuple(folder / "data" / entry.sha256 for entry in manifest.part("heldout")),
-        device="cpu",
-        num_threads=1,
-        micro_batch=4,
-    )
 
 
 async def _until_tokens(trainer: WorkerTrainer, at_least: int) -> None:
@@ -56,10 +33,12 @@ async def _back_after(trainer: WorkerTrainer, restarts: int) -> None:
 
 
 async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_the_anchor(tmp_path: Path) -> None:
-    plan = _plan(tmp_path)
+    plan = training_plan(tmp_path)
     anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
     async with open_worker_trainer(plan, anchor_N) as trainer:
         before = await trainer.evaluate(anchor_N)
+        with pytest.raises(LossNotFinite):
+            await trainer.evaluate(anchor_N * float("inf"))
         await _until_tokens(trainer, 64 * 40)
         snapshot = await trainer.snapshot()
         assert snapshot.tokens == 64 * snapshot.num_steps >= 64 * 40
@@ -96,3 +75,64 @@ async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_t
         last = trainer.worker_pid
     assert last is not None
     assert not psutil.pid_exists(last)
+
+
+async def _kill(trainer: WorkerTrainer, restarts: int) -> None:
+    """Kill the worker and wait until it is back."""
+    assert trainer.worker_pid is not None
+    os.kill(trainer.worker_pid, signal.SIGKILL)
+    await _back_after(trainer, restarts)
+
+
+async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_path: Path) -> None:
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        await _until_tokens(trainer, 64 * 20)
+        snapshot = await trainer.snapshot()
+        await _kill(trainer, 1)
+        await trainer.set_slowdown(1e6)
+        # The commit counted this peer alone, so A' is its snapshot and the shift is zero; the new worker's theta is not there.
+        await trainer.set_anchor(snapshot.theta_N)
+        await trainer.shift(
+            torch.zeros_like(anchor_N), credited_tokens=snapshot.tokens, schedule_tokens=snapshot.tokens
+        )
+        after = await trainer.snapshot()
+        assert torch.equal(after.theta_N, snapshot.theta_N)
+        assert after.tokens == 0
+        # From here on theta is known again, and a shift is a shift.
+        await trainer.shift(torch.ones_like(anchor_N), credited_tokens=0, schedule_tokens=snapshot.tokens)
+        assert torch.equal((await trainer.snapshot()).theta_N, snapshot.theta_N + 1.0)
+
+
+async def test_one_that_is_brought_back_keeps_its_learning_rate_and_its_slowdown(tmp_path: Path) -> None:
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    plan = training_plan(tmp_path)
+    plan = plan.model_copy(update={"inner": plan.inner.model_copy(update={"warmup_tokens": 1_000_000})})
+    async with open_worker_trainer(plan, anchor_N) as trainer:
+        await trainer.load(anchor_N, schedule_tokens=2_000_000)
+        await trainer.set_slowdown(1e6)
+        await _kill(trainer, 1)
+        await _until_tokens(trainer, 64)
+        snapshot = await trainer.snapshot()
+        assert snapshot.num_steps == 1
+        # AdamW's first step is as long as the rate in nearly every coordinate; in the warm-up it would be a millionth of that.
+        assert float((snapshot.theta_N - anchor_N).abs().median()) > 0.5 * plan.inner.learning_rate
+
+
+async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr(trainer_module, "SECOND_LOOK_S", 0.2)
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
+        await _until_tokens(trainer, 64 * 20)
+        frozen = trainer.worker_pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        with trio.fail_after(BACK_WITHIN_S), pytest.raises(WorkerDied):
+            await trainer.snapshot()
+        await _back_after(trainer, 1)
+        assert trainer.worker_pid != frozen
+        with trio.fail_after(BACK_WITHIN_S):
+            await trainer.shift(torch.zeros_like(anchor_N), credited_tokens=0, schedule_tokens=0)

@@ -32,3 +32,9 @@ def test_evaluation_windows_are_fixed_and_spread_from_end_to_end() -> None:
     starts = heldout_starts(5, 1000, 100)
     assert starts == heldout_starts(5, 1000, 100)
     assert (starts[0], starts[-1]) == (0, 900)
+
+
+def test_a_held_out_part_shorter_than_a_window_is_refused() -> None:
+    assert heldout_starts(3, 100, 100) == (0, 0, 0)
+    with pytest.raises(ConfigError, match="99 held-out tokens"):
+        heldout_starts(3, 99, 100)

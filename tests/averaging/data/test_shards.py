@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from averaging.data.corpus import Document
+from averaging.data.shards import (
+    MANIFEST_NAME,
+    DatasetManifest,
+    ShardCache,
+    ShardEntry,
+    TokenReader,
+    pack,
+    parse_dataset,
+)
+from averaging.data.tokenizer import encode_document
+from protocol.errors import MachineError, RemoteProtocolError, StorageError
+
+TEXTS = {"a": b"first " * 700, "b": b"", "c": b"third\xff" * 500, "held": b"kept back " * 300}
+SHARD_BYTES = 4096
+
+
+def _documents(folder: Path) -> list[Document]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in TEXTS.items():
+        (folder / name).write_bytes(text)
+    return [Document(name, folder / name, name == "held") for name in TEXTS]
+
+
+def _packed(folder: Path) -> tuple[DatasetManifest, Path]:
+    target = folder / "data"
+    return pack(_documents(folder / "text"), target, shard_bytes=SHARD_BYTES, source="text", licence="none"), target
+
+
+def _entry(data: bytes) -> ShardEntry:
+    return ShardEntry(sha256=sha256(data).hexdigest(), num_tokens=len(data) // 2, split="train")
+
+
+def test_reading_across_shards_gives_the_documents_back_in_order(tmp_path: Path) -> None:
+    manifest, folder = _packed(tmp_path)
+    train = manifest.part("train")
+    assert len(train) > 2
+    assert all(entry.num_bytes == SHARD_BYTES for entry in train[:-1])
+    reader = TokenReader([folder / entry.sha256 for entry in train])
+    expected = np.concatenate([encode_document(TEXTS[name]) for name in "abc"])
+    assert reader.num_tokens == manifest.num_tokens("train") == len(expected)
+    assert np.array_equal(reader.read(0, reader.num_tokens), expected)
+    for start, length in ((0, 1), (2047, 2), (2048, 1), (1500, 3000), (len(expected) - 5, 5)):
+        assert np.array_equal(reader.read(start, length), expected[start : start + length])
+
+
+def test_no_held_out_token_is_in_the_training_part(tmp_path: Path) -> None:
+    manifest, folder = _packed(tmp_path)
+    heldout = TokenReader([folder / entry.sha256 for entry in manifest.part("heldout")])
+    assert np.array_equal(heldout.read(0, heldout.num_tokens), encode_document(TEXTS["held"]))
+    assert manifest.num_tokens("train") == sum(len(TEXTS[name]) + 1 for name in "abc")
+
+
+def test_shards_are_named_by_their_hash_and_the_same_text_has_the_same_id(tmp_path: Path) -> None:
+    manifest, folder = _packed(tmp_path / "one")
+    again, _ = _packed(tmp_path / "other")
+    assert manifest.dataset_id == again.dataset_id
+    for entry in manifest.shards:
+        data = (folder / entry.sha256).read_bytes()
+        assert (sha256(data).hexdigest(), len(data)) == (entry.sha256, entry.num_bytes)
+    assert not list(folder.glob("*.unfinished"))
+
+
+def test_a_manifest_is_taken_only_with_the_id_that_was_asked_for(tmp_path: Path) -> None:
+    manifest, folder = _packed(tmp_path)
+    data = (folder / MANIFEST_NAME).read_bytes()
+    assert parse_dataset(data, manifest.dataset_id) == manifest
+    with pytest.raises(RemoteProtocolError, match="as the run's manifest says"):
+        parse_dataset(data.replace(b'"licence":"none"', b'"licence":"nine"'), manifest.dataset_id)
+    with pytest.raises(RemoteProtocolError, match="cannot be read"):
+        parse_dataset(data[:-5], manifest.dataset_id)
+    with pytest.raises(RemoteProtocolError, match="cannot be read"):
+        parse_dataset(data.replace(manifest.shards[0].sha256.encode(), b"../" + b"0" * 61), manifest.dataset_id)
+
+
+def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
+    documents = _documents(tmp_path / "text")
+    (tmp_path / "text" / "c").unlink()
+    with pytest.raises(MachineError, match="c cannot be read"):
+        pack(documents, tmp_path / "data", shard_bytes=SHARD_BYTES, source="text", licence="none")
+    assert not (tmp_path / "data" / MANIFEST_NAME).exists()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="cannot be written"):
+        pack(documents, tmp_path / "file" / "data", shard_bytes=SHARD_BYTES, source="text", licence="none")
+
+
+def test_the_cache_takes_only_bytes_of_the_right_hash(tmp_path: Path) -> None:
+    cache, data = ShardCache(tmp_path / "cache"), bytes(100)
+    assert not cache.has(_entry(data))
+    assert cache.read(_entry(data).sha256) is None
+    with pytest.raises(RemoteProtocolError, match="not shard"):
+        cache.put(_entry(data), bytes(99) + b"x")
+    assert not cache.has(_entry(data))
+    cache.put(_entry(data), data)
+    assert cache.has(_entry(data))
+    assert cache.read(_entry(data).sha256) == data
+
+
+def test_a_shard_damaged_on_disk_is_removed_and_can_be_fetched_again(tmp_path: Path) -> None:
+    data = bytes(100)
+    ShardCache(tmp_path).put(_entry(data), data)
+    (tmp_path / _entry(data).sha256).write_bytes(data[:50])
+    cache = ShardCache(tmp_path)
+    assert not cache.has(_entry(data))
+    assert not cache.path(_entry(data).sha256).exists()
+    cache.put(_entry(data), data)
+    assert cache.has(_entry(data))
+
+
+def test_the_cache_stays_within_its_bound(tmp_path: Path) -> None:
+    cache, small, large = ShardCache(tmp_path, max_bytes=150), bytes(100), b"x" * 100
+    cache.put(_entry(small), small)
+    with pytest.raises(StorageError, match="at most 150"):
+        cache.put(_entry(large), large)
+    assert cache.has(_entry(small))
+    assert not cache.has(_entry(large))

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from averaging.genesis import genesis_anchor
+from peer.local_training import LocalTrainer, TrainingPlan, learning_rate_at
+from protocol.decoder_schema import decoder_schema
+from protocol.manifest import InnerSection
+from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
+
+ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
+
+
+def _trainer(plan: TrainingPlan) -> LocalTrainer:
+    trainer = LocalTrainer(plan)
+    trainer.load(ANCHOR_N, 0)
+    return trainer
+
+
+def test_the_rate_warms_up_stays_and_decays_to_a_tenth_by_the_runs_tokens() -> None:
+    inner = InnerSection(learning_rate=0.01, warmup_tokens=100, decay_fraction=0.2, batch_tokens=1)
+    rates = [learning_rate_at(inner, 1000, tokens) for tokens in range(1100)]
+    assert 0 < rates[0] < rates[50] < rates[99] < 0.01
+    assert rates[100:801] == [0.01] * 701
+    assert all(later <= earlier for earlier, later in pairwise(rates[800:]))
+    assert rates[850] == pytest.approx(0.01 * (1 - math.sqrt(0.25)))
+    assert rates[1000:] == pytest.approx([0.001] * 100)
+
+
+def test_a_run_without_warm_up_or_decay_has_one_rate() -> None:
+    inner = InnerSection(learning_rate=0.01, warmup_tokens=0, decay_fraction=0.0, batch_tokens=1)
+    assert {learning_rate_at(inner, 1000, tokens) for tokens in (0, 500, 1000, 2000)} == {0.01}
+
+
+def test_training_lowers_the_held_out_loss_and_counts_its_tokens(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    before = trainer.evaluate(ANCHOR_N)
+    assert before == pytest.approx(math.log(MODEL.vocab_size), abs=0.5)
+    for _ in range(60):
+        counters = trainer.step()
+    assert counters.tokens_ready == counters.tokens_trained == 60 * BATCH_TOKENS
+    assert (counters.step, counters.steps_ready) == (60, 60)
+    assert trainer.evaluate(trainer.theta()) < before - 1.0
+
+
+def test_a_step_is_a_function_of_peer_and_position_whatever_the_micro_batch(tmp_path: Path) -> None:
+    def after(**changes: object) -> torch.Tensor:
+        trainer = _trainer(training_plan(tmp_path, **changes))
+        for _ in range(3):
+            trainer.step()
+        return trainer.theta()
+
+    whole_N = after()
+    assert torch.equal(whole_N, after())
+    # AdamW's first steps follow the gradient's sign, so a rounding difference may show where it is next to zero.
+    torch.testing.assert_close(after(micro_batch=1), whole_N, atol=2e-3, rtol=0)
+    assert not torch.allclose(after(peer="other"), whole_N, atol=2e-3, rtol=0)
+    assert not torch.allclose(after(first_step=7), whole_N, atol=2e-3, rtol=0)
+
+
+def test_a_shift_moves_theta_and_takes_the_credited_tokens_away(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    for _ in range(5):
+        trainer.step()
+    theta_N, shift_N = trainer.theta(), torch.linspace(-1, 1, ANCHOR_N.numel())
+    trainer.shift(shift_N, 3 * BATCH_TOKENS, 1000)
+    assert torch.equal(trainer.theta(), theta_N + shift_N)
+    assert (trainer.counters.tokens_ready, trainer.counters.steps_ready) == (2 * BATCH_TOKENS, 2)
+    assert trainer.counters.tokens_trained == 5 * BATCH_TOKENS
+    trainer.shift(shift_N, 99 * BATCH_TOKENS, 1000)
+    assert trainer.counters.tokens_ready == 0
+
+
+def test_a_load_is_exact_and_keeps_the_data_position(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    for _ in range(3):
+        trainer.step()
+    trainer.load(ANCHOR_N, 500)
+    assert torch.equal(trainer.theta(), ANCHOR_N)
+    counters = trainer.counters
+    assert (counters.step, counters.tokens_ready, counters.steps_ready) == (3, 0, 0)
+
+
+def test_evaluating_other_parameters_leaves_theta_alone(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    trainer.step()
+    theta_N = trainer.theta()
+    assert trainer.evaluate(ANCHOR_N) == trainer.evaluate(ANCHOR_N)
+    assert not math.isfinite(trainer.evaluate(torch.full_like(ANCHOR_N, math.nan)))
+    assert torch.equal(trainer.theta(), theta_N)
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing_and_does_not_count(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    trainer.step()
+    trainer.load(torch.full_like(ANCHOR_N, math.nan), 0)
+    counters = trainer.step()
+    assert (counters.step, counters.tokens_ready, counters.tokens_trained) == (2, 0, BATCH_TOKENS)
+    # Neither the parameters nor the optimizer's moments are spoilt: from good parameters it trains on.
+    trainer.load(ANCHOR_N, 0)
+    assert trainer.step().tokens_ready == BATCH_TOKENS
+    assert bool(torch.isfinite(trainer.theta()).all())
+
+
+def test_the_micro_batch_is_the_fastest_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
+    trainer = LocalTrainer(plan)
+    times_s = {4: 4.0, 8: 5.0, 16: 12.0, 32: 30.0}
+    monkeypatch.setattr(trainer, "_time_micro_batch", times_s.__getitem__)
+    assert trainer.find_micro_batch() == trainer.micro_batch == 8
+
+
+@pytest.mark.parametrize(("first_failure", "found"), [(4, 1), (8, 4), (64, 32)])
+def test_what_does_not_fit_in_memory_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_failure: int, found: int
+) -> None:
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 32), micro_batch=0)
+    trainer = LocalTrainer(plan)
+
+    def time_of(size: int) -> float:
+        if size >= first_failure:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+        return 1.0
+
+    monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
+    assert trainer.find_micro_batch() == found
+
+
+def test_another_error_in_the_search_is_not_taken_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0))
+
+    def fail(_size: int) -> float:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(trainer, "_time_micro_batch", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        trainer.find_micro_batch()

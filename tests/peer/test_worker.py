@@ -1,0 +1,192 @@
+"""The worker's loop in a thread of the test, and its process where the process is the point."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+import torch
+
+from averaging.genesis import genesis_anchor
+from peer.local_training import LocalTrainer, TrainingPlan
+from peer.worker import EXIT_OUT_OF_MEMORY, Worker
+from peer.worker_channel import (
+    Area,
+    Command,
+    OutOfMemory,
+    Progress,
+    Reply,
+    SharedVectors,
+    frame,
+    mapping_bytes,
+    parse_event,
+    read_message,
+)
+from protocol.decoder_schema import decoder_schema
+from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
+
+ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
+ENDS_WITHIN_S = 60.0
+
+
+class Daemon:
+    """The other end of a worker's channel."""
+
+    def __init__(self, channel: socket.socket, vectors: SharedVectors) -> None:
+        channel.settimeout(ENDS_WITHIN_S)
+        self.channel = channel
+        self.vectors = vectors
+        self._number = 0
+
+    def event(self) -> Progress | Reply | OutOfMemory | None:
+        data = read_message(self.channel)
+        return None if data is None else parse_event(data)
+
+    def progress(self) -> Progress:
+        event = self.event()
+        assert isinstance(event, Progress)
+        return event
+
+    def order(self, command: Command) -> Reply:
+        """Send a command; events before its reply are let go."""
+        self._number += 1
+        self.channel.sendall(frame(command.model_copy(update={"number": self._number})))
+        while not isinstance(event := self.event(), Reply):
+            assert event is not None
+        assert event.number == self._number
+        return event
+
+
+@contextmanager
+def _memory() -> Iterator[tuple[BinaryIO, SharedVectors]]:
+    with tempfile.TemporaryFile() as file:
+        os.ftruncate(file.fileno(), mapping_bytes(ANCHOR_N.numel()))
+        vectors = SharedVectors(file.fileno(), ANCHOR_N.numel())
+        vectors.write(Area.ANCHOR, ANCHOR_N)
+        yield file, vectors
+
+
+@contextmanager
+def running(plan: TrainingPlan) -> Iterator[Daemon]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, _memory() as (_, vectors):
+        loop = threading.Thread(target=Worker(theirs, LocalTrainer(plan), vectors).run)
+        loop.start()
+        try:
+            yield Daemon(ours, vectors)
+        finally:
+            ours.shutdown(socket.SHUT_WR)
+            loop.join(ENDS_WITHIN_S)
+        assert not loop.is_alive()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> TrainingPlan:
+    return training_plan(tmp_path)
+
+
+@contextmanager
+def process(plan: TrainingPlan) -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
+    ours, theirs = socket.socketpair()
+    with ours, _memory() as (file, vectors):
+        command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(file.fileno())]
+        child = subprocess.Popen(command, pass_fds=(theirs.fileno(), file.fileno()), stderr=subprocess.PIPE)
+        theirs.close()
+        try:
+            ours.sendall(frame(plan))
+            yield Daemon(ours, vectors), child
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def test_it_begins_at_the_anchor_and_tells_each_step(plan: TrainingPlan) -> None:
+    with running(plan) as daemon:
+        first, second = daemon.progress(), daemon.progress()
+    assert (first.step, first.tokens_ready, first.loss_nats) == (0, 0, None)
+    assert (second.step, second.tokens_ready, second.micro_batch) == (1, BATCH_TOKENS, 4)
+    assert second.loss_nats is not None
+
+
+def test_one_that_is_brought_back_goes_on_in_the_data_and_in_the_schedule(tmp_path: Path) -> None:
+    inner = training_plan(tmp_path).inner.model_copy(update={"warmup_tokens": 1_000_000})
+    moved = {}
+    for schedule_tokens in (0, 2_000_000):
+        plan = training_plan(tmp_path, inner=inner, schedule_tokens=schedule_tokens, first_step=9, slowdown=1e9)
+        with running(plan) as daemon:
+            assert daemon.progress().step == 9
+            assert daemon.progress().step == 10
+            daemon.order(Command(number=0, op="snapshot"))
+            moved[schedule_tokens] = float((daemon.vectors.read(Area.OUT) - ANCHOR_N).norm())
+    assert moved[2_000_000] > 1000 * moved[0] > 0
+
+
+def test_orders_are_carried_out_between_steps(plan: TrainingPlan) -> None:
+    with running(plan) as daemon:
+        daemon.order(Command(number=0, op="slow", factor=1e9))
+        snapshot = daemon.order(Command(number=0, op="snapshot"))
+        theta_N = daemon.vectors.read(Area.OUT)
+        assert snapshot.tokens == BATCH_TOKENS * snapshot.num_steps
+        daemon.vectors.write(Area.IN, ANCHOR_N - theta_N)
+        daemon.order(Command(number=0, op="shift", credited_tokens=snapshot.tokens))
+        shifted = daemon.order(Command(number=0, op="snapshot"))
+        assert (shifted.tokens, shifted.num_steps) == (0, 0)
+        assert torch.equal(daemon.vectors.read(Area.OUT), theta_N + (ANCHOR_N - theta_N))
+        daemon.vectors.write(Area.IN, ANCHOR_N)
+        loss = daemon.order(Command(number=0, op="evaluate")).loss_nats
+        assert loss is not None
+        assert 4.0 < loss < 7.0
+        daemon.order(Command(number=0, op="load"))
+        daemon.order(Command(number=0, op="snapshot"))
+        assert torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N)
+
+
+def test_a_loss_without_a_number_is_answered_too(plan: TrainingPlan) -> None:
+    with running(plan) as daemon:
+        daemon.vectors.write(Area.IN, ANCHOR_N * float("inf"))
+        assert daemon.order(Command(number=0, op="evaluate")).loss_nats is None
+
+
+def test_a_paused_worker_still_obeys_and_trains_on_when_told(plan: TrainingPlan) -> None:
+    with running(plan) as daemon:
+        daemon.order(Command(number=0, op="pause"))
+        first = daemon.order(Command(number=0, op="snapshot"))
+        assert daemon.order(Command(number=0, op="snapshot")).num_steps == first.num_steps
+        daemon.order(Command(number=0, op="resume"))
+        while daemon.progress().step <= first.num_steps:
+            pass
+
+
+def test_the_process_imports_nothing_of_the_network() -> None:
+    code = "import sys, peer.worker; print([m for m in ('hivemind', 'trio', 'grpc', 'rich', 'starlette') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_process_leaves_the_terminals_interrupt_to_the_daemon_and_ends_with_the_channel(plan: TrainingPlan) -> None:
+    with process(plan) as (daemon, child):
+        daemon.progress()
+        child.send_signal(signal.SIGINT)
+        daemon.order(Command(number=0, op="snapshot"))
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) >= 10
+        daemon.channel.close()
+        assert child.wait(ENDS_WITHIN_S) == 0
+
+
+def test_the_process_says_that_memory_ran_out_and_at_which_micro_batch(plan: TrainingPlan) -> None:
+    with process(plan) as (daemon, child):
+        daemon.order(Command(number=0, op="fail"))
+        while isinstance(event := daemon.event(), Progress):
+            pass
+        assert event == OutOfMemory(micro_batch=4)
+        assert child.wait(ENDS_WITHIN_S) == EXIT_OUT_OF_MEMORY

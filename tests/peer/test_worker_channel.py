@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import math
+import os
+import socket
+import tempfile
+
+import pytest
+import torch
+
+from peer.worker_channel import (
+    MAX_MESSAGE_BYTES,
+    Area,
+    Command,
+    OutOfMemory,
+    Progress,
+    Reply,
+    SharedVectors,
+    frame,
+    mapping_bytes,
+    parse_event,
+    read_message,
+)
+from protocol.errors import LocalProtocolError
+
+PROGRESS = Progress(step=3, tokens_ready=10, tokens_trained=20, loss_nats=1.5, micro_batch=4)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [PROGRESS, Reply(number=7, tokens=5, num_steps=1), Reply(number=8, loss_nats=2.5), OutOfMemory(micro_batch=4)],
+)
+def test_events_cross_the_channel_one_by_one(event: Progress | Reply | OutOfMemory) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frame(event) + frame(PROGRESS))
+        theirs.shutdown(socket.SHUT_WR)
+        first, second = read_message(ours), read_message(ours)
+        assert first is not None
+        assert second is not None
+        assert (parse_event(first), parse_event(second)) == (event, PROGRESS)
+        assert read_message(ours) is None
+
+
+def test_a_loss_that_is_not_finite_crosses_as_none() -> None:
+    for loss in (math.nan, math.inf):
+        data = frame(Reply(number=1, loss_nats=loss))[4:]
+        assert parse_event(data) == Reply(number=1, loss_nats=None)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"kind":"command","number":1,"op":"stop"}', b'{"kind":"reply"}', b"\xff"]
+)
+def test_what_is_no_event_is_refused(data: bytes) -> None:
+    with pytest.raises(LocalProtocolError, match="cannot be read"):
+        parse_event(data)
+
+
+def test_a_channel_that_ends_in_a_message_is_at_its_end_and_a_giant_length_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frame(Command(number=1, op="stop"))[:-3])
+        theirs.shutdown(socket.SHUT_WR)
+        assert read_message(ours) is None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))
+        with pytest.raises(LocalProtocolError, match="at most"):
+            read_message(ours)
+
+
+def test_both_sides_see_the_areas_and_no_area_runs_into_another() -> None:
+    with tempfile.TemporaryFile() as file:
+        os.ftruncate(file.fileno(), mapping_bytes(5))
+        ours, theirs = SharedVectors(file.fileno(), 5), SharedVectors(file.fileno(), 5)
+        for area in Area:
+            ours.write(area, torch.full((5,), float(area) + 0.5))
+        for area in Area:
+            assert torch.equal(theirs.read(area), torch.full((5,), float(area) + 0.5))
+        copy = theirs.read(Area.OUT)
+        ours.write(Area.OUT, torch.zeros(5))
+        assert torch.equal(copy, torch.full((5,), 1.5))

@@ -1,0 +1,37 @@
+"""A tiny model and a little packed text, for tests of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from averaging.data.corpus import Document
+from averaging.data.shards import pack
+from peer.local_training import TrainingPlan
+from protocol.decoder_schema import DecoderConfig
+from protocol.manifest import InnerSection
+
+MODEL = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
+BATCH_TOKENS = 64
+
+
+def training_plan(folder: Path, **changes: object) -> TrainingPlan:
+    """A plan for MODEL on one core, with its shards in `folder`."""
+    documents = []
+    for name in ("train", "heldout"):
+        path = folder / f"{name}.txt"
+        path.write_text("potluck trains one model. " * 200)
+        documents.append(Document(name, path, name == "heldout"))
+    manifest = pack(documents, folder / "data", shard_bytes=4096, source="text", licence="none")
+    plan = TrainingPlan(
+        model=MODEL,
+        inner=InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS),
+        seed=1,
+        peer="peer",
+        total_tokens=10_000_000,
+        train_shards=tuple(folder / "data" / entry.sha256 for entry in manifest.part("train")),
+        heldout_shards=tuple(folder / "data" / entry.sha256 for entry in manifest.part("heldout")),
+        device="cpu",
+        num_threads=1,
+        micro_batch=4,
+    )
+    return plan.model_copy(update=changes)
