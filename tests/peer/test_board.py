@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import trio.testing
+
+from averaging.network.clocks import VirtualClock
+from peer.board import Board
+from protocol.ids import PeerId
+from tests.protocol.rounds.round_table import Table
+
+
+async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    seat = table.live()[0]
+    record = seat.head.record
+    assert record is not None
+    entry = record.contributor(seat.peer)
+    assert entry is not None
+    board = Board(seat.peer, VirtualClock(), 0.0)
+    board.publish("committed", {"link": seat.head})
+    assert board.rounds_counted == 0
+    assert board.first_counted_unix_s is None
+    board.publish("contributed", {"root": entry.root})
+    board.publish("committed", {"link": seat.head})
+    status = board.read()
+    assert (status.rounds_counted, status.first_counted_unix_s) == (1, board.clock.unix_s())
+    assert status.last_round is not None
+    assert abs(sum(status.last_round.weights.values()) - 1.0) < 1e-9
+    assert status.last_round.coverage == 1.0
+
+
+def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board.say("waiting", "for the run to start")
+    status = board.read()
+    assert (status.state, status.reason, status.head, status.index) == ("waiting", "for the run to start", "", 0)
