@@ -48,6 +48,7 @@ class TrainingPlan(BaseModel):
     device: str = "auto"
     num_threads: int = 0
     slowdown: float = 1.0
+    is_paused: bool = False
     first_step: int = 0
     schedule_tokens: int = 0
     micro_batch: int = 0

@@ -89,6 +89,7 @@ class WorkerTrainer:
         self._number = 0
         self._schedule_tokens = plan.schedule_tokens
         self._slowdown = plan.slowdown
+        self._is_paused = plan.is_paused
         self._life_of_theta = 0
         """`restarts` when the caller last knew theta: a shift is relative to that and to no later life."""
         self._kill_reason = ""
@@ -186,6 +187,20 @@ class WorkerTrainer:
         self._slowdown = factor
         await self._order("slow", factor=factor)
 
+    async def pause(self) -> None:
+        """Train no further step until `resume`; commands are still obeyed, also after a death."""
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        """Train on."""
+        await self._set_paused(False)
+
+    async def _set_paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        await self._order("pause" if is_paused else "resume")
+        if self._ready.is_set():
+            self._say_what_it_does()
+
     async def inject_out_of_memory(self) -> None:
         """The next step runs out of memory: for tests of what follows."""
         await self._order("fail")
@@ -281,6 +296,7 @@ class WorkerTrainer:
                 "micro_batch": self._last.micro_batch,
                 "schedule_tokens": self._schedule_tokens,
                 "slowdown": self._slowdown,
+                "is_paused": self._is_paused,
             }
         )
 
@@ -377,10 +393,13 @@ class WorkerTrainer:
             if event.loss_nats is not None:
                 self._losses.append(event.loss_nats)
             if not self._ready.is_set():
-                self._state, self._reason = "training", ""
+                self._say_what_it_does()
                 self._starting.deadline = math.inf
                 self._ready.set()
         self._wake()
+
+    def _say_what_it_does(self) -> None:
+        self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", "")
 
     def _tokens_per_s(self) -> float:
         now_s = trio.current_time()

@@ -34,7 +34,7 @@ class Worker:
         self._trainer = trainer
         self._vectors = vectors
         self._slowdown = trainer.plan.slowdown
-        self._is_paused = False
+        self._is_paused = trainer.plan.is_paused
         self._fails_next = False
 
     def run(self) -> None:

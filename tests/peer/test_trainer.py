@@ -28,7 +28,7 @@ async def _until_tokens(trainer: WorkerTrainer, at_least: int) -> None:
 
 async def _back_after(trainer: WorkerTrainer, restarts: int) -> None:
     with trio.fail_after(BACK_WITHIN_S):
-        while trainer.progress().restarts < restarts or trainer.progress().state != "training":
+        while trainer.progress().restarts < restarts or trainer.progress().state not in ("training", "paused"):
             await trio.sleep(0.02)
 
 
@@ -62,7 +62,7 @@ async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_t
         await trainer.inject_out_of_memory()
         await _back_after(trainer, 2)
         assert trainer.micro_batch == 2
-        await trainer.set_slowdown(1e6)
+        await trainer.pause()
         assert trainer.progress().tokens_trained >= trained
         at_anchor = await trainer.snapshot()
         # Brought back from the anchor: whatever it is ahead of the anchor it has trained since.
@@ -89,8 +89,9 @@ async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_
     async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
         await _until_tokens(trainer, 64 * 20)
         snapshot = await trainer.snapshot()
+        await trainer.pause()
         await _kill(trainer, 1)
-        await trainer.set_slowdown(1e6)
+        assert (trainer.progress().state, trainer.progress().tokens_ready) == ("paused", 0)
         # The commit counted this peer alone, so A' is its snapshot and the shift is zero; the new worker's theta is not there.
         await trainer.set_anchor(snapshot.theta_N)
         await trainer.shift(
@@ -102,6 +103,9 @@ async def test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift(tmp_
         # From here on theta is known again, and a shift is a shift.
         await trainer.shift(torch.ones_like(anchor_N), credited_tokens=0, schedule_tokens=snapshot.tokens)
         assert torch.equal((await trainer.snapshot()).theta_N, snapshot.theta_N + 1.0)
+        await trainer.resume()
+        await _until_tokens(trainer, 64)
+        assert trainer.progress().state == "training"
 
 
 async def test_one_that_is_brought_back_keeps_its_learning_rate_and_its_slowdown(tmp_path: Path) -> None:

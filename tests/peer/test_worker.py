@@ -133,10 +133,12 @@ def test_one_that_is_brought_back_goes_on_in_the_data_and_in_the_schedule(tmp_pa
 
 def test_orders_are_carried_out_between_steps(plan: TrainingPlan) -> None:
     with running(plan) as daemon:
-        daemon.order(Command(number=0, op="slow", factor=1e9))
+        while daemon.progress().step < 3:
+            pass
+        daemon.order(Command(number=0, op="pause"))
         snapshot = daemon.order(Command(number=0, op="snapshot"))
         theta_N = daemon.vectors.read(Area.OUT)
-        assert snapshot.tokens == BATCH_TOKENS * snapshot.num_steps
+        assert snapshot.tokens == BATCH_TOKENS * snapshot.num_steps > 0
         daemon.vectors.write(Area.IN, ANCHOR_N - theta_N)
         daemon.order(Command(number=0, op="shift", credited_tokens=snapshot.tokens))
         shifted = daemon.order(Command(number=0, op="snapshot"))
@@ -165,6 +167,12 @@ def test_a_paused_worker_still_obeys_and_trains_on_when_told(plan: TrainingPlan)
         daemon.order(Command(number=0, op="resume"))
         while daemon.progress().step <= first.num_steps:
             pass
+
+
+def test_one_that_is_brought_back_paused_trains_no_step(tmp_path: Path) -> None:
+    with running(training_plan(tmp_path, is_paused=True)) as daemon:
+        daemon.progress()
+        assert daemon.order(Command(number=0, op="snapshot")).num_steps == 0
 
 
 def test_the_process_imports_nothing_of_the_network() -> None:
