@@ -20,15 +20,26 @@ from protocol.rounds.messages import AckedRecord, Ballot
 
 LOG_NAME: Final = "rounds.log"
 _CONTRIBUTION, _PROMISE, _ACK, _CERTIFICATE = b"C", b"P", b"A", b"T"
-_TOKENS: Final = struct.Struct("<Q")
+_WORK: Final = struct.Struct("<QQ")
+"""Tokens, and the data position after them."""
+
 _BALLOT: Final = struct.Struct("<IH")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedContribution:
+    """The one contribution on a base; `next_step` is the local step that comes after its last one in this peer's data."""
+
+    root: Root
+    tokens: int
+    next_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedBase:
     """What was written about one base before the process ended."""
 
-    contribution: tuple[Root, int] | None = None
+    contribution: LoggedContribution | None = None
     promised: Ballot | None = None
     acked: AckedRecord | None = None
 
@@ -39,7 +50,7 @@ class LoggedRounds:
 
     Attributes:
         certificates: (parent commit, certificate bytes), in the order in which they were applied.
-        bases: what is known about each base that is not committed in this log.
+        bases: what was contributed, promised and acked on each base, committed or not.
     """
 
     certificates: Sequence[tuple[CommitId, bytes]]
@@ -63,9 +74,10 @@ class UnitLog:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    async def log_contribution(self, base: CommitId, root: Root, tokens: int) -> None:
+    async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
         """Before the contribution's first byte leaves (rule 8)."""
-        await self._storage.append(LOG_NAME, _CONTRIBUTION + base + root + _TOKENS.pack(tokens))
+        work = _WORK.pack(contribution.tokens, contribution.next_step)
+        await self._storage.append(LOG_NAME, _CONTRIBUTION + base + contribution.root + work)
 
     async def log_promise(self, base: CommitId, ballot: Ballot) -> None:
         """Before the promise is told (rule 16)."""
@@ -115,15 +127,15 @@ class UnitLog:
             tag, base, body = entry[:1], CommitId(entry[1:33]), entry[33:]
             if tag == _CERTIFICATE:
                 certificates.append((base, body))
-                bases.pop(base, None)
             else:
                 bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
         return LoggedRounds(certificates, bases)
 
 
 def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
-    if tag == _CONTRIBUTION and len(body) == 32 + _TOKENS.size:
-        return LoggedBase((Root(body[:32]), _TOKENS.unpack(body[32:])[0]), known.promised, known.acked)
+    if tag == _CONTRIBUTION and len(body) == 32 + _WORK.size:
+        tokens, next_step = _WORK.unpack(body[32:])
+        return LoggedBase(LoggedContribution(Root(body[:32]), tokens, next_step), known.promised, known.acked)
     if tag in (_PROMISE, _ACK):
         ballot, rest = _read_ballot(body)
         promised = ballot if known.promised is None else max(known.promised, ballot)

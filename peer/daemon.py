@@ -45,7 +45,7 @@ from peer.status import write_final_status
 from peer.status_http import bind_http, serve_peer_http
 from peer.trainer import WorkerTrainer, open_worker_trainer
 from protocol.decoder_schema import WHOLE_MODEL
-from protocol.envelope import seal
+from protocol.envelope import first_sequence, seal
 from protocol.errors import ConfigError, PotluckError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.identity_file import HeldIdentity, open_identity
@@ -73,7 +73,7 @@ class _Sequence:
     """Sequence numbers of this process life: the session was counted on disk, so none ever repeats."""
 
     def __init__(self, session: int) -> None:
-        self._next = session << 32
+        self._next = first_sequence(session)
 
     def take(self) -> int:
         """The next number."""
@@ -248,7 +248,7 @@ async def _train(
         donors = await _members_listed(network, membership, roster)
         with trio.move_on_after(CATCH_UP_WITHIN_S):
             await catch_up_by_snapshot(network, chain, donors, partial(board.say, "catching up"))
-        plan = _training_plan(life, membership, cache, chain.head.index)
+        plan = _training_plan(life, membership, cache, chain.data_position(life.identity.peer_id))
         async with open_worker_trainer(plan, chain.state.anchor_N) as trainer:
             tools = RoundTools(
                 network,
@@ -382,7 +382,7 @@ async def _open_chain(
     return chain, await chain.restore()
 
 
-def _training_plan(life: _Life, membership: Membership, cache: ShardCache, first_round: int) -> TrainingPlan:
+def _training_plan(life: _Life, membership: Membership, cache: ShardCache, first_step: int) -> TrainingPlan:
     config, dataset = membership.manifest.config, membership.dataset
     return TrainingPlan(
         model=config.model,
@@ -395,7 +395,7 @@ def _training_plan(life: _Life, membership: Membership, cache: ShardCache, first
         device=life.config.device,
         num_threads=life.config.num_threads,
         slowdown=life.config.slowdown,
-        first_step=life.session << 24,
+        first_step=first_step,
     )
 
 

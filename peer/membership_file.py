@@ -67,7 +67,7 @@ def load_membership(folder: Path) -> SavedMembership | None:
 
 
 def take_session(folder: Path) -> int:
-    """The number of this process life, counted on disk before it is used: sequence numbers of a session begin at session << 32.
+    """The number of this process life, counted on disk before it is used (see envelope.first_sequence).
 
     Raises:
         StorageError: the folder cannot be written.

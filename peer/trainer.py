@@ -122,7 +122,7 @@ class WorkerTrainer:
             reply = await self._exchange("snapshot")
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
-            return Snapshot(self._vectors.read(Area.OUT), reply.tokens, reply.num_steps)
+            return Snapshot(self._vectors.read(Area.OUT), reply.tokens, reply.num_steps, reply.step)
 
     async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
         """Theta <- theta + shift; a worker that died since the snapshot loads the anchor instead.

@@ -86,7 +86,12 @@ class Worker:
             case "snapshot":
                 vectors.write(Area.OUT, trainer.theta())
                 counters = trainer.counters
-                return Reply(number=command.number, tokens=counters.tokens_ready, num_steps=counters.steps_ready)
+                return Reply(
+                    number=command.number,
+                    tokens=counters.tokens_ready,
+                    num_steps=counters.steps_ready,
+                    step=counters.step,
+                )
             case "evaluate":
                 return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.read(Area.IN)))
             case "slow":

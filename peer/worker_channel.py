@@ -56,6 +56,7 @@ class Reply(_Message):
     number: int
     tokens: int = 0
     num_steps: int = 0
+    step: int = 0
     loss_nats: float | None = None
 
 

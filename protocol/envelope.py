@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
@@ -23,8 +23,10 @@ DOMAIN_BYTES: Final = 16
 MAX_PAYLOAD_BYTES: Final = 1 << 20
 NEVER_MS: Final = (1 << 64) - 1
 """Expiry of what is judged as of its round and not by the clock."""
-SEQUENCE_BLOCK: Final = 1000
+SESSION_BITS: Final = 32
 MAX_GUARDED_SENDERS: Final = 4096
+REPLAY_WINDOW: Final = 1024
+_WINDOW_MASK: Final = (1 << REPLAY_WINDOW) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,50 +106,36 @@ def open_envelope(
     return Envelope(sender, public_key, sequence, expires_unix_ms, data[_HEADER.size : -SIGNATURE_BYTES], data)
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceBlocks:
-    """Sequence numbers that never repeat, reserved durably in blocks so that most of them cost no disk write.
-
-    Attributes:
-        next_sequence: the next number to hand out.
-        reserved_until: numbers below this are reserved on disk; after a crash the next block begins here.
+def first_sequence(session: int) -> int:
+    """The first sequence number of a process life. `session` is counted on disk before it is used, which reserves 2^32 numbers at
+    the price of one write per process life: none is ever used twice, crashes included.
     """
-
-    next_sequence: int
-    reserved_until: int
-
-    @property
-    def needs_reservation(self) -> bool:
-        """Whether a block must be made durable before the next number is used."""
-        return self.next_sequence >= self.reserved_until
-
-    def reserve(self) -> SequenceBlocks:
-        """The state after one more block; make `reserved_until` durable before using it."""
-        return replace(self, reserved_until=max(self.next_sequence, self.reserved_until) + SEQUENCE_BLOCK)
-
-    def take(self) -> tuple[int, SequenceBlocks]:
-        """A number, and the state after it.
-
-        Raises:
-            LocalProtocolError: nothing is reserved.
-        """
-        if self.needs_reservation:
-            raise LocalProtocolError("a sequence number that is not reserved", "reserve() made durable first")
-        return self.next_sequence, replace(self, next_sequence=self.next_sequence + 1)
+    return session << SESSION_BITS
 
 
 class ReplayGuard:
-    """Remembers the highest sequence number of each sender, for at most MAX_GUARDED_SENDERS of them, latest kept."""
+    """Remembers which sequence numbers came from each sender, in a sliding window below the highest (RFC 4303, section 3.4.3).
+
+    Messages of one sender travel side by side and arrive out of order, so a number below the highest is no replay by itself.
+    Bounded: MAX_GUARDED_SENDERS senders, the latest kept, and REPLAY_WINDOW numbers each; older numbers count as replays.
+    """
 
     def __init__(self) -> None:
-        self._highest: OrderedDict[PeerId, int] = OrderedDict()
+        self._seen: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
 
     def admit(self, envelope: Envelope) -> bool:
-        """True for a number above all that came from this sender; it is remembered. False for a replay."""
-        if envelope.sequence <= self._highest.get(envelope.sender, -1):
+        """True for a number that did not come from this sender before; it is remembered. False for a replay."""
+        highest, window = self._seen.get(envelope.sender, (-1, 0))
+        ahead = envelope.sequence - highest
+        if ahead > 0:
+            window = (window << ahead | 1) & _WINDOW_MASK if ahead < REPLAY_WINDOW else 1
+            highest = envelope.sequence
+        elif -ahead >= REPLAY_WINDOW or window >> -ahead & 1:
             return False
-        self._highest[envelope.sender] = envelope.sequence
-        self._highest.move_to_end(envelope.sender)
-        while len(self._highest) > MAX_GUARDED_SENDERS:
-            self._highest.popitem(last=False)
+        else:
+            window |= 1 << -ahead
+        self._seen[envelope.sender] = (highest, window)
+        self._seen.move_to_end(envelope.sender)
+        while len(self._seen) > MAX_GUARDED_SENDERS:
+            self._seen.popitem(last=False)
         return True

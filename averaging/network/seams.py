@@ -247,11 +247,13 @@ class Snapshot:
         theta_N: (N,) float32 on the CPU, the caller's own copy.
         tokens: trained into `theta_N` since the last credited ones.
         num_steps: local steps behind these tokens.
+        next_step: position in this peer's data: the local step that comes after them.
     """
 
     theta_N: torch.Tensor
     tokens: int
     num_steps: int
+    next_step: int
 
 
 class Trainer(Protocol):

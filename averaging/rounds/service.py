@@ -28,7 +28,8 @@ from averaging.rounds.transfer import (
     read_request,
 )
 from averaging.rounds.unit import AppliedCommit, UnitChain, adoption_shift
-from protocol.envelope import open_envelope
+from averaging.unit_log import LoggedContribution
+from protocol.envelope import ReplayGuard, open_envelope
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import core
@@ -128,6 +129,7 @@ class RoundService:
         self._offers: Offers | None = None
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._replays = ReplayGuard()
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
@@ -296,6 +298,10 @@ class RoundService:
         )
         if envelope.sender != sender:
             raise RemoteProtocolError(f"a message of {short(envelope.sender)} from {short(sender)}", "its own messages")
+        if not self._replays.admit(envelope):
+            raise RemoteProtocolError(
+                f"a repeated message of {short(sender)}", "a new sequence number", "it was ignored"
+            )
         message = decode_message(envelope.payload)
         if isinstance(message, Heartbeat | Leave) and message.member.peer != sender:
             raise RemoteProtocolError("a heartbeat in another's name", "the sender's own")
@@ -329,7 +335,7 @@ class RoundService:
             return
         if base != chain.head.commit:
             return
-        await chain.tools.log.log_contribution(base, encoded.root, snapshot.tokens)
+        await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         header = ContributionHeader(
             self.config.unit, base, self.config.me, snapshot.tokens, self.config.codec, encoded.root, base, root
         )

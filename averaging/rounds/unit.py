@@ -14,7 +14,7 @@ from averaging.network.seams import Offload
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import split_chunks
 from averaging.state import UnitState, state_root
-from averaging.unit_log import UnitLog
+from averaging.unit_log import LoggedContribution, UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
@@ -70,6 +70,7 @@ class UnitChain:
         self.certificates: list[bytes] = []
         self.state = genesis
         self.root = Root(bytes(32))
+        self._offered: dict[CommitId, LoggedContribution] = {}
 
     @property
     def head(self) -> ChainLink:
@@ -96,18 +97,21 @@ class UnitChain:
         """
         logged = await self.tools.log.load()
         for base, raw in logged.certificates:
-            if base != self.head.commit:
+            if base == self.head.commit:
+                self._extend(decode_certificate(raw), raw)
+            elif self.certificate_on(base) is None:
                 raise StorageError(
                     "a log with a gap or of another run", "one chain from the run's start", "use another folder"
                 )
-            self._extend(decode_certificate(raw), raw)
+            # else it was applied once more, after a start that had lost its bytes
+        self._offered = {base: known.contribution for base, known in logged.bases.items() if known.contribution}
         await self._restore_state()
         known = logged.bases.get(self.head.commit)
         if known is None:
             return OpenRound()
         contribution = None
         if known.contribution is not None:
-            contribution = Contribution(known.contribution[0], known.contribution[1], is_at_hand=False)
+            contribution = Contribution(known.contribution.root, known.contribution.tokens, is_at_hand=False)
         attempt = known.promised.attempt if known.promised is not None else 0
         return OpenRound(promised=known.promised, acked=known.acked, contribution=contribution, highest_attempt=attempt)
 
@@ -130,6 +134,25 @@ class UnitChain:
         del self.links[commits.index(state.head) + 1 :]
         del self.certificates[len(self.links) - 1 :]
         self.root = await self._root(state)
+
+    def data_position(self, me: PeerId) -> int:
+        """The local step to go on from: after the last one that a commit of this chain counted. What came later died untold, so its
+        data is read again, and no step is counted twice.
+        """
+        position = 0
+        for link in self.links:
+            entry = link.record.contributor(me) if link.record is not None else None
+            if entry is None or link.record is None:
+                continue
+            offered = self._offered.get(link.record.parent)
+            if offered is not None and offered.root == entry.root:
+                position = max(position, offered.next_step)
+        return position
+
+    async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
+        """Write our one contribution on a base to disk, before its first byte leaves (rule 8)."""
+        await self.tools.log.log_contribution(base, contribution)
+        self._offered[base] = contribution
 
     async def start_from(self, state: UnitState, certificates: Sequence[Certificate]) -> None:
         """Take over a downloaded state: the chain up to its commit is verified, logged and becomes ours.

@@ -4,7 +4,7 @@ import pytest
 import trio.testing
 
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.unit_log import LOG_NAME, UnitLog
+from averaging.unit_log import LOG_NAME, LoggedContribution, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import AckedRecord, Ballot
@@ -18,11 +18,11 @@ LOW, HIGH = Ballot(1, PeerId("p")), Ballot(4, PeerId("q"))
 async def test_everything_about_the_open_base_is_read_back(autojump_clock: Clock) -> None:
     disk = MemoryDisk()
     log = UnitLog(MemoryStorage(disk))
-    await log.log_contribution(BASE, ROOT, 77)
+    await log.log_contribution(BASE, LoggedContribution(ROOT, 77, 5))
     await log.log_ack(BASE, LOW, b"record")
     await log.log_promise(BASE, HIGH)
     known = (await UnitLog(MemoryStorage(disk)).load()).bases[BASE]
-    assert known.contribution == (ROOT, 77)
+    assert known.contribution == LoggedContribution(ROOT, 77, 5)
     assert known.promised == HIGH
     assert known.acked == AckedRecord(LOW, b"record")
 
@@ -34,7 +34,7 @@ async def test_an_ack_is_also_a_promise_and_a_lower_promise_never_lowers_it(auto
     assert (await log.load()).bases[BASE].promised == HIGH
 
 
-async def test_a_certificate_closes_its_base_and_keeps_the_order(autojump_clock: Clock) -> None:
+async def test_certificates_keep_their_order_and_votes_outlive_them(autojump_clock: Clock) -> None:
     log = UnitLog(MemoryStorage(MemoryDisk()))
     await log.log_ack(BASE, LOW, b"record")
     await log.log_certificate(BASE, b"first")
@@ -42,7 +42,8 @@ async def test_a_certificate_closes_its_base_and_keeps_the_order(autojump_clock:
     await log.log_certificate(NEXT, b"second")
     logged = await log.load()
     assert logged.certificates == [(BASE, b"first"), (NEXT, b"second")]
-    assert logged.bases == {}
+    assert logged.bases[BASE].acked == AckedRecord(LOW, b"record")
+    assert logged.bases[NEXT].promised == LOW
 
 
 async def test_results_are_held_by_hash_and_leftovers_can_be_dropped(autojump_clock: Clock) -> None:

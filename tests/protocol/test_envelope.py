@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.envelope import NEVER_MS, Envelope, ReplayGuard, SequenceBlocks, open_envelope, seal
+from protocol.envelope import NEVER_MS, REPLAY_WINDOW, Envelope, ReplayGuard, first_sequence, open_envelope, seal
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 
@@ -69,20 +69,23 @@ def test_what_is_too_long_is_not_sealed() -> None:
         seal(ALICE, "a domain tag that is too long", RUN, 0, 0, b"")
 
 
-def test_numbers_after_a_crash_begin_beyond_every_number_that_may_have_been_used() -> None:
-    blocks = SequenceBlocks(0, 0)
-    assert blocks.needs_reservation
-    with pytest.raises(LocalProtocolError):
-        blocks.take()
-    blocks = blocks.reserve()
-    used = []
-    for _ in range(3):
-        number, blocks = blocks.take()
-        used.append(number)
-    after_crash = SequenceBlocks(blocks.reserved_until, blocks.reserved_until).reserve()
-    number, _ = after_crash.take()
-    assert used == [0, 1, 2]
-    assert number > max(used)
+def test_numbers_of_a_session_are_above_all_that_an_earlier_one_may_have_used() -> None:
+    assert first_sequence(8) - first_sequence(7) == 1 << 32
+
+
+def test_messages_that_overtake_each_other_are_admitted_once_each() -> None:
+    guard = ReplayGuard()
+    arriving = [3, 1, 2, 9, 4, 9, 3, 1]
+    assert [guard.admit(_open(_seal(sequence=n))) for n in arriving] == [True] * 5 + [False] * 3
+
+
+def test_what_is_older_than_the_window_counts_as_a_replay() -> None:
+    guard = ReplayGuard()
+    assert guard.admit(_open(_seal(sequence=REPLAY_WINDOW + 5)))
+    assert guard.admit(_open(_seal(sequence=6)))
+    assert not guard.admit(_open(_seal(sequence=5)))
+    assert guard.admit(_open(_seal(sequence=first_sequence(2))))
+    assert not guard.admit(_open(_seal(sequence=REPLAY_WINDOW + 6)))
 
 
 def test_a_replay_is_not_admitted_twice_and_senders_do_not_disturb_each_other() -> None:

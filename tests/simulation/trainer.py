@@ -42,7 +42,7 @@ class SimulatedTrainer:
     async def snapshot(self) -> Snapshot:
         """At the next step boundary."""
         await trio.sleep(self._step_s)
-        return Snapshot(self._theta_N.clone(), self._ready, self._ready // STEP_TOKENS)
+        return Snapshot(self._theta_N.clone(), self._ready, self._ready // STEP_TOKENS, self._trained // STEP_TOKENS)
 
     async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
         """theta <- theta + shift."""
