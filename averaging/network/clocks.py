@@ -1,10 +1,16 @@
-"""Clock: the machine's, and the virtual one of trio's MockClock."""
+"""Clock: the machine's, and the virtual one of trio's MockClock; and many wake-ups on one task for the in-memory forms."""
 
 from __future__ import annotations
 
+import contextvars
+import heapq
+import math
 import time
+from collections.abc import Callable
 
 import trio
+
+_Entry = tuple[float, int, "Timer"]
 
 
 class SystemClock:
@@ -32,3 +38,106 @@ class VirtualClock:
     def unix_s(self) -> float:
         """Virtual wall clock."""
         return self._offset_s + trio.current_time()
+
+
+class Timer:
+    """One wake-up; `cancel` makes it nothing."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """It will not be called."""
+        self.callback = None
+
+
+class Timers:
+    """Callbacks at times of trio's clock, all on one task: a swarm in virtual time sleeps tens of thousands of times, and a trio
+    sleep apiece costs several times as much.
+
+    Args:
+        nursery: where that task runs; None where somebody else calls `run_due`, a clock that owns the time for one.
+        grain_s: times are rounded up to multiples of it, so that what happens at almost the same time wakes up once; 0 is exact.
+    """
+
+    def __init__(self, nursery: trio.Nursery | None, grain_s: float = 0.0) -> None:
+        self._nursery = nursery
+        self._grain_s = grain_s
+        self._heap: list[_Entry] = []
+        self._number = 0
+        self._nap: trio.CancelScope | None = None
+        self._is_running = False
+        self._is_over = False
+        self._sleeping_through: dict[int, trio.lowlevel.Task] = {}
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call back in `delay_s` seconds, in the order of times, then of calls to this method."""
+        at_s = trio.current_time() + delay_s
+        if self._grain_s > 0:
+            at_s = math.ceil(at_s / self._grain_s) * self._grain_s
+        timer = Timer(callback)
+        self._number += 1
+        heapq.heappush(self._heap, (at_s, self._number, timer))
+        if self._nursery is not None and not self._is_running:
+            self._is_running = True
+            # the first caller's context variables are none of the timers'
+            contextvars.Context().run(self._nursery.start_soon, self._run)
+        elif self._nap is not None and at_s < self._nap.deadline:
+            self._nap.deadline = at_s
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        """As trio.sleep."""
+        task = trio.lowlevel.current_task()
+        timer = self.after(seconds, lambda: trio.lowlevel.reschedule(task))
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            timer.cancel()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def sleep_through(self, seconds: float) -> None:
+        """Sleep that no cancellation cuts short, but the end of the timers themselves does."""
+        if self._is_over:
+            return
+        task = trio.lowlevel.current_task()
+        timer = self.after(seconds, lambda: self._wake(task))
+        self._sleeping_through[id(task)] = task
+        try:
+            await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        finally:
+            timer.cancel()
+
+    def _wake(self, task: trio.lowlevel.Task) -> None:
+        del self._sleeping_through[id(task)]
+        trio.lowlevel.reschedule(task)
+
+    def next_s(self) -> float:
+        """The time of the next callback; infinity when there is none."""
+        heap = self._heap
+        while heap and heap[0][2].callback is None:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def run_due(self, now_s: float) -> None:
+        """Call back all that is due."""
+        while self.next_s() <= now_s:
+            callback = heapq.heappop(self._heap)[2].callback
+            if callback is not None:
+                callback()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self.run_due(trio.current_time())
+                with trio.CancelScope(deadline=self.next_s()) as self._nap:
+                    await trio.sleep_forever()
+                self._nap = None
+        finally:
+            # nobody calls them back any more, and no cancellation reaches them
+            self._is_over = True
+            for task in list(self._sleeping_through.values()):
+                self._wake(task)

@@ -1,34 +1,46 @@
-"""Network in memory: a world of peers with latency, bandwidth, loss, cuts, freezes and crashes, in trio's time from one seed."""
+"""Network in memory: a world of peers with latency, bandwidth, loss, cuts, freezes and crashes, in trio's time from one seed.
+
+Messages on their way are callbacks on one set of timers; only handlers and callers are tasks. Handlers run in the context
+variables of the process that they belong to.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 import trio
 
+from averaging.network.clocks import Timers
 from averaging.network.directory import Record, RecordRule, sized_record_rule
+from averaging.network.memory_call import Answer, Call
+from averaging.network.memory_stream import MemoryStream, Pipe
 from averaging.network.seams import (
     MAX_CONTROL_BYTES,
-    MAX_FRAME_BYTES,
     CallHandler,
     DirectoryEntry,
     Stream,
     StreamHandler,
     TrafficCount,
 )
-from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, PotluckError
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
 
-FRAME_BUFFER = 4
-"""Frames in flight on a stream before its sender waits: a slow reader slows its writer, nothing piles up."""
+OPENING_BYTES: Final = 64
+RETRANSMIT_S: Final = (0.2, 2.0)
+"""How long a lost frame holds up its stream: streams lose time, not frames."""
 
-OPENING_BYTES = 64
+RESETS_PER_LOSS: Final = 0.02
+"""Of the lost frames, so many take their stream with them."""
+
+DIRECTORY_WITHIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +51,20 @@ class LinkSpeed:
     bytes_per_s: float = 12_500_000.0
 
 
-@dataclass(slots=True)
-class _Host:
+@dataclass(slots=True, eq=False)
+class Host:
     """One process on the network. A restart is a new host under the same id."""
 
     peer: PeerId
+    context: contextvars.Context
     is_alive: bool = True
     thawed: trio.Event | None = None
-    scopes: dict[int, trio.CancelScope] = field(default_factory=dict)
-    pipes: dict[int, _Pipe] = field(default_factory=dict)
+    parked: list[Callable[[], None]] = field(default_factory=list)
+    died: trio.Event = field(default_factory=trio.Event)
+    nursery: trio.Nursery | None = None
+    early: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    pipes: dict[int, Pipe] = field(default_factory=dict)
+    serving: dict[int, Call] = field(default_factory=dict)
     calls: dict[str, CallHandler] = field(default_factory=dict)
     handlers: dict[str, StreamHandler] = field(default_factory=dict)
     control_up: int = 0
@@ -60,103 +77,57 @@ class _Host:
         while self.thawed is not None and self.is_alive:
             await self.thawed.wait()
 
+    def when_awake(self, callback: Callable[[], None]) -> None:
+        """Now, or when the frozen process goes on."""
+        if self.thawed is None:
+            callback()
+        else:
+            self.parked.append(callback)
+
+    def thaw(self) -> None:
+        """Take what waited, in the order in which it came."""
+        event, self.thawed = self.thawed, None
+        if event is not None:
+            event.set()
+        parked, self.parked = self.parked, []
+        for callback in parked:
+            callback()
+
     def check_alive(self) -> None:
+        """Raises PeerUnreachable in a process that has crashed."""
         if not self.is_alive:
             raise PeerUnreachable(f"{self.peer} has crashed", "a running process")
 
+    async def run(self) -> None:
+        """The handlers' nursery, until the process dies."""
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            for function in self.early:
+                nursery.start_soon(function)
+            self.early.clear()
+            await self.died.wait()
+            nursery.cancel_scope.cancel()
 
-class _Pipe:
-    """Two directions of frames between two hosts."""
-
-    def __init__(self, number: int, opener: _Host, server: _Host) -> None:
-        self.number = number
-        self.hosts = (opener, server)
-        self.is_reset = False
-        self.senders: list[trio.MemorySendChannel[bytes]] = []
-        self.receivers: list[trio.MemoryReceiveChannel[bytes]] = []
-        for _ in range(2):
-            sender, receiver = trio.open_memory_channel[bytes](FRAME_BUFFER)
-            self.senders.append(sender)
-            self.receivers.append(receiver)
-        self.broken = trio.Event()
-        for host in self.hosts:
-            host.pipes[number] = self
-
-    def reset(self) -> None:
-        """Both ends fail from now on."""
-        self.is_reset = True
-        self.broken.set()
-        for sender in self.senders:
-            sender.close()
-        for receiver in self.receivers:
-            receiver.close()
-        for host in self.hosts:
-            host.pipes.pop(self.number, None)
-
-
-class MemoryStream:
-    """One end of a pipe; end 0 is the opener's."""
-
-    def __init__(self, swarm: MemorySwarm, pipe: _Pipe, end: int) -> None:
-        self._swarm = swarm
-        self._pipe = pipe
-        self._end = end
-        self._is_closed = False
-
-    @property
-    def remote(self) -> PeerId:
-        """The peer at the other end."""
-        return self._pipe.hosts[1 - self._end].peer
-
-    def _broken(self) -> PeerUnreachable:
-        return PeerUnreachable(f"the stream with {self.remote} was reset", "a live stream")
-
-    async def send_frame(self, data: bytes | memoryview) -> None:
-        """Arrives after the link's delay; waits while FRAME_BUFFER frames are unread."""
-        if len(data) > MAX_FRAME_BYTES:
-            raise LocalProtocolError(f"a frame of {len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
-        here, there = self._pipe.hosts[self._end], self._pipe.hosts[1 - self._end]
-        frame = bytes(data)
-        await here.wait_awake()
-        if self._pipe.is_reset or self._is_closed:
-            raise self._broken()
-        here.bulk_up += len(frame)
-        await self._swarm.travel(here.peer, there.peer, len(frame))
-        while (here.peer, there.peer) in self._swarm.cuts and not self._pipe.is_reset:
-            await self._swarm.wait_changed()
-        try:
-            await self._pipe.senders[self._end].send(frame)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise self._broken() from error
-
-    async def receive_frame(self) -> bytes | None:
-        """The next frame, None after a clean end."""
-        here = self._pipe.hosts[self._end]
-        await here.wait_awake()
-        try:
-            frame = await self._pipe.receivers[1 - self._end].receive()
-        except trio.EndOfChannel:
-            if self._pipe.is_reset:
-                raise self._broken() from None
-            return None
-        except trio.ClosedResourceError:
-            raise self._broken() from None
-        await here.wait_awake()
-        here.bulk_down += len(frame)
-        return frame
-
-    async def aclose(self) -> None:
-        """What was sent still arrives; what the other side sends from now on fails there."""
-        if self._is_closed:
+    def start(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Run a handler; it ends when the process dies."""
+        if not self.is_alive:
             return
-        self._is_closed = True
-        self._pipe.senders[self._end].close()
-        self._pipe.receivers[1 - self._end].close()
-        self._pipe.hosts[self._end].pipes.pop(self._pipe.number, None)
+        if self.nursery is None:
+            self.early.append(function)
+        else:
+            self.context.run(self.nursery.start_soon, function)
 
 
 class MemorySwarm:
-    """The world. Handlers run in `nursery`; `cuts` holds one-way pairs (from, to)."""
+    """The world. Handlers run in `nursery`.
+
+    Attributes:
+        speeds: links slower or faster than the default, by peer; the slower end counts.
+        loss: share of messages lost everywhere, and `losses` at one peer. Streams lose time instead, and sometimes break.
+        duplicated: share of call requests that arrive twice.
+        reorder_s: requests and replies take up to so much longer, each by itself.
+        is_directory_up: whether records can be stored and found.
+    """
 
     def __init__(
         self,
@@ -164,25 +135,35 @@ class MemorySwarm:
         chooser: random.Random,
         speed: LinkSpeed | None = None,
         record_rule: RecordRule = sized_record_rule,
+        timers: Timers | None = None,
     ) -> None:
         self._record_rule = record_rule
         self._nursery = nursery
         self._random = chooser
         self._default_speed = speed or LinkSpeed()
-        self._hosts: dict[PeerId, _Host] = {}
+        self._hosts: dict[PeerId, Host] = {}
         self._records: dict[str, dict[str, DirectoryEntry]] = defaultdict(dict)
         self._next_number = 0
-        self._changed = trio.Event()
+        self._cuts: dict[tuple[PeerId, PeerId], int] = {}
+        self._held: list[tuple[PeerId, PeerId, Callable[[], None]]] = []
+        self.timers = timers or Timers(nursery)
         self.speeds: dict[PeerId, LinkSpeed] = {}
-        self.cuts: set[tuple[PeerId, PeerId]] = set()
         self.loss = 0.0
+        self.losses: dict[PeerId, float] = {}
+        self.duplicated = 0.0
+        self.reorder_s = 0.0
+        self.is_directory_up = True
         self.unix_offset_s = 1_700_000_000.0
+        self.num_messages = 0
+
+    # --- processes ---
 
     def start(self, peer: PeerId) -> MemoryNetwork:
         """A fresh process of `peer`; an older one is killed."""
         self.kill(peer)
-        host = _Host(peer)
+        host = Host(peer, contextvars.copy_context())
         self._hosts[peer] = host
+        host.context.run(self._nursery.start_soon, host.run)
         return MemoryNetwork(self, host)
 
     def kill(self, peer: PeerId) -> None:
@@ -191,69 +172,121 @@ class MemorySwarm:
         if host is None:
             return
         host.is_alive = False
-        if host.thawed is not None:
-            host.thawed.set()
+        host.parked.clear()
+        host.thaw()
         for pipe in list(host.pipes.values()):
-            pipe.reset()
-        for scope in list(host.scopes.values()):
-            scope.cancel()
-        self._wake()
+            pipe.lose(host)
+        for call in list(host.serving.values()):
+            call.server_died()
+        host.serving.clear()
+        host.died.set()
 
     def freeze(self, peer: PeerId) -> None:
-        """The process answers nothing and refuses nothing until `thaw`."""
-        self._hosts[peer].thawed = trio.Event()
+        """The process answers nothing and refuses nothing until `thaw`; what comes in waits."""
+        host = self._hosts[peer]
+        if host.thawed is None:
+            host.thawed = trio.Event()
 
     def thaw(self, peer: PeerId) -> None:
         """The process goes on."""
         host = self._hosts.get(peer)
-        if host is not None and host.thawed is not None:
-            event, host.thawed = host.thawed, None
-            event.set()
+        if host is not None:
+            host.thaw()
+
+    # --- links ---
 
     def cut(self, one_side: Sequence[PeerId], other_side: Sequence[PeerId], *, both_ways: bool = True) -> None:
-        """Nothing passes from one side to the other, nor back unless told otherwise."""
-        for a in one_side:
-            for b in other_side:
-                self.cuts.add((a, b))
-                if both_ways:
-                    self.cuts.add((b, a))
+        """Nothing passes from one side to the other, nor back unless told otherwise. Cuts add up; each is mended by itself."""
+        for link in _links(one_side, other_side, both_ways):
+            self._cuts[link] = self._cuts.get(link, 0) + 1
+
+    def mend(self, one_side: Sequence[PeerId], other_side: Sequence[PeerId], *, both_ways: bool = True) -> None:
+        """Take one such cut back."""
+        for link in _links(one_side, other_side, both_ways):
+            left = self._cuts.get(link, 0) - 1
+            if left > 0:
+                self._cuts[link] = left
+            else:
+                self._cuts.pop(link, None)
+        self._release()
 
     def heal(self) -> None:
         """All cuts are gone."""
-        self.cuts.clear()
-        self._wake()
+        self._cuts.clear()
+        self._release()
 
-    def _wake(self) -> None:
-        event, self._changed = self._changed, trio.Event()
-        event.set()
+    def is_passable(self, sender: PeerId, receiver: PeerId) -> bool:
+        """Whether anything passes from one to the other."""
+        return (sender, receiver) not in self._cuts
 
-    async def wait_changed(self) -> None:
-        """Until a cut heals or a process dies."""
-        await self._changed.wait()
+    def when_passable(self, sender: PeerId, receiver: PeerId, callback: Callable[[], None]) -> None:
+        """Now, or when the cut is gone."""
+        if self.is_passable(sender, receiver):
+            callback()
+        else:
+            self._held.append((sender, receiver, callback))
 
-    def reach(self, sender: PeerId, peer: PeerId) -> _Host | None:
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for sender, receiver, callback in held:
+            self.when_passable(sender, receiver, callback)
+
+    def host_of(self, sender: PeerId, peer: PeerId) -> Host | None:
         """The live host; None when the message vanishes on its way. Raises PeerUnreachable when it is refused."""
-        if (sender, peer) in self.cuts or (self.loss > 0 and self._random.random() < self.loss):
+        if (sender, peer) in self._cuts or self._is_lost(sender, peer):
             return None
         host = self._hosts.get(peer)
         if host is None:
             raise PeerUnreachable(f"{peer} refused the connection", "a running peer")
         return host
 
-    async def travel(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> None:
+    def _is_lost(self, sender: PeerId, receiver: PeerId) -> bool:
+        loss = self.loss_between(sender, receiver)
+        return loss > 0 and self._random.random() < loss
+
+    def loss_between(self, sender: PeerId, receiver: PeerId) -> float:
+        """Share of messages lost between two peers."""
+        if not self.losses:
+            return self.loss
+        return max(self.loss, self.losses.get(sender, 0.0), self.losses.get(receiver, 0.0))
+
+    def delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> float:
         """The time that so many bytes take from one to the other."""
         a = self.speeds.get(sender, self._default_speed)
         b = self.speeds.get(receiver, self._default_speed)
         jitter = 1.0 + 0.2 * self._random.random()
-        await trio.sleep((a.latency_s + b.latency_s) / 2 * jitter + num_bytes / min(a.bytes_per_s, b.bytes_per_s))
+        return (a.latency_s + b.latency_s) / 2 * jitter + num_bytes / min(a.bytes_per_s, b.bytes_per_s)
 
-    def connect(self, opener: _Host, server: _Host, handler: StreamHandler) -> Stream:
-        """A new pipe; the server's handler runs with the other end."""
+    def frame_delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
+        """The time that a frame takes, and whether its stream breaks instead."""
+        delay_s = self.delay_s(sender, receiver, num_bytes)
+        if not self._is_lost(sender, receiver):
+            return delay_s, False
+        return delay_s + self._random.uniform(*RETRANSMIT_S), self._random.random() < RESETS_PER_LOSS
+
+    def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int, arrive: Callable[[], None]) -> None:
+        """Bring one message of a call; whether it is lost is decided on arrival."""
+        self.num_messages += 1
+        delay_s = self.delay_s(sender, receiver, num_bytes + OPENING_BYTES)
+        if self.reorder_s > 0:
+            delay_s += self._random.uniform(0.0, self.reorder_s)
+        self.timers.after(delay_s, arrive)
+
+    def is_duplicated(self) -> bool:
+        """Whether this request arrives twice."""
+        return self.duplicated > 0 and self._random.random() < self.duplicated
+
+    def next_number(self) -> int:
+        """Numbers for what is on its way."""
         self._next_number += 1
-        pipe = _Pipe(self._next_number, opener, server)
+        return self._next_number
+
+    def connect(self, opener: Host, server: Host, handler: StreamHandler) -> Stream:
+        """A new pipe; the server's handler runs with the other end."""
+        pipe = Pipe(self, self.next_number(), opener, server)
 
         async def serve() -> None:
-            stream = MemoryStream(self, pipe, 1)
+            stream = MemoryStream(pipe, 1)
             try:
                 await handler(opener.peer, stream)
             except PotluckError as error:
@@ -262,24 +295,10 @@ class MemorySwarm:
             else:
                 await stream.aclose()
 
-        self.spawn(server, serve)
-        return MemoryStream(self, pipe, 0)
+        server.start(serve)
+        return MemoryStream(pipe, 0)
 
-    def spawn(self, host: _Host, function: Callable[[], Awaitable[None]]) -> None:
-        """Run a handler on behalf of a host; it ends when the host dies."""
-        self._next_number += 1
-        number = self._next_number
-
-        async def guarded() -> None:
-            with trio.CancelScope() as scope:
-                host.scopes[number] = scope
-                try:
-                    await function()
-                finally:
-                    host.scopes.pop(number, None)
-
-        if host.is_alive:
-            self._nursery.start_soon(guarded)
+    # --- the directory ---
 
     def store(self, key: str, entry: DirectoryEntry) -> bool:
         """Keep a directory record if the rule allows it; the later expiry wins, as in the DHT."""
@@ -297,10 +316,17 @@ class MemorySwarm:
         return tuple(e for _, e in sorted(self._records[key].items()) if e.expires_unix_s > now_unix_s)
 
 
+def _links(
+    one_side: Sequence[PeerId], other_side: Sequence[PeerId], both_ways: bool
+) -> Sequence[tuple[PeerId, PeerId]]:
+    there = [(a, b) for a in one_side for b in other_side]
+    return there + [(b, a) for a, b in there] if both_ways else there
+
+
 class MemoryNetwork:
     """One process's Network in a MemorySwarm."""
 
-    def __init__(self, swarm: MemorySwarm, host: _Host) -> None:
+    def __init__(self, swarm: MemorySwarm, host: Host) -> None:
         self._swarm = swarm
         self._host = host
 
@@ -321,78 +347,37 @@ class MemoryNetwork:
         """One request, one reply; the reply of a frozen or cut-off peer never comes."""
         if len(request) > MAX_CONTROL_BYTES:
             raise LocalProtocolError(f"a request of {len(request)} bytes", f"at most {MAX_CONTROL_BYTES}")
-        with trio.move_on_after(timeout_s):
-            return await self._call(peer, channel, request)
-        raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
-
-    async def _call(self, peer: PeerId, channel: str, request: bytes) -> bytes:
-        me = self._host
-        await me.wait_awake()
-        me.check_alive()
-        me.control_up += len(request)
-        await self._swarm.travel(me.peer, peer, len(request) + OPENING_BYTES)
-        host = self._swarm.reach(me.peer, peer)
-        if host is None:
-            await trio.sleep_forever()
-        answered = trio.Event()
-        outcome: list[bytes | PotluckError] = []
-
-        async def serve() -> None:
-            await host.wait_awake()
-            handler = host.calls.get(channel)
-            if handler is None:
-                outcome.append(PeerUnreachable(f"{peer} does not serve {channel}", "a served channel"))
-            else:
-                host.control_down += len(request)
-                try:
-                    outcome.append(await handler(me.peer, request))
-                except PotluckError as error:
-                    outcome.append(RemoteProtocolError(f"{peer} failed on {channel}: {error.one_line()}", "an answer"))
-            answered.set()
-
-        async def watched() -> None:
-            try:
-                await serve()
-            finally:
-                answered.set()
-
-        self._swarm.spawn(host, watched)
-        if not host.is_alive:
-            answered.set()
-        await answered.wait()
-        await me.wait_awake()
-        me.check_alive()
-        if not outcome:
-            raise PeerUnreachable(f"{peer} died during a call on {channel}", "an answer")
-        reply = outcome[0]
-        size = len(reply) if isinstance(reply, bytes) else 0
-        await self._swarm.travel(peer, me.peer, size + OPENING_BYTES)
-        if self._swarm.reach(peer, me.peer) is None:
-            await trio.sleep_forever()
-        if isinstance(reply, PotluckError):
-            raise reply
-        if len(reply) > MAX_CONTROL_BYTES:
-            raise RemoteProtocolError(f"a reply of {len(reply)} bytes from {peer}", f"at most {MAX_CONTROL_BYTES}")
-        host.control_up += size
-        me.control_down += size
-        return reply
+        self._host.check_alive()
+        call = Call(self._swarm, self._host, peer, channel, request)
+        self._host.when_awake(call.depart)
+        too_late = CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
+        return await call.answer.wait(self._swarm.timers, timeout_s, too_late)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
         """A stream to the peer's handler of this channel."""
-        me = self._host
-        with trio.move_on_after(timeout_s):
-            await me.wait_awake()
-            me.check_alive()
-            await self._swarm.travel(me.peer, peer, OPENING_BYTES)
-            host = self._swarm.reach(me.peer, peer)
-            if host is None or (peer, me.peer) in self._swarm.cuts:
-                await trio.sleep_forever()
-            await host.wait_awake()
+        me, swarm = self._host, self._swarm
+        me.check_alive()
+        answer: Answer[Stream] = Answer()
+
+        def arrive() -> None:
+            try:
+                host = swarm.host_of(me.peer, peer)
+            except PeerUnreachable as error:
+                answer.fail(error)
+                return
+            if host is not None and swarm.is_passable(peer, me.peer):
+                host.when_awake(lambda: accept(host))
+
+        def accept(host: Host) -> None:
             handler = host.handlers.get(channel)
             if handler is None or not host.is_alive or not me.is_alive:
-                raise PeerUnreachable(f"{peer} does not serve {channel}", "a served channel")
-            return self._swarm.connect(me, host, handler)
-        raise CallTimeout(f"no stream to {peer} on {channel} within {timeout_s} s", "an open stream")
+                answer.fail(PeerUnreachable(f"{peer} does not serve {channel}", "a served channel"))
+            elif answer.is_awaited:
+                answer.give(swarm.connect(me, host, handler))
+
+        me.when_awake(lambda: swarm.carry(me.peer, peer, 0, arrive))
+        too_late = CallTimeout(f"no stream to {peer} on {channel} within {timeout_s} s", "an open stream")
+        return await answer.wait(swarm.timers, timeout_s, too_late)
 
     async def add_addresses(self, addresses: Sequence[str]) -> None:
         """Everybody is known here."""
@@ -403,15 +388,25 @@ class MemoryNetwork:
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
         """Store a record; a record that is too long is refused."""
-        self._host.check_alive()
-        await self._swarm.travel(self._host.peer, self._host.peer, len(value))
+        if not await self._reach_directory(len(value)):
+            return False
         return self._swarm.store(key, DirectoryEntry(subkey, value, expires_unix_s))
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
         """Live records."""
-        self._host.check_alive()
-        await self._swarm.travel(self._host.peer, self._host.peer, OPENING_BYTES)
+        if not await self._reach_directory(OPENING_BYTES):
+            return ()
         return self._swarm.records(key, self._swarm.unix_offset_s + trio.current_time())
+
+    async def _reach_directory(self, num_bytes: int) -> bool:
+        swarm, host = self._swarm, self._host
+        host.check_alive()
+        await swarm.timers.sleep(swarm.delay_s(host.peer, host.peer, num_bytes))
+        host.check_alive()
+        if not swarm.is_directory_up:
+            await swarm.timers.sleep(DIRECTORY_WITHIN_S)
+            host.check_alive()
+        return swarm.is_directory_up
 
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""

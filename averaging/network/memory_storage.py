@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import trio
 
+from averaging.network.clocks import Timers
 from averaging.network.storage_names import check_name
 from protocol.errors import StorageError
 
 SYNC_COST_S = 0.004
 """Virtual cost of an fsync: 4 ms, as measured."""
+
+UNBOUNDED_BYTES = 1 << 40
 
 
 class MemoryDisk:
@@ -23,7 +26,7 @@ class MemoryDisk:
         capacity_bytes: writes beyond it fail as a full disk does.
     """
 
-    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+    def __init__(self, capacity_bytes: int = UNBOUNDED_BYTES) -> None:
         self.files: dict[str, bytes] = {}
         self.logs: dict[str, list[bytes]] = {}
         self.capacity_bytes = capacity_bytes
@@ -59,7 +62,7 @@ class MemoryDisk:
     def begin(self, name: str, record: bytes) -> int:
         """A write that is not durable yet."""
         self.check_alive()
-        if self.used_bytes() + len(record) > self.capacity_bytes:
+        if self.capacity_bytes < UNBOUNDED_BYTES and self.used_bytes() + len(record) > self.capacity_bytes:
             raise StorageError("no space left on the disk", f"{len(record)} bytes", "free some space and start again")
         self._next_write += 1
         self._pending[self._next_write] = (name, record)
@@ -77,10 +80,11 @@ class MemoryDisk:
 
 
 class MemoryStorage:
-    """Storage on a MemoryDisk, below an optional folder."""
+    """Storage on a MemoryDisk, below an optional folder. `timers`, where given, carry the waits for the disk."""
 
-    def __init__(self, disk: MemoryDisk, folder: str = "") -> None:
+    def __init__(self, disk: MemoryDisk, folder: str = "", timers: Timers | None = None) -> None:
         self._disk = disk
+        self._timers = timers
         self._append_lock = trio.Lock()
         self._prefix = f"{folder}/" if folder else ""
 
@@ -104,8 +108,11 @@ class MemoryStorage:
     async def _sync(self, name: str, data: bytes) -> None:
         write = self._disk.begin(name, data)
         # a write that has begun is not taken back by a cancellation: a thread would finish it as well
-        with trio.CancelScope(shield=True):
-            await trio.sleep(SYNC_COST_S)
+        if self._timers is not None:
+            await self._timers.sleep_through(SYNC_COST_S)
+        else:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(SYNC_COST_S)
         self._disk.finish(write)
 
     async def read(self, name: str) -> bytes | None:
@@ -126,9 +133,9 @@ class MemoryStorage:
     async def list_names(self, prefix: str) -> Sequence[str]:
         """Finished files that start with `prefix`, sorted."""
         self._disk.check_alive()
-        begin = self._prefix + prefix
-        paths = {*self._disk.files, *self._disk.logs}
-        return sorted(path[len(self._prefix) :] for path in paths if path.startswith(begin))
+        begin, skip = self._prefix + prefix, len(self._prefix)
+        files = [path[skip:] for path in self._disk.files if path.startswith(begin)]
+        return sorted(files + [path[skip:] for path in self._disk.logs if path.startswith(begin)])
 
     async def delete(self, name: str) -> None:
         """Remove the file if it is there."""

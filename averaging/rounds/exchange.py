@@ -78,14 +78,18 @@ class Exchange:
 
     async def run(self) -> None:
         """Until every slice's result is here, or cancelled."""
-        self._offer_own()
-        async with trio.open_nursery() as nursery:
-            for part in self.proposal.slices:
-                if part.first_chunk in self._reductions:
-                    nursery.start_soon(self._reduce, self._reductions[part.first_chunk])
-                else:
-                    nursery.start_soon(self._trade, part)
-        self.is_over = True
+        try:
+            self._offer_own()
+            async with trio.open_nursery() as nursery:
+                for part in self.proposal.slices:
+                    if part.first_chunk in self._reductions:
+                        nursery.start_soon(self._reduce, self._reductions[part.first_chunk])
+                    else:
+                        nursery.start_soon(self._trade, part)
+            self.is_over = True
+        finally:
+            for reduction in self._reductions.values():
+                reduction.closed.set()  # members that wait for a slice of this attempt are let go
 
     def drop(self, peer: PeerId, reason: str) -> None:
         """Stop waiting for a member in our own slices."""
@@ -126,6 +130,7 @@ class Exchange:
 
         Raises:
             RemoteProtocolError: it is no member, or what it sends does not fit; the stream is reset.
+            TransportError: the attempt ended before the slice closed.
         """
         reduction = self._reductions.get(hello.first_chunk)
         if reduction is None or self.proposal.member(sender) is None:
@@ -142,10 +147,11 @@ class Exchange:
             await _expect_end(stream)
         reduction.wake()
         await reduction.closed.wait()
-        if reduction.result is not None:
-            await stream.send_frame(reduction.signed_header)
-            for chunk in reduction.result.chunks:
-                await stream.send_frame(chunk)
+        if reduction.result is None:
+            raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
+        await stream.send_frame(reduction.signed_header)
+        for chunk in reduction.result.chunks:
+            await stream.send_frame(chunk)
 
     async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream) -> None:
         part = reduction.part

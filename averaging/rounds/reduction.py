@@ -57,7 +57,7 @@ class Offers:
         self._offers: dict[PeerId, Offer] = {}
 
     def admit(self, sender: PeerId, proposal: Proposal, hello: ExchangeHello) -> Offer:
-        """Check a member's header against the proposal; one root per peer and incarnation.
+        """Check a member's header against the proposal; one root per peer and incarnation, whatever its sessions.
 
         Raises:
             RemoteProtocolError: anything that does not fit; the stream is reset.
@@ -73,7 +73,7 @@ class Offers:
         if header.base != proposal.base or header.unit != proposal.unit or header.codec != proposal.codec:
             raise RemoteProtocolError("a contribution to another round or in another codec", "the proposal's")
         known = self._offers.get(sender)
-        if known is not None and known.header.member == header.member:
+        if known is not None and known.header.member.incarnation == header.member.incarnation:
             if known.header.root != header.root:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
             return known

@@ -189,6 +189,8 @@ class TransferService:
     async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
         """Answer one request; what is not here is answered by an empty end."""
         match request:
+            case FetchResult() | FetchCommits() | FetchState() if request.unit != self._unit:
+                return
             case FetchResult():
                 await self._send_result(request, stream)
             case FetchCommits():

@@ -12,18 +12,18 @@ from averaging.codecs import Codec
 from averaging.generations import Generations
 from averaging.network.seams import Offload
 from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import split_chunks
+from averaging.rounds.contribution import result_root, split_chunks
 from averaging.state import UnitState, state_root
 from averaging.unit_log import LoggedContribution, UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink, genesis_link, verify_certificate
-from protocol.rounds.messages import Certificate, CommitRecord
+from protocol.rounds.messages import AckedRecord, Certificate, CommitRecord, SliceRecord
 from protocol.rounds.plan import covered_chunks
 from protocol.rounds.state import Contribution, OpenRound
 from protocol.tensor_schema import ChunkGrid
-from protocol.wire import decode_certificate, encode_certificate
+from protocol.wire import decode_certificate, decode_record, encode_certificate
 
 log = structlog.get_logger()
 
@@ -113,7 +113,13 @@ class UnitChain:
         if known.contribution is not None:
             contribution = Contribution(known.contribution.root, known.contribution.tokens, is_at_hand=False)
         attempt = known.promised.attempt if known.promised is not None else 0
-        return OpenRound(promised=known.promised, acked=known.acked, contribution=contribution, highest_attempt=attempt)
+        acked = known.acked if known.acked is not None and await self._holds_bytes_of(known.acked) else None
+        return OpenRound(promised=known.promised, acked=acked, contribution=contribution, highest_attempt=attempt)
+
+    async def _holds_bytes_of(self, acked: AckedRecord) -> bool:
+        """An ack whose bytes the disk has lost is void (rule 19); its ballot stays promised."""
+        record = decode_record(acked.record)
+        return await self.tools.log.holds_results(record.parent, [part.result_hash for part in record.slices])
 
     async def _restore_state(self) -> None:
         newest = await self.tools.generations.load_newest()
@@ -126,7 +132,7 @@ class UnitChain:
                 state = newest[0]
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
-            data = await self._read_results(link)
+            data = await self._read_good_results(link)
             if data is None:
                 break
             state = await self._advance(state, link, data)
@@ -169,9 +175,10 @@ class UnitChain:
         if links[-1].commit != state.head:
             raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
         root = await self._root(state)
-        await self.tools.generations.write(state, root)
+        # certificates first: a generation that the log does not lead to is worth nothing at the next start
         for link, raw in list(zip(links[1:], raws, strict=True))[len(self.certificates) :]:
             await self.tools.log.log_certificate(link.record.parent if link.record else CommitId(b""), raw)
+        await self.tools.generations.write(state, root)
         self.links, self.certificates, self.state, self.root = links, raws, state, root
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
@@ -221,6 +228,28 @@ class UnitChain:
                 return None
             parts.append(data)
         return parts
+
+    async def _read_good_results(self, link: ChainLink) -> list[bytes] | None:
+        """As `_read_results`, for bytes that an earlier process wrote: what was damaged since is deleted, to be fetched again."""
+        data, record = await self._read_results(link), link.record
+        if data is None or record is None:
+            return None
+        pairs = list(zip(record.slices, data, strict=True))
+        good = await self.tools.offload.run(
+            lambda: [part.result_hash for part, blob in pairs if self._is_result(part, blob)], cost_s=APPLY_COST_S
+        )
+        if len(good) < len(pairs):
+            log.warning("result_damaged", index=link.index, good=len(good), of=len(pairs))
+            await self.tools.log.drop_results(record.parent, good)
+            return None
+        return data
+
+    def _is_result(self, part: SliceRecord, data: bytes) -> bool:
+        try:
+            chunks = split_chunks(data, self.tools.codec, self.tools.grid, part.first_chunk, part.stop_chunk)
+        except RemoteProtocolError:
+            return False
+        return result_root(chunks) == part.result_hash
 
     async def _advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes]) -> UnitState:
         record = link.record

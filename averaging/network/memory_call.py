@@ -1,0 +1,142 @@
+"""One call between two in-memory hosts: the request travels, a handler serves it, the reply travels back; each may be lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import trio
+
+from averaging.network.clocks import Timers
+from averaging.network.seams import MAX_CONTROL_BYTES
+from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.ids import PeerId
+
+if TYPE_CHECKING:
+    from averaging.network.memory_network import Host, MemorySwarm
+
+T = TypeVar("T")
+
+
+class Answer(Generic[T]):
+    """What one task waits for, up to a deadline; the first value or error counts."""
+
+    def __init__(self) -> None:
+        self._values: list[T] = []
+        self._error: Exception | None = None
+        self._task: trio.lowlevel.Task | None = None
+        self.is_awaited = True
+
+    def give(self, value: T) -> None:
+        """The value, unless something came before."""
+        if self.is_awaited:
+            self._values.append(value)
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The error, unless something came before."""
+        if self.is_awaited:
+            self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        self.is_awaited = False
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    async def wait(self, timers: Timers, timeout_s: float, too_late: Exception) -> T:
+        """The value; raises the error, or `too_late` at the deadline."""
+        if self.is_awaited:
+            timer = timers.after(timeout_s, lambda: self.fail(too_late))
+            self._task = trio.lowlevel.current_task()
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self._task = None
+                self.is_awaited = False
+                timer.cancel()
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            timer.cancel()
+        if self._error is not None:
+            raise self._error
+        return self._values[0]
+
+
+class Call:
+    """A call on its way; its methods are the stations, called by timers."""
+
+    def __init__(self, swarm: MemorySwarm, caller: Host, peer: PeerId, channel: str, request: bytes) -> None:
+        self._swarm = swarm
+        self._caller = caller
+        self._peer = peer
+        self._channel = channel
+        self._request = request
+        self.answer: Answer[bytes] = Answer()
+
+    def depart(self) -> None:
+        """The request leaves; a duplicate takes its own time."""
+        me = self._caller
+        for _ in range(2 if self._swarm.is_duplicated() else 1):
+            me.control_up += len(self._request)
+            self._swarm.carry(me.peer, self._peer, len(self._request), self._arrive)
+
+    def _arrive(self) -> None:
+        try:
+            host = self._swarm.host_of(self._caller.peer, self._peer)
+        except PeerUnreachable as error:
+            self.answer.fail(error)
+            return
+        if host is None:
+            return
+        number = self._swarm.next_number()
+        host.serving[number] = self
+
+        async def serve() -> None:
+            await self._serve(host, number)
+
+        host.when_awake(lambda: host.start(serve))
+
+    async def _serve(self, host: Host, number: int) -> None:
+        reply = await self._reply_of(host)
+        host.when_awake(lambda: self._reply(host, number, reply))
+
+    async def _reply_of(self, host: Host) -> bytes | PotluckError:
+        handler = host.calls.get(self._channel)
+        if handler is None:
+            return PeerUnreachable(f"{self._peer} does not serve {self._channel}", "a served channel")
+        host.control_down += len(self._request)
+        try:
+            return await handler(self._caller.peer, self._request)
+        except PotluckError as error:
+            return RemoteProtocolError(f"{self._peer} failed on {self._channel}: {error.one_line()}", "an answer")
+
+    def _reply(self, host: Host, number: int, reply: bytes | PotluckError) -> None:
+        host.serving.pop(number, None)
+        num_bytes = len(reply) if isinstance(reply, bytes) else 0
+        host.control_up += num_bytes
+        self._swarm.carry(self._peer, self._caller.peer, num_bytes, lambda: self._come_back(reply))
+
+    def _come_back(self, reply: bytes | PotluckError) -> None:
+        try:
+            me = self._swarm.host_of(self._peer, self._caller.peer)
+        except PeerUnreachable:
+            return
+        if me is self._caller:
+            me.when_awake(lambda: self._take(reply))
+
+    def _take(self, reply: bytes | PotluckError) -> None:
+        if isinstance(reply, PotluckError):
+            self.answer.fail(reply)
+        elif len(reply) > MAX_CONTROL_BYTES:
+            self.answer.fail(
+                RemoteProtocolError(f"a reply of {len(reply)} bytes from {self._peer}", f"at most {MAX_CONTROL_BYTES}")
+            )
+        else:
+            self._caller.control_down += len(reply)
+            self.answer.give(reply)
+
+    def server_died(self) -> None:
+        """The connection is reset, which the caller hears as soon as anything passes."""
+        error = PeerUnreachable(f"{self._peer} died during a call on {self._channel}", "an answer")
+        self._swarm.when_passable(self._peer, self._caller.peer, lambda: self.answer.fail(error))

@@ -1,0 +1,303 @@
+"""A few peers on the in-memory seams, and commits made by hand: what the tests of averaging/rounds share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import torch
+import trio
+
+from averaging.codecs import codec_by_name
+from averaging.generations import Generations
+from averaging.network.memory_network import LinkSpeed, MemorySwarm
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.offload import InlineOffload
+from averaging.network.seams import Snapshot, Stream, TrainerProgress
+from averaging.rounds.contribution import encode_chunks, result_root
+from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
+from averaging.rounds.unit import AppliedCommit, UnitChain, UnitTools
+from averaging.state import UnitState, state_root
+from averaging.unit_log import UnitLog
+from protocol.envelope import NEVER_MS, seal
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after, verify_certificate
+from protocol.rounds.messages import (
+    Ack,
+    Ballot,
+    Certificate,
+    CommitRecord,
+    FetchRequest,
+    Included,
+    Member,
+    Omission,
+    OuterStep,
+    Proposal,
+    ResultHeader,
+    SliceSpec,
+    StartRecord,
+    StartUnit,
+)
+from protocol.rounds.plan import make_record
+from protocol.tensor_schema import ChunkGrid
+from protocol.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
+from tests.simulation.signing import HashSigner, HashVerifier
+
+UNIT = UnitName("fragment-0")
+RUN_ID = RunId(sha256(b"round world").digest())
+GRID = ChunkGrid(num_elements=60, chunk_elements=10)
+CODEC = codec_by_name("fp32")
+CHUNK_BYTES = 40
+OUTER = OuterStep("nesterov", 0.7, 0.5)
+VERIFIER = HashVerifier()
+TOKENS = 100
+
+
+@dataclass(frozen=True)
+class MadeCommit:
+    """A certified commit and the bytes of its slices, in slice order."""
+
+    link: ChainLink
+    certificate: Certificate
+    results: tuple[bytes, ...]
+
+    @property
+    def record(self) -> CommitRecord:
+        assert self.link.record is not None
+        return self.link.record
+
+    async def write_results(self, party: Party, slices: Sequence[int] | None = None) -> None:
+        """Put the bytes of some slices, or of all, on a party's disk."""
+        for number, part in enumerate(self.record.slices):
+            if slices is None or number in slices:
+                await party.log.write_result(self.record.parent, part.result_hash, self.results[number])
+
+
+@dataclass
+class Party:
+    """One peer: its keys, its disk, and the process that lives on them (`boot` starts another)."""
+
+    world: RoundWorld
+    signer: HashSigner
+    session: int = 0
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    asked: list[tuple[PeerId, FetchRequest]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.boot()
+
+    @property
+    def peer(self) -> PeerId:
+        return self.signer.peer_id
+
+    @property
+    def member(self) -> Member:
+        return Member(self.peer, 1, self.session)
+
+    def boot(self) -> None:
+        """A new process on the same disk: nothing but the disk survives. Its chain is not restored yet."""
+        self.session += 1
+        self._next_sequence = self.session << 32
+        self.network = self.world.swarm.start(self.peer)
+        self.disk.power_on()
+        storage, offload = MemoryStorage(self.disk), InlineOffload()
+        self.log = UnitLog(storage)
+        self.generations = Generations(storage, GRID, offload)
+        tools = UnitTools(RUN_ID, UNIT, VERIFIER, CODEC, GRID, offload, self.log, self.generations)
+        self.chain = UnitChain(tools, self.world.start_record, self.world.genesis)
+
+    def crash(self) -> None:
+        """kill -9: writes in flight are lost or kept, by chance."""
+        self.disk.crash(random.Random(1))
+        self.world.swarm.kill(self.peer)
+
+    def sign(self, payload: bytes) -> bytes:
+        self._next_sequence += 1
+        return seal(self.signer, ROUND_DOMAIN, RUN_ID, self._next_sequence, NEVER_MS, payload)
+
+    async def seal(self, payload: bytes) -> bytes:
+        return self.sign(payload)
+
+    async def apply(self, commit: MadeCommit) -> AppliedCommit:
+        """As the service does it: bytes on disk, then the commit."""
+        await commit.write_results(self)
+        return await self.chain.apply(commit.link, commit.certificate)
+
+    def serve_fetches(self) -> None:
+        """Answer on the channel "fetch" from our disk and note who asked for what."""
+        service = TransferService(UNIT, self.log, self.generations, GRID, self.chain.certificates_after)
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            request = await read_request(stream)
+            self.asked.append((peer, request))
+            await service.serve(peer, request, stream)
+
+        self.network.serve_streams(FETCH_CHANNEL, serve)
+
+    def serve_frames(self, frames: Sequence[bytes]) -> None:
+        """Answer every stream with these frames, whatever is asked: a liar."""
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            self.asked.append((peer, await read_request(stream)))
+            for frame in frames:
+                await stream.send_frame(frame)
+
+        self.network.serve_streams(FETCH_CHANNEL, serve)
+
+
+class StepTrainer:
+    """Trains in virtual time: every 100 tokens a small step in a direction of its own."""
+
+    STEP_TOKENS = 100
+
+    def __init__(self, seed: str, tokens_per_s: float = 400.0) -> None:
+        self._theta_N = torch.zeros(GRID.num_elements, dtype=torch.float32)
+        self._random = random.Random(seed)
+        self._tokens_per_s = tokens_per_s
+        self._ready = 0
+        self._trained = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await trio.sleep(self.STEP_TOKENS / self._tokens_per_s)
+            steps = [self._random.uniform(-0.01, 0.01) for _ in range(GRID.num_elements)]
+            self._theta_N = torch.add(self._theta_N, torch.tensor(steps, dtype=torch.float32))
+            self._ready += self.STEP_TOKENS
+            self._trained += self.STEP_TOKENS
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+        self._theta_N, self._ready = anchor_N.clone(), 0
+
+    async def snapshot(self) -> Snapshot:
+        await trio.sleep(self.STEP_TOKENS / self._tokens_per_s)
+        steps = self.STEP_TOKENS
+        return Snapshot(self._theta_N.clone(), self._ready, self._ready // steps, self._trained // steps)
+
+    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+        self._theta_N = torch.add(self._theta_N, shift_N)
+        self._ready -= credited_tokens
+
+    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+        """Its worker never dies alone."""
+
+    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+        return 0.0
+
+    def progress(self) -> TrainerProgress:
+        return TrainerProgress(self._ready, self._trained, 1.0, self._tokens_per_s, 0, "training", "")
+
+
+class RoundWorld:
+    """Peers in the order of their ids, all on the roster of the start record."""
+
+    def __init__(self, nursery: trio.Nursery, num_peers: int = 3, target_tokens: int = 3000) -> None:
+        self.swarm = MemorySwarm(nursery, random.Random(1), LinkSpeed(0.01, 10_000_000.0))
+        signers = sorted((HashSigner(bytes([n])) for n in range(num_peers)), key=lambda signer: signer.peer_id)
+        zeros_N = torch.zeros(GRID.num_elements, dtype=torch.float32)
+        draft = UnitState(UNIT, CommitId(bytes(32)), 0, 0, zeros_N, zeros_N.clone())
+        self.target_tokens = target_tokens
+        roster = tuple(signer.peer_id for signer in signers)
+        start = StartRecord(RUN_ID, (StartUnit(UNIT, bytes(32), state_root(draft, GRID)),), roster, target_tokens, 0)
+        self.start_record = encode_body(start)
+        self.genesis = UnitState(UNIT, genesis_id(self.start_record), 0, 0, zeros_N, zeros_N.clone())
+        self.parties = [Party(self, signer) for signer in signers]
+        self.stranger = Party(self, HashSigner(b"stranger"))
+
+    def proposal(
+        self, slices: Sequence[tuple[int, int, int]], *, attempt: int = 0, reduce_within_s: float = 5.0
+    ) -> Proposal:
+        """An attempt on the genesis; `slices` are (first chunk, stop chunk, number of the reducer)."""
+        return Proposal(
+            UNIT,
+            self.genesis.head,
+            1,
+            Ballot(attempt, self.parties[0].peer),
+            tuple(party.member for party in self.parties),
+            tuple(SliceSpec(first, stop, self.parties[number].peer) for first, stop, number in slices),
+            CODEC.name,
+            1000,
+            reduce_within_s,
+        )
+
+    def commit_on(
+        self,
+        parent: ChainLink,
+        seed: int,
+        *,
+        omitted_from_last_slice: Sequence[int] = (),
+        voters: Sequence[int] = (0, 1, 2),
+        roots: Sequence[Root] = (),
+    ) -> MadeCommit:
+        """A certified commit with a pseudo-random update: slice 0 by the first party, slice 1 by the second."""
+        update_N = torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(seed))
+        chunks = encode_chunks(update_N, CODEC, GRID)
+        ballot = Ballot(0, self.parties[0].peer)
+        headers, results = [], []
+        for first, stop, reducer, missing in ((0, 4, 0, ()), (4, 6, 1, tuple(omitted_from_last_slice))):
+            part = chunks[first:stop]
+            results.append(b"".join(part))
+            headers.append(
+                ResultHeader(
+                    UNIT,
+                    parent.commit,
+                    ballot,
+                    first,
+                    stop,
+                    self.parties[reducer].peer,
+                    tuple(
+                        Included(p.peer, 1, _root_of(seed, n, roots), TOKENS, parent.commit, Root(bytes(32)))
+                        for n, p in enumerate(self.parties)
+                        if n not in missing
+                    ),
+                    tuple(Omission(self.parties[n].peer, "late") for n in missing),
+                    TOKENS * (len(self.parties) - len(missing)),
+                    result_root(part),
+                )
+            )
+        proposal = Proposal(
+            UNIT,
+            parent.commit,
+            parent.index + 1,
+            ballot,
+            tuple(p.member for p in self.parties),
+            tuple(SliceSpec(h.first_chunk, h.stop_chunk, h.reducer) for h in headers),
+            CODEC.name,
+            1000,
+            5.0,
+        )
+        record = encode_record(make_record(parent, proposal, ballot, headers, parent.roster, OUTER, self.target_tokens))
+        commit = link_after(parent, record).commit
+        ack = encode_message(Ack(UNIT, parent.commit, ballot, commit))
+        acks = tuple(seal(self.parties[n].signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, ack) for n in voters)
+        certificate = Certificate(record, acks)
+        link = verify_certificate(certificate, parent, verifier=VERIFIER, run_id=RUN_ID)
+        return MadeCommit(link, certificate, tuple(results))
+
+    def commits(self, number: int) -> list[MadeCommit]:
+        """A chain from the genesis."""
+        made: list[MadeCommit] = []
+        for seed in range(number):
+            parent = made[-1].link if made else self.parties[0].chain.links[0]
+            made.append(self.commit_on(parent, seed))
+        return made
+
+
+def _root_of(seed: int, number: int, roots: Sequence[Root]) -> Root:
+    return roots[number] if roots else Root(sha256(f"{seed}/{number}".encode()).digest())
+
+
+@asynccontextmanager
+async def open_world(num_peers: int = 3, target_tokens: int = 3000) -> AsyncIterator[RoundWorld]:
+    """A world whose background tasks end with the block."""
+    async with trio.open_nursery() as nursery:
+        yield RoundWorld(nursery, num_peers, target_tokens)
+        nursery.cancel_scope.cancel()
+
+
+def certificates(raws: Sequence[bytes]) -> list[Certificate]:
+    """Read certificates as a chain keeps them."""
+    return [decode_certificate(raw) for raw in raws]

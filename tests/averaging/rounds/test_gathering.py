@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from averaging.rounds.gathering import EXCHANGE_PATIENCE_S, GATHER_WITHIN_S, Gatherer
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.messages import FetchResult
+from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
+
+Clock = trio.testing.MockClock
+
+
+async def _never_changes() -> None:
+    await trio.sleep_forever()
+
+
+def _gatherer(
+    party: Party,
+    is_exchanging: Callable[[CommitId], bool] = lambda base: False,
+    wait_changed: Callable[[], Awaitable[None]] = _never_changes,
+) -> Gatherer:
+    return Gatherer(party.network, party.chain, is_exchanging, wait_changed)
+
+
+@asynccontextmanager
+async def _one_commit() -> AsyncIterator[tuple[RoundWorld, MadeCommit, Party]]:
+    """A commit that everybody serves but nobody holds yet; the last party gathers."""
+    async with open_world() as world:
+        for party in world.parties:
+            party.serve_fetches()
+        yield world, world.commits(1)[0], world.parties[2]
+
+
+async def _holds_all(party: Party, commit: MadeCommit) -> bool:
+    held = [
+        await party.log.read_result(commit.record.parent, part.result_hash) == data
+        for part, data in zip(commit.record.slices, commit.results, strict=True)
+    ]
+    return all(held)
+
+
+def _asked(world: RoundWorld) -> list[tuple[int, int]]:
+    """(number of the peer asked, first chunk of the slice), peer by peer."""
+    return [
+        (number, request.first_chunk)
+        for number, party in enumerate(world.parties)
+        for _, request in party.asked
+        if isinstance(request, FetchResult)
+    ]
+
+
+async def test_each_slice_comes_from_its_reducer_when_it_answers(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        await commit.write_results(world.parties[1])
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[0].peer, world.parties[1].peer))
+        assert await _holds_all(gathering, commit)
+        assert _asked(world) == [(0, 0), (1, 4)]
+
+
+async def test_bytes_that_are_on_disk_are_not_fetched(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        await commit.write_results(gathering, slices=[0])
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[0].peer,))
+        assert await _holds_all(gathering, commit)
+        assert (0, 0) not in _asked(world)
+        before = _asked(world)
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[0].peer,))
+        assert _asked(world) == before, "nothing is missing any more, so nobody is asked"
+
+
+async def test_a_holder_is_asked_when_the_reducer_is_dead_or_has_nothing(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        world.swarm.kill(world.parties[0].peer)
+        await commit.write_results(world.stranger)
+        world.stranger.serve_fetches()
+        assert await _gatherer(gathering).gather(commit.record, (world.stranger.peer,))
+        assert await _holds_all(gathering, commit)
+
+
+async def test_bytes_with_another_hash_are_not_taken_and_another_holder_is_asked(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        reducer, holder = world.parties[0], world.parties[1]
+        spoilt = bytearray(commit.results[0])
+        spoilt[7] ^= 1
+        reducer.serve_frames([bytes(spoilt)])
+        await commit.write_results(holder)
+        assert await _gatherer(gathering).gather(commit.record, (holder.peer,))
+        assert len(reducer.asked) == 1
+        assert await _holds_all(gathering, commit)
+
+
+async def test_an_answer_longer_or_shorter_than_the_slice_is_not_taken(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.stranger)
+        world.stranger.serve_fetches()
+        world.parties[0].serve_frames([commit.results[0]] * 1000)
+        world.parties[1].serve_frames([commit.results[1][:-4]])
+        assert await _gatherer(gathering).gather(commit.record, (world.stranger.peer,))
+        assert await _holds_all(gathering, commit)
+
+
+async def test_bytes_that_nobody_has_are_given_up_within_the_deadline(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        assert not await _gatherer(gathering).gather(commit.record, (world.parties[0].peer, PeerId("nobody")))
+        assert GATHER_WITHIN_S <= trio.current_time() < GATHER_WITHIN_S + 2.0
+        assert not await _holds_all(gathering, commit)
+
+
+async def test_a_holder_that_went_silent_does_not_hold_up_the_deadline(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        for party in world.parties[:2]:
+            world.swarm.freeze(party.peer)
+        assert not await _gatherer(gathering).gather(commit.record, ())
+        assert trio.current_time() < GATHER_WITHIN_S + 2.0
+
+
+async def test_bytes_that_turn_up_later_are_found_by_asking_again(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+
+        async def turn_up() -> None:
+            await trio.sleep(10.0)
+            await commit.write_results(world.parties[1])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(turn_up)
+            assert await _gatherer(gathering).gather(commit.record, (world.parties[1].peer,))
+        assert trio.current_time() < 12.0
+
+
+async def test_gathering_ends_when_the_head_has_moved(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+
+        async def move() -> None:
+            await trio.sleep(5.0)
+            await gathering.apply(commit)
+
+        other = world.commit_on(gathering.chain.head, 77)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move)
+            assert not await _gatherer(gathering).gather(other.record, (world.parties[0].peer,))
+        assert trio.current_time() < 7.0
+
+
+async def test_a_running_exchange_may_bring_the_bytes_before_anybody_is_asked(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        changed = trio.Event()
+
+        async def deliver() -> None:
+            await trio.sleep(EXCHANGE_PATIENCE_S / 2)
+            await commit.write_results(gathering)
+            changed.set()
+
+        gatherer = _gatherer(gathering, lambda base: not changed.is_set(), changed.wait)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deliver)
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert _asked(world) == []
+
+
+async def test_an_exchange_that_delivers_nothing_is_waited_for_no_longer_than_its_patience(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        assert await _gatherer(gathering, lambda base: True).gather(commit.record, (world.parties[0].peer,))
+        assert trio.current_time() < 2 * EXCHANGE_PATIENCE_S + 1.0
+
+
+async def test_we_never_ask_ourselves(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, _):
+        reducer = world.parties[0]
+        await commit.write_results(world.parties[1])
+        assert await _gatherer(reducer).gather(commit.record, (reducer.peer, world.parties[1].peer))
+        assert reducer.asked == []

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.network.seams import Stream
+from averaging.rounds.contribution import encode_chunks, result_root
+from averaging.rounds.transfer import (
+    FETCH_CHANNEL,
+    FRAME_WITHIN_S,
+    PIECE_BYTES,
+    Donor,
+    TransferService,
+    ask,
+    ask_all,
+    ask_generation,
+    fetch_commits,
+    fetch_result,
+    fetch_state,
+    read_request,
+)
+from averaging.state import state_root
+from protocol.errors import (
+    CallTimeout,
+    PeerUnreachable,
+    PotluckError,
+    RemoteProtocolError,
+    TransportError,
+    UnreachableError,
+)
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds.messages import FetchCommits, FetchRequest, FetchResult, FetchShard, FetchState
+from protocol.tensor_schema import ChunkGrid
+from protocol.wire import encode_certificate, encode_fetch
+from tests.averaging.rounds.round_world import (
+    CHUNK_BYTES,
+    CODEC,
+    GRID,
+    UNIT,
+    MadeCommit,
+    Party,
+    RoundWorld,
+    open_world,
+)
+
+Clock = trio.testing.MockClock
+
+
+@asynccontextmanager
+async def _donors(num_commits: int) -> AsyncIterator[tuple[RoundWorld, list[MadeCommit], Party]]:
+    """Everybody but the last party is at the head of a chain and serves; the last one asks."""
+    async with open_world() as world:
+        made = world.commits(num_commits)
+        for party in world.parties[:2]:
+            for commit in made:
+                await party.apply(commit)
+            party.serve_fetches()
+        yield world, made, world.parties[2]
+
+
+def _request(commit: MadeCommit, number: int = 0) -> FetchResult:
+    part = commit.record.slices[number]
+    return FetchResult(UNIT, commit.record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
+
+
+async def _serve_late(frames: Sequence[bytes], stream: Stream) -> None:
+    await read_request(stream)
+    for frame in frames:
+        await stream.send_frame(frame)
+    await trio.sleep_forever()
+
+
+# --- results ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_result_is_given_whole_and_one_that_is_not_here_is_none(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        donor = world.parties[0].peer
+        for number, data in enumerate(made[0].results):
+            assert await fetch_result(me.network, donor, _request(made[0], number), CODEC, GRID) == data
+        absent = replace(_request(made[0]), result_hash=Root(bytes(32)))
+        assert await fetch_result(me.network, donor, absent, CODEC, GRID) is None
+
+
+async def test_a_result_longer_than_a_piece_comes_in_several_frames(autojump_clock: Clock) -> None:
+    async with _donors(0) as (world, _, me):
+        grid = ChunkGrid(PIECE_BYTES * 2 // 3, PIECE_BYTES // 8)
+        chunks = encode_chunks(torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(1)), CODEC, grid)
+        base, root = CommitId(b"b" * 32), result_root(chunks)
+        await world.parties[0].log.write_result(base, root, b"".join(chunks))
+        request = FetchResult(UNIT, base, 0, grid.num_chunks, root)
+        assert await fetch_result(me.network, world.parties[0].peer, request, CODEC, grid) == b"".join(chunks)
+        frames = await ask_all(me.network, world.parties[0].peer, request, 1 << 30)
+        assert len(frames) == 3
+
+
+async def test_other_bytes_than_the_record_names_are_an_error_of_the_donor(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        world.parties[0].serve_frames([made[0].results[0][::-1]])
+        with pytest.raises(RemoteProtocolError, match="other bytes"):
+            await fetch_result(me.network, world.parties[0].peer, _request(made[0]), CODEC, GRID)
+
+
+async def test_an_answer_is_cut_off_where_it_exceeds_what_was_asked_for(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        flooding = world.parties[0]
+        flooding.serve_frames([bytes(CHUNK_BYTES)] * 10_000)
+        with pytest.raises(RemoteProtocolError, match="more than"):
+            await fetch_result(me.network, flooding.peer, _request(made[0]), CODEC, GRID)
+        assert me.network.traffic().bulk_bytes_down < 20 * CHUNK_BYTES
+
+
+# --- commits ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+async def test_the_commits_after_a_base_come_in_order_and_no_others(first: int, autojump_clock: Clock) -> None:
+    async with _donors(3) as (world, made, me):
+        after = made[first - 1].link.commit if first else world.genesis.head
+        raws = await fetch_commits(me.network, world.parties[0].peer, UNIT, after)
+        assert raws == [encode_certificate(commit.certificate) for commit in made[first:]]
+
+
+async def test_a_base_of_another_chain_has_no_commits_after_it(autojump_clock: Clock) -> None:
+    async with _donors(2) as (world, _, me):
+        assert await fetch_commits(me.network, world.parties[0].peer, UNIT, CommitId(b"?" * 32)) == []
+
+
+# --- states -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_donor_offers_its_two_newest_generations(autojump_clock: Clock) -> None:
+    async with _donors(3) as (world, made, me):
+        offered = await ask_generation(me.network, world.parties[0].peer, UNIT)
+        assert [(donor.header.head, donor.header.index) for donor in offered] == [
+            (made[2].link.commit, 3),
+            (made[1].link.commit, 2),
+        ]
+        assert offered[0].root == world.parties[0].chain.root
+
+
+async def test_a_state_comes_whole_with_the_root_asked_for(autojump_clock: Clock) -> None:
+    async with _donors(2) as (world, made, me):
+        chain, told = world.parties[0].chain, []
+        state = await fetch_state(
+            me.network,
+            [PeerId("nobody"), world.parties[0].peer],
+            UNIT,
+            GRID,
+            made[1].link.commit,
+            chain.root,
+            progress=lambda here, all_: told.append((here, all_)),
+        )
+        assert state.header == chain.state.header
+        torch.testing.assert_close(state.anchor_N, chain.state.anchor_N, rtol=0, atol=0)
+        torch.testing.assert_close(state.momentum_N, chain.state.momentum_N, rtol=0, atol=0)
+        assert told == [(number, GRID.num_chunks) for number in range(1, GRID.num_chunks + 1)]
+
+
+async def test_a_donor_whose_chunks_are_spoilt_is_replaced_by_the_next(autojump_clock: Clock) -> None:
+    async with _donors(2) as (world, made, me):
+        spoilt = world.parties[0]
+        for name in [name for name in spoilt.disk.files if name.startswith("generations/")]:
+            data = bytearray(spoilt.disk.files[name])
+            data[-3] ^= 1
+            spoilt.disk.files[name] = bytes(data)
+        good = world.parties[1]
+        state = await fetch_state(
+            me.network, [spoilt.peer, good.peer], UNIT, GRID, made[1].link.commit, good.chain.root
+        )
+        assert state_root(state, GRID) == good.chain.root
+        assert any(isinstance(request, FetchState) for _, request in spoilt.asked)
+
+
+async def test_a_state_with_another_root_than_the_attested_one_is_not_fetched(autojump_clock: Clock) -> None:
+    async with _donors(2) as (world, made, me):
+        peers = [party.peer for party in world.parties[:2]]
+        with pytest.raises(UnreachableError, match="does not hold it"):
+            await fetch_state(me.network, peers, UNIT, GRID, made[1].link.commit, Root(b"x" * 32))
+        assert me.network.traffic().bulk_bytes_down < GRID.num_elements * 8
+
+
+async def test_nobody_to_ask_is_said_in_one_error_that_names_each_reason(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, _, me):
+        world.parties[0].serve_frames([b"no header"])
+        with pytest.raises(UnreachableError) as caught:
+            await fetch_state(
+                me.network,
+                [world.parties[0].peer, world.parties[1].peer, PeerId("nobody")],
+                UNIT,
+                GRID,
+                CommitId(b"?" * 32),
+                Root(bytes(32)),
+            )
+        for reason in ("state header", "does not hold it", "refused"):
+            assert reason in str(caught.value)
+
+
+async def test_more_chunks_than_the_unit_has_end_the_download(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        honest = world.parties[1]
+        offer = (await ask_generation(me.network, honest.peer, UNIT))[0]
+        assert isinstance(offer, Donor)
+        num_sent = 0
+
+        async def lie(peer: PeerId, stream: Stream) -> None:
+            nonlocal num_sent
+            request = await read_request(stream)
+            if isinstance(request, FetchState) and request.stop_chunk == 0:
+                await stream.send_frame(offer.root + offer.header.to_bytes())
+                return
+            while True:
+                await stream.send_frame(bytes(80))
+                num_sent += 1
+
+        world.parties[0].network.serve_streams(FETCH_CHANNEL, lie)
+        with pytest.raises(UnreachableError, match="more than 6 chunks"):
+            await fetch_state(me.network, [world.parties[0].peer], UNIT, GRID, made[0].link.commit, offer.root)
+        assert num_sent < 20
+
+
+# --- donors that fail, requests that make no sense ----------------------------------------------------------------------------
+
+
+async def test_a_donor_that_falls_silent_is_given_up(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        silent = world.parties[0]
+        silent.network.serve_streams(FETCH_CHANNEL, lambda peer, stream: _serve_late([b"one"], stream))
+        with pytest.raises(CallTimeout):
+            await ask_all(me.network, silent.peer, _request(made[0]), 1000)
+        assert trio.current_time() < FRAME_WITHIN_S + 5.0
+
+
+async def test_a_donor_that_dies_in_the_middle_is_an_error_and_no_end(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        dying, frames = world.parties[0], list[bytes]()
+        dying.network.serve_streams(FETCH_CHANNEL, lambda peer, stream: _serve_late([b"one"], stream))
+
+        async def die() -> None:
+            await trio.sleep(1.0)
+            dying.crash()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(die)
+            with pytest.raises(PeerUnreachable):
+                await ask(me.network, dying.peer, _request(made[0]), frames.append)
+        assert frames == [b"one"]
+
+
+async def _open_with(me: Party, peer: PeerId, frames: Sequence[bytes]) -> list[bytes]:
+    stream = await me.network.open_stream(peer, FETCH_CHANNEL, timeout_s=1.0)
+    answers = []
+    try:
+        for frame in frames:
+            await stream.send_frame(frame)
+        while (answer := await stream.receive_frame()) is not None:
+            answers.append(answer)
+    finally:
+        await stream.aclose()
+    return answers
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"\xff\xff garbage", id="garbage"),
+        pytest.param(b"", id="no kind of request"),
+        pytest.param(encode_fetch(FetchShard(bytes(32), 0)), id="a data shard"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_resets_its_stream_and_the_next_is_answered(
+    frame: bytes, autojump_clock: Clock
+) -> None:
+    async with _donors(1) as (world, made, me):
+        donor = world.parties[0].peer
+        with pytest.raises(PeerUnreachable):
+            await _open_with(me, donor, [frame])
+        assert await fetch_result(me.network, donor, _request(made[0]), CODEC, GRID) == made[0].results[0]
+
+
+async def test_a_stream_that_asks_nothing_is_not_kept_for_ever(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, _, me):
+        with pytest.raises(PeerUnreachable):
+            await _open_with(me, world.parties[0].peer, [])
+        assert FRAME_WITHIN_S <= trio.current_time() < FRAME_WITHIN_S + 2.0
+
+
+async def test_a_name_that_is_no_hash_finds_nothing_and_does_no_harm(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        donor = world.parties[0].peer
+        for hash_ in (b"", b"../../x", bytes(31)):
+            request = replace(_request(made[0]), base=CommitId(hash_), result_hash=Root(hash_))
+            try:
+                assert await ask_all(me.network, donor, request, 1000) == []
+            except TransportError:
+                continue
+        assert await fetch_result(me.network, donor, _request(made[0]), CODEC, GRID) == made[0].results[0]
+
+
+@pytest.mark.parametrize("kind", ["result", "commits", "state", "head"])
+async def test_a_request_for_another_unit_finds_nothing(kind: str, autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+
+        def request(unit: UnitName) -> FetchRequest:
+            requests: dict[str, FetchRequest] = {
+                "result": replace(_request(made[0]), unit=unit),
+                "commits": FetchCommits(unit, world.genesis.head),
+                "state": FetchState(unit, 0, GRID.num_chunks, made[0].link.commit),
+                "head": FetchState(unit, 0, 0, b""),
+            }
+            return requests[kind]
+
+        donor = world.parties[0].peer
+        assert await ask_all(me.network, donor, request(UnitName("fragment-1")), 1 << 20) == []
+        assert await ask_all(me.network, donor, request(UNIT), 1 << 20) != []
+
+
+async def test_a_range_beyond_the_unit_is_cut_to_it(autojump_clock: Clock) -> None:
+    async with _donors(1) as (world, made, me):
+        request = FetchState(UNIT, 4, 1 << 19, made[0].link.commit)
+        assert len(await ask_all(me.network, world.parties[0].peer, request, 1 << 20)) == 2
+
+
+async def test_a_generation_replaced_during_a_download_resets_the_stream(autojump_clock: Clock) -> None:
+    """So that the asker never takes a short answer for a whole one."""
+    async with _donors(1) as (world, made, me):
+        donor = world.parties[0]
+        service = TransferService(UNIT, donor.log, donor.generations, GRID, donor.chain.certificates_after)
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            await service.serve(peer, await read_request(stream), stream)
+
+        def take(chunk: bytes) -> None:
+            for name in [name for name in donor.disk.files if name.startswith("generations/")]:
+                del donor.disk.files[name]
+
+        donor.network.serve_streams(FETCH_CHANNEL, serve)
+        with pytest.raises(PotluckError):
+            await ask(me.network, donor.peer, FetchState(UNIT, 0, GRID.num_chunks, made[0].link.commit), take)
