@@ -1,4 +1,9 @@
-"""Storage on real files: temporary name, fsync, rename, fsync of the folder; logs framed with length and CRC."""
+"""Storage on real files: temporary name, fsync, rename, fsync of the folder; logs framed with length and checksums.
+
+A log's frame: length u32, checksum of the length u32, checksum of the record u32, record; little-endian, CRC-32. The length has a
+checksum of its own so that a power cut, which leaves the last frame incomplete, is not confused with a damaged disk: a bit that
+flips in an old frame must not make the rest of the log look unwritten.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,10 @@ import trio
 
 from averaging.network.seams import Offload
 from averaging.network.storage_names import check_name
-from protocol.errors import StorageError
+from protocol.errors import LocalProtocolError, StorageError
 
-_FRAME: Final = struct.Struct("<II")
+_LENGTH: Final = struct.Struct("<I")
+_FRAME: Final = struct.Struct("<III")
 _TEMPORARY: Final = ".unfinished"
 MAX_RECORD_BYTES: Final = 64 << 20
 
@@ -46,9 +52,11 @@ class FileStorage:
         """Durable when it returns.
 
         Raises:
-            StorageError: disk full or not writable; a torn tail is overwritten by the next append.
+            StorageError: disk full, not writable or damaged; a torn tail is overwritten by the next append.
         """
         path = self._path(name)
+        if len(record) > MAX_RECORD_BYTES:
+            raise LocalProtocolError(f"a record of {len(record)} bytes", f"at most {MAX_RECORD_BYTES}")
         async with self._append_lock:
             if name not in self._good_length:
                 self._good_length[name] = await self._offload.run(lambda: _scan(path)[1])
@@ -66,7 +74,7 @@ class FileStorage:
         return await self._offload.run(lambda: _read(path, offset_bytes, num_bytes))
 
     async def read_records(self, name: str) -> Sequence[bytes]:
-        """All good records of a log."""
+        """All good records of a log. Raises StorageError when one before the last is damaged."""
         path = self._path(name)
         return (await self._offload.run(lambda: _scan(path)))[0]
 
@@ -104,7 +112,7 @@ def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _append(path: Path, begin: int, record: bytes) -> int:
-    frame = _FRAME.pack(len(record), zlib.crc32(record)) + record
+    frame = _FRAME.pack(len(record), _length_checksum(len(record)), zlib.crc32(record)) + record
     try:
         is_new = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,19 +131,43 @@ def _append(path: Path, begin: int, record: bytes) -> int:
     return begin + len(frame)
 
 
+def _length_checksum(length: int) -> int:
+    return zlib.crc32(_LENGTH.pack(length))
+
+
 def _scan(path: Path) -> tuple[list[bytes], int]:
-    """Good records, and the offset after the last of them."""
+    """Good records, and the offset after the last of them, where the next append goes.
+
+    Raises:
+        StorageError: damage before the last frame; what follows it must not be taken for never written.
+    """
     data = _read(path, 0, None) or b""
     records: list[bytes] = []
     begin = 0
     while begin + _FRAME.size <= len(data):
-        length, checksum = _FRAME.unpack_from(data, begin)
-        body = data[begin + _FRAME.size : begin + _FRAME.size + length]
-        if length > MAX_RECORD_BYTES or len(body) != length or zlib.crc32(body) != checksum:
+        length, length_checksum, checksum = _FRAME.unpack_from(data, begin)
+        end = begin + _FRAME.size + length
+        if length > MAX_RECORD_BYTES or _length_checksum(length) != length_checksum:
+            end = begin + _FRAME.size  # it says nothing about where it would end
+            is_good = False
+        else:
+            is_good = zlib.crc32(data[begin + _FRAME.size : end]) == checksum and end <= len(data)
+        if not is_good:
+            # a file that was lengthened before its bytes came reads as zeros
+            if any(data[begin:]) and end < len(data):
+                raise _damage(path, begin, len(data))
             break
-        records.append(body)
-        begin += _FRAME.size + length
+        records.append(data[begin + _FRAME.size : end])
+        begin = end
     return records, begin
+
+
+def _damage(path: Path, begin: int, num_bytes: int) -> StorageError:
+    return StorageError(
+        f"{path} is damaged at byte {begin} of {num_bytes}",
+        "whole records up to the last one",
+        "what this peer has promised and voted may be lost: check the disk and join again with a fresh --state-dir",
+    )
 
 
 def _read(path: Path, offset_bytes: int, num_bytes: int | None) -> bytes | None:

@@ -201,7 +201,11 @@ class Storage(Protocol):
         ...
 
     async def read_records(self, name: str) -> Sequence[bytes]:
-        """All good records of a log in order; a torn tail is left out and will be overwritten by the next append."""
+        """All good records of a log in order; a torn tail is left out and will be overwritten by the next append.
+
+        Raises:
+            StorageError: a record before the last is damaged: what came after it was promised and must not be forgotten.
+        """
         ...
 
     async def list_names(self, prefix: str) -> Sequence[str]:

@@ -22,7 +22,36 @@ async def test_a_log_goes_on_after_a_torn_tail(tmp_path: Path) -> None:
         assert list(await reopened.read_records("log")) == [b"first", b"third"]
 
 
-async def test_a_record_with_a_flipped_bit_ends_the_log(tmp_path: Path) -> None:
+async def test_a_flipped_bit_before_the_last_record_is_damage_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    for record in (b"first", b"second", b"third"):
+        await storage.append("log", record)
+    whole = (tmp_path / "log").read_bytes()
+    last_frame = len(whole) // 3
+    for bit in range(8 * (len(whole) - last_frame)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "log").write_bytes(damaged)
+        reopened = FileStorage(tmp_path, ThreadOffload())
+        with pytest.raises(StorageError, match="damaged"):
+            await reopened.read_records("log")
+        with pytest.raises(StorageError, match="damaged"):
+            await reopened.append("log", b"fourth")
+        assert (tmp_path / "log").read_bytes() == bytes(damaged)
+
+
+async def test_a_tail_of_zeros_was_never_written(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.append("log", b"first")
+    with open(tmp_path / "log", "ab") as file:
+        file.write(bytes(4096))
+    reopened = FileStorage(tmp_path, ThreadOffload())
+    assert list(await reopened.read_records("log")) == [b"first"]
+    await reopened.append("log", b"second")
+    assert list(await reopened.read_records("log")) == [b"first", b"second"]
+
+
+async def test_a_last_record_with_a_flipped_bit_ends_the_log(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path, ThreadOffload())
     await storage.append("log", b"first")
     await storage.append("log", b"second")
