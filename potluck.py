@@ -6,6 +6,7 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -17,12 +18,12 @@ import typer
 
 import coordinator.command_line
 import peer.commands
-from peer.exit_codes import BUG, INTERRUPTED, exit_code_lines
+from peer.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 from protocol.errors import PotluckError
 from protocol.ids import PROTOCOL_VERSION
 
-# Failed TLS handshakes of strangers would otherwise be printed over the screen by grpc's C core.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# Failed TLS handshakes of strangers and ports in use would otherwise be printed by grpc's C core; we say them ourselves.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 app = typer.Typer(
     help="Train one model on many people's GPUs.",
@@ -80,19 +81,30 @@ def _set_up_logging() -> None:
     )
 
 
-def main() -> None:
-    """Run one command; every way out ends in `sys.exit` with a code of peer/exit_codes.py."""
-    _set_up_logging()
+def _run() -> int:
+    """Run one command; its exit code, one of peer/exit_codes.py."""
     try:
+        _set_up_logging()
         app(prog_name="potluck")
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else OK
     except PotluckError as error:
         typer.echo(f"potluck: {error.one_line()}", err=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last edge of the program: keep the traceback, print one line
         _report_bug(error)
-        sys.exit(BUG)
+        return BUG
+    return OK
+
+
+def main() -> None:
+    """Run one command and leave with its exit code."""
+    code = _run()
+    # A second Ctrl-C while Python takes itself apart would print a traceback or change the code of a clean leave.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -86,17 +86,37 @@ def _free_port(host: str) -> int:
 def _port(ledger: Ledger, name: str, wanted: int, host: str) -> int:
     stored = ledger.get(name)
     port = wanted or (int(stored) if stored else _free_port(host))
-    ledger.put(name, str(port).encode("ascii"))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            flag = "--" + name.replace(" ", "-")
+            remedy = f"give another with {flag}" if wanted else f"free it: invites name it; or move with {flag}"
+            raise MachineError(
+                f"{name}: cannot listen on {_bracketed(host)}:{port} ({error.strerror})",
+                "a free port on an address of this machine",
+                remedy,
+            ) from error
     return port
 
 
 def settle_addresses(config: HostConfig, ledger: Ledger) -> HostAddresses:
     """Ports as configured, else those of the last start, so that invites stay good; else free ones. Blocks.
 
+    Each is tried for a moment: libp2p shares its ports with other processes of the same user and would not notice. Ports
+    are remembered only when both are free, so that a failed start moves nothing.
+
     Raises:
-        MachineError: `listen_host` is no address of this machine.
+        MachineError: a port is in use, or `listen_host` is no address of this machine.
     """
     host = config.listen_host
     grpc_port = _port(ledger, "grpc port", config.grpc_port, host)
     p2p_port = _port(ledger, "p2p port", config.p2p_port, host)
+    if grpc_port == p2p_port:
+        raise MachineError(f"grpc port and p2p port are both {grpc_port}", "two ports", "change one of them")
+    ledger.put("grpc port", str(grpc_port).encode("ascii"))
+    ledger.put("p2p port", str(p2p_port).encode("ascii"))
     return HostAddresses(host, public_host(config), grpc_port, p2p_port)

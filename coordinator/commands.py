@@ -51,7 +51,7 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
     Raises:
         ConfigError, MachineError, StorageError: it cannot be hosted, and why.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from coordinator.config import load_host_config
 
     config = load_host_config(flags)

@@ -25,7 +25,7 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.clocks import SystemClock
-from averaging.network.directory import signed_record_rule
+from averaging.network.directory import member_record_rule
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
@@ -51,6 +51,7 @@ from coordinator.service import CoordinatorService, HostedRun
 from coordinator.status_page import bind_http, serve_status
 from coordinator.tracker import RunTracker, TrackedRun
 from protocol.coordination import TLS_SERVER_NAME
+from protocol.credential import BACKDATE_S
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -175,9 +176,14 @@ def _url(http_host: str, port: int) -> str:
 @asynccontextmanager
 async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddresses) -> AsyncIterator[Network]:
     run_id = host.run.manifest.run_id
+
+    async def is_admitted(peer: PeerId) -> bool:
+        return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
+
     options = NetworkOptions(
         p2pd=P2pdOptions(host.held.path, addresses.p2p_listen, addresses.p2p_announce),
-        record_rule=signed_record_rule(Ed25519Verifier(), run_id),
+        record_rule=member_record_rule(Ed25519Verifier(), run_id, host.run.authority.certificate_der),
+        admits=is_admitted,
     )
     peer_id = host.held.identity.peer_id
     cache = ShardCache(host.run.folder / DATA_FOLDER)
@@ -186,7 +192,7 @@ async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddres
         return await host.offload.run(lambda: cache.read(shard_hash.hex()))
 
     async with open_libp2p_network(thread, options, peer_id, unix_s=host.clock.unix_s) as network:
-        network.serve_streams(SHARD_CHANNEL, serve_shards(read_shard))
+        network.serve_streams(SHARD_CHANNEL, serve_shards(read_shard, is_admitted))
         yield network
 
 
@@ -208,7 +214,9 @@ async def _open_rpc(
     )
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
     names = (TLS_SERVER_NAME, addresses.public_host)
-    tls = ServerTls(*run.authority.issue_server(names, now_unix_s=host.clock.unix_s()))
+    # From the CA's own first moment on: a peer whose clock is behind shall hear of its clock, not of a bad certificate.
+    begin_unix_s = run.authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
+    tls = ServerTls(*run.authority.issue_server(names, now_unix_s=begin_unix_s))
     port = addresses.grpc_port
     async with open_rpc_server(service, thread, tls, host=addresses.listen_host, port=port) as server:
         yield server
@@ -243,7 +251,8 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
         grid=ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements),
         model=manifest.config.model.model_dump(),
     )
-    rules = CheckpointRules(manifest.config.checkpoint.every_rounds, manifest.config.checkpoint.keep)
+    kept = manifest.config.checkpoint
+    rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
     return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network))
 
 

@@ -111,8 +111,10 @@ def _explain(error: grpc.aio.AioRpcError, address: str) -> PotluckError:
                 "check the address, or ask the host for a new invite",
             )
         case grpc.StatusCode.UNAVAILABLE:
+            # "failed to connect to all addresses; last error: UNKNOWN: ipv4:...: Connection refused": the last part says it.
+            cause = details.rpartition(": ")[2].strip(" ]")
             return UnreachableError(
-                f"no coordinator answers at {address} ({details})",
+                f"no coordinator answers at {address} ({cause})",
                 "a running `potluck host`",
                 "check host and firewall",
             )

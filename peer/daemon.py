@@ -19,7 +19,7 @@ from averaging.data.shards import ShardCache
 from averaging.generations import Generations
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
-from averaging.network.directory import signed_record_rule
+from averaging.network.directory import member_record_rule
 from averaging.network.file_storage import FileStorage
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
@@ -30,14 +30,26 @@ from averaging.rounds.service import RoundService, RoundTools
 from averaging.rounds.unit import UnitChain, UnitTools
 from averaging.start_state import start_root, start_state
 from averaging.unit_log import UnitLog
+from peer.addresses import announced, check_listen_address, multiaddress
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
-from peer.joining import Membership, admit, check_start, fetch_data, open_start_record, saved_membership
+from peer.joining import (
+    Membership,
+    admit,
+    check_clock_again,
+    check_invite,
+    check_start,
+    fetch_data,
+    invite_of_last_run,
+    open_start_record,
+    saved_membership,
+)
 from peer.local_training import TrainingPlan
-from peer.membership_file import save_membership, take_session
+from peer.membership_file import is_known, remember_start, run_folder, take_session
+from peer.membership_upkeep import MembershipUpkeep
 from peer.reporting import Reporter, evaluate_commits
-from peer.roster import Roster
+from peer.roster import CREDENTIAL_CHANNEL, Roster
 from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
@@ -46,7 +58,7 @@ from peer.status_http import bind_http, serve_peer_http
 from peer.trainer import WorkerTrainer, open_worker_trainer
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.envelope import first_sequence, seal
-from protocol.errors import ConfigError, PotluckError
+from protocol.errors import PotluckError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import PeerId
@@ -120,12 +132,13 @@ def run_peer(config: PeerConfig, invite_text: str | None) -> int:
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
     """
-    if not invite_text:
-        raise ConfigError("no invite", "the line that the host printed", "potluck join potluck1:...")
-    invite = decode_invite(invite_text)
+    invite = decode_invite(invite_text) if invite_text else invite_of_last_run(config.state_dir)
+    folder = run_folder(config.state_dir, invite.run_id)
+    clock = SystemClock()
+    if not is_known(folder):
+        check_invite(invite, clock.unix_s())
+    check_listen_address(config)
     with open_identity(config.state_dir / "identity") as held:
-        folder = config.state_dir / "runs" / invite.run_id.hex()[:16]
-        clock = SystemClock()
         session = take_session(config.state_dir)
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
@@ -185,59 +198,73 @@ async def _take_part(life: _Life) -> None:
         caller = Caller(life.identity, life.sequence.take_soon, life.clock)
         client = await stack.enter_async_context(open_coordinator_client(thread, endpoint, caller))
         membership = saved
-        if membership is None:
-            life.invite.ensure_fresh(life.clock.unix_s())
+        if membership is not None:
+            await check_clock_again(client)
+        else:
             life.board.say("joining", "asking the coordinator for admission")
             membership = await admit(client, life.invite, life.identity, life.folder, life.clock)
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
-        verifier = Ed25519Verifier()
-        options = NetworkOptions(
-            p2pd=_p2pd_options(life),
-            record_rule=signed_record_rule(verifier, membership.run_id),
-            initial_peers=membership.saved.bootstrap,
-            upload_bytes_per_s=float(life.config.upload_bytes_per_s) or None,
-        )
+        roster = _roster(life, membership)
         life.board.say("joining", "starting the network")
+        options = _network_options(life, membership, roster)
         network = await stack.enter_async_context(
             open_libp2p_network(thread, options, life.identity.peer_id, unix_s=life.clock.unix_s)
         )
+        roster.serve(network)
         life.board.network = network
-        await _train(life, membership, client, network, verifier)
+        await _train(life, membership, client, network, roster)
+
+
+def _roster(life: _Life, membership: Membership) -> Roster:
+    return Roster(
+        membership.run_id,
+        life.invite.ca_certificate_der,
+        membership.coordinator,
+        membership.saved.credential,
+        Ed25519Verifier(),
+        life.clock,
+    )
+
+
+def _network_options(life: _Life, membership: Membership, roster: Roster) -> NetworkOptions:
+    saved = membership.saved
+    return NetworkOptions(
+        p2pd=_p2pd_options(life),
+        record_rule=member_record_rule(Ed25519Verifier(), membership.run_id, life.invite.ca_certificate_der),
+        # The host may be away: then those who were there when we left are the way back in.
+        initial_peers=tuple(dict.fromkeys((*saved.bootstrap, *saved.peer_addresses))),
+        admits=roster.is_member,
+        open_channels=frozenset({CREDENTIAL_CHANNEL}),
+        upload_bytes_per_s=float(life.config.upload_bytes_per_s) or None,
+    )
 
 
 def _p2pd_options(life: _Life) -> P2pdOptions:
     config = life.config
-    announce: tuple[str, ...] = ()
-    if config.announce_host and config.listen_port:
-        announce = (f"/ip4/{config.announce_host}/tcp/{config.listen_port}",)
     return P2pdOptions(
         identity_file=life.held.path,
-        listen=(f"/ip4/{config.listen_host}/tcp/{config.listen_port}",),
-        announce=announce,
+        listen=(multiaddress(config.listen_host, config.listen_port),),
+        announce=announced(config),
         accepts_inbound=not config.no_listen,
     )
 
 
 async def _train(
-    life: _Life, membership: Membership, client: CoordinatorClient, network: Network, verifier: Ed25519Verifier
+    life: _Life, membership: Membership, client: CoordinatorClient, network: Network, roster: Roster
 ) -> None:
-    board = life.board
-    roster = Roster(
-        membership.run_id,
-        life.invite.ca_certificate_der,
-        membership.coordinator,
-        membership.saved.credential,
-        verifier,
-        life.clock,
-    )
-    roster.serve(network)
+    board, verifier = life.board, Ed25519Verifier()
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
-    network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache)))
+    network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), roster.is_member))
     reporter = Reporter(client, board)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
-        nursery.start_soon(announce, network, life.clock, membership.run_id, partial(_own_record, life, roster))
+        nursery.start_soon(
+            announce, network, life.clock, membership.run_id, partial(_own_record, life, roster, network)
+        )
+        upkeep = _upkeep(life, membership, roster)
+        nursery.start_soon(upkeep.keep_peers)
+        nursery.start_soon(upkeep.keep_credential, client.renew)
         peers = await _members_listed(network, membership, roster)
         donors = (*peers, membership.coordinator)
         await fetch_data(network, membership.dataset, cache, lambda: donors, partial(board.say, "joining"))
@@ -325,8 +352,20 @@ async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
     return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
 
 
-async def _own_record(life: _Life, roster: Roster, expires_unix_s: float) -> bytes:
-    return roster.record(life.identity, life.sequence.take(), expires_unix_s)
+async def _own_record(life: _Life, roster: Roster, network: Network, expires_unix_s: float) -> bytes:
+    return roster.record(life.identity, life.sequence.take(), expires_unix_s, network.addresses())
+
+
+def _upkeep(life: _Life, membership: Membership, roster: Roster) -> MembershipUpkeep:
+    return MembershipUpkeep(
+        folder=life.folder,
+        roster=roster,
+        identity=life.identity,
+        run_id=membership.run_id,
+        ca_certificate_der=life.invite.ca_certificate_der,
+        clock=life.clock,
+        offload=ThreadOffload(),
+    )
 
 
 async def _members_listed(network: Network, membership: Membership, roster: Roster) -> tuple[PeerId, ...]:
@@ -347,8 +386,7 @@ async def _wait_for_start(life: _Life, membership: Membership, client: Coordinat
                 while True:
                     news = await watch.next()
                     if news.start_record:
-                        saved = membership.saved.model_copy(update={"start_record": news.start_record})
-                        save_membership(life.folder, saved)
+                        await ThreadOffload().run(partial(remember_start, life.folder, news.start_record))
                         return news.start_record
                     life.board.say("waiting", f"for the run to start: {news.reason}")
         except PotluckError as error:

@@ -19,7 +19,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     7: "another protocol version or schema",
     8: "the run has ended",
     75: "temporary: the same command may work later",
-    INTERRUPTED: "interrupted twice: left at once",
+    INTERRUPTED: "interrupted twice, or before it was up: left at once",
 }
 
 

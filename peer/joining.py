@@ -9,16 +9,25 @@ from typing import Final
 
 import structlog
 import trio
+from cryptography import x509
 
 from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, parse_dataset
 from averaging.network.seams import Clock, Network
 from peer.coordinator_client import CoordinatorClient
-from peer.membership_file import SavedMembership, load_membership, save_membership
+from peer.membership_file import SavedMembership, last_run_folder, load_membership, save_membership
 from protocol.coordination import START_DOMAIN
 from protocol.credential import check_credential, key_pem, make_request, make_tls_key
 from protocol.envelope import open_envelope
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, UnreachableError, VersionError
+from protocol.errors import (
+    ConfigError,
+    PotluckError,
+    RefusedError,
+    RemoteProtocolError,
+    TransportError,
+    UnreachableError,
+    VersionError,
+)
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.invite import Invite
@@ -32,6 +41,8 @@ log = structlog.get_logger()
 MAX_CLOCK_ERROR_S: Final = 120.0
 """Signed messages expire within minutes, so a clock further off cannot take part."""
 
+CLOCK_REMEDY: Final = "set the clock (NTP) and join again"
+CLOCK_WITHIN_S: Final = 5.0
 SHARD_WITHIN_S: Final = 60.0
 RETRY_S: Final = 1.0
 DATA_WITHIN_S: Final = 600.0
@@ -81,6 +92,86 @@ def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s
     return check_membership(saved, run_id)
 
 
+def check_invite(invite: Invite, now_unix_s: float) -> None:
+    """What can be said of a newcomer's invite before anybody is asked and anything is written.
+
+    Raises:
+        ConfigError: its CA certificate cannot be read.
+        RefusedError: it has expired, or this machine's clock says that the run is still to be made.
+    """
+    try:
+        authority = x509.load_der_x509_certificate(invite.ca_certificate_der)
+    except ValueError as error:
+        raise ConfigError(
+            "an invite with a CA certificate that cannot be read", "a whole invite", "ask the host for a new one"
+        ) from error
+    early_s = authority.not_valid_before_utc.timestamp() - now_unix_s
+    if early_s > 0:
+        # TLS would only say that the certificate is not good.
+        raise RefusedError(
+            f"this machine's clock is at least {early_s / 60:.0f} minutes behind: the run was made after what it says",
+            "a clock that is right",
+            CLOCK_REMEDY,
+        )
+    invite.ensure_fresh(now_unix_s)
+
+
+def invite_of_last_run(state_dir: Path) -> Invite:
+    """The way back into the run that was joined last: an invite without a secret, of use to a known peer only.
+
+    Raises:
+        ConfigError: no run was ever joined from here.
+        StorageError, RemoteProtocolError, VersionError: what was kept is damaged or of another version.
+    """
+    folder = last_run_folder(state_dir)
+    saved = load_membership(folder) if folder is not None else None
+    if saved is None:
+        raise ConfigError(
+            f"no invite, and no run joined from {state_dir} before",
+            "the line that the host printed",
+            "potluck join potluck1:...",
+        )
+    return Invite(
+        coordinator_addresses=saved.addresses,
+        ca_certificate_der=saved.ca_certificate_der,
+        run_id=open_manifest(saved.manifest, verifier=Ed25519Verifier()).run_id,
+        secret=b"",
+        expires_unix_s=0,
+        bootstrap=saved.bootstrap,
+        max_uses=0,
+    )
+
+
+def _check_clock(ahead_s: float) -> None:
+    """`ahead_s`: how far the coordinator's clock is ahead of ours."""
+    # Written so that NaN is refused too.
+    if abs(ahead_s) <= MAX_CLOCK_ERROR_S:
+        return
+    side = "behind" if ahead_s > 0 else "ahead of"
+    raise RefusedError(
+        f"this machine's clock is {abs(ahead_s):.0f} s {side} the coordinator's",
+        f"at most {MAX_CLOCK_ERROR_S:.0f} s",
+        CLOCK_REMEDY,
+    )
+
+
+async def check_clock_again(client: CoordinatorClient) -> None:
+    """For a peer that comes back and asks nobody for admission: compare clocks, if the coordinator is there to ask.
+
+    Raises:
+        RefusedError: our clock is far off: everybody would drop our messages as expired, and nobody would tell us.
+        VersionError: the coordinator speaks another version.
+    """
+    with trio.move_on_after(CLOCK_WITHIN_S):
+        try:
+            ahead_s = await client.clock_ahead_s()
+        except (UnreachableError, TransportError, RefusedError) as error:
+            # Away, or somebody else has its address now: peers train and average without it.
+            log.info("clock_not_compared", reason=error.one_line())
+            return
+        _check_clock(ahead_s)
+
+
 async def admit(
     client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
 ) -> Membership:
@@ -90,13 +181,7 @@ async def admit(
         RefusedError: the invite is used, expired or of another run, or our clock is far off.
         UnreachableError, VersionError: nobody answers, or it speaks another version.
     """
-    ahead_s = await client.clock_ahead_s()
-    if abs(ahead_s) > MAX_CLOCK_ERROR_S:
-        raise RefusedError(
-            f"this machine's clock is {abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the coordinator's",
-            f"at most {MAX_CLOCK_ERROR_S:.0f} s",
-            "set the clock (NTP) and join again",
-        )
+    _check_clock(await client.clock_ahead_s())
     tls_key = make_tls_key()
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
     reply = await client.admit(invite.secret, request)

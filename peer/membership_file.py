@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 
+from averaging.network.file_storage import sync_folder
 from protocol.errors import StorageError
+from protocol.ids import RunId
 
 FILE_NAME: Final = "membership.json"
+_RUNS: Final = "runs"
+_CHANGING: Final = threading.Lock()
+"""Several services of one daemon change the file, each on a thread of its own; other processes are kept out by the identity."""
 
 
 class SavedMembership(BaseModel):
@@ -27,6 +33,24 @@ class SavedMembership(BaseModel):
     start_record: Base64Bytes
     coordinator_peer_id: str
     bootstrap: tuple[str, ...]
+    peer_addresses: tuple[str, ...] = ()
+    """Where other peers listened when we saw them last: a way back in when the host is away."""
+
+
+def run_folder(state_dir: Path, run_id: RunId) -> Path:
+    """Where a peer keeps one run."""
+    return state_dir / _RUNS / run_id.hex()[:16]
+
+
+def is_known(folder: Path) -> bool:
+    """Whether this peer was admitted to the run in `folder` before, however long ago."""
+    return (folder / FILE_NAME).exists()
+
+
+def last_run_folder(state_dir: Path) -> Path | None:
+    """The run whose membership was written last, None when no run was ever joined from here."""
+    files = sorted((state_dir / _RUNS).glob(f"*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime)
+    return files[-1].parent if files else None
 
 
 def save_membership(folder: Path, membership: SavedMembership) -> None:
@@ -36,17 +60,58 @@ def save_membership(folder: Path, membership: SavedMembership) -> None:
         StorageError: the folder cannot be written.
     """
     path = folder / FILE_NAME
-    temporary = path.with_suffix(".unfinished")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(membership.model_dump_json().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        _write_durably(path, membership.model_dump_json().encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
+
+
+def remember_peers(folder: Path, addresses: tuple[str, ...]) -> None:
+    """Keep where other peers listen; what is kept stays as long as there is nothing newer. Blocks.
+
+    Raises:
+        StorageError: the file is damaged or cannot be written.
+    """
+    if addresses:
+        _change(folder, peer_addresses=addresses)
+
+
+def remember_start(folder: Path, start_record: bytes) -> None:
+    """Keep the host's start record. Blocks.
+
+    Raises:
+        StorageError: the file is damaged or cannot be written.
+    """
+    _change(folder, start_record=start_record)
+
+
+def remember_credential(folder: Path, credential: bytes, tls_key_pem: bytes) -> None:
+    """Keep a newer credential and its key. Blocks.
+
+    Raises:
+        StorageError: the file is damaged or cannot be written.
+    """
+    _change(folder, credential=credential, tls_key_pem=tls_key_pem)
+
+
+def _change(folder: Path, **values: object) -> None:
+    with _CHANGING:
+        saved = load_membership(folder)
+        if saved is not None and any(getattr(saved, name) != value for name, value in values.items()):
+            save_membership(folder, saved.model_copy(update=values))
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    """Whole or not at all, and there after a power cut: the file is synced, then its name is."""
+    temporary = path.with_suffix(".unfinished")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def load_membership(folder: Path) -> SavedMembership | None:
@@ -73,15 +138,9 @@ def take_session(folder: Path) -> int:
         StorageError: the folder cannot be written.
     """
     path = folder / "session"
-    temporary = path.with_suffix(".unfinished")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         session = int(path.read_text()) + 1 if path.exists() else 1
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write(str(session))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        _write_durably(path, str(session).encode("ascii"))
     except (OSError, ValueError) as error:
         raise StorageError(
             f"{path} cannot be counted up: {error}", "a writable folder", "remove the file if it is damaged"

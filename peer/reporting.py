@@ -17,7 +17,7 @@ from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
 from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, cut_certificates
 from protocol.decoder_schema import WHOLE_MODEL
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.chain import ChainLink
 
@@ -62,12 +62,13 @@ class Reporter:
         self._client = client
         self._board = board
         self._want_from_index = 1
+        self._refused = ""
         self.is_ready_to_start = False
         self.is_leaving = False
         self.last_reply: ReportReply | None = None
 
     async def report_once(self) -> bool:
-        """Send one report; False when the coordinator cannot be reached: it will hear everything later."""
+        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later."""
         report = make_report(
             self._board, is_ready_to_start=self.is_ready_to_start, want_from_index=self._want_from_index
         )
@@ -75,9 +76,16 @@ class Reporter:
             report = replace(report, state="left")
         try:
             reply = await self._client.report(report)
+        except (RefusedError, RemoteProtocolError) as error:
+            # Banned, or a clock that went wrong: the owner can do something about it, so it is said, once.
+            if error.found != self._refused:
+                log.warning("report_refused", reason=error.one_line())
+            self._refused = error.found
+            return False
         except PotluckError as error:
             log.debug("report_not_delivered", reason=error.one_line())
             return False
+        self._refused = ""
         self._want_from_index = reply.want_from_index
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
         self.last_reply = reply

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from averaging.network.directory import open_record, seal_record
+from averaging.network.directory import PeerRecord, decode_peer_record, open_record, seal_record
 from averaging.network.seams import Clock, DirectoryEntry, Network
 from protocol.credential import check_credential
 from protocol.errors import PotluckError, RemoteProtocolError
@@ -19,6 +19,8 @@ log = structlog.get_logger()
 CREDENTIAL_CHANNEL: Final = "credential"
 ASK_WITHIN_S: Final = 3.0
 MAX_MEMBERS: Final = 4096
+KEPT_PEERS: Final = 16
+KEPT_ADDRESSES_EACH: Final = 4
 
 
 class Roster:
@@ -40,6 +42,8 @@ class Roster:
         self._verifier = verifier
         self._clock = clock
         self._valid_until_s: dict[PeerId, float] = {}
+        self._values: dict[PeerId, bytes] = {}
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._network: Network | None = None
 
     def serve(self, network: Network) -> None:
@@ -50,24 +54,48 @@ class Roster:
     async def _show(self, _peer: PeerId, _request: bytes) -> bytes:
         return self._own
 
-    def record(self, signer: Signer, sequence: int, expires_unix_s: float) -> bytes:
-        """Our directory record: the credential, signed."""
-        return seal_record(signer, self._run_id, sequence, expires_unix_s, self._own)
+    @property
+    def own_credential(self) -> bytes:
+        """What we show."""
+        return self._own
+
+    def show(self, credential: bytes) -> None:
+        """Show this one from now on; our next record carries it."""
+        self._own = credential
+
+    def record(self, signer: Signer, sequence: int, expires_unix_s: float, addresses: Sequence[str] = ()) -> bytes:
+        """Our directory record: the credential and where we listen, signed."""
+        payload = PeerRecord(self._own, tuple(addresses)).encode()
+        return seal_record(signer, self._run_id, sequence, expires_unix_s, payload)
 
     def take_records(self, entries: Sequence[DirectoryEntry]) -> tuple[PeerId, ...]:
         """Check what the directory holds; returns the members among it."""
         for entry in entries:
             peer = PeerId(entry.subkey)
-            if self._is_known(peer):
+            if self._is_known(peer) and self._values.get(peer) == entry.value:
                 continue
             try:
-                envelope = open_record(entry.value, verifier=self._verifier, run_id=self._run_id)
-                if envelope.sender != peer:
-                    raise RemoteProtocolError(f"a record of {short(envelope.sender)} under {short(peer)}", "its own")
-                self._admit(peer, envelope.payload)
+                self._take(peer, entry.value)
             except PotluckError as error:
                 log.debug("record_refused", peer=short(peer), reason=error.one_line())
+        listed = {PeerId(e.subkey) for e in entries}
+        self._values = {peer: value for peer, value in self._values.items() if peer in listed}
+        self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
         return tuple(PeerId(e.subkey) for e in entries if self._is_known(PeerId(e.subkey)))
+
+    def _take(self, peer: PeerId, value: bytes) -> None:
+        envelope = open_record(value, verifier=self._verifier, run_id=self._run_id)
+        if envelope.sender != peer:
+            raise RemoteProtocolError(f"a record of {short(envelope.sender)} under {short(peer)}", "its own")
+        record = decode_peer_record(envelope.payload, peer)
+        self._admit(peer, record.credential)
+        self._values[peer] = value
+        self._addresses[peer] = record.addresses
+
+    def lasting_addresses(self) -> tuple[str, ...]:
+        """Where those members listen that have been listed for the longest time: a way back in when the host is away."""
+        lasting = [addresses for addresses in self._addresses.values() if addresses][:KEPT_PEERS]
+        return tuple(address for addresses in lasting for address in addresses[:KEPT_ADDRESSES_EACH])
 
     async def is_member(self, peer: PeerId) -> bool:
         """Whether the peer may take part; one that nobody has announced yet is asked for its credential."""

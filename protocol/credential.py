@@ -173,6 +173,7 @@ class Credential:
     """A checked credential."""
 
     peer_id: PeerId
+    not_before_unix_s: float
     not_after_unix_s: float
     serial: int
 
@@ -208,4 +209,4 @@ def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunI
             "one that is valid now",
             "join the run again",
         )
-    return Credential(peer_id, end, leaf.serial_number)
+    return Credential(peer_id, begin, end, leaf.serial_number)

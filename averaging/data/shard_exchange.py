@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError
+from averaging.network.libp2p_door import Gate
+from protocol.errors import CallTimeout, PeerUnreachable, RefusedError, RemoteProtocolError, TemporaryError
 
 if TYPE_CHECKING:
     from averaging.network.seams import Network, Stream, StreamHandler
@@ -26,6 +27,14 @@ MAX_SHARD_BYTES: Final = 1 << 30
 IDLE_LIMIT_S: Final = 60.0
 """A stream on which nothing is asked for this long is ended."""
 
+MAX_SERVED: Final = 16
+"""Each is in memory while it is served. Whoever finds no place asks another donor, or again later."""
+
+MAX_SERVED_EACH: Final = 2
+SERVE_BASE_S: Final = 30.0
+SLOWEST_BYTES_PER_S: Final = 16_384
+"""A peer on a slower line gives its place up to another."""
+
 _FRAME_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 32
 _LENGTH: Final = struct.Struct(">Q")
@@ -33,11 +42,17 @@ _LENGTH: Final = struct.Struct(">Q")
 ReadShard = Callable[[bytes], Awaitable["bytes | None"]]
 """SHA-256 of a shard -> its bytes, or None when it is not here."""
 
+IsMember = Callable[["PeerId"], Awaitable[bool]]
+"""Whether a peer may take part in the run."""
 
-def serve_shards(read_shard: ReadShard) -> StreamHandler:
-    """A handler for SHARD_CHANNEL that answers out of `read_shard`."""
 
-    async def serve(_peer: PeerId, stream: Stream) -> None:
+def serve_shards(read_shard: ReadShard, is_member: IsMember) -> StreamHandler:
+    """A handler for SHARD_CHANNEL that answers members out of `read_shard`, so many at a time, each in bounded time."""
+    places = Gate(MAX_SERVED_EACH, MAX_SERVED)
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        if not await is_member(peer):
+            raise RefusedError(f"{peer} asked for data", "a member of the run")
         while True:
             request = None
             with trio.move_on_after(IDLE_LIMIT_S):
@@ -46,13 +61,26 @@ def serve_shards(read_shard: ReadShard) -> StreamHandler:
                 return
             if len(request) != _HASH_BYTES:
                 raise RemoteProtocolError(f"a shard request of {len(request)} bytes", f"{_HASH_BYTES} bytes")
-            data = await read_shard(request)
-            await stream.send_frame(_LENGTH.pack(NOT_HERE if data is None else len(data)))
-            view = memoryview(data or b"")
-            for begin in range(0, len(view), _FRAME_BYTES):
-                await stream.send_frame(view[begin : begin + _FRAME_BYTES])
+            if not places.enter(peer):
+                raise TemporaryError(f"more than {MAX_SERVED} shards at once", "a free place", "ask again later")
+            try:
+                await _send(stream, request, read_shard)
+            finally:
+                places.leave(peer)
 
     return serve
+
+
+async def _send(stream: Stream, shard_hash: bytes, read_shard: ReadShard) -> None:
+    with trio.move_on_after(SERVE_BASE_S) as scope:
+        data = await read_shard(shard_hash)
+        scope.deadline += len(data or b"") / SLOWEST_BYTES_PER_S
+        await stream.send_frame(_LENGTH.pack(NOT_HERE if data is None else len(data)))
+        view = memoryview(data or b"")
+        for begin in range(0, len(view), _FRAME_BYTES):
+            await stream.send_frame(view[begin : begin + _FRAME_BYTES])
+    if scope.cancelled_caught:
+        raise CallTimeout(f"{stream.remote} takes shard {shard_hash[:4].hex()} too slowly", "it read in time")
 
 
 async def fetch_shard(

@@ -2,16 +2,21 @@
 
 A record's subkey is the peer id of its owner and its value is an envelope of domain "directory" signed by that peer, whose own
 expiry bounds the record's. So nobody can write in another's name, squat a key with a far-off expiry, or bring back an old
-record with a later one.
+record with a later one. Inside is the peer's credential, so that identities, which are free, cannot fill the directory, and where
+the peer can be reached:
+
+    length of the credential u16, big-endian | credential | addresses, ASCII, one a line
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from protocol.credential import check_credential
 from protocol.envelope import Envelope, open_envelope, seal
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId
 
@@ -21,6 +26,10 @@ MAX_RECORD_LIFE_S: Final = 3600.0
 CLOCK_SLACK_S: Final = 5.0
 """Two honest clocks may differ by this much."""
 
+MAX_ADDRESSES: Final = 8
+MAX_ADDRESS_LETTERS: Final = 256
+_LENGTH: Final = struct.Struct(">H")
+
 
 class Record(NamedTuple):
     """A record as somebody offers it."""
@@ -28,6 +37,37 @@ class Record(NamedTuple):
     subkey: str
     value: bytes
     expires_unix_s: float
+
+
+class PeerRecord(NamedTuple):
+    """What a peer's record says: its credential, and its multiaddresses, each ending in /p2p/<its own id>."""
+
+    credential: bytes
+    addresses: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """The payload; addresses beyond MAX_ADDRESSES, and those that nobody would take, are left out."""
+        fine = [address for address in self.addresses if address.isascii() and len(address) <= MAX_ADDRESS_LETTERS]
+        return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(fine[:MAX_ADDRESSES]).encode()
+
+
+def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
+    """A record's payload.
+
+    Raises:
+        RemoteProtocolError: not a record, too many addresses, or another peer's.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(payload)
+        text = payload[_LENGTH.size + length :].decode("ascii")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("a directory record that cannot be read", "a credential and addresses") from error
+    credential = payload[_LENGTH.size : _LENGTH.size + length]
+    addresses = tuple(text.split("\n")) if text else ()
+    is_own = all(a.endswith(f"/p2p/{owner}") and len(a) <= MAX_ADDRESS_LETTERS for a in addresses)
+    if len(credential) != length or len(addresses) > MAX_ADDRESSES or not is_own:
+        raise RemoteProtocolError("a directory record of other contents", "a credential and the owner's addresses")
+    return PeerRecord(credential, addresses)
 
 
 RecordRule = Callable[[Record, float], str]
@@ -57,8 +97,12 @@ def sized_record_rule(record: Record, now_unix_s: float) -> str:
     return ""
 
 
-def signed_record_rule(verifier: Verifier, run_id: RunId, admits: Callable[[PeerId], bool] | None = None) -> RecordRule:
-    """The whole rule: size, expiry, and the owner's signature in this run; `admits` may refuse peers without credential."""
+PayloadRule = Callable[[PeerId, bytes, float], None]
+"""(owner, payload, unix time now in s) -> nothing; raises PotluckError when it may not be stored."""
+
+
+def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: PayloadRule | None = None) -> RecordRule:
+    """Size, expiry, the owner's signature in this run, and where given a rule for what the record says."""
 
     def judge(record: Record, now_unix_s: float) -> str:
         reason = sized_record_rule(record, now_unix_s)
@@ -66,14 +110,24 @@ def signed_record_rule(verifier: Verifier, run_id: RunId, admits: Callable[[Peer
             return reason
         try:
             envelope = open_record(record.value, verifier=verifier, run_id=run_id)
+            if envelope.sender != record.subkey:
+                return f"signed by {envelope.sender}, stored for {record.subkey}"
+            if record.expires_unix_s > envelope.expires_unix_ms / 1000 + 0.001:
+                return "kept longer than its owner allowed"
+            if check_payload is not None:
+                check_payload(envelope.sender, envelope.payload, now_unix_s)
         except PotluckError as error:
             return error.one_line()
-        if envelope.sender != record.subkey:
-            return f"signed by {envelope.sender}, stored for {record.subkey}"
-        if record.expires_unix_s > envelope.expires_unix_ms / 1000 + 0.001:
-            return "kept longer than its owner allowed"
-        if admits is not None and not admits(envelope.sender):
-            return f"{envelope.sender} is not admitted"
         return ""
 
     return judge
+
+
+def member_record_rule(verifier: Verifier, run_id: RunId, ca_certificate_der: bytes) -> RecordRule:
+    """The whole rule of a run: only who shows a good credential in the record has a place in the directory."""
+
+    def check(owner: PeerId, payload: bytes, now_unix_s: float) -> None:
+        credential = decode_peer_record(payload, owner).credential
+        check_credential(credential, ca_certificate_der, peer_id=owner, run_id=run_id, now_unix_s=now_unix_s)
+
+    return signed_record_rule(verifier, run_id, check)

@@ -106,6 +106,11 @@ def write_bytes(writer: asyncio.StreamWriter, data: bytes | memoryview) -> None:
     writer.write(data)
 
 
+def frame_of(data: bytes) -> bytes:
+    """A short frame as bytes."""
+    return _LENGTH.pack(len(data)) + data
+
+
 async def write_frame(writer: asyncio.StreamWriter, data: bytes | memoryview) -> None:
     """Send one frame; waits while the other side is slow. Raises ConnectionError when the stream broke."""
     write_bytes(writer, _LENGTH.pack(len(data)))

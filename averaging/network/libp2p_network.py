@@ -8,7 +8,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +50,11 @@ FOLDER_MIN_AGE_S: Final = 60.0
 """A younger folder may belong to a p2pd that is just starting."""
 
 
+async def admit_all(_: PeerId) -> bool:
+    """No door: for networks without a run."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
     """How a peer takes part in the network.
@@ -58,15 +63,17 @@ class NetworkOptions:
         p2pd: identity file, addresses, relays.
         record_rule: what may stand in the directory (`signed_record_rule` in a real run).
         initial_peers: multiaddresses of peers that may be up.
-        admits: whether to serve a peer at all; asked before its first byte is read, on another thread, so it must be a quick
-            look-up without awaiting.
+        admits: whether to serve a peer beyond the open channels; asked before its request is read, and may take seconds.
+            Strangers together get few places, small requests and little time.
+        open_channels: call channels that serve anybody.
         upload_bytes_per_s: the owner's cap of the bulk lane.
     """
 
     p2pd: P2pdOptions
     record_rule: RecordRule
     initial_peers: tuple[str, ...] = ()
-    admits: Callable[[PeerId], bool] = lambda _: True
+    admits: Callable[[PeerId], Awaitable[bool]] = admit_all
+    open_channels: frozenset[str] = frozenset()
     upload_bytes_per_s: float | None = None
 
 
@@ -229,8 +236,12 @@ class Libp2pNetwork:
         async def serve_stream(peer: PeerId, channel: str, raw: RawStream) -> bool:
             return await self.thread.call_trio(self._serve_stream, peer, channel, raw)
 
+        async def admits(peer: PeerId) -> bool:
+            return await self.thread.call_trio(self._options.admits, peer)
+
+        options = self._options
         return SessionHooks(
-            self._options.admits, self._streams.__contains__, answer, serve_stream, self._options.record_rule
+            admits, options.open_channels, self._streams.__contains__, answer, serve_stream, options.record_rule
         )
 
     async def _answer(self, peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:

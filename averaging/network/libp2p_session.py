@@ -24,10 +24,12 @@ from averaging.network.frames import (
     MAX_REASON_BYTES,
     EndOfStream,
     Status,
+    frame_of,
     refusal,
     write_bytes,
     write_frame,
 )
+from averaging.network.libp2p_door import MAX_PER_STRANGER, STRANGER_WITHIN_S, Door, Gate, Verdicts, Visit
 from averaging.network.libp2p_stream import BROKEN, CLOSE_GRACE_S, Daemon, RawStream
 from averaging.network.p2pd import P2pdProcess
 from averaging.network.seams import MAX_CONTROL_BYTES, DirectoryEntry
@@ -44,11 +46,18 @@ STREAM_PROTOCOL: Final = "potluck-1-stream"
 PING_PROTOCOL: Final = "potluck-1-ping"
 CONNECT_TIMEOUT_S: Final = 5.0
 START_TIMEOUT_S: Final = 30.0
-REQUEST_TIMEOUT_S: Final = 30.0
-"""A stranger has this long to say what it wants."""
+REPLY_TIMEOUT_S: Final = 30.0
+"""A caller has this long to take its reply."""
 DIRECTORY_TIMEOUT_S: Final = 8.0
 MAX_CALLS_PER_PEER: Final = 32
+MAX_CALLS: Final = 256
+"""Of all members together: each holds a request and a reply of at most 1 MiB."""
 MAX_STREAMS_PER_PEER: Final = 16
+MAX_STREAMS: Final = 256
+MAX_PINGS: Final = 64
+TURNED_AWAY_S: Final = 3.0
+MAX_TURNED_AWAY: Final = 64
+NOT_ADMITTED: Final = b"no credential of this run was shown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +65,20 @@ class SessionHooks:
     """What a session asks of the trio side.
 
     Attributes:
-        admits: whether to serve this peer at all; asked before its first byte is read. Must not block.
+        admits: whether to serve a peer beyond the open channels; asked before its request is read, and may take seconds.
+        open_channels: call channels that serve anybody.
         serves_streams: whether a stream channel has a handler. Must not block.
         answer: (peer, channel, request) -> status and reply, or reason.
         serve_stream: run the handler of a stream; True when it ended well, False when the stream must be reset.
         record_rule: what may stand in the directory.
     """
 
-    admits: Callable[[PeerId], bool]
+    admits: Callable[[PeerId], Awaitable[bool]]
+    open_channels: frozenset[str]
     serves_streams: Callable[[str], bool]
     answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
     serve_stream: Callable[[PeerId, str, RawStream], Awaitable[bool]]
     record_rule: RecordRule
-
-
-class _Gate:
-    """Counts what each peer has open."""
-
-    def __init__(self, most_per_peer: int) -> None:
-        self._most = most_per_peer
-        self._open: dict[PeerId, int] = {}
-
-    def enter(self, peer: PeerId) -> bool:
-        count = self._open.get(peer, 0)
-        if count >= self._most:
-            return False
-        self._open[peer] = count + 1
-        return True
-
-    def leave(self, peer: PeerId) -> None:
-        count = self._open.get(peer, 0) - 1
-        if count > 0:
-            self._open[peer] = count
-        else:
-            self._open.pop(peer, None)
 
 
 class _RuleValidator:
@@ -142,8 +131,11 @@ class Session:
         self._p2p = p2p
         self._node: Any = None
         self._hooks = hooks
-        self._calls = _Gate(MAX_CALLS_PER_PEER)
-        self._streams = _Gate(MAX_STREAMS_PER_PEER)
+        verdicts = Verdicts(hooks.admits)
+        self._calls = Door(verdicts, Gate(MAX_CALLS_PER_PEER, MAX_CALLS), hooks.open_channels)
+        self._streams = Door(verdicts, Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS), frozenset())
+        self._pings = Gate(MAX_PER_STRANGER, MAX_PINGS)
+        self._num_turned_away = 0
 
     @property
     def peer_id(self) -> PeerId:
@@ -292,63 +284,100 @@ class Session:
             stream.writer.close()
 
     async def _serve_ping(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = PeerId(info.peer_id.to_base58())
+        if not self._pings.enter(peer):
+            writer.close()
+            return
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(STRANGER_WITHIN_S):
                 writer.write(await reader.readexactly(1))
                 await writer.drain()
         except (TimeoutError, *BROKEN):
             log.debug("ping_broken")
         finally:
+            self._pings.leave(peer)
             writer.close()
 
     async def _serve_call(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = PeerId(info.peer_id.to_base58())
-        if not self._hooks.admits(peer):
-            writer.close()
+        stream = RawStream(PeerId(info.peer_id.to_base58()), reader, writer, self.daemon)
+        visit = self._calls.enter(stream.remote)
+        if visit is None:
+            self._turn_away(stream, bytes([Status.BUSY]) + frame_of(b""))
             return
-        stream = RawStream(peer, reader, writer, self.daemon)
-        is_let_in = self._calls.enter(peer)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")
-                request = await stream.frames.read(MAX_CONTROL_BYTES)
-            status, reply = await self._hooks.answer(peer, channel, request) if is_let_in else (Status.BUSY, b"")
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                write_bytes(writer, bytes([status]))
-                await write_frame(writer, reply)
+            await self._serve_visit(visit, stream)
         except (EndOfStream, TimeoutError, UnicodeDecodeError, PotluckError, *BROKEN) as error:
-            log.debug("call_dropped", peer=peer, error=repr(error)[:200])
-        finally:
-            if is_let_in:
-                self._calls.leave(peer)
+            log.debug("call_dropped", peer=visit.peer, error=repr(error)[:200])
             writer.close()
+        except asyncio.CancelledError:
+            writer.close()
+            raise
+        finally:
+            visit.leave()
+
+    async def _serve_visit(self, visit: Visit, stream: RawStream) -> None:
+        """One call. Its socket is closed or somebody else's to close, unless this raises."""
+        async with asyncio.timeout(visit.within_s):
+            channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")
+        status = await self._calls.pass_to(visit, channel)
+        if status is not Status.FINE:
+            self._turn_away(stream, bytes([status]) + frame_of(NOT_ADMITTED if status is Status.FAILED else b""))
+            return
+        async with asyncio.timeout(visit.within_s):
+            request = await stream.frames.read(visit.max_request_bytes)
+        status, reply = await self._hooks.answer(visit.peer, channel, request)
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            write_bytes(stream.writer, bytes([status]))
+            await write_frame(stream.writer, reply)
+        stream.writer.close()
 
     async def _serve_stream(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = PeerId(info.peer_id.to_base58())
-        if not self._hooks.admits(peer):
-            writer.close()
+        stream = RawStream(PeerId(info.peer_id.to_base58()), reader, writer, self.daemon)
+        visit = self._streams.enter(stream.remote)
+        if visit is None:
+            self._turn_away(stream, bytes([Status.BUSY]))
             return
-        stream = RawStream(peer, reader, writer, self.daemon)
-        is_let_in = self._streams.enter(peer)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(visit.within_s):
                 channel = (await stream.frames.read(MAX_CHANNEL_BYTES)).decode("ascii")
-            is_served = self._hooks.serves_streams(channel)
-            status = (Status.FINE if is_served else Status.UNSERVED) if is_let_in else Status.BUSY
+            status = await self._streams.pass_to(visit, channel)
+            if status is Status.FINE and not self._hooks.serves_streams(channel):
+                status = Status.UNSERVED
+            if status is not Status.FINE:
+                self._turn_away(stream, bytes([status]))
+                return
             write_bytes(writer, bytes([status]))
-            if status is Status.FINE and not await self._hooks.serve_stream(peer, channel, stream):
-                stream.reset()
-            else:
+            if await self._hooks.serve_stream(visit.peer, channel, stream):
                 await stream.close()
+            else:
+                stream.reset()
         except (EndOfStream, TimeoutError, UnicodeDecodeError, PotluckError, *BROKEN) as error:
-            log.debug("stream_dropped", peer=peer, error=repr(error)[:200])
+            log.debug("stream_dropped", peer=visit.peer, error=repr(error)[:200])
             stream.reset()
         except asyncio.CancelledError:
             stream.reset()
             raise
         finally:
-            if is_let_in:
-                self._streams.leave(peer)
+            visit.leave()
+
+    def _turn_away(self, stream: RawStream, answer: bytes) -> None:
+        """Answer without reading the request; the answer would be lost if the socket closed at once."""
+        if self._num_turned_away >= MAX_TURNED_AWAY:
+            stream.writer.close()
+            return
+        self._num_turned_away += 1
+
+        async def wait() -> None:
+            try:
+                write_bytes(stream.writer, answer)
+                await stream.drop_rest(TURNED_AWAY_S)
+            except BROKEN as error:
+                log.debug("turned_away_broken", peer=stream.remote, error=repr(error)[:200])
+            finally:
+                self._num_turned_away -= 1
+                stream.writer.close()
+
+        self.daemon.keep_until_done(wait())
 
 
 async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path) -> Session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -20,6 +21,7 @@ LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
 """A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
 CLOSE_GRACE_S: Final = 1.0
+DROP_BYTES: Final = 1 << 16
 BROKEN: Final = (asyncio.IncompleteReadError, ConnectionError, OSError, EOFError)
 """What asyncio raises when a socket to p2pd ends in the middle of something."""
 
@@ -30,6 +32,7 @@ class RawStream:
     def __init__(self, remote: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Daemon) -> None:
         self.remote = remote
         self.frames = FrameReader(reader)
+        self._reader = reader
         self.writer = writer
         self._daemon = own
         self._is_closed = False
@@ -88,6 +91,13 @@ class RawStream:
         finally:
             self.writer.close()
 
+    async def drop_rest(self, within_s: float) -> None:
+        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while await self._reader.read(DROP_BYTES):
+                    pass
+
     def reset(self) -> None:
         """Break the stream: the other side sees no final marker."""
         self._is_closed = True
@@ -125,17 +135,17 @@ class Daemon:
         Raises:
             PeerUnreachable: refused, unknown, or it does not speak the protocol. CallTimeout: it could not be dialled in time.
         """
-        from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
         from hivemind.proto import p2pd_pb2
 
+        peer_bytes = _peer_bytes(peer)
         try:
             reader, writer = await asyncio.open_unix_connection(self._process.control_socket)
         except OSError as error:
             raise CallTimeout("our own libp2p daemon is not there", "a running one", "it is being restarted") from error
         stream = RawStream(peer, reader, writer, self)
         try:
-            opening = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[protocol])
+            opening = p2pd_pb2.StreamOpenRequest(peer=peer_bytes, proto=[protocol])
             await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening))
             response = p2pd_pb2.Response()
             await read_pbmsg_safe(reader, response)
@@ -149,6 +159,16 @@ class Daemon:
             writer.close()
             raise _dial_error(peer, response.error.msg)
         return stream
+
+
+def _peer_bytes(peer: PeerId) -> bytes:
+    """A peer id as p2pd takes it. It may be a stranger's text: nobody is there whose name is none."""
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+
+    try:
+        return bytes(PeerID.from_base58(peer).to_bytes())
+    except ValueError:
+        raise PeerUnreachable(f"{str(peer)[:80]!r} is no peer id", "a libp2p peer id in base58") from None
 
 
 def _dial_error(peer: PeerId, message: str) -> TransportError:

@@ -87,6 +87,17 @@ def test_an_unserved_channel_is_unreachable(run: Runner) -> None:
     run(check)
 
 
+@pytest.mark.parametrize("name", ["", "!!!", "nobody", "peer id of é", "1" * 500])
+def test_a_peer_id_that_is_none_is_unreachable(run: Runner, name: str) -> None:
+    async def check(world: World) -> None:
+        with pytest.raises(PeerUnreachable):
+            await world.alice.call(PeerId(name), "echo", b"", timeout_s=5)
+        with pytest.raises(PeerUnreachable):
+            await world.alice.open_stream(PeerId(name), "echo", timeout_s=5)
+
+    run(check)
+
+
 def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run: Runner) -> None:
     async def refuse(sender: PeerId, request: bytes) -> bytes:
         raise RemoteProtocolError("a stale proposal")

@@ -50,6 +50,7 @@ chunk_elements = 256
 [checkpoint]
 every_rounds = 2
 keep = 2
+keep_every = 4
 """
 
 

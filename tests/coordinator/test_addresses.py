@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ from coordinator.ledger import open_ledger
 from protocol.errors import MachineError
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def test_free_ports_are_taken_once_and_kept(tmp_path: Path) -> None:
     config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
@@ -20,16 +27,52 @@ def test_free_ports_are_taken_once_and_kept(tmp_path: Path) -> None:
         assert first.grpc_address == f"127.0.0.1:{first.grpc_port}"
         assert first.p2p_listen == (f"/ip4/127.0.0.1/tcp/{first.p2p_port}",)
         assert first.p2p_announce == ()
-        moved = settle_addresses(config.model_copy(update={"grpc_port": 4001}), ledger)
-        assert (moved.grpc_port, moved.p2p_port) == (4001, first.p2p_port)
+        other_port = _free_port()
+        moved = settle_addresses(config.model_copy(update={"grpc_port": other_port}), ledger)
+        assert (moved.grpc_port, moved.p2p_port) == (other_port, first.p2p_port)
+        assert settle_addresses(config, ledger) == moved
+
+
+@pytest.mark.parametrize("name", ["grpc_port", "p2p_port"])
+def test_port_in_use_is_named_with_its_flag_and_the_old_ports_stay(tmp_path: Path, name: str) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        first = settle_addresses(config, ledger)
+        # As libp2p listens: another one of the same user could bind the port too, and would.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        flag = name.replace("_", "-")
+        with pytest.raises(MachineError, match=f"cannot listen on 127.0.0.1:{port} .*in use.*--{flag}"):
+            settle_addresses(config.model_copy(update={name: port}), ledger)
+        assert settle_addresses(config, ledger) == first
+
+
+def test_remembered_port_in_use_says_that_invites_name_it(tmp_path: Path) -> None:
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1")
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, socket.socket() as other:
+        first = settle_addresses(config, ledger)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", first.grpc_port))
+        other.listen()
+        with pytest.raises(MachineError, match="free it: invites name it"):
+            settle_addresses(config, ledger)
+
+
+def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
+    port = _free_port()
+    config = HostConfig(state_dir=tmp_path, listen_host="127.0.0.1", grpc_port=port, p2p_port=port)
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger, pytest.raises(MachineError, match="two ports"):
+        settle_addresses(config, ledger)
 
 
 def test_announced_name_goes_into_invites_and_multiaddresses(tmp_path: Path) -> None:
-    config = HostConfig(state_dir=tmp_path, announce_host="run.example.org", grpc_port=1, p2p_port=2)
+    config = HostConfig(state_dir=tmp_path, announce_host="run.example.org")
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         addresses = settle_addresses(config, ledger)
-    assert addresses.grpc_address == "run.example.org:1"
-    assert addresses.p2p_announce == ("/dns4/run.example.org/tcp/2",)
+    assert addresses.grpc_address == f"run.example.org:{addresses.grpc_port}"
+    assert addresses.p2p_announce == (f"/dns4/run.example.org/tcp/{addresses.p2p_port}",)
 
 
 def test_address_of_another_machine_is_one_clear_error(tmp_path: Path) -> None:

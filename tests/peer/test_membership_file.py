@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from peer.membership_file import FILE_NAME, SavedMembership, load_membership, save_membership, take_session
+from peer.membership_file import (
+    FILE_NAME,
+    SavedMembership,
+    load_membership,
+    remember_credential,
+    remember_peers,
+    remember_start,
+    save_membership,
+    take_session,
+)
 from protocol.errors import StorageError
 
 
@@ -43,3 +53,60 @@ def test_every_process_life_has_a_higher_session(tmp_path: Path) -> None:
     (tmp_path / "peer" / "session").write_text("not a number")
     with pytest.raises(StorageError):
         take_session(tmp_path / "peer")
+
+
+def _loaded(folder: Path) -> SavedMembership:
+    loaded = load_membership(folder)
+    assert loaded is not None
+    return loaded
+
+
+def test_what_is_remembered_later_changes_nothing_else(tmp_path: Path) -> None:
+    save_membership(tmp_path, _membership())
+    remember_start(tmp_path, b"start\xff")
+    remember_peers(tmp_path, ("/ip4/192.0.2.1/tcp/1/p2p/x",))
+    remember_credential(tmp_path, b"newer\xff", b"newer key")
+    expected = _membership().model_copy(
+        update={
+            "start_record": b"start\xff",
+            "peer_addresses": ("/ip4/192.0.2.1/tcp/1/p2p/x",),
+            "credential": b"newer\xff",
+            "tls_key_pem": b"newer key",
+        }
+    )
+    assert _loaded(tmp_path).model_dump() == expected.model_dump()
+
+
+def test_peers_are_remembered_until_there_are_others_and_written_only_when_they_changed(tmp_path: Path) -> None:
+    save_membership(tmp_path, _membership())
+    remember_peers(tmp_path, ("a", "b"))
+    written = (tmp_path / FILE_NAME).stat().st_ino
+    remember_peers(tmp_path, ())
+    remember_peers(tmp_path, ("a", "b"))
+    assert _loaded(tmp_path).peer_addresses == ("a", "b")
+    assert (tmp_path / FILE_NAME).stat().st_ino == written
+    remember_peers(tmp_path, ("c",))
+    assert _loaded(tmp_path).peer_addresses == ("c",)
+
+
+def test_nothing_is_remembered_of_a_run_that_was_never_joined(tmp_path: Path) -> None:
+    remember_peers(tmp_path, ("a",))
+    assert load_membership(tmp_path) is None
+
+
+def test_a_file_from_before_peers_were_remembered_is_read(tmp_path: Path) -> None:
+    save_membership(tmp_path, _membership())
+    path = tmp_path / FILE_NAME
+    path.write_text(path.read_text().replace(',"peer_addresses":[]', ""))
+    assert "peer_addresses" not in path.read_text()
+    assert _loaded(tmp_path).peer_addresses == ()
+
+
+def test_services_that_remember_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    save_membership(tmp_path, _membership())
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for number in range(20):
+            one.submit(remember_peers, tmp_path, (str(number),))
+            other.submit(remember_credential, tmp_path, str(number).encode(), b"key")
+    loaded = _loaded(tmp_path)
+    assert (loaded.peer_addresses, loaded.credential) == (("19",), b"19")

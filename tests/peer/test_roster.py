@@ -6,10 +6,10 @@ import trio
 import trio.testing
 
 from averaging.network.clocks import VirtualClock
-from averaging.network.directory import seal_record
+from averaging.network.directory import PeerRecord, seal_record
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import DirectoryEntry
-from peer.roster import Roster
+from peer.roster import KEPT_ADDRESSES_EACH, KEPT_PEERS, Roster
 from protocol.credential import CertificateAuthority, make_ca, make_request, make_tls_key, open_request
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
@@ -32,8 +32,10 @@ def _roster(identity: Identity, credential: bytes) -> Roster:
     return Roster(RUN, CA.certificate_der, HOST, credential, Ed25519Verifier(), VirtualClock(UNIX_S))
 
 
-def _entry(signer: Identity, credential: bytes, subkey: PeerId | None = None) -> DirectoryEntry:
-    value = seal_record(signer, RUN, 1, UNIX_S + 60, credential)
+def _entry(
+    signer: Identity, credential: bytes, subkey: PeerId | None = None, addresses: tuple[str, ...] = ()
+) -> DirectoryEntry:
+    value = seal_record(signer, RUN, 1, UNIX_S + 60, PeerRecord(credential, addresses).encode())
     return DirectoryEntry(subkey or signer.peer_id, value, UNIX_S + 60)
 
 
@@ -74,3 +76,55 @@ async def test_a_member_is_one_until_its_credential_ends(autojump_clock: Clock) 
     assert await roster.is_member(BOB.peer_id)
     await trio.sleep(2 * 86400)
     assert not await roster.is_member(BOB.peer_id)
+
+
+def _address(identity: Identity, number: int = 1) -> str:
+    return f"/ip4/192.0.2.{number}/tcp/4001/p2p/{identity.peer_id}"
+
+
+def _listed(identity: Identity, *addresses: str) -> DirectoryEntry:
+    return _entry(identity, _credential(identity), addresses=addresses)
+
+
+async def test_a_peers_own_record_tells_others_where_it_listens(autojump_clock: Clock) -> None:
+    alice, bob = _roster(ALICE, _credential(ALICE)), _roster(BOB, _credential(BOB))
+    value = bob.record(BOB, 1, UNIX_S + 60, [_address(BOB)])
+    assert alice.take_records([DirectoryEntry(BOB.peer_id, value, UNIX_S + 60)]) == (BOB.peer_id,)
+    assert alice.lasting_addresses() == (_address(BOB),)
+
+
+async def test_lasting_addresses_are_those_of_the_members_listed_now_the_longest_listed_first(
+    autojump_clock: Clock,
+) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    assert roster.lasting_addresses() == ()
+    carol, dave = Identity(b"c" * 32), Identity(b"d" * 32)
+    stranger = _entry(dave, _credential(dave, STRANGERS_CA), addresses=(_address(dave),))
+    roster.take_records([_listed(carol, _address(carol)), stranger])
+    roster.take_records([_listed(BOB, _address(BOB)), _listed(carol, _address(carol)), stranger])
+    assert roster.lasting_addresses() == (_address(carol), _address(BOB))
+    roster.take_records([_listed(BOB, _address(BOB, 2)), _listed(carol)])
+    assert roster.lasting_addresses() == (_address(BOB, 2),)
+    roster.take_records([])
+    assert roster.lasting_addresses() == ()
+
+
+async def test_no_more_addresses_are_kept_than_are_worth_trying(autojump_clock: Clock) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    peers = [Identity(bytes([100 + number]) * 32) for number in range(KEPT_PEERS + 1)]
+    wordy = tuple(_address(peers[0], number) for number in range(KEPT_ADDRESSES_EACH + 1))
+    roster.take_records([_listed(peers[0], *wordy), *(_listed(peer, _address(peer)) for peer in peers[1:])])
+    kept = roster.lasting_addresses()
+    assert kept[:KEPT_ADDRESSES_EACH] == wordy[:KEPT_ADDRESSES_EACH]
+    assert kept[KEPT_ADDRESSES_EACH:] == tuple(_address(peer) for peer in peers[1:KEPT_PEERS])
+
+
+async def test_a_newer_credential_is_shown_and_taken_by_those_who_knew_the_older_one(autojump_clock: Clock) -> None:
+    alice, bob = _roster(ALICE, _credential(ALICE)), _roster(BOB, _credential(BOB, days=1))
+    alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 1, UNIX_S + 60), UNIX_S + 60)])
+    newer = _credential(BOB, days=30)
+    bob.show(newer)
+    assert bob.own_credential == newer
+    alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 2, UNIX_S + 60), UNIX_S + 60)])
+    await trio.sleep(2 * 86400)
+    assert await alice.is_member(BOB.peer_id)

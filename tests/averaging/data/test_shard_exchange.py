@@ -10,16 +10,28 @@ from hashlib import sha256
 import pytest
 import trio
 
-from averaging.data.shard_exchange import SHARD_CHANNEL, fetch_shard, serve_shards
+from averaging.data.shard_exchange import (
+    MAX_SERVED,
+    MAX_SERVED_EACH,
+    SERVE_BASE_S,
+    SHARD_CHANNEL,
+    SLOWEST_BYTES_PER_S,
+    fetch_shard,
+    serve_shards,
+)
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams import Stream
-from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError
+from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TemporaryError
 from protocol.ids import PeerId
 
 DATA = bytes(range(256)) * 10_000
 HASH = sha256(DATA).digest()
 HOST, PEER = PeerId("host"), PeerId("peer")
 StreamServer = Callable[[PeerId, Stream], Awaitable[None]]
+
+
+async def everybody(_: PeerId) -> bool:
+    return True
 
 
 @asynccontextmanager
@@ -37,7 +49,7 @@ def holding(*shards: bytes) -> StreamServer:
     async def read(shard_hash: bytes) -> bytes | None:
         return by_hash.get(shard_hash)
 
-    return serve_shards(read)
+    return serve_shards(read, everybody)
 
 
 async def test_shard_arrives_whole_and_verified(autojump_clock: object) -> None:
@@ -55,7 +67,7 @@ async def test_other_bytes_than_asked_for_are_refused(autojump_clock: object) ->
     async def lie(_hash: bytes) -> bytes | None:
         return bytes(len(DATA))
 
-    async with two_peers(serve_shards(lie)) as network:
+    async with two_peers(serve_shards(lie, everybody)) as network:
         with pytest.raises(RemoteProtocolError, match="not shard"):
             await fetch_shard(network, HOST, HASH, len(DATA), timeout_s=60)
         with pytest.raises(RemoteProtocolError, match="as the manifest says"):
@@ -83,3 +95,78 @@ async def test_malformed_request_resets_the_stream(autojump_clock: object) -> No
         await stream.send_frame(b"short")
         with pytest.raises(PeerUnreachable):
             await stream.receive_frame()
+
+
+async def test_who_is_no_member_gets_nothing(autojump_clock: object) -> None:
+    asked = []
+
+    async def read(shard_hash: bytes) -> bytes | None:
+        asked.append(shard_hash)
+        return DATA
+
+    async def only_host(peer: PeerId) -> bool:
+        return peer == HOST
+
+    async with two_peers(serve_shards(read, only_host)) as network:
+        with pytest.raises(PeerUnreachable):
+            await fetch_shard(network, HOST, HASH, len(DATA), timeout_s=60)
+    assert asked == []
+
+
+class SlowStream:
+    """The server's end of a stream: one request, and a reader that takes its time for each frame, or never."""
+
+    def __init__(self, peer: PeerId, frame_s: float) -> None:
+        self.remote = peer
+        self.frame_s = frame_s
+        self.requests: list[bytes] = [HASH]
+        self.num_sent = 0
+
+    async def receive_frame(self) -> bytes | None:
+        return self.requests.pop() if self.requests else None
+
+    async def send_frame(self, data: bytes | memoryview) -> None:
+        await trio.sleep(self.frame_s)
+        self.num_sent += 1
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_a_shard_that_nobody_takes_is_given_up_after_a_time_that_grows_with_its_length(
+    autojump_clock: object,
+) -> None:
+    serve, limit_s = holding(DATA), SERVE_BASE_S + len(DATA) / SLOWEST_BYTES_PER_S
+    num_frames = 1 + -(-len(DATA) // (1 << 20))
+    patient = SlowStream(PEER, 0.9 * limit_s / num_frames)
+    await serve(PEER, patient)
+    assert patient.num_sent == num_frames
+    began_s = trio.current_time()
+    with pytest.raises(CallTimeout, match="too slowly"):
+        await serve(PEER, SlowStream(PEER, 1e9))
+    assert trio.current_time() - began_s == pytest.approx(limit_s)
+
+
+async def test_places_are_bounded_for_each_peer_and_in_all_and_come_back(autojump_clock: object) -> None:
+    serve = holding(DATA)
+    outcomes: list[str] = []
+
+    async def ask(peer: PeerId, frame_s: float) -> None:
+        try:
+            await serve(peer, SlowStream(peer, frame_s))
+            outcomes.append("served")
+        except TemporaryError:
+            outcomes.append("no place")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(MAX_SERVED_EACH + 1):
+            nursery.start_soon(ask, PEER, 1.0)
+        await trio.sleep(0.1)
+        assert outcomes == ["no place"]
+        for number in range(MAX_SERVED):
+            nursery.start_soon(ask, PeerId(f"other {number}"), 1.0)
+        await trio.sleep(0.1)
+        assert outcomes == ["no place"] * (1 + MAX_SERVED_EACH)
+    assert outcomes.count("served") == MAX_SERVED
+    await ask(PEER, 0.0)
+    assert outcomes[-1] == "served"

@@ -2,17 +2,32 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.network.directory import MAX_RECORD_BYTES, Record, open_record, seal_record, signed_record_rule
+from averaging.network.directory import (
+    MAX_ADDRESS_LETTERS,
+    MAX_ADDRESSES,
+    MAX_RECORD_BYTES,
+    PeerRecord,
+    Record,
+    decode_peer_record,
+    member_record_rule,
+    open_record,
+    seal_record,
+    signed_record_rule,
+)
+from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.envelope import seal
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Ed25519Verifier, Identity
-from protocol.ids import RunId
+from protocol.ids import PeerId, RunId
 
 RUN = RunId(bytes(32))
 NOW_S = 1_700_000_000.0
 OWNER = Identity(bytes([1]) * 32)
 OTHER = Identity(bytes([2]) * 32)
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
+CA = make_ca(b"c" * 32, now_unix_s=NOW_S)
+MEMBERS_RULE = member_record_rule(Ed25519Verifier(), RUN, CA.certificate_der)
+HERE = f"/ip4/192.0.2.1/tcp/4001/p2p/{OWNER.peer_id}"
 
 
 def _value(life_s: float = 60.0, payload: bytes = b"here") -> bytes:
@@ -47,6 +62,65 @@ def test_an_envelope_of_another_purpose_is_no_record() -> None:
         open_record(other_purpose, verifier=Ed25519Verifier(), run_id=RUN)
 
 
-def test_a_peer_that_is_not_admitted_has_no_record() -> None:
-    rule = signed_record_rule(Ed25519Verifier(), RUN, admits=lambda peer: peer == OTHER.peer_id)
-    assert "not admitted" in rule(Record(OWNER.peer_id, _value(), NOW_S + 60), NOW_S)
+def test_what_a_record_says_may_be_a_reason_to_refuse_it() -> None:
+    def check(owner: PeerId, payload: bytes, now_unix_s: float) -> None:
+        if (owner, payload, now_unix_s) != (OWNER.peer_id, b"welcome", NOW_S):
+            raise RemoteProtocolError("other words", "a welcome")
+
+    rule = signed_record_rule(Ed25519Verifier(), RUN, check)
+    assert rule(Record(OWNER.peer_id, _value(payload=b"welcome"), NOW_S + 60), NOW_S) == ""
+    assert "other words" in rule(Record(OWNER.peer_id, _value(), NOW_S + 60), NOW_S)
+
+
+def _credential(identity: Identity = OWNER, run: RunId = RUN) -> bytes:
+    request = open_request(
+        make_request(identity, run, make_tls_key(), NOW_S), verifier=Ed25519Verifier(), run_id=run, now_unix_s=NOW_S
+    )
+    return CA.issue(request, run, now_unix_s=NOW_S, days=1, serial=1)
+
+
+def _judged(payload: bytes, now_unix_s: float = NOW_S) -> str:
+    value = seal_record(OWNER, RUN, 1, now_unix_s + 60, payload)
+    return MEMBERS_RULE(Record(OWNER.peer_id, value, now_unix_s + 60), now_unix_s)
+
+
+def test_a_member_has_a_place_while_its_credential_lasts() -> None:
+    payload = PeerRecord(_credential(), (HERE,)).encode()
+    assert _judged(payload) == ""
+    assert "ended" in _judged(payload, NOW_S + 2 * 86400)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "cannot be read"),
+        (b"\xff\xffshort", "other contents"),
+        (PeerRecord(b"").encode(), "did not issue"),
+        (PeerRecord(b"no certificate").encode(), "did not issue"),
+        (PeerRecord(_credential(OTHER)).encode(), "another peer"),
+        (PeerRecord(_credential(run=RunId(b"x" * 32))).encode(), "another peer or run"),
+        (PeerRecord(_credential(), (f"/ip4/192.0.2.1/tcp/1/p2p/{OTHER.peer_id}",)).encode(), "other contents"),
+        (PeerRecord(_credential(), (HERE,)).encode() + b"\n", "other contents"),
+        (PeerRecord(_credential(), (HERE,)).encode() + b"\xff", "cannot be read"),
+    ],
+)
+def test_who_shows_no_good_credential_has_no_place(payload: bytes, reason: str) -> None:
+    assert reason in _judged(payload)
+
+
+def test_the_largest_record_of_a_member_fits() -> None:
+    address = f"/dns4/{'x' * (MAX_ADDRESS_LETTERS - len(HERE))}/tcp/4001/p2p/{OWNER.peer_id}"
+    assert _judged(PeerRecord(_credential(), (address,) * MAX_ADDRESSES).encode()) == ""
+
+
+def test_an_owner_leaves_out_addresses_that_nobody_would_take() -> None:
+    useless = ("/dns4/" + "x" * MAX_ADDRESS_LETTERS + HERE, "/dns4/\N{SNOWMAN}" + HERE)
+    record = PeerRecord(b"credential", (*useless, *[HERE] * (MAX_ADDRESSES + 1)))
+    assert decode_peer_record(record.encode(), OWNER.peer_id) == PeerRecord(b"credential", (HERE,) * MAX_ADDRESSES)
+
+
+def test_nobody_takes_more_or_longer_addresses() -> None:
+    for addresses in ((HERE,) * (MAX_ADDRESSES + 1), ("/dns4/" + "x" * MAX_ADDRESS_LETTERS + HERE,)):
+        payload = PeerRecord(b"credential").encode() + "\n".join(addresses).encode()
+        with pytest.raises(RemoteProtocolError, match="other contents"):
+            decode_peer_record(payload, OWNER.peer_id)

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ from averaging.network.libp2p_network import (
 )
 from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER
 from averaging.network.p2pd import P2pdOptions
-from protocol.errors import CallTimeout, MachineError, PeerUnreachable
+from averaging.network.seams import Stream
+from protocol.errors import CallTimeout, MachineError, PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 
@@ -115,17 +117,71 @@ async def test_peers_that_know_only_a_third_find_each_other(tmp_path: Path) -> N
         assert await bob.call(carol.peer_id, "echo", b"x", timeout_s=10) == b"x"
 
 
-async def test_a_peer_that_is_not_admitted_is_not_served(tmp_path: Path) -> None:
+async def test_a_peer_that_comes_back_while_the_host_is_dead_finds_the_others_by_their_addresses(
+    tmp_path: Path,
+) -> None:
+    async with open_asyncio_thread() as thread, _open(thread, _options(tmp_path, BOB), BOB) as bob:
+        carols = _options(tmp_path, CAROL)
+        async with _open(thread, _options(tmp_path, ALICE), ALICE) as host, _open(thread, carols, CAROL) as carol:
+            await bob.add_addresses(host.addresses())
+            await carol.add_addresses(host.addresses())
+            dead = host.addresses()
+        expires_s = time.time() + 60
+        value = seal_record(BOB, RUN, 1, expires_s, b"here")
+        assert await bob.publish("peers", bob.peer_id, value, expires_unix_s=expires_s)
+        async with _open(thread, replace(carols, initial_peers=(*dead, *bob.addresses())), CAROL) as carol:
+            assert [entry.subkey for entry in await carol.lookup("peers")] == [bob.peer_id]
+
+
+async def test_a_peer_that_is_not_admitted_reaches_the_open_channels_only(tmp_path: Path) -> None:
+    asked: list[PeerId] = []
+
+    async def admits(peer: PeerId) -> bool:
+        asked.append(peer)
+        return peer != BOB.peer_id
+
+    async def serve(_peer: PeerId, _stream: Stream) -> None:
+        pass
+
     async with open_asyncio_thread() as thread:
-        options = _options(tmp_path, ALICE)
-        picky = NetworkOptions(options.p2pd, RULE, admits=lambda peer: peer != BOB.peer_id)
+        picky = replace(_options(tmp_path, ALICE), admits=admits, open_channels=frozenset({"door"}))
         async with _open(thread, picky, ALICE) as alice, _open(thread, _options(tmp_path, BOB), BOB) as bob:
             alice.serve_calls("echo", _echo)
+            alice.serve_calls("door", _echo)
+            alice.serve_streams("bulk", serve)
             await bob.add_addresses(alice.addresses())
-            with pytest.raises(PeerUnreachable):
+            assert await bob.call(alice.peer_id, "door", b"x", timeout_s=5) == b"x"
+            assert asked == []
+            with pytest.raises(RemoteProtocolError, match="no credential of this run"):
                 await bob.call(alice.peer_id, "echo", b"x", timeout_s=5)
-            with pytest.raises(PeerUnreachable):
-                await bob.open_stream(alice.peer_id, "echo", timeout_s=5)
+            with pytest.raises(RemoteProtocolError):
+                await bob.open_stream(alice.peer_id, "bulk", timeout_s=5)
+            assert asked == [BOB.peer_id]  # once for both
+            async with _open(thread, _options(tmp_path, CAROL), CAROL) as carol:
+                await carol.add_addresses(alice.addresses())
+                assert await carol.call(alice.peer_id, "echo", b"x", timeout_s=5) == b"x"
+
+
+async def test_an_answer_that_cannot_be_had_admits_nobody_and_is_asked_for_again(tmp_path: Path) -> None:
+    has_failed = False
+
+    async def admits(_: PeerId) -> bool:
+        nonlocal has_failed
+        if not has_failed:
+            has_failed = True
+            raise StorageError("a ledger that cannot be read", "one that can")
+        return True
+
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, replace(_options(tmp_path, ALICE), admits=admits), ALICE) as alice,
+        _open(thread, _options(tmp_path, BOB), BOB) as bob,
+    ):
+        alice.serve_calls("echo", _echo)
+        await bob.add_addresses(alice.addresses())
+        with pytest.raises(PeerUnreachable):
+            await bob.call(alice.peer_id, "echo", b"x", timeout_s=5)
+        assert await bob.call(alice.peer_id, "echo", b"x", timeout_s=5) == b"x"
 
 
 async def test_a_peer_with_too_many_calls_open_is_told_to_wait(tmp_path: Path) -> None:
@@ -142,6 +198,8 @@ async def test_a_peer_with_too_many_calls_open_is_told_to_wait(tmp_path: Path) -
                 await bob.call(alice.peer_id, "hold", b"", timeout_s=20)
 
         alice.serve_calls("hold", hold)
+        alice.serve_calls("echo", _echo)
+        await bob.call(alice.peer_id, "echo", b"let in", timeout_s=5)  # a stranger has fewer places
         async with trio.open_nursery() as nursery:
             for _ in range(MAX_CALLS_PER_PEER):
                 nursery.start_soon(call)

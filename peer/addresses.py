@@ -1,0 +1,63 @@
+"""Where this peer listens for others, and what it tells them."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+
+from peer.config import PeerConfig
+from protocol.errors import ConfigError, MachineError
+
+_REMEDY: Final = "give another with --listen-port (0 for any) or --listen-host"
+
+
+def multiaddress(host: str, port: int) -> str:
+    """A libp2p address of a TCP port on an IP address or a name."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return f"/dns4/{host}/tcp/{port}"
+    return f"/ip{version}/{host}/tcp/{port}"
+
+
+def announced(config: PeerConfig) -> tuple[str, ...]:
+    """What others are told instead of the address that is listened on; nothing when that says it already.
+
+    Raises:
+        ConfigError: a name to announce without a port that could be forwarded.
+    """
+    if not config.announce_host:
+        return ()
+    if not config.listen_port:
+        raise ConfigError(
+            f"peer setting announce_host is {config.announce_host!r} while listen_port is 0",
+            "the port that is forwarded to this machine",
+            "set it with --listen-port",
+        )
+    return (multiaddress(config.announce_host, config.listen_port),)
+
+
+def check_listen_address(config: PeerConfig) -> None:
+    """Try the peer-to-peer port for a moment, before the network starts and before an invite is used.
+
+    libp2p shares its ports between processes of one user, so a second peer on the same port would start without a
+    word and miss half of its connections.
+
+    Raises:
+        MachineError: the port is in use or the address is not ours.
+    """
+    if config.no_listen:
+        return
+    host, port = config.listen_host, config.listen_port
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            raise MachineError(
+                f"cannot listen on {host}:{port} ({error.strerror})",
+                "a free port on an address of this machine",
+                _REMEDY,
+            ) from error

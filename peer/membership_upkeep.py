@@ -1,0 +1,90 @@
+"""What a running peer does for its membership: it remembers where others listen, and renews its credential."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams import Clock, Offload
+from peer.membership_file import remember_credential, remember_peers
+from peer.roster import Roster
+from protocol.credential import Credential, check_credential, key_pem, make_request, make_tls_key
+from protocol.errors import PotluckError, RefusedError, StorageError
+from protocol.identity import Identity
+from protocol.ids import RunId
+
+log = structlog.get_logger()
+
+REMEMBER_EVERY_S: Final = 10.0
+RENEW_EVERY_S: Final = 3600.0
+RENEWED_SHARE: Final = 1 / 3
+"""Of a credential's life: when less is left, a new one is asked for."""
+
+AskForCredential = Callable[[bytes], Awaitable[bytes]]
+"""Signed credential request -> credential (DER); raises PotluckError. The coordinator client's `renew`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipUpkeep:
+    """Keeps one membership alive, in memory and in its folder. Nothing here ends the peer when it fails."""
+
+    folder: Path
+    roster: Roster
+    identity: Identity
+    run_id: RunId
+    ca_certificate_der: bytes
+    clock: Clock
+    offload: Offload
+
+    async def keep_peers(self) -> None:
+        """Remember where others listen, whenever that has changed, until cancelled."""
+        remembered: tuple[str, ...] = ()
+        while True:
+            addresses = self.roster.lasting_addresses()
+            if addresses and addresses != remembered:
+                try:
+                    await self.offload.run(partial(remember_peers, self.folder, addresses))
+                    remembered = addresses
+                except StorageError as error:
+                    log.warning("peers_not_remembered", reason=error.one_line())
+            await trio.sleep(REMEMBER_EVERY_S)
+
+    async def keep_credential(self, ask: AskForCredential) -> None:
+        """Renew the credential when it nears its end, asking at most once in RENEW_EVERY_S, until cancelled."""
+        while True:
+            try:
+                if self._is_renewal_due():
+                    await self._renew(ask)
+            except PotluckError as error:
+                log.warning("credential_not_renewed", reason=error.one_line(), retry_in_s=RENEW_EVERY_S)
+            await trio.sleep(RENEW_EVERY_S)
+
+    def _is_renewal_due(self) -> bool:
+        now_s = self.clock.unix_s()
+        try:
+            own = self._check(self.roster.own_credential)
+        except RefusedError:  # it has ended
+            return True
+        life_s = own.not_after_unix_s - own.not_before_unix_s
+        return own.not_after_unix_s - now_s < RENEWED_SHARE * life_s
+
+    async def _renew(self, ask: AskForCredential) -> None:
+        tls_key = make_tls_key()
+        credential = await ask(make_request(self.identity, self.run_id, tls_key, self.clock.unix_s()))
+        checked = self._check(credential)
+        # On disk first: what others were shown must be there after a restart.
+        await self.offload.run(partial(remember_credential, self.folder, credential, key_pem(tls_key)))
+        self.roster.show(credential)
+        log.info("credential_renewed", days_left=round((checked.not_after_unix_s - self.clock.unix_s()) / 86400, 1))
+
+    def _check(self, credential: bytes) -> Credential:
+        now_s, peer_id = self.clock.unix_s(), self.identity.peer_id
+        return check_credential(
+            credential, self.ca_certificate_der, peer_id=peer_id, run_id=self.run_id, now_unix_s=now_s
+        )
