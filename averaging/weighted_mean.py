@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from protocol.errors import LocalProtocolError
@@ -33,17 +31,3 @@ class WeightedSum:
         if self._weight == 0:
             raise LocalProtocolError("a weighted mean with total weight 0", "at least one token")
         return torch.div(self._sum_n, float(self._weight))
-
-
-def weighted_mean(parts: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """sum_i w_i x_i / sum_i w_i over (weight, (n,) float32) in the order given.
-
-    Raises:
-        LocalProtocolError: no parts, or all weights zero.
-    """
-    if not parts:
-        raise LocalProtocolError("a weighted mean of nothing", "at least one part")
-    total = WeightedSum(parts[0][1].numel())
-    for weight, values_n in parts:
-        total.add(weight, values_n)
-    return total.mean()

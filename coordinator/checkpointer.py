@@ -59,10 +59,18 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRules:
-    """The manifest's numbers: how often (in commits), and how many of the newest to keep."""
+    """The manifest's numbers: how often (in commits), how many of the newest to keep, and that one in every `keep_every`
+    is kept for ever (0: none).
+    """
 
     every_rounds: int
     keep: int
+    keep_every: int
+
+    @property
+    def lasting_rounds(self) -> int:
+        """The first checkpoint of every so many rounds is kept for ever."""
+        return self.every_rounds * self.keep_every
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,7 @@ class Checkpointer:
         await self._prune(offload)
 
     async def _prune(self, offload: Offload) -> None:
-        for row in surplus(self._tracker.checkpoints, self._rules.keep):
+        for row in surplus(self._tracker.checkpoints, self._rules.keep, self._rules.lasting_rounds):
             await self._ledger.run(partial(_forget, row.commit))
             await offload.run(partial(remove_checkpoint, self._place.folder, row), cost_s=_WRITE_COST_S)
             _log.info("checkpoint_pruned", index=row.index)

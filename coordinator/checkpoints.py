@@ -269,10 +269,18 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
     return load_checkpoint(path)[0]
 
 
-def surplus(rows: Sequence[CheckpointRow], keep: int) -> Sequence[CheckpointRow]:
-    """The checkpoints to prune: all but the newest `keep`, oldest first."""
+def surplus(rows: Sequence[CheckpointRow], keep: int, lasting_rounds: int) -> Sequence[CheckpointRow]:
+    """The checkpoints to prune, oldest first: all but the newest `keep` and the first of every `lasting_rounds` rounds
+    (0: of none).
+
+    A first one stays the first when later ones go: what is kept for its round is kept for ever.
+    """
     ordered = sorted(rows, key=lambda row: (row.index, row.written_unix_s))
-    return ordered[: max(0, len(ordered) - keep)]
+    lasting: dict[int, CommitId] = {}
+    if lasting_rounds:
+        for row in ordered:
+            lasting.setdefault(row.index // lasting_rounds, row.commit)
+    return [row for row in ordered[: max(0, len(ordered) - keep)] if row.commit not in lasting.values()]
 
 
 def remove_checkpoint(folder: Path, row: CheckpointRow) -> None:

@@ -77,6 +77,11 @@ class StartSigned:
 
 
 @dataclass(frozen=True, slots=True)
+class SigningFailed:
+    """The start record was not signed after all, or it could not be made durable."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitVerified:
     """The best verified head is now this commit."""
 
@@ -90,7 +95,7 @@ class Ticked:
     """Time has passed."""
 
 
-RunEvent = PeerReported | PeerLeft | StartSigned | CommitVerified | Ticked
+RunEvent = PeerReported | PeerLeft | StartSigned | SigningFailed | CommitVerified | Ticked
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,9 @@ def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple
             state = _forget(state, peer)
         case StartSigned(genesis) if state.phase is Phase.GATHERING:
             state = replace(state, phase=Phase.TRAINING, head=genesis, is_signing=False)
+        case SigningFailed() if state.phase is Phase.GATHERING:
+            # Not at once: what failed would fail again. The next report or tick orders it anew.
+            return replace(state, is_signing=False), (), "the start record could not be signed; it is tried again"
         case CommitVerified(commit, index, total_tokens) if state.phase is not Phase.GATHERING:
             state = replace(state, head=commit, index=index, total_tokens=total_tokens)
         case _:

@@ -65,15 +65,16 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
 
     Raises:
-        ConfigError: a value that cannot work, a glob without files, or another run's file.
+        ConfigError: a value that cannot work, a glob without files or with too little text, or another run's file.
         StorageError: the folder cannot be written or is damaged.
     """
     config = load_run_config(run_file)
     if (folder / _MANIFEST_FILE).exists():
         return _reopen(run_file, config, folder)
     dataset = _pack(config.data, folder / DATA_FOLDER, run_file.parent)
-    authority = _make_authority(folder, now_unix_s)
     train, heldout = (_reader(dataset, folder, split) for split in ("train", "heldout"))
+    _check_enough(config, train.num_tokens, heldout.num_tokens)
+    authority = _make_authority(folder, now_unix_s)
     heldout_tokens = heldout.read(0, min(heldout.num_tokens, _YARDSTICK_TOKENS))
     train_tokens = train.read(0, min(train.num_tokens, _YARDSTICK_TOKENS))
     manifest = RunManifest(
@@ -154,6 +155,18 @@ def _pack(data: DataSection, folder: Path, base: Path) -> DatasetManifest:
     licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
     documents = _documents(data, base)
     return pack(documents, folder, shard_bytes=data.shard_bytes, source=data.source, licence=licence)
+
+
+def _check_enough(config: RunConfig, num_train: int, num_heldout: int) -> None:
+    """Peers train and evaluate on windows of the context and one token more: both parts must hold one."""
+    window = config.model.context_tokens + 1
+    for part, found in (("training", num_train), ("held-out", num_heldout)):
+        if found < window:
+            raise ConfigError(
+                f"data: the {part} text has {found} tokens",
+                f"at least {window}, which is model.context_tokens and one more",
+                "add text, or shorten model.context_tokens",
+            )
 
 
 def _reader(dataset: DatasetManifest, folder: Path, split: str) -> TokenReader:

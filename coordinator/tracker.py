@@ -21,6 +21,7 @@ from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, Si
 from coordinator.run_view import FORGET_S, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
 from protocol.coordination import START_DOMAIN, PeerReport, ReportReply, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
+from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import genesis_link
 from protocol.rounds.messages import StartRecord, StartUnit
@@ -221,6 +222,17 @@ class RunTracker:
             self._notify()
 
     async def _sign_start(self, roster: tuple[PeerId, ...]) -> None:
+        try:
+            await self._make_start(roster)
+        except PotluckError as error:
+            # The ledger's trouble, not the peer's whose report it was; a tick must not end the host over it.
+            _log.warning("start_not_signed", reason=error.one_line())
+        finally:
+            if self._state.is_signing:  # failed, or cancelled with the call that brought the last report
+                now = self._clock.monotonic_s()
+                self._state, _, self._reason = run_core.step(self._state, run_core.SigningFailed(), self._rules, now)
+
+    async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
         run = self._run
         record = StartRecord(
             run_id=run.run_id,

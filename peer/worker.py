@@ -1,12 +1,11 @@
 """The training process: `python -m peer.worker CHANNEL_FD MEMORY_FD`, started by peer/trainer.py.
 
 It owns torch's compute, trains step after step, and does what the daemon orders at step boundaries. It exits when the channel
-ends or its parent dies. It does not import hivemind, trio or grpc.
+ends, as it does when its parent dies. It does not import hivemind, trio or grpc.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -19,7 +18,6 @@ from peer.device import is_out_of_memory
 from peer.local_training import LocalTrainer, TrainingPlan
 from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
 
-_PR_SET_PDEATHSIG: Final = 1
 NICENESS: Final = 10
 """The volunteer's own programs come first."""
 
@@ -115,12 +113,6 @@ class Worker:
             micro_batch=self._trainer.micro_batch,
         )
         self._channel.sendall(frame(progress))
-
-
-def die_with_parent() -> None:
-    """On Linux the kernel kills us when the daemon's starting thread ends; elsewhere the end of the channel does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:

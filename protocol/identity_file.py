@@ -87,6 +87,16 @@ def _write_new(path: Path, data: bytes) -> None:
         os.link(temporary, path)
     finally:
         os.unlink(temporary)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A file's name is in its folder, and the folder is synced by itself."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _open_checked(path: Path) -> int:
@@ -107,11 +117,13 @@ def _open_checked(path: Path) -> int:
 
 def _incarnation(path: Path) -> int:
     beside = path.with_name(path.name + ".incarnation")
-    with suppress(FileExistsError):
-        _write_new(beside, secrets.randbits(63).to_bytes(8, "big"))
-    data = beside.read_bytes()
+    remedy = "remove it: the peer then counts as one with a new disk"
+    try:
+        with suppress(FileExistsError):
+            _write_new(beside, secrets.randbits(63).to_bytes(8, "big"))
+        data = beside.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{beside} cannot be read: {error.strerror}", "a file of 8 bytes", remedy) from error
     if len(data) != 8:
-        raise StorageError(
-            f"{beside} has {len(data)} bytes", "8 bytes", "remove it: the peer then counts as one with a new disk"
-        )
+        raise StorageError(f"{beside} has {len(data)} bytes", "8 bytes", remedy)
     return int.from_bytes(data, "big")

@@ -89,7 +89,6 @@ class RoundSection(_Section):
     codec: Literal["fp32", "fp16", "int8"] = "int8"
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
     state_root_every: Annotated[int, Field(ge=1, le=1)] = 1
-    adoption: Literal["overlap", "blocking"] = "overlap"
 
 
 class AdmissionSection(_Section):
@@ -99,10 +98,13 @@ class AdmissionSection(_Section):
 
 
 class CheckpointSection(_Section):
-    """How often the coordinator writes a checkpoint, and how many it keeps."""
+    """How often the coordinator writes a checkpoint, and which it keeps: the newest `keep`, and for ever one in every
+    `keep_every`, none with 0.
+    """
 
     every_rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 5
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
 
 
 class RunConfig(_Section):
@@ -192,7 +194,7 @@ def _explain(name: str, error: ValidationError) -> tuple[str, str, str]:
     # What is there and wrong comes before what is missing: a misspelt key is usually both.
     rank = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(include_url=False), key=lambda problem: rank.get(problem["type"], 1))
-    key = ".".join(str(part) for part in first["loc"]) or "the file"
+    key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return (
             f"{name}: {key} is not a known key",
@@ -202,9 +204,11 @@ def _explain(name: str, error: ValidationError) -> tuple[str, str, str]:
     if first["type"] == "missing":
         return f"{name}: {key} is missing", "a value", "compare with the file that `potluck init` writes"
     if first["type"] == "value_error":
-        return f"{name}: {key}: {first['msg'].removeprefix('Value error, ')}", "", "change it and start again"
+        place = f"{name}: {key}" if key else name
+        return f"{place}: {first['msg'].removeprefix('Value error, ')}", "", "change it and start again"
     value = str(first["input"])[:60]
-    return f"{name}: {key} is {value}", first["msg"][:1].lower() + first["msg"][1:], "change it and start again"
+    expected = first["msg"].removeprefix("Input should be ")
+    return f"{name}: {key} is {value}", expected[:1].lower() + expected[1:], "change it and start again"
 
 
 def sign_manifest(manifest: RunManifest, signer: Signer) -> bytes:
@@ -257,7 +261,7 @@ _DEFAULT_TOML: Final = """\
 name = "first-light"
 seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
-min_members = 2                # the run starts, and a round opens, with at least this many peers
+min_members = 2                # the run starts when so many peers are ready; its rounds go on with two
 
 [model]                        # a decoder-only model: 0.8M parameters with these numbers
 vocab_size = 257               # bytes and an end mark
@@ -291,7 +295,8 @@ codec = "int8"
 
 [checkpoint]
 every_rounds = 5
-keep = 3
+keep = 3                       # the newest ones
+keep_every = 10                # and for ever one in so many
 """
 
 

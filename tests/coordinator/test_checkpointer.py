@@ -33,7 +33,7 @@ from tests.coordinator.host_world import UNIT, HostWorld, open_host
 from tests.coordinator.test_service import start
 
 A, B, C = (peer.peer_id for peer in PEERS)
-RULES = CheckpointRules(every_rounds=2, keep=2)
+RULES = CheckpointRules(every_rounds=2, keep=2, keep_every=4)
 ROOT = Root(b"r" * 32)
 
 
@@ -118,7 +118,8 @@ def checkpointer(host: HostWorld, fetch: FetchState) -> Checkpointer:
     place = CheckpointPlace(
         host.folder / "checkpoints", config.run.name, host.run_id.hex(), schema, host.grid, config.model.model_dump()
     )
-    rules = CheckpointRules(config.checkpoint.every_rounds, config.checkpoint.keep)
+    kept = config.checkpoint
+    rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
     return Checkpointer(place, rules, host.tracker, host.writer, fetch)
 
 
@@ -162,13 +163,13 @@ async def test_checkpoints_are_pulled_pruned_and_end_with_the_last_commit(
             for expected in (2, 4, 6):
                 await commit_and_report(host, chain, donors, 2, 10)
                 await wait_for(lambda expected=expected: newest_index(host) == expected)
-            await wait_for(lambda: len(host.tracker.checkpoints) == 2)
+            await wait_for(lambda: len(host.tracker.checkpoints) == 3)
             await commit_and_report(host, chain, donors, 1, 400)
             await wait_for(lambda: host.tracker.is_final_checkpoint_written)
-            await wait_for(lambda: len(host.tracker.checkpoints) == 2)
+            await wait_for(lambda: len(host.tracker.checkpoints) == 3)
             nursery.cancel_scope.cancel()
         rows = host.tracker.checkpoints
-        assert [row.index for row in rows] == [6, 7]
+        assert [row.index for row in rows] == [2, 6, 7]  # the newest two, and the first of eight rounds
         assert donors.asked[0] == donors.asked[1] == (PEERS[0].peer_id,)
         folder = tmp_path / "checkpoints"
         assert sorted(path.name for path in folder.iterdir()) == [row.path for row in rows]

@@ -12,6 +12,7 @@ from coordinator.run_core import (
     RunEvent,
     RunRules,
     RunState,
+    SigningFailed,
     SignStart,
     StartSigned,
     Ticked,
@@ -54,6 +55,19 @@ def test_waits_a_moment_for_peers_on_their_way() -> None:
 def test_signs_once_while_the_signature_is_being_made() -> None:
     _, actions, _ = play((0, PeerReported(A, True)), (0, PeerReported(B, True)), (1, PeerReported(C, True)))
     assert len(actions) == 1
+
+
+def test_a_signature_that_failed_is_ordered_again_at_the_next_event_and_not_at_once() -> None:
+    ready: list[tuple[float, RunEvent]] = [(0, PeerReported(A, True)), (0, PeerReported(B, True))]
+    state, actions, reason = play(*ready, (0.1, SigningFailed()))
+    assert (state.phase, state.is_signing, len(actions)) == (Phase.GATHERING, False, 1)
+    assert "tried again" in reason
+    assert play(*ready, (0.1, SigningFailed()), (1, Ticked()))[1] == [SignStart((A, B))] * 2
+
+
+def test_a_failed_signature_means_nothing_once_the_start_stands() -> None:
+    state, _, _ = play((0, PeerReported(A, True)), (0, PeerReported(B, True)), (0, StartSigned(GENESIS)))
+    assert step(state, SigningFailed(), RULES, 1.0)[0] == state
 
 
 def test_roster_is_cut_to_the_largest_round() -> None:

@@ -100,6 +100,15 @@ def test_folder_without_a_run_and_glob_without_files_are_named(run_file: Path, t
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
 
 
+@pytest.mark.parametrize("text", ["", "short"])
+def test_text_without_one_window_is_refused_with_the_numbers(run_file: Path, tmp_path: Path, text: str) -> None:
+    for path in (tmp_path / "texts").iterdir():
+        path.write_text(text)
+    path.write_text("long enough to hold a window, " * 9)
+    with pytest.raises(ConfigError, match=r"text has \d+ tokens; expected at least 9"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
 def test_start_units_follow_from_the_manifest(run_file: Path, tmp_path: Path) -> None:
     run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     (unit,) = start_units(run.manifest)

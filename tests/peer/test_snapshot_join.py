@@ -42,7 +42,9 @@ class _LyingFiles(dict[str, bytes]):
             self[name] = data
 
     def __setitem__(self, name: str, data: bytes) -> None:
-        super().__setitem__(name, data[:-50] + bytes([data[-50] ^ 1]) + data[-49:] if name.startswith("generations/") else data)
+        super().__setitem__(
+            name, data[:-50] + bytes([data[-50] ^ 1]) + data[-49:] if name.startswith("generations/") else data
+        )
 
 
 async def _after(num_rounds: int, check: object) -> None:

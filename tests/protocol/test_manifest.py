@@ -41,6 +41,9 @@ def test_the_file_that_init_writes_is_a_valid_run() -> None:
     ("old", "new", "told"),
     [
         ("seed = 1", "sead = 1", "run.sead is not a known key"),
+        ('codec = "int8"', 'adoption = "blocking"', "round.adoption is not a known key"),
+        ('codec = "int8"', "min_members = 2", "round.min_members is not a known key"),
+        ("keep_every = 10", "keep_every = -1", "checkpoint.keep_every is -1"),
         ("total_tokens = 20_000_000", "total_tokens = 0", "run.total_tokens is 0"),
         ("batch_tokens = 2048", "batch_tokens = -5", "inner.batch_tokens is -5"),
         ("dim = 128", 'dim = "wide"', "model.dim is wide"),

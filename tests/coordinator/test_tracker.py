@@ -1,0 +1,71 @@
+"""The tracker when its ledger or its callers let it down; the rest of it is tested through the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+
+from coordinator.ledger import Ledger
+from coordinator.run_core import Phase
+from protocol.coordination import PeerReport
+from protocol.errors import StorageError
+from tests.coordinator.chain_world import PEERS
+from tests.coordinator.host_world import UNIT, HostWorld, open_host
+
+T = TypeVar("T")
+READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
+
+
+async def _all_ready(host: HostWorld) -> None:
+    for peer in PEERS:
+        await host.tracker.report(peer.peer_id, READY)
+
+
+async def test_a_start_that_the_ledger_refused_is_tried_again_at_the_next_tick(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_host(tmp_path) as host:
+        real, failures = Ledger.put_once, 2
+
+        def full(ledger: Ledger, name: str, value: bytes) -> bytes:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise StorageError("the ledger could not be used (disk full)", "a writable file")
+            return real(ledger, name, value)
+
+        monkeypatch.setattr(Ledger, "put_once", full)
+        for peer in PEERS[:2]:
+            await host.tracker.report(peer.peer_id, READY)  # the trouble is not the reporting peer's
+        assert (host.tracker.state.phase, host.tracker.state.is_signing) == (Phase.GATHERING, False)
+        assert "tried again" in host.tracker.news().reason
+        await host.tracker.tick()
+        assert host.tracker.state.phase is Phase.GATHERING
+        await host.tracker.tick()
+        assert host.tracker.state.phase is Phase.TRAINING
+        assert host.tracker.start_record
+
+
+async def test_a_start_cut_short_with_the_call_that_brought_it_is_made_at_the_next_tick(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_host(tmp_path) as host:
+        real, is_stuck = host.writer.run, True
+
+        async def stuck(use: Callable[[Ledger], T]) -> T:
+            if is_stuck:
+                await trio.sleep_forever()
+            return await real(use)
+
+        monkeypatch.setattr(host.writer, "run", stuck)
+        with trio.move_on_after(1) as given_up:
+            await _all_ready(host)
+        assert given_up.cancelled_caught
+        assert (host.tracker.state.phase, host.tracker.state.is_signing) == (Phase.GATHERING, False)
+        is_stuck = False
+        await host.tracker.tick()
+        assert host.tracker.state.phase is Phase.TRAINING
