@@ -8,22 +8,35 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
-import traceback
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-import coordinator.command_line
-import peer.commands
 from peer.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
-from protocol.errors import PotluckError
-from protocol.ids import PROTOCOL_VERSION
+
+_LEFT_AT_ONCE = "potluck: interrupted; left at once"
+
+try:
+    import tempfile
+    import traceback
+    from collections.abc import Callable
+    from importlib.metadata import PackageNotFoundError, version
+    from pathlib import Path
+    from typing import Annotated, Final
+
+    import typer
+
+    import coordinator.command_line
+    import peer.commands
+    from protocol.errors import PotluckError, UsageError
+    from protocol.ids import PROTOCOL_VERSION
+except KeyboardInterrupt:
+    # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
+    print(_LEFT_AT_ONCE, file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 # Failed TLS handshakes of strangers and ports in use would otherwise be printed by grpc's C core; we say them ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+_CannotBeMeant: Final[type[Exception]] = typer.BadParameter.__bases__[0]
+"""click's own UsageError: typer brings a click of its own and gives out only this child of it."""
 
 app = typer.Typer(
     help="Train one model on many people's GPUs.",
@@ -67,6 +80,19 @@ def _report_bug(error: BaseException) -> None:
     typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {path}", err=True)
 
 
+def _report_usage(error: Exception) -> int:
+    """One line in the place of typer's box; click's errors know the command that did not understand, mostly."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error)  # empty where rich has printed the help already
+        return UsageError.exit_code
+    message: Callable[[], str] = getattr(error, "format_message", error.__str__)
+    context = getattr(error, "ctx", None)
+    shown = context.command_path if context is not None else "potluck"
+    line = UsageError(message().rstrip("."), f"what `{shown} --help` describes", "mend it and try again").one_line()
+    typer.echo(f"potluck: {line}", err=True)
+    return UsageError.exit_code
+
+
 def _set_up_logging() -> None:
     """Lines on standard error. Tracebacks without local variables: those hold secrets."""
     import structlog
@@ -85,18 +111,20 @@ def _run() -> int:
     """Run one command; its exit code, one of peer/exit_codes.py."""
     try:
         _set_up_logging()
-        app(prog_name="potluck")
+        code = app(prog_name="potluck", standalone_mode=False)
+        return code if isinstance(code, int) else OK
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else OK
+    except _CannotBeMeant as error:
+        return _report_usage(error)
     except PotluckError as error:
         typer.echo(f"potluck: {error.one_line()}", err=True)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last edge of the program: keep the traceback, print one line
         _report_bug(error)
         return BUG
-    return OK
 
 
 def main() -> None:
@@ -104,6 +132,8 @@ def main() -> None:
     code = _run()
     # A second Ctrl-C while Python takes itself apart would print a traceback or change the code of a clean leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == INTERRUPTED:
+        print(_LEFT_AT_ONCE, file=sys.stderr)
     sys.exit(code)
 
 

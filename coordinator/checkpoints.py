@@ -60,6 +60,7 @@ class CheckpointManifest(_Frozen):
     Attributes:
         state_root: Merkle root over the unit's outer state, on chunks of `chunk_elements`.
         model: the model's numbers as in run.toml, enough to build it.
+        checksum: SHA-256 of all the rest, as compact JSON: the state root knows nothing of names and model numbers.
     """
 
     format: Literal["potluck checkpoint 1"] = "potluck checkpoint 1"
@@ -76,6 +77,12 @@ class CheckpointManifest(_Frozen):
     momentum: StoredFile
     model: dict[str, int | float | bool | str]
     written_unix_s: Count
+    checksum: HexHash = "0" * 64
+
+    def sealed(self) -> CheckpointManifest:
+        """The same with the checksum that belongs to it."""
+        own = sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
+        return self.model_copy(update={"checksum": own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         written_unix_s=now_unix_s,
     )
     path = folder / MANIFEST_NAME
-    path.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="ascii")
+    path.write_text(manifest.sealed().model_dump_json(indent=2) + "\n", encoding="ascii")
     _fsync(path)
     _fsync(folder)
 
@@ -185,8 +192,9 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: in
         _fsync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        cause = (error.strerror if isinstance(error, OSError) else "") or error
         raise StorageError(
-            f"checkpoint of round {state.index} could not be written to {folder} ({error})",
+            f"checkpoint of round {state.index} could not be written to {folder} ({cause})",
             "a writable folder with enough space",
             "free some space; older checkpoints and the run itself are untouched",
         ) from error
@@ -202,8 +210,8 @@ def read_manifest(path: Path) -> CheckpointManifest:
     """
     file = path / MANIFEST_NAME
     try:
-        return CheckpointManifest.model_validate_json(file.read_bytes())
-    except FileNotFoundError as error:
+        manifest = CheckpointManifest.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"no checkpoint at {path}", f"a folder with {MANIFEST_NAME}", "see: potluck checkpoint list"
         ) from error
@@ -212,6 +220,9 @@ def read_manifest(path: Path) -> CheckpointManifest:
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"])) or "its JSON"
         raise _damaged(path, f"{MANIFEST_NAME} is damaged at {place}") from error
+    if manifest != manifest.sealed():
+        raise _damaged(path, f"{MANIFEST_NAME} has another checksum than it says")
+    return manifest
 
 
 def _damaged(path: Path, what: str) -> StorageError:
@@ -228,7 +239,8 @@ def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema) 
             raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise _damaged(path, f"{name} could not be read ({error})") from error
+        cause = (error.strerror if isinstance(error, OSError) else "") or error
+        raise _damaged(path, f"{name} could not be read ({cause})") from error
     for spec in schema.tensors:
         tensor = tensors.get(spec.name)
         if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != torch.float32:

@@ -72,6 +72,8 @@ def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None
     rows = commands.list_checkpoints(state_dir)
     if as_json:
         typer.echo(json.dumps(rows))
+    elif not rows:
+        typer.echo("no checkpoint was written yet")
     for row in () if as_json else rows:
         typer.echo(f"round {row['index']}  root {str(row['root'])[:16]}  {row['path']}")
 

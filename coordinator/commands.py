@@ -85,7 +85,7 @@ def _state_dir(state_dir: Path | None) -> Path:
 
 
 def _require_run(folder: Path) -> Path:
-    from coordinator.run_files import LEDGER_FILE
+    from coordinator.ledger import LEDGER_FILE
 
     if not (folder / LEDGER_FILE).exists():
         raise ConfigError(
@@ -115,14 +115,14 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
     Raises:
         ConfigError: no run was ever hosted from there, or a number that cannot work.
     """
-    from coordinator.ledger import open_ledger
-    from coordinator.run_files import load_run
-    from protocol.invite import SECRET_BYTES, Invite
-
     if uses < 1 or not 0 < hours <= 24 * 365:
         raise ConfigError(f"an invite for {uses} uses and {hours} hours", "at least 1 use, and up to a year")
     folder = _state_dir(state_dir)
     ledger_file = _require_run(folder)
+    from coordinator.ledger import open_ledger
+    from coordinator.run_files import load_run
+    from protocol.invite import SECRET_BYTES, Invite
+
     run = load_run(folder)
     with open_ledger(ledger_file) as ledger:
         addresses, bootstrap = ledger.get(ADDRESSES_KEY), ledger.get(BOOTSTRAP_KEY)
@@ -182,12 +182,13 @@ def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
     Raises:
         ConfigError: no run was ever hosted from there.
     """
+    folder = _state_dir(state_dir)
+    ledger_file = _require_run(folder)
     from coordinator.ledger import open_ledger
     from coordinator.run_files import CHECKPOINT_FOLDER
     from coordinator.run_view import checkpoint_json
 
-    folder = _state_dir(state_dir)
-    with open_ledger(_require_run(folder)) as ledger:
+    with open_ledger(ledger_file) as ledger:
         rows = ledger.checkpoints()
     return [dict(checkpoint_json(row, (folder / CHECKPOINT_FOLDER).absolute())) for row in rows]
 

@@ -34,7 +34,7 @@ from averaging.rounds.transfer import fetch_state
 from coordinator.addresses import HostAddresses, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
 from coordinator.commands import ADDRESSES_KEY, BOOTSTRAP_KEY, STATUS_URL_KEY, issue_invite
-from coordinator.ledger import Ledger, open_ledger
+from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.metrics import Counts, Moment
 from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
@@ -42,7 +42,6 @@ from coordinator.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
     IDENTITY_FILE,
-    LEDGER_FILE,
     RunFiles,
     open_run,
     start_units,
@@ -93,6 +92,8 @@ def run_host(run_file: Path, config: HostConfig) -> int:
     try:
         trio.run(partial(serve_run, run_file, config, say=partial(print, flush=True)))
     except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from group  # before the signals were watched
         # A service that failed ends all; its own error is what the user should read.
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):

@@ -19,6 +19,9 @@ from coordinator.admission import Decision, InviteFacts, Verdict
 from protocol.errors import MachineError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
+LEDGER_FILE: Final = "ledger.sqlite3"
+"""Its name in the host's folder."""
+
 SCHEMA_VERSION: Final = 1
 _BUSY_TIMEOUT_S: Final = 5.0
 
@@ -102,6 +105,9 @@ Issue = Callable[[int], bytes]
 
 def _translate(error: sqlite3.Error, path: Path) -> StorageError:
     remedy = "free some space and check that the folder is writable; nothing that was acknowledged is lost"
+    # Not a subclass: what sqlite3 raises for a damaged file and for one that is no database.
+    if type(error) is sqlite3.DatabaseError:
+        remedy = "the file is damaged: restore a copy of the host's folder"
     return StorageError(f"the ledger {path} could not be used ({error})", "a readable and writable SQLite file", remedy)
 
 

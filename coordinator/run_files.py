@@ -24,7 +24,7 @@ from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader, p
 from averaging.data.yardsticks import pairs_nats_per_token, zlib_bits_per_byte
 from averaging.start_state import start_root
 from protocol.credential import CertificateAuthority, load_ca, make_ca
-from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
+from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.manifest import (
     DataSection,
@@ -38,7 +38,6 @@ from protocol.rounds.messages import StartUnit
 from protocol.tensor_schema import ChunkGrid
 
 IDENTITY_FILE: Final = "identity.key"
-LEDGER_FILE: Final = "ledger.sqlite3"
 CHECKPOINT_FOLDER: Final = "checkpoints"
 DATA_FOLDER: Final = "data"
 _MANIFEST_FILE: Final = "manifest.signed"
@@ -97,6 +96,7 @@ def load_run(folder: Path) -> RunFiles:
 
     Raises:
         ConfigError: there is none.
+        VersionError: another release made it.
         StorageError: it is damaged.
     """
     if not (folder / _MANIFEST_FILE).exists():
@@ -106,7 +106,7 @@ def load_run(folder: Path) -> RunFiles:
         manifest = open_manifest(signed, verifier=Ed25519Verifier())
         dataset = parse_dataset(_read(folder / DATA_FOLDER / MANIFEST_NAME), manifest.dataset_id)
         authority = load_ca(_read(folder / _AUTHORITY_KEY), _read(folder / _AUTHORITY_CERTIFICATE))
-    except StorageError:
+    except (StorageError, VersionError):
         raise
     except (PotluckError, ValueError) as error:
         raise StorageError(f"the run in {folder} is damaged ({error})", "what was written", "restore a copy") from error

@@ -16,7 +16,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def join(
     invite: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
@@ -38,14 +38,16 @@ def join(
     from peer.config import load_peer_config
 
     config = load_peer_config(flags)
-    if invite:
+    # A terminal or a chat may have put spaces into it: the shell then hands it over in pieces.
+    text = "".join("".join(invite or ()).split())
+    if text:
         from protocol.invite import decode_invite
 
-        decode_invite(invite)  # a mistyped line is told before anything heavy is imported
+        decode_invite(text)  # a mistyped line is told before anything heavy is imported
 
     from peer.daemon import run_peer
 
-    raise typer.Exit(run_peer(config, invite))
+    raise typer.Exit(run_peer(config, text))
 
 
 def demo(

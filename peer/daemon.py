@@ -34,6 +34,7 @@ from peer.addresses import announced, check_listen_address, multiaddress
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
+from peer.device import choose_device
 from peer.joining import (
     Membership,
     admit,
@@ -126,8 +127,8 @@ class _Life:
         return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
 
 
-def run_peer(config: PeerConfig, invite_text: str | None) -> int:
-    """Take part in a run until it is over or the user says stop. Returns the exit code 0.
+def run_peer(config: PeerConfig, invite_text: str) -> int:
+    """Take part in a run until it is over or the user says stop; without an invite in the last one. Returns the exit code 0.
 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
@@ -138,6 +139,7 @@ def run_peer(config: PeerConfig, invite_text: str | None) -> int:
     if not is_known(folder):
         check_invite(invite, clock.unix_s())
     check_listen_address(config)
+    choose_device(config.device)
     with open_identity(config.state_dir / "identity") as held:
         session = take_session(config.state_dir)
         if held.was_created:
@@ -150,6 +152,8 @@ def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from group  # before the signals were watched
         ours = group.subgroup(PotluckError)
         if ours is None:
             raise
@@ -173,7 +177,7 @@ async def _main(
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(serve_peer_http, listener, board.read)
-        log.info("status_page", address=addresses[0])
+        print(f"status page: {addresses[0]}", flush=True)
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
         with trio.CancelScope() as scope:
 

@@ -10,10 +10,10 @@ INTERRUPTED: Final = 130
 
 EXIT_CODES: Final[dict[int, str]] = {
     OK: "done, or left cleanly",
-    BUG: "a bug of ours, or a check that failed (demo, checkpoint verify)",
+    BUG: "a bug of ours, or a promise that the demo did not keep",
     2: "the command line cannot be meant",
     3: "a file or flag holds a value that cannot work",
-    4: "this machine lacks something: memory, disk, a free port, a readable file",
+    4: "this machine lacks something: memory, disk, a free port, a whole and readable file",
     5: "nobody answered at the addresses given",
     6: "refused: invite, credential, ban",
     7: "another protocol version or schema",

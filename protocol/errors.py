@@ -16,7 +16,8 @@
         +-- PeerUnreachable              refused or reset: the process at the other end is gone
         +-- CallTimeout                  no answer within the deadline: slow, frozen or cut off
 
-Every error says what was found, what was expected and what to do about it, in that order.
+Every error says what was found, what was expected and what to do about it, in that order, on one line: control characters, which
+a file or a stranger may have put there, are shown as escapes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class PotluckError(Exception):
             parts.append(f"expected {self.expected}")
         if self.remedy:
             parts.append(self.remedy)
-        return "; ".join(parts)
+        line = "; ".join(parts)
+        return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 class UsageError(PotluckError):

@@ -103,10 +103,11 @@ def _open_checked(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
+        is_another_owner = isinstance(error, PermissionError)
         raise MachineError(
             f"identity {path} cannot be opened: {error.strerror}",
             "a file that you own",
-            f"chown it, then chmod 600 {path}",
+            f"chown it, then chmod 600 {path}" if is_another_owner else "choose another --state-dir, or move it away",
         ) from error
     mode = os.fstat(descriptor).st_mode & 0o777
     if mode & 0o077:

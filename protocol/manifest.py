@@ -170,8 +170,11 @@ def load_run_config(path: Path) -> RunConfig:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "a run.toml", "write one with: potluck init") from error
+    except OSError as error:
+        found = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(found, "a run.toml", "write one with: potluck init") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error}", "a run.toml in UTF-8", "save it as UTF-8") from error
     return parse_run_config(text, str(path))
 
 
@@ -206,7 +209,7 @@ def _explain(name: str, error: ValidationError) -> tuple[str, str, str]:
     if first["type"] == "value_error":
         place = f"{name}: {key}" if key else name
         return f"{place}: {first['msg'].removeprefix('Value error, ')}", "", "change it and start again"
-    value = str(first["input"])[:60]
+    value = repr(first["input"])[:60]
     expected = first["msg"].removeprefix("Input should be ")
     return f"{name}: {key} is {value}", expected[:1].lower() + expected[1:], "change it and start again"
 
@@ -220,7 +223,7 @@ def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | N
     """The manifest in a signed envelope.
 
     Raises:
-        VersionError: made by another protocol version.
+        VersionError: made by another protocol version, or by a release with other keys.
         RemoteProtocolError: a bad signature, another signer than the manifest names, or another run than the invite names.
     """
     envelope = open_envelope(data, verifier=verifier, domain=MANIFEST_DOMAIN, run_id=_NO_RUN, now_unix_ms=None)
@@ -232,7 +235,9 @@ def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | N
     try:
         manifest = RunManifest.model_validate_json(envelope.payload)
     except ValidationError as error:
-        raise RemoteProtocolError(*_explain("the run's manifest", error)) from error
+        # Its signature is good, so it says what its host meant.
+        found, expected, _ = _explain("the run's manifest", error)
+        raise VersionError(found, expected, "install the release that made the run") from error
     if bytes.fromhex(manifest.host_public_key) != envelope.public_key:
         raise RemoteProtocolError(
             "a manifest signed by another key than its host's", "the host's signature", "ask for a new invite"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def test_manifest_that_lies_about_its_state_is_found(tmp_path: Path) -> None:
     path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["total_tokens"] += 1
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    lie = checkpoints.CheckpointManifest.model_validate(manifest, strict=False).sealed()
+    (path / "manifest.json").write_text(lie.model_dump_json())
     with pytest.raises(StorageError, match="root"):
         verify_checkpoint(path)
     (path / "manifest.json").write_text("{")
@@ -95,9 +97,38 @@ def test_manifest_that_lies_about_its_state_is_found(tmp_path: Path) -> None:
         verify_checkpoint(path)
 
 
-def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no checkpoint at"):
-        verify_checkpoint(tmp_path)
+def test_any_flipped_byte_of_the_manifest_is_found(tmp_path: Path) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    data = (path / "manifest.json").read_bytes()
+    for position in (n for n, byte in enumerate(data) if not chr(byte).isspace()):
+        flipped = bytes([data[position] ^ 1])
+        (path / "manifest.json").write_bytes(data[:position] + flipped + data[position + 1 :])
+        with pytest.raises(StorageError, match=r"manifest\.json"):
+            verify_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["fragment-0.safetensors", "fragment-0.momentum.safetensors", "manifest.json"])
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_truncated_file_is_found(tmp_path: Path, name: str, num_bytes: int) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    os.truncate(path / name, num_bytes)
+    with pytest.raises(StorageError, match=name):
+        verify_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["fragment-0.safetensors", "fragment-0.momentum.safetensors"])
+def test_missing_file_is_found(tmp_path: Path, name: str) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    (path / name).unlink()
+    with pytest.raises(StorageError, match=rf"{name} could not be read \(No such file or directory\)"):
+        verify_checkpoint(path)
+
+
+def test_folder_without_a_checkpoint_and_a_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(ConfigError, match="no checkpoint at"):
+            verify_checkpoint(path)
 
 
 def test_newest_are_kept_and_the_rest_pruned(tmp_path: Path) -> None:

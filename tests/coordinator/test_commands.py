@@ -18,8 +18,8 @@ from coordinator.commands import (
     make_invite,
     verify_checkpoint,
 )
-from coordinator.ledger import open_ledger
-from coordinator.run_files import LEDGER_FILE, open_run
+from coordinator.ledger import LEDGER_FILE, open_ledger
+from coordinator.run_files import open_run
 from protocol.errors import ConfigError, UnreachableError
 from protocol.invite import decode_invite, hash_secret
 from protocol.manifest import load_run_config

@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
+from coordinator import daemon
+from coordinator.config import HostConfig
 from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
 from protocol.coordination import PeerReport
 from protocol.credential import make_request, make_tls_key
@@ -107,6 +111,17 @@ async def join_and_report(invite: Invite, number: int, sequence: int, *, secret:
         assert reply.bootstrap[0].endswith(reply.coordinator_peer_id)
         ready = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
         return (await client.report(ready)).phase
+
+
+def test_interrupt_before_signals_are_watched_is_no_group_and_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_arguments: object, **_options: object) -> None:
+        raise BaseExceptionGroup("nursery", [ValueError("also"), BaseExceptionGroup("inner", [KeyboardInterrupt()])])
+
+    monkeypatch.setattr(daemon, "serve_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        daemon.run_host(tmp_path / "run.toml", HostConfig(state_dir=tmp_path))
 
 
 async def test_host_survives_a_kill_with_its_run_its_ports_and_its_peers(tmp_path: Path) -> None:

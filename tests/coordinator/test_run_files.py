@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from averaging.data.shards import ShardCache
 from coordinator.run_files import load_run, open_run, start_units
-from protocol.errors import ConfigError, StorageError
+from protocol.envelope import NEVER_MS, seal
+from protocol.errors import ConfigError, StorageError, VersionError
 from protocol.identity import Identity
+from protocol.manifest import MANIFEST_DOMAIN
 
 HOST = Identity(b"h" * 32)
 RUN_TOML = """
@@ -89,6 +92,15 @@ def test_damaged_folder_is_one_clear_error(run_file: Path, tmp_path: Path, name:
     open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     (tmp_path / "state" / name).write_bytes(b"x")
     with pytest.raises(StorageError, match="damaged"):
+        load_run(tmp_path / "state")
+
+
+def test_run_of_another_release_is_not_called_damaged(run_file: Path, tmp_path: Path) -> None:
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    values = {**json.loads(run.manifest.canonical_bytes()), "colour": "blue"}
+    sealed = seal(HOST, MANIFEST_DOMAIN, bytes(32), 0, NEVER_MS, json.dumps(values).encode())
+    (tmp_path / "state" / "manifest.signed").write_bytes(sealed)
+    with pytest.raises(VersionError, match="colour is not a known key"):
         load_run(tmp_path / "state")
 
 

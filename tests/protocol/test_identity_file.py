@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -56,5 +57,26 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path, content: bytes) 
 def test_a_folder_in_its_place_is_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "identity"
     os.mkdir(path)
-    with pytest.raises(MachineError, match="cannot be opened"), open_identity(path):
+    with (
+        pytest.raises(MachineError, match=r"cannot be opened: Is a directory.*another --state-dir"),
+        open_identity(path),
+    ):
         pass
+
+
+def test_a_file_of_another_user_is_named_with_the_mending_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "identity"
+    with open_identity(path):
+        pass
+    before = path.read_bytes()
+
+    def refuse(*_arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)  # root could read it
+        with pytest.raises(MachineError, match=r"cannot be opened: Permission denied.*chown"), open_identity(path):
+            pass
+    assert path.read_bytes() == before

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from protocol.envelope import NEVER_MS, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.manifest import (
+    MANIFEST_DOMAIN,
     RunManifest,
     default_run_toml,
     load_run_config,
@@ -46,9 +49,15 @@ def test_the_file_that_init_writes_is_a_valid_run() -> None:
         ("keep_every = 10", "keep_every = -1", "checkpoint.keep_every is -1"),
         ("total_tokens = 20_000_000", "total_tokens = 0", "run.total_tokens is 0"),
         ("batch_tokens = 2048", "batch_tokens = -5", "inner.batch_tokens is -5"),
-        ("dim = 128", 'dim = "wide"', "model.dim is wide"),
+        ("dim = 128", 'dim = "wide"', "model.dim is 'wide'"),
+        ("dim = 128", 'dim = "128"', "model.dim is '128'; expected a valid integer"),
+        ("dim = 128", "dim = 128.0", "model.dim is 128.0; expected a valid integer"),
+        ("dim = 128", "dim = true", "model.dim is True; expected a valid integer"),
+        ("learning_rate = 0.003", "learning_rate = nan", "inner.learning_rate is nan"),
+        ('name = "first-light"', 'name = "a\\nb"', r"run.name is 'a\nb'"),
+        ("seed = 1", '"se\\ned" = 1', r"run.se\ned is not a known key"),
         ("dim = 128", "dim = 130", "model"),
-        ('codec = "int8"', 'codec = "zip"', "round.codec is zip"),
+        ('codec = "int8"', 'codec = "zip"', "round.codec is 'zip'"),
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
@@ -69,8 +78,14 @@ def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: s
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="potluck init"):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file or directory; .*potluck init"):
         load_run_config(tmp_path / "none.toml")
+
+
+def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\x80\x81")
+    with pytest.raises(ConfigError, match="is no text"):
+        load_run_config(tmp_path / "run.toml")
 
 
 def test_two_manifests_with_one_number_different_are_two_runs() -> None:
@@ -91,6 +106,14 @@ def test_a_manifest_signed_by_somebody_else_or_of_another_run_is_refused() -> No
     other = _manifest(dataset_tokens=7)
     with pytest.raises(RemoteProtocolError, match="invite"):
         open_manifest(sign_manifest(other, HOST), verifier=Ed25519Verifier(), expected_run_id=manifest.run_id)
+
+
+def test_a_manifest_of_a_release_with_other_keys_asks_for_that_release() -> None:
+    values = json.loads(_manifest().canonical_bytes())
+    values["config"]["round"]["colour"] = "blue"
+    sealed = seal(HOST, MANIFEST_DOMAIN, bytes(32), 0, NEVER_MS, json.dumps(values).encode())
+    with pytest.raises(VersionError, match=r"config\.round\.colour is not a known key.*install the release"):
+        open_manifest(sealed, verifier=Ed25519Verifier())
 
 
 def test_a_run_of_another_protocol_version_is_told_before_anything_else() -> None:

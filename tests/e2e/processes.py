@@ -1,0 +1,109 @@
+"""Real `potluck` processes for tests: started, read while they run, ended by id."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+WAIT_LIMIT_S = 60.0
+LOOPBACK = ("--listen-host", "127.0.0.1")
+PEER_FLAGS = (*LOOPBACK, "--device", "cpu", "--num-threads", "1")
+_RUN_POTLUCK = "import sys, potluck; sys.exit(potluck.main())"
+
+
+def _command(arguments: Sequence[str], before: str) -> list[str]:
+    """`potluck ARGUMENTS`, after the statements `before`, which make this process a stranger: another clock, another release."""
+    return [sys.executable, "-c", f"{before}\n{_RUN_POTLUCK}", *arguments]
+
+
+def _environment() -> Mapping[str, str]:
+    # A configuration folder of the person who runs the tests must not matter.
+    return {**os.environ, "POTLUCK_PEER_SCREEN": "plain", "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": os.devnull}
+
+
+def run_potluck(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself."""
+    return subprocess.run(
+        _command(arguments, before),
+        cwd=ROOT,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_LIMIT_S,
+        check=False,
+    )
+
+
+@dataclass(frozen=True)
+class Running:
+    """A running command and the files that it writes to."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+    def said(self) -> str:
+        return self.out.read_text(errors="replace") + self.err.read_text(errors="replace")
+
+    def wait_for(self, pattern: str, times: int = 1) -> str:
+        """The `times`-th match of `pattern` in what it said so far or says soon; its group when there is one."""
+        deadline_s = time.monotonic() + WAIT_LIMIT_S
+        while time.monotonic() < deadline_s:
+            found = re.findall(pattern, self.said())
+            if len(found) >= times:
+                return str(found[times - 1])
+            if self.process.poll() is not None:
+                break
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=0.05)
+        raise AssertionError(f"no {pattern} in:\n{self.said()[-3000:]}")
+
+    def count(self, pattern: str) -> int:
+        return len(re.findall(pattern, self.said()))
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def freeze_p2pd(self) -> psutil.Process:
+        """Stop its p2pd, so that leaving cleanly takes seconds; the p2pd."""
+        (p2pd,) = [child for child in psutil.Process(self.process.pid).children() if child.name() == "p2pd"]
+        p2pd.suspend()
+        return p2pd
+
+    def exit_code(self) -> int:
+        return self.process.wait(timeout=WAIT_LIMIT_S)
+
+
+@contextmanager
+def running_potluck(folder: Path, name: str, *arguments: str) -> Iterator[Running]:
+    """A command in a session of its own, which is killed at the end if it still runs."""
+    out, err = folder / f"{name}.out", folder / f"{name}.err"
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = subprocess.Popen(
+            _command(arguments, ""),
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out_file,
+            stderr=err_file,
+            start_new_session=True,
+        )
+    try:
+        yield Running(process, out, err)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
