@@ -80,14 +80,15 @@ class FileStorage:
 
     async def list_names(self, prefix: str) -> Sequence[str]:
         """Finished files that start with `prefix`, sorted."""
-        return await self._offload.run(lambda: [name for name in _walk(self._folder) if name.startswith(prefix)])
+        folder = self._folder / prefix.rpartition("/")[0]
+        return await self._offload.run(lambda: [n for n in _walk(folder, self._folder) if n.startswith(prefix)])
 
     async def delete(self, name: str) -> None:
         """Remove the file if it is there."""
         path = self._path(name)
         async with self._append_lock:
             self._good_length.pop(name, None)
-            await self._offload.run(lambda: _delete(path))
+            await self._offload.run(lambda: _delete(path, self._folder))
 
     async def size_bytes(self) -> int:
         """Bytes of all finished files."""
@@ -97,25 +98,32 @@ class FileStorage:
 def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     temporary = path.with_name(path.name + _TEMPORARY)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        try:
+            _write_and_rename(temporary, path, parts)
+        except FileNotFoundError:  # the folder was empty, and somebody who deletes took it away just now
+            _write_and_rename(temporary, path, parts)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise _storage_error("write", path, error) from error
 
 
+def _write_and_rename(temporary: Path, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    _make_folder(path.parent)
+    with open(temporary, "wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
 def _append(path: Path, begin: int, record: bytes) -> int:
     frame = _FRAME.pack(len(record), _length_checksum(len(record)), zlib.crc32(record)) + record
     try:
         is_new = not path.exists()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(descriptor, begin)
@@ -181,16 +189,19 @@ def _read(path: Path, offset_bytes: int, num_bytes: int | None) -> bytes | None:
         raise _storage_error("read", path, error) from error
 
 
-def _delete(path: Path) -> None:
+def _delete(path: Path, root: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise _storage_error("delete", path, error) from error
+    if path.parent != root:
+        with suppress(OSError):  # it is not empty, or gone
+            path.parent.rmdir()
 
 
 def _size_bytes(folder: Path) -> int:
     total = 0
-    for name in _walk(folder):
+    for name in _walk(folder, folder):
         try:
             total += (folder / name).stat().st_size
         except FileNotFoundError:
@@ -198,12 +209,28 @@ def _size_bytes(folder: Path) -> int:
     return total
 
 
-def _walk(folder: Path) -> list[str]:
+def _walk(folder: Path, root: Path) -> list[str]:
+    """Finished files in a folder, by their names below `root`."""
     return sorted(
-        path.relative_to(folder).as_posix()
+        path.relative_to(root).as_posix()
         for path in folder.rglob("*")
         if path.is_file() and not path.name.endswith(_TEMPORARY)
     )
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed had not finished writing. Call it before the folder is used. Blocks."""
+    for path in folder.rglob("*" + _TEMPORARY):
+        path.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """With all above it, and durably: after a power cut a file is gone when the name of its folder is."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

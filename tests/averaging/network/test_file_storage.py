@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from averaging.network.file_storage import FileStorage
+from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
 from protocol.errors import StorageError
 
@@ -85,3 +85,26 @@ async def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -
         await storage.write_atomic("head", [b"x"])
     with pytest.raises(StorageError):
         await storage.append("log", b"x")
+
+
+async def test_names_below_a_folder_are_listed_and_an_empty_folder_goes(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    for name in ("a/one", "a/two", "ab/three", "top"):
+        await storage.write_atomic(name, [b"x"])
+    assert list(await storage.list_names("a/")) == ["a/one", "a/two"]
+    assert list(await storage.list_names("a/t")) == ["a/two"]
+    assert list(await storage.list_names("a")) == ["a/one", "a/two", "ab/three"]
+    assert list(await storage.list_names("missing/")) == []
+    await storage.delete("a/one")
+    assert (tmp_path / "a").is_dir()
+    await storage.delete("a/two")
+    assert not (tmp_path / "a").exists()
+
+
+async def test_what_was_not_finished_is_cleared_and_what_was_stays(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.write_atomic("folder/whole", [b"x"])
+    (tmp_path / "folder" / "half.unfinished").write_bytes(b"ha")
+    clear_unfinished(tmp_path)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["whole"]
+    clear_unfinished(tmp_path / "missing")
