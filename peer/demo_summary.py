@@ -7,6 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from peer.demo_core import VICTIM
 from peer.demo_observation import CheckpointRow, HostStatus, Observation, PeerReport
 
 HELDOUT_GOAL_NATS: Final = 2.3
@@ -78,6 +79,7 @@ def summarise(seen: Observation, final: Mapping[int, PeerReport], facts: Facts, 
         *_root_failures(final, checkpoint_root, verified=facts.checkpoint_verified),
         *_loss_failures(points[-1] if points else None, pairs),
         *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
+        *_outage_failures(seen),
     ]
     return DemoSummary(
         ok=not failures,
@@ -119,6 +121,13 @@ def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, *, ver
     elif roots and checkpoint_root not in roots:
         failures.append(f"the last checkpoint has root {checkpoint_root[:8]}, not the peers'")
     return failures
+
+
+def _outage_failures(seen: Observation) -> list[str]:
+    victim = seen.peer_ids.get(VICTIM)
+    if victim is None or any(victim not in row.members for row in seen.rounds.values()):
+        return []
+    return [f"no round was committed while peer {VICTIM} was dead: the others did not go on without it"]
 
 
 def _loss_failures(end: float | None, pairs: float | None) -> list[str]:

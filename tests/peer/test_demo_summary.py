@@ -46,11 +46,12 @@ def test_summary_has_every_documented_key() -> None:
         (summarise(observation((round_row(1),), (5.6, 2.4)), FINAL, FACTS), "above 2.3"),
         (summarise(observation((round_row(1),), (5.6, 2.6)), FINAL, FACTS), "pair model"),
         (summarise(observation((round_row(1),)), FINAL, FACTS), "no held-out loss"),
+        (summarise(observation((round_row(1), round_row(2)), (5.6, 2.0)), FINAL, FACTS), "go on without it"),
         (summarise(SEEN, FINAL, FACTS, "not finished within 9 s"), "not finished"),
     ],
     ids=[
         "roots differ", "report missing", "no root", "other root", "bad checkpoint", "not rejoined", "above goal",
-        "above pairs", "no loss", "gave up",
+        "above pairs", "no loss", "nobody went on", "gave up",
     ],
 )  # fmt: skip
 def test_summary_names_the_promise_that_did_not_hold(summary: DemoSummary, expected: str) -> None:
