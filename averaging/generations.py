@@ -1,4 +1,4 @@
-"""Generations: whole states of a unit on disk, the two newest kept, verified when loaded.
+"""Generations: whole states of a unit on disk, verified when loaded. Whoever writes them says which to keep.
 
 A file is: header length u32, header, root 32 bytes, then the chunks in order. Chunks have fixed sizes, so one can be read alone.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from averaging.network.seams import Offload, Storage
@@ -20,7 +21,6 @@ from protocol.tensor_schema import ChunkGrid
 
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
-KEPT_GENERATIONS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Generations:
         self._offload = offload
 
     async def write(self, state: UnitState, root: Root) -> GenerationRef:
-        """Write a state atomically, then delete all but the two newest.
+        """Write a state atomically.
 
         Raises:
             StorageError: the disk refused; older generations are untouched.
@@ -54,9 +54,13 @@ class Generations:
             return [_LENGTH.pack(len(header)), header, root, *chunks]
 
         await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
-        for old in (await self.list())[:-KEPT_GENERATIONS]:
-            await self._storage.delete(old.name)
         return ref
+
+    async def keep_only(self, commits: Collection[CommitId]) -> None:
+        """Delete the generations of all other commits."""
+        for ref in await self.list():
+            if ref.commit not in commits:
+                await self._storage.delete(ref.name)
 
     async def list(self) -> Sequence[GenerationRef]:
         """What is on disk, oldest first."""
@@ -94,14 +98,23 @@ class Generations:
             raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
         return state_from_chunks(header, chunks, self._grid), root
 
-    async def load_newest(self) -> tuple[UnitState, Root, Sequence[str]] | None:
-        """The newest good generation, its root, and one sentence per damaged one; None when there is none."""
+    async def load_newest(
+        self, among: Collection[CommitId] | None = None, attested: Mapping[CommitId, Root] = MappingProxyType({})
+    ) -> tuple[UnitState, Root, Sequence[str]] | None:
+        """The newest good generation, its root, and one sentence per damaged one; None when there is none. `among`: only of these
+        commits, for states of other lineages may lie beside them. One with another root than is `attested` for it is no good.
+        """
         problems: list[str] = []
         for ref in reversed(await self.list()):
+            if among is not None and ref.commit not in among:
+                continue
             try:
                 state, root = await self.load(ref)
             except StorageError as error:
                 problems.append(error.one_line())
+                continue
+            if attested.get(ref.commit, root) != root:
+                problems.append(f"generation {ref.name} has another root than the run attests")
                 continue
             return state, root, problems
         return None

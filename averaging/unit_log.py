@@ -1,25 +1,27 @@
 """What a peer must not forget about a unit's rounds: contribution roots, promises, acks, certificates, and the update bytes.
 
 The order on disk is rule 19's: update bytes and record -> ack -> certificate -> apply. `UnitLog` writes; whoever calls it keeps
-the order. Records and certificates are opaque bytes here.
+the order. Records and certificates are carried as bytes here.
 
-Entry: tag 1 | base 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
+Entry: tag 1 | base or fork 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from averaging.network.seams import Storage
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import AckedRecord, Ballot
+from protocol.wire import decode_certificate, decode_record
 
 LOG_NAME: Final = "rounds.log"
-_CONTRIBUTION, _PROMISE, _ACK, _CERTIFICATE = b"C", b"P", b"A", b"T"
+_CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
+_LENGTH: Final = struct.Struct("<I")
 _WORK: Final = struct.Struct("<QQ")
 """Tokens, and the data position after them."""
 
@@ -28,7 +30,7 @@ _BALLOT: Final = struct.Struct("<IH")
 
 @dataclass(frozen=True, slots=True)
 class LoggedContribution:
-    """The one contribution on a base; `next_step` is the local step that comes after its last one in this peer's data."""
+    """One session's contribution on a base; `next_step` is the local step that comes after its last one in this peer's data."""
 
     root: Root
     tokens: int
@@ -39,9 +41,10 @@ class LoggedContribution:
 class LoggedBase:
     """What was written about one base before the process ended."""
 
-    contribution: LoggedContribution | None = None
+    contributions: tuple[LoggedContribution, ...] = ()
     promised: Ballot | None = None
     acked: AckedRecord | None = None
+    acked_lone: AckedRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class LoggedRounds:
     """The log, read back.
 
     Attributes:
-        certificates: (parent commit, certificate bytes), in the order in which they were applied.
+        certificates: (parent commit, certificate bytes) of the lineage that was followed last, oldest first.
         bases: what was contributed, promised and acked on each base, committed or not.
     """
 
@@ -83,13 +86,21 @@ class UnitLog:
         """Before the promise is told (rule 16)."""
         await self._storage.append(LOG_NAME, _PROMISE + base + _ballot_bytes(ballot))
 
-    async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes) -> None:
-        """Before the ack is told, and after all bytes that the record names are on disk (rule 14)."""
-        await self._storage.append(LOG_NAME, _ACK + base + _ballot_bytes(ballot) + record)
+    async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
+        """Before the ack is told, and after all bytes that the record names are on disk (rule 14). An ack of a lone record is kept
+        beside the other: it must not make us forget what a quorum may have decided.
+        """
+        tag = _LONE_ACK if lone else _ACK
+        await self._storage.append(LOG_NAME, tag + base + _ballot_bytes(ballot) + record)
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
         """Before the commit is applied (rule 19)."""
         await self._storage.append(LOG_NAME, _CERTIFICATE + base + certificate)
+
+    async def log_switch(self, fork: CommitId, certificates: Sequence[bytes]) -> None:
+        """From `fork` on this lineage is followed instead: the whole head moves in one record (rule 24)."""
+        body = b"".join(_LENGTH.pack(len(raw)) + raw for raw in certificates)
+        await self._storage.append(LOG_NAME, _SWITCH + fork + body)
 
     async def write_result(self, base: CommitId, result_hash: Root, data: bytes) -> None:
         """The bytes of one slice's result."""
@@ -127,20 +138,35 @@ class UnitLog:
             tag, base, body = entry[:1], CommitId(entry[1:33]), entry[33:]
             if tag == _CERTIFICATE:
                 certificates.append((base, body))
+            elif tag == _SWITCH:
+                certificates = _switched(certificates, base, body)
             else:
                 bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
         return LoggedRounds(certificates, bases)
 
 
+def _switched(certificates: list[tuple[CommitId, bytes]], fork: CommitId, body: bytes) -> list[tuple[CommitId, bytes]]:
+    kept = next((i for i, (parent, _) in enumerate(certificates) if parent == fork), len(certificates))
+    switched = certificates[:kept]
+    while body:
+        (length,) = _LENGTH.unpack_from(body)
+        raw, body = body[_LENGTH.size : _LENGTH.size + length], body[_LENGTH.size + length :]
+        switched.append((decode_record(decode_certificate(raw).record).parent, raw))
+    return switched
+
+
 def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
     if tag == _CONTRIBUTION and len(body) == 32 + _WORK.size:
         tokens, next_step = _WORK.unpack(body[32:])
-        return LoggedBase(LoggedContribution(Root(body[:32]), tokens, next_step), known.promised, known.acked)
-    if tag in (_PROMISE, _ACK):
+        contribution = LoggedContribution(Root(body[:32]), tokens, next_step)
+        return replace(known, contributions=(*known.contributions, contribution))
+    if tag in (_PROMISE, _ACK, _LONE_ACK):
         ballot, rest = _read_ballot(body)
         promised = ballot if known.promised is None else max(known.promised, ballot)
-        acked = AckedRecord(ballot, rest) if tag == _ACK else known.acked
-        return LoggedBase(known.contribution, promised, acked)
+        known = replace(known, promised=promised)
+        if tag == _ACK:
+            return replace(known, acked=AckedRecord(ballot, rest))
+        return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known
     raise StorageError(
         f"an entry {tag!r} of {len(body)} bytes in {LOG_NAME}", "entries written by potluck", "restore or rejoin"
     )

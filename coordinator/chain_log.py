@@ -1,7 +1,7 @@
 """What the coordinator knows of a unit's commits: every certificate is verified against its parent before it counts.
 
-No I/O and no clock in here. The coordinator follows the lineage with the most committed tokens; it votes nowhere, so
-this is what it shows and hints, never what a peer must follow.
+No I/O and no clock in here. The coordinator follows the lineage that peers follow, by the same rule; it votes nowhere, so this is
+what it shows and hints, never what a peer must follow.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId
 from protocol.rounds.chain import ChainLink, verify_certificate
+from protocol.rounds.lineage import best_head, tree_of
 from protocol.wire import commit_id, decode_certificate, decode_record
 
 _STEP_BACK: Final = 32
@@ -50,11 +51,6 @@ class RoundRow:
     is_lone: bool
 
 
-def _rank(link: ChainLink) -> tuple[int, bool, bytes]:
-    is_lone = link.record is not None and link.record.lone
-    return link.total_tokens, not is_lone, bytes(255 - b for b in link.commit)
-
-
 class ChainLog:
     """All verified commits of one unit, and the head of the best lineage."""
 
@@ -63,11 +59,12 @@ class ChainLog:
         self._roots: dict[CommitId, Root] = {}
         self._run_id = run_id
         self._verifier = verifier
+        self._tree = tree_of(genesis)
         self._head = genesis
 
     @property
     def head(self) -> ChainLink:
-        """Tip of the lineage with the most committed tokens."""
+        """Tip of the lineage to follow."""
         return self._head
 
     def knows(self, commit: CommitId) -> bool:
@@ -123,7 +120,9 @@ class ChainLog:
             record = item.link.record
             if record is not None and record.attested is not None:
                 self._roots.setdefault(record.attested.commit, record.attested.state_root)
-            self._head = max(self._head, item.link, key=_rank)
+            self._tree = self._tree.add(item.link, decode_certificate(item.certificate))
+        self._head = self._tree.nodes[best_head(self._tree)].link
+        self._tree = self._tree.pruned(self._head.commit)
         return self._head is not before
 
     def replay(self, certificates: Sequence[bytes]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 import urllib.error
 import urllib.request
@@ -18,12 +17,8 @@ from typing import TYPE_CHECKING, Final
 from protocol.errors import ConfigError, StorageError, UnreachableError
 
 if TYPE_CHECKING:
-    from coordinator.ledger import Ledger
-    from protocol.invite import Invite
+    pass
 
-ADDRESSES_KEY: Final = "invite addresses"
-BOOTSTRAP_KEY: Final = "invite bootstrap"
-STATUS_URL_KEY: Final = "status url"
 _STATUS_TIMEOUT_S: Final = 5.0
 
 
@@ -96,19 +91,6 @@ def _require_run(folder: Path) -> Path:
     return folder / LEDGER_FILE
 
 
-def issue_invite(ledger: Ledger, blank: Invite) -> str:
-    """Remember an invite in the ledger and return the line to paste. `blank` is the invite with its secret."""
-    from protocol.invite import hash_secret
-
-    ledger.add_invite(
-        hash_secret(blank.secret),
-        max_uses=blank.max_uses,
-        created_unix_s=int(time.time()),
-        expires_unix_s=blank.expires_unix_s,
-    )
-    return blank.encode()
-
-
 def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
     """One more invite of the run in `state_dir`; works beside a running host.
 
@@ -119,27 +101,18 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
         raise ConfigError(f"an invite for {uses} uses and {hours} hours", "at least 1 use, and up to a year")
     folder = _state_dir(state_dir)
     ledger_file = _require_run(folder)
+    from coordinator.invites import issue_invite, known_reach
     from coordinator.ledger import open_ledger
     from coordinator.run_files import load_run
-    from protocol.invite import SECRET_BYTES, Invite
 
     run = load_run(folder)
     with open_ledger(ledger_file) as ledger:
-        addresses, bootstrap = ledger.get(ADDRESSES_KEY), ledger.get(BOOTSTRAP_KEY)
-        if addresses is None or bootstrap is None:
+        reach = known_reach(ledger)
+        if reach is None:
             raise ConfigError(
                 f"the run in {folder} was never up", "a host that ran once", "start it with: potluck host"
             )
-        invite = Invite(
-            coordinator_addresses=tuple(json.loads(addresses)),
-            ca_certificate_der=run.authority.certificate_der,
-            run_id=run.manifest.run_id,
-            secret=secrets.token_bytes(SECRET_BYTES),
-            expires_unix_s=int(time.time() + hours * 3600),
-            bootstrap=tuple(json.loads(bootstrap)),
-            max_uses=uses,
-        )
-        return issue_invite(ledger, invite)
+        return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time())
 
 
 def fetch_status(state_dir: Path | None) -> dict[str, object]:
@@ -149,6 +122,7 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
         ConfigError: no run was ever hosted from there.
         UnreachableError: the host does not run.
     """
+    from coordinator.invites import STATUS_URL_KEY
     from coordinator.ledger import open_ledger
 
     folder = _state_dir(state_dir)

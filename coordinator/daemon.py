@@ -6,13 +6,11 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from averaging.network.directory import member_record_rule
+from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
@@ -33,7 +32,7 @@ from averaging.network.seams import Network
 from averaging.rounds.transfer import fetch_state
 from coordinator.addresses import HostAddresses, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
-from coordinator.commands import ADDRESSES_KEY, BOOTSTRAP_KEY, STATUS_URL_KEY, issue_invite
+from coordinator.invites import Reach, issue_invite, remember_reach
 from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.metrics import Counts, Moment
@@ -47,14 +46,14 @@ from coordinator.run_files import (
     start_units,
 )
 from coordinator.service import CoordinatorService, HostedRun
-from coordinator.status_page import bind_http, serve_status
+from coordinator.status_page import status_app
 from coordinator.tracker import RunTracker, TrackedRun
 from protocol.coordination import TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
+from protocol.errors import PotluckError
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.invite import SECRET_BYTES, Invite
 from protocol.tensor_schema import ChunkGrid
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ async def _serve(host: Host, say: Say) -> None:
         _open_rpc(host, thread, addresses, network) as server,
         trio.open_nursery() as services,
     ):
-        await services.start(serve_status, listener, partial(_look, host, network, server))
+        await services.start(serve_http, listener, status_app(partial(_look, host, network, server)))
         await host.tracker.tick()
         await _greet(host, addresses, network.addresses(), url, say)
         services.start_soon(_tick, host)
@@ -254,13 +253,16 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
     )
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
-    return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network))
+    return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network, host.tracker))
 
 
-def _fetch_over(network: Network) -> FetchState:
+def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
     async def fetch(
         donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
     ) -> UnitState:
+        # A host that restarted has forgotten where its peers listen; their reports say it.
+        with suppress(PotluckError):
+            await network.add_addresses(tracker.addresses_of(donors))
         return await fetch_state(network, donors, unit, grid, commit, root)
 
     return fetch
@@ -268,21 +270,14 @@ def _fetch_over(network: Network) -> FetchState:
 
 async def _greet(host: Host, addresses: HostAddresses, bootstrap: tuple[str, ...], url: str, say: Say) -> None:
     config, run = host.config, host.run
-    invite = Invite(
-        coordinator_addresses=(addresses.grpc_address,),
-        ca_certificate_der=run.authority.certificate_der,
-        run_id=run.manifest.run_id,
-        secret=secrets.token_bytes(SECRET_BYTES),
-        expires_unix_s=int(host.clock.unix_s() + config.invite_hours * 3600),
-        bootstrap=bootstrap,
-        max_uses=config.invite_uses,
-    )
+    reach = Reach((addresses.grpc_address,), bootstrap)
 
     def remember(ledger: Ledger) -> str:
-        ledger.put(ADDRESSES_KEY, json.dumps(invite.coordinator_addresses).encode("ascii"))
-        ledger.put(BOOTSTRAP_KEY, json.dumps(bootstrap).encode("ascii"))
-        ledger.put(STATUS_URL_KEY, url.encode("ascii"))
-        return issue_invite(ledger, invite)
+        remember_reach(ledger, reach, url)
+        now_unix_s = host.clock.unix_s()
+        return issue_invite(
+            ledger, run, reach, uses=config.invite_uses, hours=config.invite_hours, now_unix_s=now_unix_s
+        )
 
     line = await host.writer.run(remember)
     name = run.manifest.config.run.name

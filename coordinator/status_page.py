@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
-import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,10 +14,6 @@ from starlette.routing import Route
 
 from coordinator.metrics import Moment, render_metrics
 from coordinator.run_view import status_json
-from protocol.errors import MachineError
-
-if TYPE_CHECKING:
-    from hypercorn.typing import ASGIFramework
 
 PAGE_FILE: Final = Path(__file__).with_name("status_page.html")
 _SAFE_HEADERS: Final[Mapping[str, str]] = {
@@ -51,41 +43,3 @@ def status_app(look: Callable[[], Moment]) -> Starlette:
 
     handlers = {"/": page, "/api/status": status, "/metrics": metrics, "/healthz": health}
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
-
-
-def bind_http(host: str, port: int) -> socket.socket:
-    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0.
-
-    Raises:
-        MachineError: the port is in use or the address is not ours.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise MachineError(
-            f"cannot listen on {host}:{port} ({error.strerror})",
-            "a free port on an address of this machine",
-            "give another with --http-port, or 0 for any",
-        ) from error
-    return listener
-
-
-async def serve_status(
-    listener: socket.socket,
-    look: Callable[[], Moment],
-    *,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve until cancelled. The socket is taken over, and closed at the end; `task_status` gets the URLs."""
-    config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.accesslog = None
-    config.errorlog = None
-    config.graceful_timeout = 1.0
-    app = cast("ASGIFramework", status_app(look))
-    await serve(app, config, shutdown_trigger=trio.sleep_forever, task_status=task_status, mode="asgi")

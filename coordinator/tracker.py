@@ -99,6 +99,11 @@ class RunTracker:
         """Newest reports, by peer."""
         return dict(self._peers)
 
+    def addresses_of(self, peers: Sequence[PeerId]) -> tuple[str, ...]:
+        """Where these peers say that they listen; each speaks for itself only."""
+        reports = ((peer, entry.report) for peer, entry in self._peers.items() if peer in peers)
+        return tuple(a for peer, report in reports for a in report.addresses if a.endswith(f"/p2p/{peer}"))
+
     async def restore(self) -> None:
         """Read everything back from the ledger."""
         spine = self._run.spine

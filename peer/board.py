@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from averaging.network.seams import Clock, Network, Trainer
 from averaging.rounds.service import RoundService
+from peer.machine import MachineMeter
 from peer.status import LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
 from protocol.ids import PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.lineage import TreeNode
+from protocol.rounds.views import is_suspected
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Board:
     network: Network | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
+    machine: MachineMeter = field(default_factory=MachineMeter)
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     last_round: LastRound | None = None
@@ -48,6 +52,11 @@ class Board:
             link = fields.get("link")
             if isinstance(link, ChainLink):
                 self._committed(link)
+        if event == "switched":
+            path = fields.get("path")
+            for node in path if isinstance(path, tuple) else ():
+                if isinstance(node, TreeNode):
+                    self._committed(node.link)
 
     def _committed(self, link: ChainLink) -> None:
         record = link.record
@@ -71,6 +80,13 @@ class Board:
             if self.first_counted_unix_s is None:
                 self.first_counted_unix_s = self.clock.unix_s()
 
+    def _suspected(self, service: RoundService) -> tuple[str, ...]:
+        opened = service.state.open
+        if opened.proposal is None or opened.exchange is None:
+            return ()
+        now_s = self.clock.monotonic_s()
+        return tuple(str(m.peer) for m in opened.proposal.members if is_suspected(service.state, m.peer, now_s))
+
     def read(self) -> PeerStatus:
         """The status of this moment."""
         status = PeerStatus(
@@ -85,7 +101,7 @@ class Board:
             last_round=self.last_round,
             started_unix_s=self.started_unix_s,
         )
-        updates: dict[str, object] = {}
+        updates: dict[str, object] = asdict(self.machine.read())
         if self.network is not None:
             traffic = self.network.traffic()
             updates |= {
@@ -111,6 +127,7 @@ class Board:
                 "state_root": chain.root.hex(),
                 "state_commit": chain.head.commit.hex(),
                 "total_tokens": chain.head.total_tokens,
+                "suspected": self._suspected(self.service),
             }
             if self.state == "training" and self.service.reason:
                 updates["reason"] = self.service.reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,13 +19,15 @@ from averaging.generations import Generations
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from averaging.network.directory import member_record_rule
-from averaging.network.file_storage import FileStorage
+from averaging.network.file_storage import FileStorage, clear_unfinished
+from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.rounds.membership import announce, directory_key, list_peers
-from averaging.rounds.service import RoundService, RoundTools
+from averaging.rounds.round_tools import RoundTools
+from averaging.rounds.service import RoundService
 from averaging.rounds.unit import UnitChain, UnitTools
 from averaging.start_state import start_root, start_state
 from averaging.unit_log import UnitLog
@@ -47,7 +48,7 @@ from peer.joining import (
     saved_membership,
 )
 from peer.local_training import TrainingPlan
-from peer.membership_file import is_known, remember_start, run_folder, take_session
+from peer.membership_file import is_known, remember_start, run_folder, take_incarnation, take_session
 from peer.membership_upkeep import MembershipUpkeep
 from peer.reporting import Reporter, evaluate_commits
 from peer.roster import CREDENTIAL_CHANNEL, Roster
@@ -55,7 +56,7 @@ from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
 from peer.status import write_final_status
-from peer.status_http import bind_http, serve_peer_http
+from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.envelope import first_sequence, seal
@@ -75,6 +76,9 @@ log = structlog.get_logger()
 MESSAGE_LIFE_S: Final = 120.0
 NEWS_RETRY_S: Final = 1.0
 CATCH_UP_WITHIN_S: Final = 120.0
+MIN_LONE_PATIENCE_S: Final = 60.0
+"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
+
 GOODBYE_WITHIN_S: Final = 3.0
 LINGER_S: Final = 30.0
 """How long a peer stays after the last commit, so that everybody and the final checkpoint can have it."""
@@ -106,6 +110,7 @@ class _Life:
     invite: Invite
     held: HeldIdentity
     folder: Path
+    incarnation: int
     session: int
     sequence: _Sequence
     clock: SystemClock
@@ -119,7 +124,7 @@ class _Life:
     @property
     def member(self) -> Member:
         """As whom we take part."""
-        return Member(self.identity.peer_id, self.held.incarnation, self.session)
+        return Member(self.identity.peer_id, self.incarnation, self.session)
 
     async def sealed(self, payload: bytes) -> bytes:
         """A payload signed for the round channel."""
@@ -173,10 +178,11 @@ async def _main(
     config: PeerConfig, invite: Invite, held: HeldIdentity, folder: Path, session: int, clock: SystemClock
 ) -> int:
     board = Board(held.identity.peer_id, clock, clock.unix_s())
-    life = _Life(config, invite, held, folder, session, _Sequence(session), clock, board)
+    incarnation = take_incarnation(folder / WHOLE_MODEL)
+    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board)
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(serve_peer_http, listener, board.read)
+        addresses = await nursery.start(serve_http, listener, peer_app(board.read))
         print(f"status page: {addresses[0]}", flush=True)
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
         with trio.CancelScope() as scope:
@@ -268,6 +274,7 @@ async def _train(
         )
         upkeep = _upkeep(life, membership, roster)
         nursery.start_soon(upkeep.keep_peers)
+        nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)
         nursery.start_soon(upkeep.keep_credential, client.renew)
         peers = await _members_listed(network, membership, roster)
         donors = (*peers, membership.coordinator)
@@ -289,7 +296,6 @@ async def _train(
                 life.sealed,
                 roster.is_member,
                 board.publish,
-                random.Random(),
             )
             service = RoundService(_round_config(life, membership, verifier), chain, open_round, tools)
             board.trainer, board.service = trainer, service
@@ -318,10 +324,10 @@ async def _rounds(
 
     async with trio.open_nursery() as nursery:
         try:
+            await trainer.load(service.chain.state.anchor_N, schedule_tokens=service.chain.head.total_tokens)
             await nursery.start(service.run)
             nursery.start_soon(list_peers, network, membership.run_id, listed)
             life.board.say("training", "training")
-            await trainer.load(service.chain.state.anchor_N, schedule_tokens=service.chain.head.total_tokens)
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
             await _finish(life, service, reporter)
         finally:
@@ -405,6 +411,7 @@ async def _open_chain(
     schema = manifest.unit_schemas()[WHOLE_MODEL]
     grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
     offload = ThreadOffload()
+    await offload.run(lambda: clear_unfinished(life.folder / WHOLE_MODEL))
     storage = FileStorage(life.folder / WHOLE_MODEL, offload)
     codec = codec_by_name(manifest.config.round.codec)
     tools = UnitTools(
@@ -453,9 +460,10 @@ def _round_config(life: _Life, membership: Membership, verifier: Ed25519Verifier
         codec=config.round.codec,
         outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
         target_tokens=config.round.target_tokens,
-        min_members=min(2, config.run.min_members),
+        min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
+        lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=not life.config.no_listen,
     )

@@ -70,7 +70,7 @@ def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the trainer has done; `tokens_ready` and theta live and die together (rule 20; rounds.md C3)."""
+    """What the trainer has done; `tokens_ready` and theta live and die together (rule 20)."""
 
     step: int = 0
     tokens_ready: int = 0

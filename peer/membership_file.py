@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from pathlib import Path
 from typing import Final
@@ -146,3 +147,21 @@ def take_session(folder: Path) -> int:
             f"{path} cannot be counted up: {error}", "a writable folder", "remove the file if it is damaged"
         ) from error
     return session
+
+
+def take_incarnation(folder: Path) -> int:
+    """The number of this disk, 1 to 2^63: drawn when there is none in the folder of a run's log. A peer whose log is lost comes back
+    under another one, and its votes on what it may have voted on before do not count.
+
+    Raises:
+        StorageError: the folder cannot be read or written.
+    """
+    path = folder / "incarnation"
+    try:
+        if not path.exists():
+            _write_durably(path, str(1 + secrets.randbelow((1 << 63) - 1)).encode("ascii"))
+        return int(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} cannot be read: {error}", "a number", "remove it: the peer then counts as one with a new disk"
+        ) from error

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Clock, Offload
+from averaging.network.seams import Clock, Network, Offload
 from peer.membership_file import remember_credential, remember_peers
 from peer.roster import Roster
 from protocol.credential import Credential, check_credential, key_pem, make_request, make_tls_key
@@ -22,6 +22,9 @@ from protocol.ids import RunId
 log = structlog.get_logger()
 
 REMEMBER_EVERY_S: Final = 10.0
+RECONNECT_EVERY_S: Final = 60.0
+"""A host that restarted knows nobody, and peers whose directory nodes forgot it must find it again."""
+
 RENEW_EVERY_S: Final = 3600.0
 RENEWED_SHARE: Final = 1 / 3
 """Of a credential's life: when less is left, a new one is asked for."""
@@ -54,6 +57,15 @@ class MembershipUpkeep:
                 except StorageError as error:
                     log.warning("peers_not_remembered", reason=error.one_line())
             await trio.sleep(REMEMBER_EVERY_S)
+
+    async def keep_reached(self, network: Network, bootstrap: tuple[str, ...]) -> None:
+        """Dial the host and those listed for the longest time again and again, until cancelled: who is connected costs nothing."""
+        while True:
+            await trio.sleep(RECONNECT_EVERY_S)
+            try:
+                await network.add_addresses((*bootstrap, *self.roster.lasting_addresses()))
+            except PotluckError as error:
+                log.debug("not_reconnected", reason=error.one_line())
 
     async def keep_credential(self, ask: AskForCredential) -> None:
         """Renew the credential when it nears its end, asking at most once in RENEW_EVERY_S, until cancelled."""

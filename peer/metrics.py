@@ -72,6 +72,14 @@ PEER_METRICS: Final = (
     PeerMetric(
         "potluck_peer_worker_restarts", "counter", "Training process brought back.", lambda s: _one(s.worker_restarts)
     ),
+    PeerMetric(
+        "potluck_peer_memory_bytes", "gauge", "Resident memory of all its processes.", lambda s: _one(s.memory_bytes)
+    ),
+    PeerMetric(
+        "potluck_peer_gpu_memory_bytes", "gauge", "In use on the first card.", lambda s: _one(s.gpu_memory_bytes)
+    ),
+    PeerMetric("potluck_peer_gpu_busy_ratio", "gauge", "Share of time computing.", lambda s: _one(s.gpu_busy)),
+    PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: _one(s.gpu_celsius)),
     PeerMetric("potluck_peer_start_time_seconds", "gauge", "Unix time of the start.", lambda s: _one(s.started_unix_s)),
     PeerMetric(
         "potluck_peer_state",

@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import structlog
-import trio
 
 from averaging.network.seams import Network
 from averaging.rounds.transfer import ask_generation, fetch_commits, fetch_state
 from averaging.rounds.unit import UnitChain
 from protocol.errors import PotluckError
-from protocol.ids import CommitId, PeerId, Root, short
-from protocol.rounds.chain import ChainLink, verify_certificate
+from protocol.ids import PeerId, short
+from protocol.rounds.chain import ChainLink, attested_roots, verify_certificate
 from protocol.wire import decode_certificate
 
 log = structlog.get_logger()
 
 STATE_BYTES_PER_VALUE = 8
 """Anchor and momentum, float32 each."""
-
-
-def attested_roots(links: Sequence[ChainLink]) -> dict[CommitId, Root]:
-    """State roots that later commits of the chain attest, by commit."""
-    attested = [link.record.attested for link in links if link.record is not None]
-    return {entry.commit: entry.state_root for entry in attested if entry is not None}
 
 
 async def catch_up_by_snapshot(
@@ -44,7 +37,7 @@ async def catch_up_by_snapshot(
 
 async def _try_donor(network: Network, chain: UnitChain, donor: PeerId, told: Callable[[str], None]) -> bool:
     tools = chain.tools
-    raws = await fetch_commits(network, donor, tools.unit, chain.head.commit)
+    raws = await fetch_commits(network, donor, tools.unit, [chain.head.commit])
     certificates = [decode_certificate(raw) for raw in (*chain.certificates, *raws)]
 
     def verified() -> list[ChainLink]:
@@ -53,7 +46,7 @@ async def _try_donor(network: Network, chain: UnitChain, donor: PeerId, told: Ca
             links.append(verify_certificate(certificate, links[-1], verifier=tools.verifier, run_id=tools.run_id))
         return links
 
-    links = await trio.to_thread.run_sync(verified)
+    links = await tools.offload.run(verified)
     replay_bytes = len(raws) * tools.codec.encoded_bytes(tools.grid.num_elements)
     if replay_bytes <= STATE_BYTES_PER_VALUE * tools.grid.num_elements:
         return bool(raws)  # replaying is cheaper: the round service does it

@@ -46,7 +46,10 @@ class PeerStatus(BaseModel):
         control_bytes_down: the control lane's part of `bytes_down`.
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
+        suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
         worker_restarts: how often the training process had to be brought back.
+        memory_bytes: resident memory of all processes of this peer.
+        gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
     """
 
@@ -73,7 +76,12 @@ class PeerStatus(BaseModel):
     control_bytes_down: int = 0
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
+    suspected: tuple[str, ...] = ()
     worker_restarts: int = 0
+    memory_bytes: int = 0
+    gpu_memory_bytes: int | None = None
+    gpu_busy: float | None = None
+    gpu_celsius: int | None = None
     started_unix_s: float = 0.0
     last_round: LastRound | None = None
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from typing import cast
 
-import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
-from hypercorn.typing import ASGIFramework
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,7 +12,6 @@ from starlette.routing import Route
 
 from peer.metrics import metrics_text
 from peer.status import PeerStatus
-from protocol.errors import MachineError
 
 _PAGE = """<!doctype html><meta charset="utf-8"><title>Potluck peer</title>
 <style>body{font:15px system-ui;margin:3em auto;max-width:44em}
@@ -56,41 +49,3 @@ def peer_app(read_status: Callable[[], PeerStatus]) -> Starlette:
 
     handlers = {"/": page, "/status.json": status, "/metrics": metrics, "/healthz": health}
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
-
-
-def bind_http(host: str, port: int) -> socket.socket:
-    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0.
-
-    Raises:
-        MachineError: the port is in use or the address is not ours.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise MachineError(
-            f"cannot listen on {host}:{port} ({error.strerror})",
-            "a free port on an address of this machine",
-            "give another with --http-port, or 0 for any",
-        ) from error
-    return listener
-
-
-async def serve_peer_http(
-    listener: socket.socket,
-    read_status: Callable[[], PeerStatus],
-    *,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve until cancelled. The socket is taken over, and closed at the end; `task_status` gets the URLs."""
-    config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.accesslog = None
-    config.errorlog = None
-    config.graceful_timeout = 1.0
-    app = cast("ASGIFramework", peer_app(read_status))
-    await serve(app, config, shutdown_trigger=trio.sleep_forever, task_status=task_status, mode="asgi")

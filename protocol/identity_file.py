@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,11 @@ class HeldIdentity:
     """An identity whose file is locked by this process.
 
     Attributes:
-        incarnation: a random number made with the file; another disk, another number (rule 19).
         was_created: True when this call made the file: show its path once, and say "back this up".
     """
 
     identity: Identity
     path: Path
-    incarnation: int
     was_created: bool
 
 
@@ -54,7 +52,7 @@ def open_identity(path: Path) -> Iterator[HeldIdentity]:
             raise ConfigError(
                 f"{path}: {error.found}", error.expected, "restore your backup, or move the file away"
             ) from error
-        yield HeldIdentity(identity, path, _incarnation(path), was_created)
+        yield HeldIdentity(identity, path, was_created)
     finally:
         os.close(descriptor)
 
@@ -114,17 +112,3 @@ def _open_checked(path: Path) -> int:
         os.close(descriptor)
         raise MachineError(f"identity {path} has mode {mode:04o}: others can read it", "mode 0600", f"chmod 600 {path}")
     return descriptor
-
-
-def _incarnation(path: Path) -> int:
-    beside = path.with_name(path.name + ".incarnation")
-    remedy = "remove it: the peer then counts as one with a new disk"
-    try:
-        with suppress(FileExistsError):
-            _write_new(beside, secrets.randbits(63).to_bytes(8, "big"))
-        data = beside.read_bytes()
-    except OSError as error:
-        raise StorageError(f"{beside} cannot be read: {error.strerror}", "a file of 8 bytes", remedy) from error
-    if len(data) != 8:
-        raise StorageError(f"{beside} has {len(data)} bytes", "8 bytes", remedy)
-    return int.from_bytes(data, "big")

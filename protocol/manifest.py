@@ -266,7 +266,7 @@ _DEFAULT_TOML: Final = """\
 name = "first-light"
 seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
-min_members = 2                # the run starts when so many peers are ready; its rounds go on with two
+min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
 
 [model]                        # a decoder-only model: 0.8M parameters with these numbers
 vocab_size = 257               # bytes and an end mark

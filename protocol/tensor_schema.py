@@ -73,7 +73,7 @@ class TensorSchema:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """The fixed cut of a flat vector into chunks: independent of slices, the same for all attempts (rounds.md A11)."""
+    """The fixed cut of a flat vector into chunks: independent of slices, the same for all attempts."""
 
     num_elements: int
     chunk_elements: int

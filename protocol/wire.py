@@ -19,15 +19,17 @@ from typing import Final, TypeVar, cast
 from google.protobuf.message import DecodeError, Message
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.ids import CommitId
+from protocol.ids import CommitId, PeerId
 from protocol.pb import round_pb2
-from protocol.rounds.messages import Certificate, CommitRecord, FetchRequest, RoundMessage
+from protocol.rounds.messages import Certificate, CommitRecord, RoundMessage
+from protocol.rounds.requests import FetchRequest
 
 D = TypeVar("D")
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_TEXT: Final = 256
 """Longest text field: peer ids have 52 letters, reasons are cut to one line by their makers."""
 
+_PEER_ID: Final = re.compile("[0-9A-Za-z]{1,64}")
 _COMMIT_DOMAIN: Final = b"potluck commit 1"
 _START_DOMAIN: Final = b"potluck start 1"
 
@@ -37,6 +39,7 @@ class _Field:
     name: str
     kind: str  # "scalar", "many scalars", "message", "optional message", "many messages"
     inner: type
+    is_text: bool = False
 
 
 def _describe(cls: type, field: dataclasses.Field[object]) -> _Field:
@@ -44,11 +47,17 @@ def _describe(cls: type, field: dataclasses.Field[object]) -> _Field:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         inner = args[0]
-        return _Field(field.name, "many messages" if dataclasses.is_dataclass(inner) else "many scalars", inner)
+        kind = "many messages" if dataclasses.is_dataclass(inner) else "many scalars"
+        return _Field(field.name, kind, inner, _is_text(inner))
     if origin in (types.UnionType, typing.Union):
         inner = next(a for a in args if a is not type(None))
         return _Field(field.name, "optional message", inner)
-    return _Field(field.name, "message" if dataclasses.is_dataclass(hint) else "scalar", hint)
+    return _Field(field.name, "message" if dataclasses.is_dataclass(hint) else "scalar", hint, _is_text(hint))
+
+
+def _is_text(hint: object) -> bool:
+    """Plain text, or one of the names of protocol/ids.py."""
+    return hint is str or getattr(hint, "__supertype__", None) is str
 
 
 @functools.cache
@@ -74,16 +83,29 @@ def _fill(value: object, target: Message) -> None:
             _fill(part, inner)
 
 
+def _check_text(cls: type, field: _Field, value: str) -> None:
+    """What strangers write ends up in logs, file names and dials."""
+    if len(value) > MAX_TEXT or not value.isprintable():
+        raise RemoteProtocolError(
+            f"{cls.__name__}.{field.name} of {len(value)} letters", f"at most {MAX_TEXT}, all of them printable"
+        )
+    if field.inner is PeerId and not _PEER_ID.fullmatch(value):
+        raise RemoteProtocolError(f"{cls.__name__}.{field.name} is {value[:80]!r}", "a peer id: letters and digits")
+
+
 def _take(cls: type[D], source: Message) -> D:
     values: dict[str, object] = {}
     for field in _fields(cast("Hashable", cls)):
         part = getattr(source, field.name)
         if field.kind == "scalar":
-            if isinstance(part, str) and len(part) > MAX_TEXT:
-                raise RemoteProtocolError(f"{cls.__name__}.{field.name} of {len(part)} letters", f"at most {MAX_TEXT}")
+            if field.is_text:
+                _check_text(cls, field, part)
             values[field.name] = part
         elif field.kind == "many scalars":
             values[field.name] = tuple(part)
+            if field.is_text:
+                for item in part:
+                    _check_text(cls, field, item)
         elif field.kind == "many messages":
             values[field.name] = tuple(_take(field.inner, item) for item in part)
         elif source.HasField(field.name):

@@ -83,6 +83,20 @@ def split_chunks(data: bytes, codec: Codec, grid: ChunkGrid, first_chunk: int, s
     return tuple(chunks)
 
 
+def check_result(chunks: Sequence[bytes], result_hash: Root, first_chunk: int, codec: Codec, grid: ChunkGrid) -> None:
+    """Whether the bytes of a slice's result are those that were signed, and mean something. What is kept and acked must be fit to be
+    applied: a commit that nobody can apply would end the run.
+
+    Raises:
+        RemoteProtocolError: other bytes, or values that are not finite.
+    """
+    if result_root(chunks) != result_hash:
+        raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
+    for chunk, data in enumerate(chunks, start=first_chunk):
+        begin, stop = grid.bounds(chunk)
+        codec.decode(data, stop - begin)
+
+
 def result_root(chunks: Sequence[bytes]) -> Root:
     """The hash by which a record names a slice's result."""
     return merkle_root([leaf_hash(chunk) for chunk in chunks])

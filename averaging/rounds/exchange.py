@@ -6,7 +6,9 @@ stream: so a peer without inbound connections takes part fully. Two quantisation
     member  -> reducer   ExchangeHello
     reducer -> member    bitmap of the chunks of this slice that it has
     member  -> reducer   "C" chunk number, bytes ... then "E"
-    reducer -> member    signed ResultHeader, then the chunks in order
+    reducer -> member    signed ResultHeader
+    member  -> reducer   "N" to get the chunks, "H" when it has their bytes already
+    reducer -> member    the chunks in order
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
-from averaging.rounds.contribution import EncodedContribution, result_root
+from averaging.rounds.contribution import EncodedContribution, check_result
 from averaging.rounds.reduction import Offer, Offers, Reduction
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, short
 from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import ExchangeHello, Member, Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.requests import ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_body, encode_body
 
@@ -37,6 +40,8 @@ log = structlog.get_logger()
 EXCHANGE_CHANNEL: Final = "exchange"
 _CHUNK: Final = struct.Struct("<cI")
 _END: Final = b"E"
+_NEED: Final = b"N"
+_HAVE: Final = b"H"
 OPEN_WITHIN_S: Final = 5.0
 RETRY_AFTER_S: Final = 0.5
 REDUCE_COST_S: Final = 0.002
@@ -56,59 +61,141 @@ class ExchangeTools:
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
     keep_result: Callable[[ResultHeader, bytes], Awaitable[None]]
+    holds_result: Callable[[ResultHeader], Awaitable[bool]]
     announce: Callable[[ResultReady], Awaitable[None]]
 
 
 class Exchange:
-    """One attempt's traffic at one peer; `run` does it, `drop` and the served streams feed it."""
+    """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
 
-    def __init__(
-        self, proposal: Proposal, tools: ExchangeTools, offers: Offers, contribution: EncodedContribution | None
-    ) -> None:
+    Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
+    may come back to it.
+    """
+
+    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers) -> None:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
-        self._contribution = contribution
-        self._reductions = {
-            part.first_chunk: Reduction(proposal, part, offers, tools.codec, tools.grid)
-            for part in proposal.slices
-            if part.reducer == tools.me.peer
-        }
-        self.is_over = False
+        self._contribution: EncodedContribution | None = None
+        self._is_offer_known = trio.Event()
+        self._reductions: dict[int, Reduction] = {}
+        self._scopes: dict[SliceSpec, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+        self._left_out: dict[PeerId, str] = {}
+        self._upload = UploadMeter()
+        self._num_running = 0
+        self._has_ended = False
+        self.begun = trio.Event()
+        """Set when its slices are under way."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every slice's result is here, or was given up."""
+        return self._has_ended or (self._nursery is not None and self._num_running == 0)
 
     async def run(self) -> None:
-        """Until every slice's result is here, or cancelled."""
+        """Until cancelled."""
+        self._upload.begin(trio.current_time())
         try:
-            self._offer_own()
             async with trio.open_nursery() as nursery:
-                for part in self.proposal.slices:
-                    if part.first_chunk in self._reductions:
-                        nursery.start_soon(self._reduce, self._reductions[part.first_chunk])
-                    else:
-                        nursery.start_soon(self._trade, part)
-            self.is_over = True
+                self._nursery = nursery
+                self._start_slices()
+                self.begun.set()
+                await trio.sleep_forever()
         finally:
+            self._nursery = None
+            self._has_ended = True
             for reduction in self._reductions.values():
                 reduction.closed.set()  # members that wait for a slice of this attempt are let go
 
+    def offer(self, contribution: EncodedContribution | None) -> None:
+        """Our own contribution is ready, or there is none."""
+        if self._is_offer_known.is_set():
+            return
+        self._contribution = contribution
+        me = self._tools.me.peer
+        if contribution is None:
+            self.drop(me, "nothing to offer")
+        else:
+            hello = ExchangeHello(
+                self.proposal.unit,
+                self.proposal.base,
+                self.proposal.ballot,
+                0,
+                contribution.header,
+                b"".join(contribution.hashes),
+            )
+            self._offers.admit(me, self.proposal, hello).chunks.update(enumerate(contribution.chunks))
+            for reduction in self._reductions.values():
+                reduction.wake()
+        self._is_offer_known.set()
+
+    def mend(self, proposal: Proposal) -> None:
+        """Slices have other reducers now: what is no longer wanted stops, what is new begins, the rest goes on (rule 12)."""
+        self.proposal = proposal
+        wanted = set(proposal.slices)
+        for part, scope in list(self._scopes.items()):
+            if part not in wanted:
+                scope.cancel()
+                del self._scopes[part]
+                for chunk in range(part.first_chunk, part.stop_chunk):
+                    self._upload.spare(chunk)
+                gone = self._reductions.pop(part.first_chunk, None)
+                if gone is not None:
+                    gone.closed.set()
+        self._start_slices()
+
     def drop(self, peer: PeerId, reason: str) -> None:
         """Stop waiting for a member in our own slices."""
+        self._left_out.setdefault(peer, reason)
         for reduction in self._reductions.values():
             reduction.set_absent(peer, reason)
 
-    def _offer_own(self) -> None:
-        mine, me = self._contribution, self._tools.me.peer
-        if mine is None:
-            self.drop(me, "nothing to offer")
+    def upload_s(self, now_s: float) -> float | None:
+        """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
+        return self._upload.seconds(now_s)
+
+    def upload_bytes_per_s(self, now_s: float) -> int:
+        """The pace of our upload so far, 0 when nothing was sent."""
+        return self._upload.bytes_per_s(now_s)
+
+    def _start_slices(self) -> None:
+        """Begin every slice of the proposal that is not under way."""
+        if self._nursery is None:
             return
-        envelope = open_envelope(
-            mine.header, verifier=self._tools.verifier, domain=ROUND_DOMAIN, run_id=self._tools.run_id, now_unix_ms=None
-        )
-        hello = ExchangeHello(
-            self.proposal.unit, self.proposal.base, self.proposal.ballot, 0, envelope.raw, b"".join(mine.hashes)
-        )
-        offer = self._offers.admit(me, self.proposal, hello)
-        offer.chunks.update(enumerate(mine.chunks))
+        for part in self.proposal.slices:
+            if part in self._scopes:
+                continue
+            scope = self._scopes[part] = trio.CancelScope()
+            if part.reducer == self._tools.me.peer:
+                reduction = Reduction(self.proposal, part, self._offers, self._tools.codec, self._tools.grid)
+                for peer, reason in self._left_out.items():
+                    reduction.set_absent(peer, reason)
+                self._reductions[part.first_chunk] = reduction
+                self._nursery.start_soon(self._in_scope, scope, part, self._reduce, reduction)
+            else:
+                self._nursery.start_soon(self._in_scope, scope, part, self._trade, part)
+            self._num_running += 1
+
+    async def _in_scope(
+        self, scope: trio.CancelScope, part: SliceSpec, work: Callable[..., Awaitable[None]], argument: object
+    ) -> None:
+        try:
+            await self._guarded(scope, part, work, argument)
+        finally:
+            self._num_running -= 1
+
+    async def _guarded(
+        self, scope: trio.CancelScope, part: SliceSpec, work: Callable[..., Awaitable[None]], argument: object
+    ) -> None:
+        with scope:
+            try:
+                await work(argument)
+            except PotluckError as error:  # one slice that fails here is given to others by the leader
+                log.warning("slice_failed", first_chunk=part.first_chunk, reason=error.one_line())
+                reduction = self._reductions.get(part.first_chunk)
+                if reduction is not None:
+                    reduction.closed.set()
 
     # --- the reducer's side ---
 
@@ -144,14 +231,15 @@ class Exchange:
         else:
             reduction.set_absent(sender, "nothing to offer")
             await stream.send_frame(b"")
-            await _expect_end(stream)
+            await _expect(stream, _END, "an end mark: this member offers no chunks")
         reduction.wake()
         await reduction.closed.wait()
         if reduction.result is None:
             raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
         await stream.send_frame(reduction.signed_header)
-        for chunk in reduction.result.chunks:
-            await stream.send_frame(chunk)
+        if await stream.receive_frame() == _NEED:
+            for chunk in reduction.result.chunks:
+                await stream.send_frame(chunk)
 
     async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream) -> None:
         part = reduction.part
@@ -174,6 +262,10 @@ class Exchange:
 
     async def _trade(self, part: SliceSpec) -> None:
         """Bring our chunks to a reducer and take its result; try again while the attempt lasts."""
+        await self._is_offer_known.wait()
+        if self._contribution is not None:
+            for chunk in range(part.first_chunk, part.stop_chunk):
+                self._upload.want(chunk, len(self._contribution.chunks[chunk]))
         while True:
             try:
                 await self._trade_once(part)
@@ -197,14 +289,22 @@ class Exchange:
             if held is None:
                 raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
             if mine is not None:
-                for chunk in range(part.first_chunk, part.stop_chunk):
-                    if chunk - part.first_chunk >= len(held) or not held[chunk - part.first_chunk]:
-                        await stream.send_frame(_CHUNK.pack(b"C", chunk) + mine.chunks[chunk])
+                await self._send_chunks(part, mine, held, stream)
             await stream.send_frame(_END)
             await self._take_result(part, stream)
         finally:
             with trio.move_on_after(1.0, shield=True):
                 await stream.aclose()
+
+    async def _send_chunks(self, part: SliceSpec, mine: EncodedContribution, held: bytes, stream: Stream) -> None:
+        """What the reducer does not have of ours, of any attempt (rule 9)."""
+        for position, chunk in enumerate(range(part.first_chunk, part.stop_chunk)):
+            data = mine.chunks[chunk]
+            if position < len(held) and held[position]:
+                self._upload.spare(chunk)
+                continue
+            await stream.send_frame(_CHUNK.pack(b"C", chunk) + data)
+            self._upload.sent(chunk, len(data), trio.current_time())
 
     async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
         tools = self._tools
@@ -215,12 +315,13 @@ class Exchange:
             signed, verifier=tools.verifier, domain=ROUND_DOMAIN, run_id=tools.run_id, now_unix_ms=None
         )
         header = decode_body(ResultHeader, envelope.payload)
-        if (
-            envelope.sender != part.reducer
-            or header.ballot != self.proposal.ballot
-            or header.first_chunk != part.first_chunk
-        ):
+        named = (envelope.sender, header.base, header.ballot, header.first_chunk, header.stop_chunk)
+        if named != (part.reducer, self.proposal.base, self.proposal.ballot, part.first_chunk, part.stop_chunk):
             raise RemoteProtocolError("a result of another slice or attempt", "the one that was asked for")
+        if await tools.holds_result(header):  # the same sum of the same members, of an attempt before
+            await stream.send_frame(_HAVE)
+            return
+        await stream.send_frame(_NEED)
         chunks: list[bytes] = []
         for chunk in range(part.first_chunk, part.stop_chunk):
             begin, stop = tools.grid.bounds(chunk)
@@ -228,12 +329,58 @@ class Exchange:
             if frame is None or len(frame) != tools.codec.encoded_bytes(stop - begin):
                 raise RemoteProtocolError(f"result chunk {chunk} is missing or of the wrong length", "a whole chunk")
             chunks.append(frame)
-        if result_root(chunks) != header.result_hash:
-            raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
+        await tools.offload.run(
+            lambda: check_result(chunks, header.result_hash, part.first_chunk, tools.codec, tools.grid),
+            cost_s=REDUCE_COST_S,
+        )
         await tools.keep_result(header, b"".join(chunks))
 
 
-async def _expect_end(stream: Stream) -> None:
-    frame = await stream.receive_frame()
-    if frame != _END:
-        raise RemoteProtocolError("chunks from a member that offers none", "an end mark")
+class UploadMeter:
+    """How long an upload takes: measured when it ends, extrapolated while it does not (rule 11: late arrivals are samples)."""
+
+    def __init__(self) -> None:
+        self._begun_s = 0.0
+        self._ended_s = 0.0
+        self._wanted: dict[int, int] = {}
+        self._sent: set[int] = set()
+
+    def begin(self, now_s: float) -> None:
+        """The attempt begins."""
+        self._begun_s = now_s
+
+    def want(self, chunk: int, num_bytes: int) -> None:
+        """A chunk of so many bytes is to be sent."""
+        self._wanted[chunk] = num_bytes
+
+    def spare(self, chunk: int) -> None:
+        """A chunk need not be sent: its reducer has it already, or its slice has gone to another."""
+        if chunk not in self._sent:
+            self._wanted.pop(chunk, None)
+
+    def sent(self, chunk: int, num_bytes: int, now_s: float) -> None:
+        """A chunk left; one that is sent again counts once."""
+        self._wanted[chunk] = num_bytes
+        self._sent.add(chunk)
+        self._ended_s = now_s
+
+    def seconds(self, now_s: float) -> float | None:
+        """The time of the whole upload; None when there is nothing to tell."""
+        wanted_bytes = sum(self._wanted.values())
+        sent_bytes = sum(self._wanted[chunk] for chunk in self._sent)
+        if not wanted_bytes:
+            return None
+        if sent_bytes >= wanted_bytes:
+            return max(0.001, self._ended_s - self._begun_s)
+        elapsed_s = now_s - self._begun_s
+        return elapsed_s * wanted_bytes / sent_bytes if sent_bytes else 2.0 * elapsed_s
+
+    def bytes_per_s(self, now_s: float) -> int:
+        """The pace so far; 0 when nothing was sent."""
+        seconds = self.seconds(now_s)
+        return round(sum(self._wanted.values()) / seconds) if seconds and self._sent else 0
+
+
+async def _expect(stream: Stream, frame: bytes, what: str) -> None:
+    if await stream.receive_frame() != frame:
+        raise RemoteProtocolError("another frame than expected", what)

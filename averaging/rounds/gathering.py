@@ -13,12 +13,14 @@ from averaging.rounds.transfer import fetch_result
 from averaging.rounds.unit import UnitChain
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, short
-from protocol.rounds.messages import CommitRecord, FetchResult, SliceRecord
+from protocol.rounds.messages import CommitRecord, SliceRecord
+from protocol.rounds.requests import FetchResult
 
 log = structlog.get_logger()
 
 GATHER_WITHIN_S: Final = 60.0
 GATHER_RETRY_S: Final = 0.3
+MAX_FAILING: Final = 256
 EXCHANGE_PATIENCE_S: Final = 1.0
 """How long a running exchange may take to deliver bytes before they are asked for elsewhere: twice would move them twice."""
 
@@ -39,11 +41,18 @@ class Gatherer:
         self._chain = chain
         self._is_exchanging = is_exchanging
         self._wait_changed = wait_changed
+        self._failing: set[PeerId] = set()
+        """Who did not give what it was asked for last: asked after all others, for one that only stalls costs a whole deadline."""
 
-    async def gather(self, record: CommitRecord, holders: tuple[PeerId, ...]) -> bool:
-        """True when all results that the record names are on disk; False when nobody gave them in time, or the head moved."""
+    async def gather(
+        self, record: CommitRecord, holders: tuple[PeerId, ...], is_wanted: Callable[[], bool] | None = None
+    ) -> bool:
+        """True when all results that the record names are on disk; False when nobody gave them in time, or they are no longer wanted:
+        by default, when the head moved away from the record's parent.
+        """
+        wanted = is_wanted or (lambda: self._chain.head.commit == record.parent)
         with trio.move_on_after(GATHER_WITHIN_S):
-            while self._chain.head.commit == record.parent:
+            while wanted():
                 missing = [part for part in record.slices if not await self._holds(record.parent, part.result_hash)]
                 if not missing:
                     return True
@@ -64,7 +73,7 @@ class Gatherer:
     async def _fetch(self, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
         tools = self._chain.tools
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
-        for peer in sources:
+        for peer in sorted(sources, key=self._failing.__contains__):
             if await self._holds(record.parent, part.result_hash):
                 return
             if peer == self._network.peer_id:
@@ -73,7 +82,14 @@ class Gatherer:
                 data = await fetch_result(self._network, peer, request, tools.codec, tools.grid)
             except PotluckError as error:
                 log.debug("result_not_fetched", source=short(peer), reason=error.one_line())
+                self._note_failure(peer)
                 continue
             if data is not None:
+                self._failing.discard(peer)
                 await tools.log.write_result(record.parent, part.result_hash, data)
                 return
+
+    def _note_failure(self, peer: PeerId) -> None:
+        if len(self._failing) >= MAX_FAILING:
+            self._failing.clear()
+        self._failing.add(peer)

@@ -1,12 +1,13 @@
 """A reducer's side of one slice: take contributions chunk by chunk, each checked before it counts, and sum them in fixed order.
 
-The checks, cheap first (DESIGN: contributions from strangers): length, roster, round and base, signature, chunk count, Merkle
+The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle
 root, then each chunk's length and hash, then decoding within the budget and finiteness.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 import trio
@@ -22,15 +23,18 @@ from protocol.merkle import leaf_hash, merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import (
     ContributionHeader,
-    ExchangeHello,
     Included,
     Omission,
     Proposal,
     ResultHeader,
     SliceSpec,
 )
+from protocol.rounds.requests import ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_body
+
+MAX_DELTA: Final = 1e18
+"""64 members of 2^53 tokens each times this stay below float32's largest number (3.4e38): the sum cannot overflow."""
 
 
 @dataclass
@@ -57,7 +61,8 @@ class Offers:
         self._offers: dict[PeerId, Offer] = {}
 
     def admit(self, sender: PeerId, proposal: Proposal, hello: ExchangeHello) -> Offer:
-        """Check a member's header against the proposal; one root per peer and incarnation, whatever its sessions.
+        """Check a member's header against the proposal; one root per session. A peer that was restarted may offer again, in an attempt
+        that names its new session: what its session before sent is then no longer counted.
 
         Raises:
             RemoteProtocolError: anything that does not fit; the stream is reset.
@@ -73,7 +78,7 @@ class Offers:
         if header.base != proposal.base or header.unit != proposal.unit or header.codec != proposal.codec:
             raise RemoteProtocolError("a contribution to another round or in another codec", "the proposal's")
         known = self._offers.get(sender)
-        if known is not None and known.header.member.incarnation == header.member.incarnation:
+        if known is not None and known.header.member == header.member:
             if known.header.root != header.root:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
             return known
@@ -83,10 +88,6 @@ class Offers:
         offer = Offer(header, hashes)
         self._offers[sender] = offer
         return offer
-
-    def add_own(self, peer: PeerId, offer: Offer) -> None:
-        """Our own contribution needs no wire."""
-        self._offers[peer] = offer
 
     def add_chunk(self, offer: Offer, chunk: int, data: bytes) -> None:
         """Take one chunk.
@@ -200,7 +201,11 @@ class Reduction:
 
     def _decode(self, offer: Offer, chunk: int) -> torch.Tensor:
         begin, stop = self._grid.bounds(chunk)
-        return self._codec.decode(offer.chunks[chunk], stop - begin)
+        values_n = self._codec.decode(offer.chunks[chunk], stop - begin)
+        largest = float(values_n.abs().max())
+        if not largest <= MAX_DELTA:
+            raise RemoteProtocolError(f"a delta of {largest:.3g} in chunk {chunk}", f"at most {MAX_DELTA:.0e}")
+        return values_n
 
     def _header(self, included: list[tuple[PeerId, Offer]], weight_sum: int, chunks: tuple[bytes, ...]) -> ResultHeader:
         proposal = self._proposal

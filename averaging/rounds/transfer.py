@@ -16,13 +16,13 @@ import trio
 from averaging.codecs import Codec
 from averaging.generations import Generations
 from averaging.network.seams import MAX_FRAME_BYTES, Network, Stream
-from averaging.rounds.contribution import result_root, split_chunks
+from averaging.rounds.contribution import check_result, split_chunks
 from averaging.state import StateHeader, UnitState, header_from_bytes, root_of, state_from_chunks
 from averaging.unit_log import UnitLog
 from protocol.errors import CallTimeout, PotluckError, RemoteProtocolError, TransportError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.merkle import leaf_hash
-from protocol.rounds.messages import FetchCommits, FetchRequest, FetchResult, FetchState
+from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchState
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_fetch, encode_fetch
 
@@ -34,8 +34,11 @@ FRAME_WITHIN_S: Final = 20.0
 """A donor that sends nothing for so long is given up and replaced."""
 
 PIECE_BYTES: Final = 256 << 10
-MAX_CHAIN_BYTES: Final = 64 << 20
-"""Certificates of 64 members are about 12 kB, so this is some five thousand commits in one answer."""
+STATE_BYTES_PER_VALUE: Final = 8
+"""Anchor and momentum, float32 each."""
+
+MAX_CHAIN_BYTES: Final = 16 << 20
+"""Certificates of 64 members are about 12 kB, so this is more than a thousand commits in one answer; what is left is asked again."""
 
 
 async def ask(network: Network, peer: PeerId, request: FetchRequest, take: Callable[[bytes], None]) -> None:
@@ -92,14 +95,15 @@ async def fetch_result(
     if not data:
         return None
     chunks = split_chunks(data, codec, grid, request.first_chunk, request.stop_chunk)
-    if result_root(chunks) != request.result_hash:
-        raise RemoteProtocolError(f"{short(peer)} sent other bytes than the record names", "the bytes with that hash")
+    check_result(chunks, request.result_hash, request.first_chunk, codec, grid)
     return data
 
 
-async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, after: CommitId) -> list[bytes]:
-    """Certificates after a commit, oldest first; the caller verifies them one on another."""
-    return await ask_all(network, peer, FetchCommits(unit, after), MAX_CHAIN_BYTES)
+async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, known: Sequence[CommitId]) -> list[bytes]:
+    """Certificates after the newest of these commits that the peer has, oldest first; the caller verifies them one on another. A
+    long chain comes in several answers: ask again from where it ended.
+    """
+    return await ask_all(network, peer, FetchCommits(unit, tuple(known)), MAX_CHAIN_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,9 @@ async def _fetch_from(
             raise RemoteProtocolError(
                 f"{short(donor.peer)} sent more than {grid.num_chunks} chunks", "the chunks of the unit"
             )
+        begin, stop = grid.bounds(len(chunks))
+        if len(chunk) != STATE_BYTES_PER_VALUE * (stop - begin):
+            raise RemoteProtocolError(f"{short(donor.peer)} sent a chunk of {len(chunk)} bytes", "whole chunks")
         chunks.append(chunk)
         if progress is not None:
             progress(len(chunks), grid.num_chunks)
@@ -178,7 +185,7 @@ class TransferService:
         log_: UnitLog,
         generations: Generations,
         grid: ChunkGrid,
-        certificates_after: Callable[[CommitId], Sequence[bytes]],
+        certificates_after: Callable[[Sequence[CommitId]], Sequence[bytes]],
     ) -> None:
         self._unit = unit
         self._log = log_
@@ -194,7 +201,11 @@ class TransferService:
             case FetchResult():
                 await self._send_result(request, stream)
             case FetchCommits():
-                for certificate in self._certificates_after(request.after):
+                num_bytes = 0
+                for certificate in self._certificates_after(request.known):
+                    num_bytes += len(certificate)
+                    if num_bytes > MAX_CHAIN_BYTES:
+                        return
                     await stream.send_frame(certificate)
             case FetchState():
                 await self._send_state(request, stream)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 import torch
+import trio
 
 from averaging.codecs import Codec
 from averaging.generations import Generations
@@ -14,16 +15,16 @@ from averaging.network.seams import Offload
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import result_root, split_chunks
 from averaging.state import UnitState, state_root
-from averaging.unit_log import LoggedContribution, UnitLog
+from averaging.unit_log import LoggedContribution, LoggedRounds, UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.chain import ChainLink, genesis_link, verify_certificate
-from protocol.rounds.messages import AckedRecord, Certificate, CommitRecord, SliceRecord
-from protocol.rounds.plan import covered_chunks
-from protocol.rounds.state import Contribution, OpenRound
+from protocol.rounds.chain import ChainLink, attested_roots, genesis_link, verify_certificate
+from protocol.rounds.lineage import CommitTree, TreeNode, tree_of
+from protocol.rounds.messages import LAST_ATTEMPT, Certificate, CommitRecord, SliceRecord
+from protocol.rounds.state import OpenRound
 from protocol.tensor_schema import ChunkGrid
-from protocol.wire import decode_certificate, decode_record, encode_certificate
+from protocol.wire import commit_id, decode_certificate, encode_certificate
 
 log = structlog.get_logger()
 
@@ -31,7 +32,10 @@ SNAPSHOT_BYTES_PER_VALUE = 8
 """Anchor and momentum, float32 each."""
 
 KEPT_UPDATE_SNAPSHOTS = 4
-"""rounds.md C4 asks for one snapshot's weight of updates; four give a slow joiner time to finish its download."""
+"""One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
+
+KEPT_ROOTS = 64
+"""Own roots kept to be compared with what later commits attest."""
 
 APPLY_COST_S = 0.005
 """What applying a commit costs in virtual time."""
@@ -60,8 +64,25 @@ class AppliedCommit:
     previous_anchor_N: torch.Tensor
 
 
+@dataclass(frozen=True)
+class PreparedSwitch:
+    """Another lineage, or a head far ahead, whose bytes are all here.
+
+    Attributes:
+        fork: the commit that both have.
+        path: what follows it, oldest first, ending at the state's commit.
+        fork_anchor_N: (N,) float32, the anchor at the fork; None when it could not be rebuilt.
+    """
+
+    fork: CommitId
+    path: tuple[TreeNode, ...]
+    fork_anchor_N: torch.Tensor | None
+    state: UnitState
+    root: Root
+
+
 class UnitChain:
-    """The verified chain and the outer state at its head."""
+    """The lineage that is followed here, and the outer state at its head."""
 
     def __init__(self, tools: UnitTools, start_record: bytes, genesis: UnitState) -> None:
         self.tools = tools
@@ -70,24 +91,38 @@ class UnitChain:
         self.certificates: list[bytes] = []
         self.state = genesis
         self.root = Root(bytes(32))
-        self._offered: dict[CommitId, LoggedContribution] = {}
+        self._roots: dict[CommitId, Root] = {}
+        self._moving = trio.Lock()
+        self.is_sound = True
+        """False while our state is not the one that the run attests (rule 21); healing.py makes it so again."""
+        self.became_unsound = trio.Event()
+        self._tree = tree_of(self.links[0])
+        self._offered: dict[CommitId, tuple[LoggedContribution, ...]] = {}
 
     @property
     def head(self) -> ChainLink:
         """The newest applied link."""
         return self.links[-1]
 
-    def certificates_after(self, commit: CommitId) -> Sequence[bytes]:
-        """Certificates after a commit of this chain, oldest first; empty when it is not on it or is the head."""
-        for position, link in enumerate(self.links):
-            if link.commit == commit:
+    @property
+    def tree(self) -> CommitTree:
+        """What the log proves, also beyond the head where bytes were lost."""
+        return self._tree
+
+    def certificates_after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
+        """Certificates of our lineage after the newest of these commits that is on it, oldest first; empty when none is."""
+        wanted = set(known)
+        for position in range(len(self.links) - 1, -1, -1):
+            if self.links[position].commit in wanted:
                 return tuple(self.certificates[position:])
         return ()
 
     def certificate_on(self, base: CommitId) -> bytes | None:
-        """The certificate of the commit whose parent is `base`."""
-        after = self.certificates_after(base)
+        """The certificate of the commit of our lineage whose parent is `base`."""
+        after = self.certificates_after([base])
         return after[0] if after else None
+
+    # --- the start of a process -----------------------------------------------------------------------------------------------
 
     async def restore(self) -> OpenRound:
         """Read the disk: the newest good generation, then the log on top; returns what is known of the open round.
@@ -97,89 +132,107 @@ class UnitChain:
         """
         logged = await self.tools.log.load()
         for base, raw in logged.certificates:
-            if base == self.head.commit:
-                self._extend(decode_certificate(raw), raw)
-            elif self.certificate_on(base) is None:
+            self._follow(base, raw)
+        self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
+        await self._restore_state()
+        return self._open_round(logged)
+
+    def _follow(self, base: CommitId, raw: bytes) -> None:
+        """One more entry of the log. One on a base behind the head was written after a start that had lost the bytes of what followed:
+        the same commit once more, or another one, from which the lineage goes on.
+        """
+        certificate = decode_certificate(raw)
+        if base != self.head.commit:
+            position = next((i for i, link in enumerate(self.links) if link.commit == base), None)
+            if position is None:
                 raise StorageError(
                     "a log with a gap or of another run", "one chain from the run's start", "use another folder"
                 )
-            # else it was applied once more, after a start that had lost its bytes
-        self._offered = {base: known.contribution for base, known in logged.bases.items() if known.contribution}
-        await self._restore_state()
+            if commit_id(base, certificate.record) == self.links[position + 1].commit:
+                return
+            del self.links[position + 1 :]
+            del self.certificates[position:]
+        self._extend(certificate, raw)
+
+    def _open_round(self, logged: LoggedRounds) -> OpenRound:
         known = logged.bases.get(self.head.commit)
         if known is None:
             return OpenRound()
-        contribution = None
-        if known.contribution is not None:
-            contribution = Contribution(known.contribution.root, known.contribution.tokens, is_at_hand=False)
-        attempt = known.promised.attempt if known.promised is not None else 0
-        acked = known.acked if known.acked is not None and await self._holds_bytes_of(known.acked) else None
-        return OpenRound(promised=known.promised, acked=acked, contribution=contribution, highest_attempt=attempt)
-
-    async def _holds_bytes_of(self, acked: AckedRecord) -> bool:
-        """An ack whose bytes the disk has lost is void (rule 19); its ballot stays promised."""
-        record = decode_record(acked.record)
-        return await self.tools.log.holds_results(record.parent, [part.result_hash for part in record.slices])
+        promised = known.promised
+        has_left = promised is not None and promised.attempt == LAST_ATTEMPT
+        if has_left:
+            promised = None
+        attempt = promised.attempt if promised is not None else 0
+        return OpenRound(
+            promised=promised,
+            acked=known.acked,
+            acked_lone=known.acked_lone,
+            highest_attempt=attempt,
+            has_left=has_left,
+        )
 
     async def _restore_state(self) -> None:
-        newest = await self.tools.generations.load_newest()
         commits = [link.commit for link in self.links]
+        newest = await self.tools.generations.load_newest(commits, attested_roots(self.links))
         state = self.genesis
         if newest is not None:
             for problem in newest[2]:
                 log.warning("generation_damaged", reason=problem)
-            if newest[0].head in commits:
-                state = newest[0]
+            state = newest[0]
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
             data = await self._read_good_results(link)
             if data is None:
                 break
             state = await self._advance(state, link, data)
-        self.state = state
         del self.links[commits.index(state.head) + 1 :]
         del self.certificates[len(self.links) - 1 :]
-        self.root = await self._root(state)
+        self._stand_at(state, await self._root(state))
 
     def data_position(self, me: PeerId) -> int:
-        """The local step to go on from: after the last one that a commit of this chain counted. What came later died untold, so its
-        data is read again, and no step is counted twice.
+        """The local step to go on from: after the last one that a commit of this chain counted, or may still count. What came later
+        died untold, so its data is read again; no step is counted twice.
         """
-        position = 0
+        counted: dict[CommitId, Root] = {}
         for link in self.links:
             entry = link.record.contributor(me) if link.record is not None else None
-            if entry is None or link.record is None:
-                continue
-            offered = self._offered.get(link.record.parent)
-            if offered is not None and offered.root == entry.root:
-                position = max(position, offered.next_step)
+            if entry is not None and link.record is not None:
+                counted[link.record.parent] = entry.root
+        position = 0
+        for base, contributions in self._offered.items():
+            for offered in contributions:
+                if counted.get(base) == offered.root or base == self.head.commit:
+                    position = max(position, offered.next_step)
         return position
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
-        """Write our one contribution on a base to disk, before its first byte leaves (rule 8)."""
+        """Write our contribution on a base to disk, before its first byte leaves (rule 8)."""
         await self.tools.log.log_contribution(base, contribution)
-        self._offered[base] = contribution
+        self._offered[base] = (*self._offered.get(base, ()), contribution)
 
     async def start_from(self, state: UnitState, certificates: Sequence[Certificate]) -> None:
-        """Take over a downloaded state: the chain up to its commit is verified, logged and becomes ours.
+        """Take over a downloaded state before the rounds begin: the chain up to its commit is verified, logged and becomes ours.
 
         Raises:
             RemoteProtocolError: the certificates do not lead from the start to the state.
         """
         links, raws = [self.links[0]], []
+        tree = tree_of(links[0])
         for certificate in certificates:
             if links[-1].commit == state.head:
                 break
             links.append(self._verified(certificate, links[-1]))
             raws.append(encode_certificate(certificate))
+            tree = tree.add(links[-1], certificate)
         if links[-1].commit != state.head:
             raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
         root = await self._root(state)
         # certificates first: a generation that the log does not lead to is worth nothing at the next start
         for link, raw in list(zip(links[1:], raws, strict=True))[len(self.certificates) :]:
-            await self.tools.log.log_certificate(link.record.parent if link.record else CommitId(b""), raw)
+            await self.tools.log.log_certificate(link.parent or CommitId(b""), raw)
         await self.tools.generations.write(state, root)
-        self.links, self.certificates, self.state, self.root = links, raws, state, root
+        self.links, self.certificates, self._tree = links, raws, tree
+        self._stand_at(state, root)
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
@@ -187,36 +240,204 @@ class UnitChain:
     def _extend(self, certificate: Certificate, raw: bytes) -> None:
         self.links.append(self._verified(certificate, self.head))
         self.certificates.append(raw)
+        self._tree = self._tree.add(self.head, certificate)
+
+    # --- the next commit ------------------------------------------------------------------------------------------------------
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
-        """Log the certificate, then apply the commit (rule 19); its bytes must be on disk.
+        """Log the certificate, then apply the commit (rule 19); its bytes must be on disk. Whatever can fail comes before anything
+        is changed, so a commit that could not be applied may be tried again.
 
         Raises:
             LocalProtocolError: the bytes are not here, or the link does not follow our head.
+            StorageError: the certificate could not be written.
         """
-        if link.record is None or link.record.parent != self.head.commit:
+        async with self._moving:
+            return await self._apply(link, certificate)
+
+    async def _apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+        if link.parent != self.head.commit:
             raise LocalProtocolError("a commit that does not follow our head", "the next one")
         data = await self._read_results(link)
         if data is None:
             raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
         raw = encode_certificate(certificate)
-        await self.tools.log.log_certificate(self.head.commit, raw)
         previous = self.state
-        self.state = await self._advance(previous, link, data)
+        state = await self._advance(previous, link, data)
+        root = await self._root(state)
+        await self.tools.log.log_certificate(self.head.commit, raw)
         self.links.append(link)
         self.certificates.append(raw)
-        self.root = await self._root(self.state)
-        await self.tools.generations.write(self.state, self.root)
-        await self.tools.log.drop_results(link.record.parent, [part.result_hash for part in link.record.slices])
-        await self._drop_old_updates()
-        return AppliedCommit(self.state, self.root, previous.anchor_N)
+        self._stand_at(state, root)
+        await self._keep_generation()
+        if self._differs(link):
+            self.is_sound = False
+            self.became_unsound.set()
+        return AppliedCommit(state, root, previous.anchor_N)
 
-    async def _drop_old_updates(self) -> None:
+    def _stand_at(self, state: UnitState, root: Root) -> None:
+        self.state, self.root = state, root
+        self._roots[state.head] = root
+        while len(self._roots) > KEPT_ROOTS:
+            del self._roots[next(iter(self._roots))]
+
+    def _differs(self, link: ChainLink) -> bool:
+        attested = link.record.attested if link.record is not None else None
+        return attested is not None and self._roots.get(attested.commit, attested.state_root) != attested.state_root
+
+    # --- a state that differs from what the run attests -----------------------------------------------------------------------
+
+    async def recomputed(self) -> UnitState | None:
+        """The state at some commit of ours whose root the run attests, from our own disk; None when the log leads to another one."""
+        attested = attested_roots(self.links)
+        newest = await self.tools.generations.load_newest(attested, attested)
+        state = newest[0] if newest is not None else self.genesis
+        last_good: UnitState | None = None
+        for link in self.links[[link.commit for link in self.links].index(state.head) :]:
+            if link.commit != state.head:
+                data = await self._read_good_results(link)
+                if data is None:
+                    break
+                state = await self._advance(state, link, data)
+            expected = attested.get(link.commit)
+            if expected is not None:
+                if await self._root(state) != expected:
+                    return None  # the same arithmetic, the same mistake: this state must come from others
+                last_good = state
+        return last_good
+
+    async def replace_state(self, state: UnitState) -> torch.Tensor:
+        """Replace the state at the head by what follows from `state`, at a commit of ours; returns the anchor's shift, (N,) float32.
+
+        Raises:
+            LocalProtocolError: that commit is not on our lineage, or bytes since then are gone.
+        """
+        async with self._moving:
+            commits = [link.commit for link in self.links]
+            if state.head not in commits:
+                raise LocalProtocolError("a state of another lineage", "one of ours")
+            for link in self.links[commits.index(state.head) + 1 :]:
+                data = await self._read_good_results(link)
+                if data is None:
+                    raise LocalProtocolError("bytes that are no longer here", "a newer state")
+                state = await self._advance(state, link, data)
+            shift_N = torch.sub(state.anchor_N, self.state.anchor_N)
+            self._stand_at(state, await self._root(state))
+            self.is_sound, self.became_unsound = True, trio.Event()
+            await self._keep_generation()
+            return shift_N
+
+    async def _keep_generation(self) -> None:
+        """Write the state, drop what is too old. The log is the truth: a disk that refuses here costs only a longer replay."""
+        try:
+            await self.tools.generations.write(self.state, self.root)
+            await self.tools.generations.keep_only(self._kept_generations())
+            if self.head.record is not None:
+                names = [part.result_hash for part in self.head.record.slices]
+                await self.tools.log.drop_results(self.head.record.parent, names)
+            await self._drop_old_updates()
+        except StorageError as error:
+            log.warning("generation_not_written", reason=error.one_line(), index=self.head.index)
+
+    def _kept_generations(self) -> set[CommitId]:
+        """The two newest of our lineage, a few older ones from which the kept updates lead to every fork among them, and the commit on
+        which we went on without a quorum, however long ago: the others went on from there, too.
+        """
+        spacing = max(1, self.num_kept_updates // 2)
+        newest = self.links[-1].index
+        old = (
+            link for link in self.links if link.index % spacing == 0 and link.index >= newest - self.num_kept_updates
+        )
+        return {link.commit for link in (*old, *self.links[-2:], self.last_agreed)}
+
+    @property
+    def last_agreed(self) -> ChainLink:
+        """The newest commit of ours that a quorum made, or the genesis."""
+        return next((link for link in reversed(self.links) if not link.is_lone), self.links[0])
+
+    @property
+    def num_kept_updates(self) -> int:
         """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
         update_bytes = self.tools.codec.encoded_bytes(self.tools.grid.num_elements)
-        kept = KEPT_UPDATE_SNAPSHOTS * SNAPSHOT_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
+        return KEPT_UPDATE_SNAPSHOTS * SNAPSHOT_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
+
+    async def _drop_old_updates(self) -> None:
+        kept = self.num_kept_updates
         if len(self.links) > kept + 1:
             await self.tools.log.drop_results(self.links[-kept - 2].commit, ())
+
+    # --- another lineage ------------------------------------------------------------------------------------------------------
+
+    async def state_at(self, commit: CommitId) -> UnitState | None:
+        """The state at a commit of our lineage, from what is kept; None when that does not reach back so far."""
+        if commit == self.state.head:
+            return self.state
+        position = next((i for i, link in enumerate(self.links) if link.commit == commit), None)
+        if position is None:
+            return None
+        before = [link.commit for link in self.links[: position + 1]]
+        newest = await self.tools.generations.load_newest(before, attested_roots(self.links))
+        state = newest[0] if newest is not None else self.genesis
+        for link in self.links[before.index(state.head) + 1 : position + 1]:
+            data = await self._read_good_results(link)
+            if data is None:
+                return None
+            state = await self._advance(state, link, data)
+        return state
+
+    async def replay(self, state: UnitState, path: Sequence[TreeNode]) -> UnitState:
+        """The state after these commits, whose bytes are on disk.
+
+        Raises:
+            LocalProtocolError: bytes of one of them are not here.
+        """
+        for node in path:
+            data = await self._read_good_results(node.link)
+            if data is None:
+                raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
+            state = await self._advance(state, node.link, data)
+        return state
+
+    async def prepared(
+        self, fork: CommitId, path: tuple[TreeNode, ...], fork_state: UnitState | None, state: UnitState
+    ) -> PreparedSwitch:
+        """A switch to `state`, to be made later."""
+        anchor_N = fork_state.anchor_N if fork_state is not None else None
+        return PreparedSwitch(fork, path, anchor_N, state, await self._root(state))
+
+    async def switch(self, prepared: PreparedSwitch) -> OpenRound:
+        """Flip the head in one durable record (rule 24); returns what is known of votes on the new head.
+
+        Raises:
+            StorageError: the record could not be written; nothing has changed.
+        """
+        async with self._moving:
+            return await self._switch(prepared)
+
+    async def _switch(self, prepared: PreparedSwitch) -> OpenRound:
+        raws = [encode_certificate(node.certificate) for node in prepared.path if node.certificate is not None]
+        position = next(i for i, link in enumerate(self.links) if link.commit == prepared.fork)
+        await self.tools.log.log_switch(prepared.fork, raws)
+        lost = self.links[position + 1 :]
+        self.links[position + 1 :] = [node.link for node in prepared.path]
+        self.certificates[position:] = raws
+        self._stand_at(prepared.state, prepared.root)
+        await self._keep_generation()
+        await self._drop_lost(lost, prepared.path[0].link)
+        return self._open_round(await self.tools.log.load())
+
+    async def _drop_lost(self, lost: Sequence[ChainLink], kept: ChainLink) -> None:
+        """Updates of the lineage that was left; on the fork itself the other one's stay."""
+        try:
+            for link in lost:
+                if link.record is not None:
+                    is_fork = kept.record is not None and link.record.parent == kept.record.parent
+                    names = [part.result_hash for part in kept.record.slices] if is_fork and kept.record else []
+                    await self.tools.log.drop_results(link.record.parent, names)
+        except StorageError as error:
+            log.warning("updates_not_dropped", reason=error.one_line())
+
+    # --- bytes and arithmetic -------------------------------------------------------------------------------------------------
 
     async def _read_results(self, link: ChainLink) -> list[bytes] | None:
         if link.record is None:
@@ -270,17 +491,3 @@ class UnitChain:
 
     async def _root(self, state: UnitState) -> Root:
         return await self.tools.offload.run(lambda: state_root(state, self.tools.grid), cost_s=APPLY_COST_S)
-
-
-def adoption_shift(
-    applied: AppliedCommit, record: CommitRecord, me: PeerId, theta_N: torch.Tensor | None, grid: ChunkGrid
-) -> torch.Tensor:
-    """What to add to the local parameters (rule 20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
-    that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
-    """
-    shift_N = torch.sub(applied.state.anchor_N, applied.previous_anchor_N)
-    if theta_N is not None:
-        for first_chunk, stop_chunk in covered_chunks(record, me):
-            begin, stop = grid.span(first_chunk, stop_chunk)
-            shift_N[begin:stop] = torch.sub(applied.state.anchor_N[begin:stop], theta_N[begin:stop])
-    return shift_N

@@ -44,7 +44,7 @@ class OuterStep(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level")
+    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level", "lone")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Proposal(_message.Message):
     WEIGHT_CAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REDUCE_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     index: int
@@ -65,7 +66,8 @@ class Proposal(_message.Message):
     weight_cap_tokens: int
     reduce_within_s: float
     level: int
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ...) -> None: ...
+    lone: bool
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ..., lone: bool = ...) -> None: ...
 
 class ContributionHeader(_message.Message):
     __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root")
@@ -172,7 +174,7 @@ class Attestation(_message.Message):
     def __init__(self, commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
 
 class CommitRecord(_message.Message):
-    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "attested", "lone", "level")
+    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "incarnations", "attested", "lone", "level")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +187,7 @@ class CommitRecord(_message.Message):
     OUTER_FIELD_NUMBER: _ClassVar[int]
     NEXT_TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     LONE_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -200,10 +203,11 @@ class CommitRecord(_message.Message):
     outer: OuterStep
     next_target_tokens: int
     roster: _containers.RepeatedScalarFieldContainer[str]
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
     attested: Attestation
     lone: bool
     level: int
-    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ...) -> None: ...
+    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ...) -> None: ...
 
 class StartUnit(_message.Message):
     __slots__ = ("unit", "schema_fingerprint", "state_root")
@@ -242,12 +246,14 @@ class Ack(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., commit: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("record", "acks")
+    __slots__ = ("record", "acks", "leaves")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     acks: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    leaves: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, record: _Optional[bytes] = ..., acks: _Optional[_Iterable[bytes]] = ..., leaves: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("unit", "base", "ballot", "record", "holders")
@@ -262,6 +268,46 @@ class Settle(_message.Message):
     record: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Mend(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "revision", "slices")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    revision: int
+    slices: _containers.RepeatedCompositeFieldContainer[SliceSpec]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., revision: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ...) -> None: ...
+
+class PreVoteRequest(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "waited_s", "lone")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    LONE_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    waited_s: float
+    lone: bool
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., waited_s: _Optional[float] = ..., lone: bool = ...) -> None: ...
+
+class PreVote(_message.Message):
+    __slots__ = ("unit", "base", "ballot", "objection")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    OBJECTION_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    base: bytes
+    ballot: Ballot
+    objection: str
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., objection: _Optional[str] = ...) -> None: ...
 
 class PromiseRequest(_message.Message):
     __slots__ = ("unit", "base", "ballot")
@@ -344,22 +390,34 @@ class UnitHead(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_ready: _Optional[int] = ..., can_contribute: bool = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("member", "is_inbound_reachable", "upload_bytes_per_s", "heads")
+    __slots__ = ("member", "is_inbound_reachable", "upload_bytes_per_s", "heads", "exchange_ms", "silent")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     IS_INBOUND_REACHABLE_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_MS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     is_inbound_reachable: bool
     upload_bytes_per_s: int
     heads: _containers.RepeatedCompositeFieldContainer[UnitHead]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., is_inbound_reachable: bool = ..., upload_bytes_per_s: _Optional[int] = ..., heads: _Optional[_Iterable[_Union[UnitHead, _Mapping]]] = ...) -> None: ...
+    exchange_ms: int
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., is_inbound_reachable: bool = ..., upload_bytes_per_s: _Optional[int] = ..., heads: _Optional[_Iterable[_Union[UnitHead, _Mapping]]] = ..., exchange_ms: _Optional[int] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("member",)
+    __slots__ = ("member", "unit", "base", "promised", "acked")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
     member: Member
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
+    unit: str
+    base: bytes
+    promised: Ballot
+    acked: AckedRecord
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., unit: _Optional[str] = ..., base: _Optional[bytes] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., acked: _Optional[_Union[AckedRecord, _Mapping]] = ...) -> None: ...
 
 class ExchangeHello(_message.Message):
     __slots__ = ("unit", "base", "ballot", "first_chunk", "contribution", "chunk_hashes")
@@ -392,12 +450,12 @@ class FetchResult(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., result_hash: _Optional[bytes] = ...) -> None: ...
 
 class FetchCommits(_message.Message):
-    __slots__ = ("unit", "after")
+    __slots__ = ("unit", "known")
     UNIT_FIELD_NUMBER: _ClassVar[int]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     unit: str
-    after: bytes
-    def __init__(self, unit: _Optional[str] = ..., after: _Optional[bytes] = ...) -> None: ...
+    known: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, unit: _Optional[str] = ..., known: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FetchState(_message.Message):
     __slots__ = ("unit", "first_chunk", "stop_chunk", "commit")
@@ -432,7 +490,7 @@ class FetchRequest(_message.Message):
     def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_shard: _Optional[_Union[FetchShard, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
-    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal")
+    __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +501,9 @@ class RoundMessage(_message.Message):
     PROMISE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMISE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MEND_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     leave: Leave
     proposal: Proposal
@@ -453,4 +514,7 @@ class RoundMessage(_message.Message):
     promise_request: PromiseRequest
     promise: Promise
     refusal: Refusal
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    mend: Mend
+    pre_vote_request: PreVoteRequest
+    pre_vote: PreVote
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., result_ready: _Optional[_Union[ResultReady, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., promise_request: _Optional[_Union[PromiseRequest, _Mapping]] = ..., promise: _Optional[_Union[Promise, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., mend: _Optional[_Union[Mend, _Mapping]] = ..., pre_vote_request: _Optional[_Union[PreVoteRequest, _Mapping]] = ..., pre_vote: _Optional[_Union[PreVote, _Mapping]] = ...) -> None: ...

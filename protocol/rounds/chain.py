@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.envelope import open_envelope
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.rounds.messages import Ack, Ballot, Certificate, CommitRecord, StartRecord
-from protocol.rounds.quorum import is_quorum
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.rounds.messages import MAX_MEMBERS, Ack, Ballot, Certificate, CommitRecord, Leave, StartRecord
+from protocol.rounds.quorum import electorate, is_quorum
 from protocol.wire import commit_id, decode_body, decode_message, decode_record, genesis_id
 
 ROUND_DOMAIN = "potluck round"
@@ -34,6 +35,24 @@ class ChainLink:
     total_tokens: int
     target_tokens: int
     record: CommitRecord | None = None
+
+    @property
+    def parent(self) -> CommitId | None:
+        """The commit that this one continues; None for the genesis."""
+        return self.record.parent if self.record is not None else None
+
+    def may_vote(self, peer: PeerId, incarnation: int) -> bool:
+        """Whether the peer's votes on the round that follows count: not those of a disk that is newer than its place in the roster
+        (rules 3 and 19). Founders are taken at their word.
+        """
+        if self.record is None or peer not in self.roster:
+            return True
+        return self.record.incarnations[self.roster.index(peer)] == incarnation
+
+    @property
+    def is_lone(self) -> bool:
+        """Committed without a quorum of the base roster."""
+        return self.record is not None and self.record.lone
 
 
 def genesis_link(start_record: bytes, unit: UnitName) -> ChainLink:
@@ -62,8 +81,8 @@ def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
     credited = sum(c.credited_tokens for c in record.contributors)
     if record.total_tokens != parent.total_tokens + credited:
         raise RemoteProtocolError(f"total of {record.total_tokens} tokens", f"{parent.total_tokens + credited}")
-    if any(c.credited_tokens > c.tokens for c in record.contributors):
-        raise RemoteProtocolError("a contributor credited with more than it offered", "at most its tokens")
+    if any(c.credited_tokens > min(c.tokens, record.weight_cap_tokens) for c in record.contributors):
+        raise RemoteProtocolError("a contributor credited with more than it offered", "at most its tokens and the cap")
     return ChainLink(
         parent.unit,
         commit_id(parent.commit, record_bytes),
@@ -98,13 +117,36 @@ def open_ack(raw: bytes, *, verifier: Verifier, run_id: RunId) -> SignedAck:
     return SignedAck(envelope.sender, message.ballot, message.commit, message.base)
 
 
+def open_leave(raw: bytes, *, verifier: Verifier, run_id: RunId) -> tuple[PeerId, Leave]:
+    """Read a signed goodbye: who left, and its vote.
+
+    Raises:
+        RemoteProtocolError: bad signature, another run, or no goodbye of the signer inside.
+    """
+    envelope = open_envelope(raw, verifier=verifier, domain=ROUND_DOMAIN, run_id=run_id, now_unix_ms=None)
+    message = decode_message(envelope.payload)
+    if not isinstance(message, Leave) or message.member.peer != envelope.sender:
+        raise RemoteProtocolError(f"a {type(message).__name__} among the goodbyes", "goodbyes of their signers")
+    return envelope.sender, message
+
+
+def attested_roots(links: Iterable[ChainLink]) -> dict[CommitId, Root]:
+    """State roots by commit, as later ones of these commits attest them."""
+    attested = [link.record.attested for link in links if link.record is not None]
+    return {entry.commit: entry.state_root for entry in attested if entry is not None}
+
+
 def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier: Verifier, run_id: RunId) -> ChainLink:
     """The link that a certificate proves on `parent` (rule 15).
+
+    A lone commit is proven by the acks of its whole roster (rule 18), any other by a quorum of the parent's roster.
 
     Raises:
         RemoteProtocolError: the record does not continue `parent`, or the acks are no quorum of its roster in one ballot.
     """
     link = link_after(parent, certificate.record)
+    if len(certificate.acks) > MAX_MEMBERS or len(certificate.leaves) > MAX_MEMBERS:
+        raise RemoteProtocolError(f"a certificate of {len(certificate.acks)} acks", f"at most {MAX_MEMBERS}")
     ballots: set[Ballot] = set()
     voters: set[PeerId] = set()
     for raw in certificate.acks:
@@ -115,6 +157,14 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
         voters.add(ack.voter)
     if len(ballots) != 1:
         raise RemoteProtocolError(f"acks of {len(ballots)} ballots", "acks of one ballot")
-    if not is_quorum(run_id, parent.roster, voters):
+    (ballot,) = ballots
+    if link.is_lone:
+        if set(link.roster) - voters:
+            raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")
+        return link
+    leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
+    if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
+        raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
+    if not is_quorum(run_id, electorate(parent.roster, ballot, leaves), voters):
         raise RemoteProtocolError(f"{len(voters)} acks", f"a quorum of the {len(parent.roster)} of the base roster")
     return link

@@ -1,9 +1,10 @@
 """One round after another of one unit at one peer, as a pure machine: `step(state, event, now) -> Step`.
 
-The member's side is here, with its votes in voting.py and signs of life in liveness.py. The opener's side is leading.py. Together
-they are single-decree Paxos on each base commit: the first opener of the base roster owns attempt 0, whose ballot is the
-lowest there is and needs no promises; anybody else collects promises first and finishes what may already be decided. A commit
-exists when more than half of the base roster has, on disk, all bytes that its record names and an ack in one ballot.
+Here every event finds its place, and the member's side of an exchange is told. Votes are in voting.py, time and signs of life in
+liveness.py, the leader's side in leading.py and attempt.py, certificates and lineages in following.py. Together they are
+single-decree Paxos on each base commit: the first opener of the base roster owns attempt 0, whose ballot is the lowest there is and
+needs no promises of others; anybody else asks, collects promises, and finishes what may already be decided. A commit exists when
+more than half of the base roster has, on disk, all bytes that its record names and an ack in one ballot.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.envelope import open_envelope
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, VersionError
 from protocol.ids import PeerId, Root, short
-from protocol.rounds import leading, liveness, voting
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, verify_certificate
+from protocol.rounds import attempt, following, leading, liveness, voting
+from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
+from protocol.rounds.lineage import CommitTree, tree_of
 from protocol.rounds.messages import (
     Ack,
+    Ballot,
     Committed,
     Heartbeat,
     Leave,
+    Mend,
+    PreVote,
+    PreVoteRequest,
     Promise,
     PromiseRequest,
     Proposal,
@@ -30,39 +36,40 @@ from protocol.rounds.messages import (
     ResultReady,
     Settle,
 )
+from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution, Send
+from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     AckLogged,
-    Action,
-    AnswerWithCertificate,
     Applied,
-    BeginExchange,
     BytesHeld,
-    CatchUp,
-    Commit,
+    CommitsFetched,
     CommitStalled,
     Contribution,
     ContributionFailed,
     ContributionReady,
-    EndExchange,
     Event,
+    ExchangeMeasured,
+    LeaveLogged,
+    LeaveOrdered,
     MessageArrived,
     OpenRound,
     PeerAnswered,
     PeerLost,
     PeersListed,
-    PrepareContribution,
     Progressed,
     PromiseLogged,
     RoundConfig,
     RoundState,
-    Send,
     Step,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
     Ticked,
 )
-from protocol.wire import decode_body, decode_record
+from protocol.wire import decode_body
 
-NUM_FORWARDS: Final = 2
-"""Successors to whom a member forwards a certificate (rule 15); the leader sends it to everybody it knows."""
+MAX_ATTEMPT_JUMP: Final = 1024
+"""A ballot further above all that we heard of is refused: it would use up the numbers that honest attempts need."""
 
 
 def start(
@@ -72,11 +79,13 @@ def start(
     *,
     state_root: Root,
     open_round: OpenRound | None = None,
+    tree: CommitTree | None = None,
 ) -> RoundState:
-    """The machine at a verified head; `open_round` is what the log knows of the round on it (rule 19)."""
+    """The machine at a verified head; `open_round` is what the log knows of the round on it (rule 19), `tree` all that is verified."""
     return RoundState(
         config=config,
         link=link,
+        tree=tree or tree_of(link),
         peers=MappingProxyType({}),
         open=open_round or OpenRound(),
         committed_at_s=now_s,
@@ -100,97 +109,171 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
         case PeersListed():
             return liveness.peers_listed(state, event, now_s)
         case Progressed():
-            return Step(
-                replace(
-                    state,
-                    tokens_ready=event.tokens_ready,
-                    can_contribute=event.can_contribute,
-                    upload_bytes_per_s=event.upload_bytes_per_s,
-                )
-            )
-        case ContributionReady():
-            return _contribution_ready(state, event)
-        case ContributionFailed():
-            return _contribution_failed(state, event)
+            return Step(_progressed(state, event))
+        case ExchangeMeasured():
+            return Step(replace(state, exchange_s=event.seconds))
+        case ContributionReady() | ContributionFailed():
+            return _contribution_settled(state, event)
+        case BytesHeld() | AckLogged() | PromiseLogged() | LeaveOrdered() | LeaveLogged():
+            return _voted(state, event, now_s)
+        case _:
+            return _followed(state, event, now_s)
+
+
+def _voted(
+    state: RoundState, event: BytesHeld | AckLogged | PromiseLogged | LeaveOrdered | LeaveLogged, now_s: float
+) -> Step:
+    match event:
         case BytesHeld():
             return voting.bytes_held(state, event)
         case AckLogged():
             return voting.ack_logged(state, event)
         case PromiseLogged():
-            return voting.promise_logged(state, event)
+            return voting.promise_logged(state, event, now_s)
+        case LeaveOrdered():
+            return voting.leave_ordered(state)
+        case LeaveLogged():
+            return voting.leave_logged(state, event)
+
+
+def _followed(
+    state: RoundState,
+    event: Applied | CommitStalled | CommitsFetched | SwitchPrepared | SwitchFailed | Switched,
+    now_s: float,
+) -> Step:
+    match event:
         case Applied():
-            return _applied(state, event, now_s)
+            return following.applied(state, event, now_s)
         case CommitStalled():
-            if state.open.committing != event.commit:
-                return Step(state)
-            return Step(replace(state, open=replace(state.open, committing=None)), (), f"commit waits: {event.why}")
+            return following.stalled(state, event, now_s)
+        case CommitsFetched():
+            return following.commits_fetched(state, event, now_s)
+        case SwitchPrepared():
+            return following.switch_prepared(state, event, now_s)
+        case SwitchFailed():
+            return following.switch_failed(state, event)
+        case Switched():
+            return following.switched(state, event, now_s)
+
+
+def _progressed(state: RoundState, event: Progressed) -> RoundState:
+    return replace(
+        state,
+        tokens_ready=event.tokens_ready,
+        can_contribute=event.can_contribute,
+        upload_bytes_per_s=event.upload_bytes_per_s,
+    )
 
 
 # --- messages -----------------------------------------------------------------------------------------------------------------
 
 
 def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
-    message = event.message
+    message, sender = event.message, event.sender
     match message:
         case Heartbeat():
-            return _heartbeat(state, event.sender, message)
+            return _heartbeat(state, sender, message, now_s)
         case Leave():
-            view = state.peers.get(event.sender)
-            gone = liveness.with_view(state, replace(view, left=True)) if view is not None else state
-            return Step(gone, (), f"{short(event.sender)} left")
+            return liveness.peer_left(state, sender, message, event.raw, now_s)
         case Committed():
-            return _committed(state, event.sender, message)
+            return following.committed(state, sender, message, now_s)
+    if message.unit != state.config.unit:
+        return Step(state)
     if message.base != state.link.commit:
-        return _other_base(state, event.sender, message)
+        return _other_base(state, sender, message)
     match message:
         case Proposal():
-            return _proposal(state, event.sender, message, now_s)
+            return _proposal(state, sender, message, now_s)
+        case Mend():
+            return _mend(state, sender, message)
         case ResultReady():
             return _result(state, message, now_s)
-        case Settle():
-            return voting.settled(state, event.sender, message)
-        case PromiseRequest():
-            return voting.promise_request(state, event.sender, message)
         case Ack():
-            return leading.ack(state, event.sender, message, event.raw)
+            return attempt.ack(state, sender, message, event.raw)
+        case _:
+            return _ballot_message(state, sender, message, now_s)
+
+
+_BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | Refusal
+
+
+def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> Step:
+    ballot = message.promised if isinstance(message, Refusal) else message.ballot
+    if is_absurd(state, ballot):
+        return Step(state, (), f"{short(sender)} named attempt {ballot.attempt}: nobody can have tried so often")
+    match message:
+        case Settle():
+            return voting.settled(state, sender, message, now_s)
+        case PreVoteRequest():
+            return voting.pre_vote_request(state, sender, message, now_s)
+        case PreVote():
+            return leading.pre_vote(state, sender, message, now_s)
+        case PromiseRequest():
+            return voting.promise_request(state, sender, message)
         case Promise():
-            return leading.promise(state, event.sender, message, now_s)
+            return _promise(state, sender, message, now_s)
         case Refusal():
             return leading.refused(state, message, now_s)
 
 
-_OnBase = Proposal | ResultReady | Settle | PromiseRequest | Ack | Promise | Refusal
+def is_absurd(state: RoundState, ballot: Ballot) -> bool:
+    """Too far above every attempt that we heard of on this base."""
+    promised = state.open.promised.attempt if state.open.promised is not None else 0
+    return ballot.attempt > max(promised, state.open.highest_attempt) + MAX_ATTEMPT_JUMP
+
+
+def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> Step:
+    """A promise is evidence about records, so the record that it names is checked before it counts."""
+    if message.acked is not None:
+        try:
+            link = link_after(state.link, message.acked.record)
+        except RemoteProtocolError as error:
+            return Step(state, (), f"dropped a promise of {short(sender)}: {error.one_line()}")
+        if link.is_lone:
+            message = replace(message, acked=None)
+    return leading.promise(state, sender, message, now_s)
+
+
+_OnBase = Proposal | Mend | ResultReady | Ack | _BallotMessage
 
 
 def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> Step:
-    """The sender is behind us (answer with what ended that base) or ahead of us (ask it); hints only (rule 4)."""
-    if isinstance(message, Proposal) and message.index > state.link.index + 1:
-        return Step(
-            state, (CatchUp(sender),), f"{short(sender)} proposes round {message.index}, ours is {state.link.index + 1}"
-        )
-    if isinstance(message, Proposal | Settle | PromiseRequest):
+    """The sender is behind us (answer with what ended that base) or elsewhere (ask it); hints only (rule 4)."""
+    if message.base not in state.tree.nodes:
+        is_opening = isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest)
+        reason = f"{short(sender)} speaks of commit {short(message.base)}, which we do not know"
+        return following.catch_up(state, sender, reason) if is_opening else Step(state)
+    if isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest):
         return Step(state, (AnswerWithCertificate(sender, message.base),))
     return Step(state)
 
 
-def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat) -> Step:
+def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> Step:
     head = next((h for h in message.heads if h.unit == state.config.unit), None)
-    if message.member.peer != sender:
+    if message.member.peer != sender or sender not in state.peers:
         return Step(state, (), f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}")
+    known = state.peers[sender]
+    if known.member is not None and message.member.session < known.member.session:
+        return Step(state)  # of an earlier life, overtaken on its way
     view = replace(
-        state.peers[sender],
+        known,
         member=message.member,
         head=head,
         is_inbound_reachable=message.is_inbound_reachable,
         upload_bytes_per_s=message.upload_bytes_per_s,
-        left=False,
+        exchange_s=message.exchange_ms / 1000,
+        silent=message.silent,
+        left=known.left and known.member == message.member,
     )
     state = liveness.with_view(state, view)
-    if head is not None and head.index > state.link.index and state.open.committing is None:
-        return Step(
-            state, (CatchUp(sender),), f"{short(sender)} is at commit {head.index}, we are at {state.link.index}"
-        )
-    return Step(state)
+    if head is None or head.head == state.link.commit:
+        return Step(state)
+    if head.head in state.tree.nodes:
+        return following.consider(state, sender, now_s)
+    return following.catch_up(state, sender, f"{short(sender)} is at commit {head.index}, we are at {state.link.index}")
+
+
+# --- the member's side of an exchange -----------------------------------------------------------------------------------------
 
 
 def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: float) -> Step:
@@ -206,53 +289,69 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
         opened,
         proposal=proposal,
         proposal_at_s=now_s,
-        exchange=None,
+        exchange=proposal.ballot,
         results=MappingProxyType({}),
+        revision=0,
         highest_attempt=max(opened.highest_attempt, proposal.ballot.attempt),
     )
     reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"
     state = replace(state, open=opened)
-    if opened.contribution is not None:
-        return _begin_exchange(state, reason)
-    if opened.is_preparing:
-        return Step(state, (), reason)
-    return Step(replace(state, open=replace(opened, is_preparing=True)), (PrepareContribution(proposal.base),), reason)
+    if opened.contribution is not None or opened.is_preparing:
+        return Step(state, (BeginExchange(proposal),), reason)
+    # Reducing does not wait for our own snapshot: a slow trainer must cost nobody but itself.
+    state = replace(state, open=replace(opened, is_preparing=True))
+    return Step(state, (PrepareContribution(proposal.base), BeginExchange(proposal)), reason)
 
 
 def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
-    config = state.config
-    if proposal.ballot.peer != sender:
-        return f"{short(sender)} proposed under a ballot of {short(proposal.ballot.peer)}"
+    config, ballot = state.config, proposal.ballot
+    if ballot.peer != sender:
+        return f"{short(sender)} proposed under a ballot of {short(ballot.peer)}"
+    if ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
+        return f"{short(sender)} proposed attempt 0, which belongs to the first of the base roster"
+    if is_absurd(state, ballot):
+        return f"{short(sender)} proposed attempt {ballot.attempt}: nobody can have tried so often"
+    if proposal.index != state.link.index + 1:
+        return f"{short(sender)} proposed round {proposal.index} on commit {state.link.index}"
     if proposal.member(config.me.peer) != config.me:
         return "left out of the proposal: it names another session of ours, or none"
     if proposal.codec != config.codec or proposal.num_chunks != config.num_chunks:
         return f"{short(sender)} proposed codec {proposal.codec} over {proposal.num_chunks} chunks, not the run's"
-    if state.open.committing is not None:
-        return "a commit on this base is already being applied"
+    if state.open.committing is not None or state.is_leaving:
+        return "a commit on this base is already being applied, or we are leaving"
     return ""
 
 
-def _begin_exchange(state: RoundState, reason: str) -> Step:
-    opened = state.open
-    if opened.proposal is None:
-        return Step(state, (), reason)
-    state = replace(state, open=replace(opened, exchange=opened.proposal.ballot))
-    return Step(state, (BeginExchange(opened.proposal),), reason)
+def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
+    """Slices have other reducers now; what keeps its reducer goes on (rule 12)."""
+    opened, proposal = state.open, state.open.proposal
+    if proposal is None or mend.ballot != proposal.ballot or mend.ballot.peer != sender:
+        return Step(state)
+    if mend.revision <= opened.revision or mend.slices[-1].stop_chunk != state.config.num_chunks:
+        return Step(state)
+    proposal = replace(proposal, slices=mend.slices)
+    kept = {part.first_chunk: part for part in mend.slices}
+    results = {
+        first: header
+        for first, header in opened.results.items()
+        if first in kept and (kept[first].stop_chunk, kept[first].reducer) == (header.stop_chunk, header.reducer)
+    }
+    opened = replace(opened, proposal=proposal, revision=mend.revision, results=MappingProxyType(results))
+    reason = f"round {proposal.index}: slices were given to other reducers"
+    return Step(replace(state, open=opened), (BeginExchange(proposal),), reason)
 
 
-def _contribution_ready(state: RoundState, event: ContributionReady) -> Step:
+def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed) -> Step:
     if event.base != state.link.commit:
         return Step(state, (), "the head moved while the delta was taken; it is taken again for the next round")
-    contribution = Contribution(event.root, event.tokens, is_at_hand=True)
-    state = replace(state, open=replace(state.open, contribution=contribution, is_preparing=False))
-    return _begin_exchange(state, f"contributing {event.tokens} tokens")
-
-
-def _contribution_failed(state: RoundState, event: ContributionFailed) -> Step:
-    if event.base != state.link.commit:
-        return Step(state)
-    state = replace(state, open=replace(state.open, is_preparing=False))
-    return _begin_exchange(state, "no delta to offer: the trainer is away; reducing only")
+    opened = replace(state.open, is_preparing=False)
+    if isinstance(event, ContributionReady):
+        opened = replace(opened, contribution=Contribution(event.root, event.tokens))
+        reason = f"contributing {event.tokens} tokens"
+    else:
+        reason = "no delta to offer: the trainer is away; reducing only"
+    orders = (BeginExchange(opened.proposal),) if opened.proposal is not None else ()
+    return Step(replace(state, open=opened), orders, reason)
 
 
 def _result(state: RoundState, message: ResultReady, now_s: float) -> Step:
@@ -260,93 +359,31 @@ def _result(state: RoundState, message: ResultReady, now_s: float) -> Step:
     if opened.proposal is None or message.ballot != opened.proposal.ballot:
         return Step(state)
     try:
-        header = _open_result(state.config, message)
-    except RemoteProtocolError as error:
+        header = open_result(state.config, opened.proposal, message)
+    except (RemoteProtocolError, VersionError) as error:
         return Step(state, (), f"dropped a result: {error.one_line()}")
-    expected = next((s for s in opened.proposal.slices if s.first_chunk == header.first_chunk), None)
-    if expected is None or expected.reducer != header.reducer or expected.stop_chunk != header.stop_chunk:
-        return Step(state, (), f"dropped a result of {short(header.reducer)}: not its slice")
-    if header.ballot != message.ballot or header.base != message.base:
-        return Step(state, (), f"dropped a result of {short(header.reducer)}: of another attempt")
     results = MappingProxyType({**opened.results, header.first_chunk: header})
-    return leading.results_changed(replace(state, open=replace(opened, results=results)), now_s)
+    return attempt.results_changed(replace(state, open=replace(opened, results=results)), now_s)
 
 
-def _open_result(config: RoundConfig, message: ResultReady) -> ResultHeader:
+def open_result(config: RoundConfig, proposal: Proposal, message: ResultReady) -> ResultHeader:
+    """The signed header of a slice's result, checked against the proposal.
+
+    Raises:
+        RemoteProtocolError: another slice or attempt, another's signature, or contributions of nobody who takes part.
+        VersionError: signed by another version of the protocol.
+    """
     envelope = open_envelope(
         message.header, verifier=config.verifier, domain=ROUND_DOMAIN, run_id=config.run_id, now_unix_ms=None
     )
     header = decode_body(ResultHeader, envelope.payload)
-    if header.reducer != envelope.sender:
-        raise RemoteProtocolError(
-            f"a result in the name of {short(header.reducer)}", f"its signature, not {short(envelope.sender)}'s"
-        )
+    part = next((s for s in proposal.slices if s.first_chunk == header.first_chunk), None)
+    if part is None or (part.reducer, part.stop_chunk) != (header.reducer, header.stop_chunk):
+        raise RemoteProtocolError(f"a result of {short(header.reducer)} for another slice", "its own slice")
+    if header.reducer != envelope.sender or (header.base, header.ballot) != (proposal.base, proposal.ballot):
+        raise RemoteProtocolError(f"a result signed by {short(envelope.sender)}", "its reducer's, of this attempt")
+    peers = [entry.peer for entry in header.included]
+    incarnations = {m.peer: m.incarnation for m in proposal.members}
+    if len(set(peers)) < len(peers) or any(incarnations.get(e.peer) != e.incarnation for e in header.included):
+        raise RemoteProtocolError("a result that counts strangers, or somebody twice", "members, each once")
     return header
-
-
-# --- commit -------------------------------------------------------------------------------------------------------------------
-
-
-def _committed(state: RoundState, sender: PeerId, message: Committed) -> Step:
-    if state.open.committing is not None:
-        return Step(state)
-    try:
-        link = verify_certificate(
-            message.certificate, state.link, verifier=state.config.verifier, run_id=state.config.run_id
-        )
-    except RemoteProtocolError as error:
-        return _not_ours_to_apply(state, sender, message, error)
-    state = replace(state, open=replace(state.open, committing=link.commit, leading=None))
-    holders = tuple(dict.fromkeys((sender, *(link.roster))))
-    return Step(state, (Commit(link, message.certificate, holders),))
-
-
-def _not_ours_to_apply(state: RoundState, sender: PeerId, message: Committed, error: RemoteProtocolError) -> Step:
-    """An old certificate is nothing, a later one means that we are behind; a bad one on our own base is worth a word."""
-    try:
-        record = decode_record(message.certificate.record)
-    except RemoteProtocolError:
-        return Step(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
-    if record.index > state.link.index + 1:
-        return Step(
-            state, (CatchUp(sender),), f"{short(sender)} holds commit {record.index}, we are at {state.link.index}"
-        )
-    if record.parent == state.link.commit:
-        return Step(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
-    return Step(state)
-
-
-def _applied(state: RoundState, event: Applied, now_s: float) -> Step:
-    old = state.link
-    if event.link.index <= old.index:
-        return Step(state)
-    forward = _forward_targets(state)
-    base = old.commit
-    state = replace(
-        state,
-        link=event.link,
-        open=OpenRound(),
-        committed_at_s=now_s,
-        state_commit=event.link.commit,
-        state_root=event.state_root,
-    )
-    record = event.link.record
-    counted = len(record.contributors) if record is not None else 0
-    reason = f"round {event.link.index} committed: {counted} counted, {event.link.total_tokens} tokens in all"
-    actions: list[Action] = [EndExchange(base, "committed")]
-    if forward:
-        actions.append(Send(forward, Committed(state.config.unit, event.certificate)))
-    return Step(state, tuple(actions), reason)
-
-
-def _forward_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """Its leader tells everybody it knows; others tell two successors in the order of ids (rule 15)."""
-    others = [p for p in sorted(state.peers) if not liveness.is_gone(state, p)]
-    if not others:
-        return ()
-    proposal = state.open.proposal
-    me = state.config.me.peer
-    if proposal is not None and proposal.ballot.peer == me:
-        return tuple(others)
-    after = [p for p in others if p > me] + [p for p in others if p < me]
-    return tuple(after[:NUM_FORWARDS])

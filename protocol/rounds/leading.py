@@ -1,7 +1,6 @@
-"""The opener's side of a round: open, collect results, settle one record, collect acks; or take over with promises first.
+"""When this peer leads a round, and how it comes to: open, ask before taking over, collect promises (rules 5, 6, 16, 18).
 
-Every function takes the state and returns a Step; core.py calls them. An attempt that fails ends with its reason; the round
-stays open on its base, nothing is dropped (rule 17).
+Every function takes the state and returns a Step; core.py calls them. What a leader does once it may is in attempt.py.
 """
 
 from __future__ import annotations
@@ -11,31 +10,32 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.ids import PeerId, short
-from protocol.rounds.chain import link_after
-from protocol.rounds.messages import (
-    Ack,
-    AckedRecord,
-    Ballot,
-    Certificate,
-    Committed,
-    Member,
-    Promise,
-    PromiseRequest,
-    Proposal,
-    Refusal,
-    Settle,
-    SliceSpec,
+from protocol.rounds import attempt
+from protocol.rounds.messages import Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
+from protocol.rounds.orders import LogPromise, Send
+from protocol.rounds.quorum import first_opener, opener_order
+from protocol.rounds.state import Leading, RoundState, Step
+from protocol.rounds.views import (
+    caught_up,
+    has_vote,
+    idle_patience_s,
+    is_alive,
+    is_base_quorum,
+    is_due,
+    is_gone,
+    is_suspected,
+    may_be_lone,
+    may_hand_on,
+    opener_patience_s,
+    quorum_in_reach,
+    silence_s,
 )
-from protocol.rounds.plan import ReducerOffer, make_record, plan_slices, weight_cap
-from protocol.rounds.quorum import first_opener, is_quorum, opener_order
-from protocol.rounds.state import Leading, RoundState, Send, Step
-from protocol.rounds.views import caught_up, idle_patience_s, is_alive, is_due, is_suspected
-from protocol.wire import encode_record
 
 RANK_DELAY_S: Final = 1.0
 """Rank r may take over after 2 s + r s without the opener (rule 6): two who think alike do not duel."""
 
-MAX_BACKOFF_EXPONENT: Final = 16
+OVERDUE_FACTOR: Final = 2.0
+"""An opener that answers but does not open lacks our view of the tokens, or cannot be reached by most: it gets twice the time."""
 
 
 def expected_opener(state: RoundState) -> PeerId:
@@ -47,7 +47,7 @@ def expected_opener(state: RoundState) -> PeerId:
 
 def tick(state: RoundState, now_s: float) -> Step:
     """Open, take over, or end an attempt that ran out of time."""
-    if state.open.committing is not None:
+    if state.open.committing is not None or (state.switching is not None and state.switching.is_flipping):
         return Step(state)
     if state.open.leading is not None:
         return _tick_leading(state, state.open.leading, now_s)
@@ -55,210 +55,216 @@ def tick(state: RoundState, now_s: float) -> Step:
         return Step(replace(state, open=replace(state.open, due_since_s=None)))
     if state.open.due_since_s is None:
         state = replace(state, open=replace(state.open, due_since_s=now_s))
-    if not state.can_contribute or now_s < state.open.quiet_until_s:
+    if not state.can_contribute or state.is_leaving or now_s < state.open.quiet_until_s:
         return Step(state)
-    if _may_open_first(state):
-        return _propose(state, Ballot(0, state.config.me.peer), now_s) if is_due(state, now_s) else Step(state)
-    if _may_take_over(state, now_s):
-        return _take_over(state, now_s)
-    return Step(state)
+    first = Ballot(0, state.config.me.peer)
+    if _may_open_first(state) and quorum_in_reach(state, first, now_s):
+        members = {first.peer, *(view.peer for view in caught_up(state, now_s))}
+        is_time = is_due(state, now_s) and not _is_early(state, now_s) and may_hand_on(state, first, members, now_s)
+        return _open_first(state, now_s) if is_time else Step(state)
+    waited_s = _waited_s(state, now_s)
+    return _ask(state, waited_s, now_s) if waited_s is not None else Step(state)
 
 
 def _may_open_first(state: RoundState) -> bool:
     """Attempt 0 is ours, and nobody, we ourselves before a crash included, has gone beyond it."""
     opened = state.open
     is_first = first_opener(state.link.commit, state.link.roster) == state.config.me.peer
-    return is_first and opened.promised is None and opened.proposal is None and opened.acked is None
+    return is_first and state.may_vote and opened.promised is None and opened.proposal is None and opened.acked is None
 
 
-def _may_take_over(state: RoundState, now_s: float) -> bool:
+def _is_early(state: RoundState, now_s: float) -> bool:
+    """Voters who are there have not told yet that they applied the last commit. Where rounds follow each other closely, opening
+    without them would leave the roster to those whose heartbeats are fastest, then to the fastest of these.
+    """
+    if now_s - state.committed_at_s >= state.config.suspect_after_s:
+        return False
+    patience_s = idle_patience_s(state)
+    views = (state.peers.get(peer) for peer in state.link.roster if is_alive(state, peer, now_s, patience_s))
+    return any(v is not None and v.head is not None and v.head.head != state.link.commit for v in views)
+
+
+def _open_first(state: RoundState, now_s: float) -> Step:
+    """Attempt 0: the lowest ballot there is needs no promises of others, but our own before anybody hears of it."""
+    led = Leading(Ballot(0, state.config.me.peer), "promising", now_s + state.config.promise_within_s)
+    return _promise_to_ourselves(state, led)
+
+
+def _waited_s(state: RoundState, now_s: float) -> float | None:
+    """How long we waited for the opener, once that is long enough to take over; None before."""
     opened, config = state.open, state.config
     opener = expected_opener(state)
-    rank = _rank(state, now_s)
+    delay_s = _rank(state, now_s) * RANK_DELAY_S
     if opened.proposal is None:
-        since_s = opened.due_since_s if opened.due_since_s is not None else now_s
-        is_lost = opener != config.me.peer and not is_alive(state, opener, now_s, idle_patience_s(state))
-        # an opener that answers but does not open lacks our view of the tokens, or is behind: give it twice as long
-        wait_s = config.suspect_after_s * (1.0 if is_lost else 2.0) + rank * RANK_DELAY_S
-        return now_s - since_s >= wait_s
-    if opener == config.me.peer:  # our own attempt failed, or we restarted
-        return True
-    overdue_s = opened.proposal.reduce_within_s + config.settle_within_s
-    if now_s - opened.proposal_at_s >= overdue_s + rank * RANK_DELAY_S:
-        return True
-    view = state.peers.get(opener)
-    heard_at_s = max(view.heard_at_s if view is not None else 0.0, opened.proposal_at_s)
-    if view is None or view.lost or view.left:
-        return now_s - heard_at_s >= rank * RANK_DELAY_S
-    return now_s - heard_at_s >= config.suspect_after_s + rank * RANK_DELAY_S
+        waited_s = now_s - opened.due_since_s if opened.due_since_s is not None else 0.0
+        is_lost = opener != config.me.peer and not is_alive(state, opener, now_s, opener_patience_s(state))
+        wait_s = config.suspect_after_s * (1.0 if is_lost else OVERDUE_FACTOR)
+    elif opener == config.me.peer:  # our own attempt failed, or we restarted
+        waited_s, wait_s, delay_s = now_s - opened.proposal_at_s, 0.0, 0.0
+    elif is_suspected(state, opener, now_s):
+        waited_s = silence_s(state, opener, now_s)
+        wait_s = 0.0 if is_gone(state, opener) else config.suspect_after_s
+    else:
+        waited_s, wait_s = now_s - opened.proposal_at_s, overdue_s(state)
+    return waited_s if waited_s >= wait_s + delay_s else None
+
+
+def overdue_s(state: RoundState) -> float:
+    """After this long the leader of the running attempt has had its time: every mend may have cost a deadline."""
+    proposal = state.open.proposal
+    if proposal is None:
+        return OVERDUE_FACTOR * state.config.suspect_after_s
+    return (1 + state.open.revision) * proposal.reduce_within_s + state.config.settle_within_s
 
 
 def _rank(state: RoundState, now_s: float) -> int:
-    """Our place among the live, caught-up peers for the next attempt."""
-    candidates = [view.peer for view in caught_up(state, now_s)] + [state.config.me.peer]
-    order = opener_order(state.link.commit, state.open.highest_attempt + 1, candidates)
-    return order.index(state.config.me.peer)
+    """Our place among the live, caught-up peers for the next attempt; who cannot be reached stands behind who can."""
+    views = caught_up(state, now_s)
+    me = state.config.me.peer
+    order = opener_order(state.link.commit, state.open.highest_attempt + 1, [*(view.peer for view in views), me])
+    inbound = {view.peer for view in views if view.is_inbound_reachable}
+    if state.config.is_inbound_reachable:
+        inbound.add(me)
+    return sorted(order, key=lambda peer: (peer not in inbound, order.index(peer))).index(me)
 
 
-def _take_over(state: RoundState, now_s: float) -> Step:
+# --- before a take-over -------------------------------------------------------------------------------------------------------
+
+
+def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
+    """Ask whether others find the opener gone, too: who hears nobody must not fence off those who do (rule 6)."""
     opened, config = state.open, state.config
     floor = opened.promised.attempt if opened.promised is not None else 0
     ballot = Ballot(max(opened.highest_attempt, floor) + 1, config.me.peer)
-    led = Leading(ballot, "promising", now_s + config.promise_within_s)
-    state = replace(state, open=replace(opened, leading=led, highest_attempt=ballot.attempt))
-    voters = tuple(dict.fromkeys((*state.link.roster, config.me.peer)))
-    request = PromiseRequest(config.unit, state.link.commit, ballot)
-    return Step(state, (Send(voters, request),), f"taking over round {state.link.index + 1}, attempt {ballot.attempt}")
+    lone_voters: tuple[PeerId, ...] = ()
+    if not quorum_in_reach(state, ballot, now_s):
+        if not may_be_lone(state, now_s):
+            return Step(state, (), "no quorum of the base roster in reach; training goes on")
+        lone_voters = tuple(sorted([*(view.peer for view in caught_up(state, now_s)), config.me.peer]))
+    led = Leading(
+        ballot,
+        "asking",
+        now_s + config.promise_within_s,
+        lone_voters=lone_voters,
+        pre_votes=frozenset([config.me.peer]) if state.may_vote or lone_voters else frozenset(),
+    )
+    state = replace(state, open=replace(opened, leading=led))
+    others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
+    request = PreVoteRequest(config.unit, state.link.commit, ballot, waited_s, lone=bool(lone_voters))
+    asked = Step(
+        state, (Send(others, request),) if others else (), f"asking whether attempt {ballot.attempt} is wanted"
+    )
+    return _after_pre_votes(asked, now_s)
+
+
+def _voters(state: RoundState, led: Leading) -> tuple[PeerId, ...]:
+    return led.lone_voters or tuple(dict.fromkeys((*state.link.roster, state.config.me.peer)))
+
+
+def has_all_votes(state: RoundState, led: Leading, votes: frozenset[PeerId]) -> bool:
+    """A quorum of the base roster, or everybody at hand for a lone attempt."""
+    if led.lone_voters:
+        return votes.issuperset(led.lone_voters)
+    return is_base_quorum(state, led.ballot, votes)
+
+
+def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) -> Step:
+    """An answer to our question; one objection is enough to wait when it makes a quorum impossible for now."""
+    led = state.open.leading
+    if led is None or led.stage != "asking" or message.ballot != led.ballot:
+        return Step(state)
+    if message.objection:
+        return Step(state, (), f"{short(sender)} objects: {message.objection}")
+    led = replace(led, pre_votes=led.pre_votes | {sender})
+    return _after_pre_votes(Step(replace(state, open=replace(state.open, leading=led))), now_s)
+
+
+def _after_pre_votes(step: Step, now_s: float) -> Step:
+    state, led = step.state, step.state.open.leading
+    if led is None or not has_all_votes(state, led, led.pre_votes):
+        return step
+    led = replace(led, stage="promising", deadline_s=now_s + state.config.promise_within_s)
+    promised = _promise_to_ourselves(state, led)
+    return Step(promised.state, (*step.actions, *promised.actions), promised.reason)
+
+
+# --- promises -----------------------------------------------------------------------------------------------------------------
+
+
+def _promise_to_ourselves(state: RoundState, led: Leading) -> Step:
+    """Our own promise goes to disk first: after a crash we lead no second attempt under the same ballot (rule 13)."""
+    opened = replace(
+        state.open,
+        leading=led,
+        promised=led.ballot,
+        highest_attempt=max(state.open.highest_attempt, led.ballot.attempt),
+        gathering=None,
+    )
+    what = "without a quorum" if led.lone_voters else f"of round {state.link.index + 1}"
+    reason = f"leading attempt {led.ballot.attempt} {what}"
+    return Step(replace(state, open=opened), (LogPromise(state.link.commit, led.ballot),), reason)
+
+
+def own_promise_logged(state: RoundState, now_s: float) -> Step:
+    """Our promise is on disk: attempt 0 is proposed, any other asks the voters for theirs."""
+    led = state.open.leading
+    if led is None or led.stage != "promising" or led.is_promised:
+        return Step(state)
+    config = state.config
+    led = replace(led, is_promised=True)
+    if led.ballot.attempt == 0:
+        return attempt.propose(replace(state, open=replace(state.open, leading=led)), now_s)
+    if state.may_vote or led.lone_voters:
+        own = Promise(config.unit, state.link.commit, led.ballot, state.open.acked)
+        led = replace(led, promises=MappingProxyType({config.me.peer: own}))
+    state = replace(state, open=replace(state.open, leading=led))
+    others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
+    request = PromiseRequest(config.unit, state.link.commit, led.ballot)
+    return _after_promises(Step(state, (Send(others, request),) if others else ()), now_s)
 
 
 def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> Step:
-    """A promise came in; with a quorum of them, finish what may be decided, or propose anew (rule 16)."""
+    """A promise came in; with a quorum of them, finish what may be decided, or propose (rule 16)."""
     led = state.open.leading
-    if led is None or led.stage != "promising" or message.ballot != led.ballot:
+    if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
         return Step(state)
-    promises = MappingProxyType({**led.promises, sender: message})
-    state = replace(state, open=replace(state.open, leading=replace(led, promises=promises)))
-    if not is_quorum(state.config.run_id, state.link.roster, promises.keys()):
-        return Step(state)
-    acked = [(peer, p.acked) for peer, p in promises.items() if p.acked is not None]
-    if not acked:
-        return _propose(state, led.ballot, now_s)
+    led = replace(led, promises=MappingProxyType({**led.promises, sender: message}))
+    return _after_promises(Step(replace(state, open=replace(state.open, leading=led))), now_s)
+
+
+def _after_promises(step: Step, now_s: float) -> Step:
+    state, led = step.state, step.state.open.leading
+    if led is None:
+        return step
+    without_vote = {
+        peer for peer in led.lone_voters if not has_vote(state, peer)
+    }  # they ack a lone record, and promise nothing
+    if not has_all_votes(state, led, frozenset({*led.promises, *without_vote})):
+        return step
+    acked = [(peer, message.acked) for peer, message in led.promises.items() if message.acked is not None]
+    acked += [(peer, leave.acked) for peer, leave in state.open.departures.items() if leave.acked is not None]
+    if not acked or led.lone_voters:
+        return _joined(step, attempt.propose(state, now_s))
     top = max((entry for _, entry in acked), key=lambda entry: entry.ballot)
     holders = tuple(sorted(peer for peer, entry in acked if entry.record == top.record))
-    return _settle_again(state, top, holders, now_s)
+    return _joined(step, attempt.settle_again(state, top, holders, now_s))
 
 
-def _settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> Step:
-    led = state.open.leading
-    if led is None:
-        return Step(state)
-    commit = link_after(state.link, acked.record).commit
-    settle = Settle(state.config.unit, state.link.commit, led.ballot, acked.record, holders)
-    led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=now_s + state.config.settle_within_s)
-    state = replace(state, open=replace(state.open, leading=led))
-    to = tuple(dict.fromkeys((*state.link.roster, state.config.me.peer)))
-    return Step(state, (Send(to, settle),), f"finishing the acked record of attempt {acked.ballot.attempt}")
+def _joined(first: Step, then: Step) -> Step:
+    return Step(then.state, (*first.actions, *then.actions), then.reason or first.reason)
 
 
-# --- propose and settle -------------------------------------------------------------------------------------------------------
-
-
-def _propose(state: RoundState, ballot: Ballot, now_s: float) -> Step:
-    config = state.config
-    others = caught_up(state, now_s)[: config.max_members - 1]
-    members = {config.me.peer: config.me}
-    members.update({view.peer: view.member for view in others if view.member is not None})
-    if len(members) < config.min_members:
-        return _attempt_failed(state, now_s, f"{len(members)} of at least {config.min_members} members are here")
-    if not is_quorum(config.run_id, state.link.roster, members.keys()):
-        return _attempt_failed(state, now_s, "no quorum of the base roster is caught up; training goes on")
-    ready = [state.tokens_ready, *(v.head.tokens_ready for v in others if v.head is not None)]
-    proposal = Proposal(
-        unit=config.unit,
-        base=state.link.commit,
-        index=state.link.index + 1,
-        ballot=ballot,
-        members=tuple(m for _, m in sorted(members.items())),
-        slices=_slices(state, members),
-        codec=config.codec,
-        weight_cap_tokens=weight_cap([tokens for tokens in ready if tokens > 0] or [1]),
-        reduce_within_s=_reduce_within_s(state),
-    )
-    led = Leading(ballot, "collecting", now_s + proposal.reduce_within_s + config.suspect_after_s)
-    state = replace(state, open=replace(state.open, leading=led))
-    reason = f"opening round {proposal.index}, attempt {ballot.attempt}, with {len(members)} members"
-    return Step(state, (Send(tuple(sorted(members)), proposal),), reason)
-
-
-def _slices(state: RoundState, members: dict[PeerId, Member]) -> tuple[SliceSpec, ...]:
-    config = state.config
-    offers = [
-        ReducerOffer(peer, state.peers[peer].upload_bytes_per_s)
-        for peer in members
-        if peer != config.me.peer and state.peers[peer].is_inbound_reachable and peer not in state.open.unfit
-    ]
-    if config.is_inbound_reachable or not offers:
-        offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
-    return plan_slices(config.num_chunks, offers, len(members))
-
-
-def _reduce_within_s(state: RoundState) -> float:
-    """Doubled at each failed attempt up to the longest interval (rule 11)."""
-    doubled = state.config.reduce_within_s * 2.0 ** min(state.open.num_failed, MAX_BACKOFF_EXPONENT)
-    return max(state.config.reduce_within_s, min(doubled, state.config.longest_interval_s))
-
-
-def results_changed(state: RoundState, now_s: float) -> Step:
-    """A result arrived at the leader: settle when every slice has one (rule 13)."""
-    led, proposal = state.open.leading, state.open.proposal
-    if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
-        return Step(state)
-    headers = [state.open.results.get(part.first_chunk) for part in proposal.slices]
-    results = [header for header in headers if header is not None]
-    if len(results) < len(proposal.slices):
-        return Step(state)
-    config = state.config
-    roster = [m.peer for m in proposal.members if not is_suspected(state, m.peer, now_s)]
-    record = encode_record(
-        make_record(state.link, proposal, led.ballot, results, roster, config.outer, config.target_tokens)
-    )
-    settle = Settle(config.unit, state.link.commit, led.ballot, record, ())
-    commit = link_after(state.link, record).commit
-    led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=now_s + config.settle_within_s)
-    state = replace(state, open=replace(state.open, leading=led))
-    to = tuple(sorted({m.peer for m in proposal.members} | set(state.link.roster)))
-    return Step(state, (Send(to, settle),), f"settling round {proposal.index}: every slice has a result")
-
-
-def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> Step:
-    """An ack came in; with a quorum of them the commit exists (rule 15)."""
-    led = state.open.leading
-    if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
-        return Step(state)
-    acks = MappingProxyType({**led.acks, sender: raw})
-    state = replace(state, open=replace(state.open, leading=replace(led, acks=acks)))
-    if not is_quorum(state.config.run_id, state.link.roster, acks.keys()):
-        return Step(state)
-    voters = [peer for peer in state.link.roster if peer in acks]
-    certificate = Certificate(led.settle.record, tuple(acks[peer] for peer in sorted(voters)))
-    # Told to ourselves like to anybody else: one path applies commits.
-    committed = Committed(state.config.unit, certificate)
-    return Step(
-        state, (Send((state.config.me.peer,), committed),), f"round {state.link.index + 1} has {len(voters)} acks"
-    )
-
-
-# --- when an attempt ends -----------------------------------------------------------------------------------------------------
+# --- while leading ------------------------------------------------------------------------------------------------------------
 
 
 def _tick_leading(state: RoundState, led: Leading, now_s: float) -> Step:
-    proposal = state.open.proposal
-    if led.stage == "collecting" and proposal is not None and proposal.ballot == led.ballot:
-        missing = [part.reducer for part in proposal.slices if part.first_chunk not in state.open.results]
-        if now_s >= led.deadline_s:
-            unfit = tuple(sorted({*state.open.unfit, *missing} - {state.config.me.peer}))
-            state = replace(state, open=replace(state.open, unfit=unfit))
-        dead = [peer for peer in missing if is_suspected(state, peer, now_s)]
-        if dead:
-            return _attempt_failed(
-                state, now_s, f"reducer {short(dead[0])} is gone; its slice is given to others", wait_s=0.0
-            )
-    if now_s < led.deadline_s:
-        return Step(state)
-    return _attempt_failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while {led.stage}")
-
-
-def _attempt_failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> Step:
-    opened = state.open
-    num_failed = opened.num_failed + 1
-    backoff_s = min(2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT), state.config.longest_interval_s)
-    opened = replace(
-        opened,
-        leading=None,
-        num_failed=num_failed,
-        quiet_until_s=now_s + (backoff_s if wait_s is None else wait_s),
-    )
-    return Step(replace(state, open=opened), (), reason)
+    if led.stage in ("asking", "promising"):
+        if now_s < led.deadline_s:
+            return Step(state)
+        if led.stage == "asking":
+            return attempt.stood_back(state, now_s, "too few find the opener gone; waiting for it")
+        return attempt.failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while promising")
+    return attempt.tick(state, led, now_s)
 
 
 def refused(state: RoundState, message: Refusal, now_s: float) -> Step:
@@ -267,6 +273,5 @@ def refused(state: RoundState, message: Refusal, now_s: float) -> Step:
     state = replace(state, open=replace(opened, highest_attempt=max(opened.highest_attempt, message.promised.attempt)))
     if led is None or message.promised <= led.ballot:
         return Step(state)
-    return _attempt_failed(
-        state, now_s, f"attempt {message.promised.attempt} of {short(message.promised.peer)} came first"
-    )
+    reason = f"attempt {message.promised.attempt} of {short(message.promised.peer)} came first"
+    return attempt.failed(state, now_s, reason)

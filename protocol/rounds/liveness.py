@@ -1,4 +1,4 @@
-"""Time and signs of life: ticks, heartbeats, who is heard, who is gone (rules 4 and 12)."""
+"""Time and signs of life: ticks, heartbeats, who is heard, who is gone, whether a quorum is in reach (rules 4, 12 and 18)."""
 
 from __future__ import annotations
 
@@ -6,51 +6,76 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, short
-from protocol.rounds import leading
-from protocol.rounds.state import (
-    Action,
-    DropMember,
-    PeersListed,
-    PeerView,
-    RoundState,
-    SendHeartbeat,
-    Step,
-    Ticked,
+from protocol.rounds import attempt, leading, voting
+from protocol.rounds.chain import link_after
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Leave
+from protocol.rounds.orders import Action, DropMember, SendHeartbeat
+from protocol.rounds.state import PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
+from protocol.rounds.views import (
+    NUM_HEARTBEAT_PEERS,
+    idle_patience_s,
+    is_alive,
+    is_gone,
+    is_suspected,
+    own_heartbeat,
+    quorum_in_reach,
 )
-from protocol.rounds.views import is_suspected, own_heartbeat
 
-NUM_HEARTBEAT_PEERS: Final = 3
-"""Constant fan-out of heartbeats (rule 4)."""
+BUSY_TICK_S: Final = 0.25
+NEVER_HEARD_S: Final = 3600.0
+
+
+def next_tick_s(state: RoundState) -> float:
+    """How long the machine may be left alone: a quarter of a second while a round is open, else half of a heartbeat."""
+    opened = state.open
+    is_busy = opened.proposal is not None or opened.leading is not None or opened.due_since_s is not None
+    return BUSY_TICK_S if is_busy or opened.asked else max(BUSY_TICK_S, state.config.heartbeat_s / 2)
 
 
 def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
-    """Time passed: heartbeats, suspicions, and the opener's own deadlines."""
+    """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
     if event.lag_s > 0:
-        state = _forgive(state, event.lag_s)
+        state = _forgive(state, event.lag_s, now_s)
     state = replace(state, ticked_at_s=now_s)
+    state = _watch_quorum(state, now_s)
     state, beats = _heartbeats(state, now_s)
-    state, drops = _drop_suspects(state, now_s)
-    led = leading.tick(state, now_s)
-    return Step(led.state, (*beats, *drops, *led.actions), led.reason)
+    answered = voting.answer_pre_votes(state, now_s)
+    drops = _drop_suspects(answered.state, now_s)
+    led = leading.tick(answered.state, now_s)
+    return Step(led.state, (*beats, *answered.actions, *drops, *led.actions), led.reason or answered.reason)
 
 
-def _forgive(state: RoundState, lag_s: float) -> RoundState:
-    """We slept: nobody else was silent in that time (rounds.md B7)."""
-    peers = {peer: replace(view, heard_at_s=view.heard_at_s + lag_s) for peer, view in state.peers.items()}
+def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
+    """We slept: nobody else was silent in that time. What was handled since we woke up is of now, not of later."""
+
+    def later(at_s: float) -> float:
+        return max(at_s, min(now_s, at_s + lag_s))
+
+    peers = {peer: replace(view, heard_at_s=later(view.heard_at_s)) for peer, view in state.peers.items()}
     opened = state.open
     lead = opened.leading
     return replace(
         state,
         peers=MappingProxyType(peers),
-        committed_at_s=state.committed_at_s + lag_s,
+        committed_at_s=later(state.committed_at_s),
+        alone_since_s=None if state.alone_since_s is None else later(state.alone_since_s),
         open=replace(
             opened,
-            proposal_at_s=opened.proposal_at_s + lag_s,
-            due_since_s=None if opened.due_since_s is None else opened.due_since_s + lag_s,
+            proposal_at_s=later(opened.proposal_at_s),
+            due_since_s=None if opened.due_since_s is None else later(opened.due_since_s),
             leading=None if lead is None else replace(lead, deadline_s=lead.deadline_s + lag_s),
+            asked=tuple(replace(question, asked_at_s=later(question.asked_at_s)) for question in opened.asked),
         ),
     )
+
+
+def _watch_quorum(state: RoundState, now_s: float) -> RoundState:
+    """Since when no quorum is in reach; it is forgotten as soon as there is one."""
+    if quorum_in_reach(state, Ballot(LAST_ATTEMPT, state.config.me.peer), now_s):
+        return state if state.alone_since_s is None else replace(state, alone_since_s=None)
+    return state if state.alone_since_s is not None else replace(state, alone_since_s=now_s)
 
 
 def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
@@ -60,11 +85,11 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
         return state, ()
     targets = _heartbeat_targets(state)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
-    return state, (SendHeartbeat(targets, own_heartbeat(state)),) if targets else ()
+    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s)),) if targets else ()
 
 
 def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """The members of a running exchange, all of them; else the next opener and a rotating few."""
+    """The members of a running exchange, all of them; else the next opener and a few in turn."""
     me = state.config.me.peer
     if state.open.exchange is not None and state.open.proposal is not None:
         return tuple(m.peer for m in state.open.proposal.members if m.peer != me and not is_gone(state, m.peer))
@@ -72,22 +97,16 @@ def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
     if not others:
         return ()
     begin = state.num_heartbeats * NUM_HEARTBEAT_PEERS % len(others)
-    rotating = [others[(begin + i) % len(others)] for i in range(min(NUM_HEARTBEAT_PEERS, len(others)))]
+    in_turn = [others[(begin + i) % len(others)] for i in range(min(NUM_HEARTBEAT_PEERS, len(others)))]
     opener = leading.expected_opener(state)
-    return tuple(dict.fromkeys([opener, *rotating] if opener in state.peers else rotating))
+    return tuple(dict.fromkeys([opener, *in_turn] if opener in state.peers else in_turn))
 
 
-def is_gone(state: RoundState, peer: PeerId) -> bool:
-    """Lost or left, as far as we know."""
-    view = state.peers.get(peer)
-    return view is not None and (view.lost or view.left)
-
-
-def _drop_suspects(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
+def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
     proposal = state.open.proposal
     if proposal is None or state.open.exchange is None:
-        return state, ()
-    return state, tuple(
+        return ()
+    return tuple(
         DropMember(m.peer, "lost" if is_gone(state, m.peer) else "silent")
         for m in proposal.members
         if is_suspected(state, m.peer, now_s)
@@ -114,20 +133,57 @@ def peer_lost(state: RoundState, peer: PeerId, now_s: float) -> Step:
     view = state.peers.get(peer)
     if view is None or view.lost:
         return Step(state)
-    state = with_view(state, replace(view, lost=True))
+    return _gone(with_view(state, replace(view, lost=True)), peer, now_s, "is gone: connection refused or reset")
+
+
+def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> Step:
+    """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (rule 3)."""
+    view = state.peers.get(sender)
+    if view is None or leave.member.peer != sender:
+        return Step(state)
+    state = with_view(state, replace(view, left=True))
+    if sender in state.link.roster and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
+        leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
+        state = replace(state, open=replace(state.open, leaves=leaves))
+    certified = attempt.certify(state)
+    gone = _gone(certified.state, sender, now_s, "left")
+    return Step(gone.state, (*certified.actions, *gone.actions), certified.reason or gone.reason)
+
+
+def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:
+    if leave.base != state.link.commit or leave.acked is None:
+        return leave.base == state.link.commit
+    try:
+        link_after(state.link, leave.acked.record)
+    except RemoteProtocolError:
+        return False
+    return True
+
+
+def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> Step:
     proposal = state.open.proposal
     drops: tuple[Action, ...] = ()
     if proposal is not None and state.open.exchange is not None and proposal.member(peer) is not None:
-        drops = (DropMember(peer, "lost"),)
+        drops = (DropMember(peer, "left" if what == "left" else "lost"),)
     led = leading.tick(state, now_s)
-    return Step(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} is gone: connection refused or reset")
+    return Step(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}")
 
 
 def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:
-    """The directory names peers; whom we never heard starts out silent."""
-    known = dict(state.peers)
+    """The directory names peers; whom we never heard starts out silent. Who is listed no more, and neither heard nor needed, is
+    forgotten: over weeks a run sees many more peers than it has.
+    """
+    listed = set(event.peers) - {state.config.me.peer}
+    members = state.open.proposal.members if state.open.proposal is not None else ()
+    needed = {*state.link.roster, *(member.peer for member in members)}
+    patience_s = idle_patience_s(state)
+    known = {
+        peer: view
+        for peer, view in state.peers.items()
+        if peer in listed or peer in needed or is_alive(state, peer, now_s, patience_s)
+    }
     for peer in event.peers:
-        if peer != state.config.me.peer and peer not in known:
+        if peer in listed and peer not in known:
             # listed is not heard: it starts out as silent, and the first heartbeat or answer makes it live
-            known[peer] = PeerView(peer, now_s - 3600.0)
+            known[peer] = PeerView(peer, now_s - NEVER_HEARD_S)
     return Step(replace(state, peers=MappingProxyType(known)))

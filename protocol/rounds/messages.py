@@ -12,24 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.errors import RemoteProtocolError
-from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds.bounds import MAX_TOKENS, require, require_hash, require_tokens
 
 MAX_MEMBERS: Final = 64
 MAX_SLICES: Final = 32
-"""rounds.md section 3: control bytes grow with members plus slices, so both are bounded."""
+"""Control bytes grow with members plus slices, so both are bounded."""
 
-MAX_TOKENS: Final = 1 << 53
 MAX_CHUNKS: Final = 1 << 20
-
-
-def _require(is_fine: bool, found: str, expected: str) -> None:
-    if not is_fine:
-        raise RemoteProtocolError(found, expected, "the message was dropped")
-
-
-def _require_hash(name: str, value: bytes) -> None:
-    _require(len(value) == HASH_BYTES, f"{name} of {len(value)} bytes", f"{HASH_BYTES} bytes")
+LAST_ATTEMPT: Final = (1 << 32) - 1
+"""No attempt is numbered so high: a promise of it says that its peer left (rule 3)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +32,7 @@ class Ballot:
     peer: PeerId
 
     def __post_init__(self) -> None:
-        _require(0 <= self.attempt < 1 << 32, f"attempt {self.attempt}", "0 to 2^32")
+        require(0 <= self.attempt < 1 << 32, f"attempt {self.attempt}", "0 to 2^32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ class SliceSpec:
     reducer: PeerId
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 <= self.first_chunk < self.stop_chunk <= MAX_CHUNKS,
             f"slice [{self.first_chunk}, {self.stop_chunk})",
             "a range",
@@ -85,6 +77,7 @@ class Proposal:
         codec: name of the codec of both directions.
         weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
         reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
+        lone: made without a quorum of the base roster, after patience: every member must ack (rule 18).
     """
 
     unit: UnitName
@@ -97,14 +90,15 @@ class Proposal:
     weight_cap_tokens: int
     reduce_within_s: float
     level: int = 0
+    lone: bool = False
 
     def __post_init__(self) -> None:
-        _require_hash("base", self.base)
-        _require(1 <= len(self.members) <= MAX_MEMBERS, f"{len(self.members)} members", f"1 to {MAX_MEMBERS}")
-        _require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
-        _require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
-        _require(0 < self.weight_cap_tokens <= MAX_TOKENS, f"weight cap {self.weight_cap_tokens}", "1 to 2^53 tokens")
-        _require(0 < self.reduce_within_s <= 86400, f"reduce_within_s {self.reduce_within_s}", "0 to 86400 s")
+        require_hash("base", self.base)
+        require(1 <= len(self.members) <= MAX_MEMBERS, f"{len(self.members)} members", f"1 to {MAX_MEMBERS}")
+        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
+        require(0 < self.weight_cap_tokens <= MAX_TOKENS, f"weight cap {self.weight_cap_tokens}", "1 to 2^53 tokens")
+        require(0 < self.reduce_within_s <= 86400, f"reduce_within_s {self.reduce_within_s}", "0 to 86400 s")
         _require_tiling(self.slices)
 
     def member(self, peer: PeerId) -> Member | None:
@@ -120,7 +114,7 @@ class Proposal:
 def _require_tiling(slices: tuple[SliceSpec, ...] | tuple[SliceRecord, ...]) -> None:
     expected = 0
     for part in slices:
-        _require(
+        require(
             part.first_chunk == expected,
             f"slice starts at chunk {part.first_chunk}",
             f"{expected}: slices tile the vector",
@@ -149,8 +143,8 @@ class ContributionHeader:
 
     def __post_init__(self) -> None:
         for name in ("base", "root", "attested", "attested_root"):
-            _require_hash(name, getattr(self, name))
-        _require(0 <= self.tokens <= MAX_TOKENS, f"{self.tokens} tokens", "0 to 2^53")
+            require_hash(name, getattr(self, name))
+        require_tokens(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +165,9 @@ class Included:
     tokens: int
     attested: CommitId
     attested_root: Root
+
+    def __post_init__(self) -> None:
+        require_tokens(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +192,11 @@ class ResultHeader:
     result_hash: Root
 
     def __post_init__(self) -> None:
-        _require_hash("base", self.base)
-        _require_hash("result_hash", self.result_hash)
-        _require(1 <= len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"1 to {MAX_MEMBERS}")
-        _require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
-        _require(0 < self.weight_sum <= MAX_TOKENS * MAX_MEMBERS, f"weight sum {self.weight_sum}", "more than 0")
+        require_hash("base", self.base)
+        require_hash("result_hash", self.result_hash)
+        require(1 <= len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"1 to {MAX_MEMBERS}")
+        require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
+        require(0 < self.weight_sum <= MAX_TOKENS * MAX_MEMBERS, f"weight sum {self.weight_sum}", "more than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +238,7 @@ class CommitRecord:
         total_tokens: W of this commit: W(parent) + credited tokens.
         next_target_tokens: ready tokens at which the next round is due.
         roster: who votes on the next round: the proposal's members not suspected at settle time.
+        incarnations: the disks that they vote with, in the roster's order: a peer that lost its disk may have voted already.
         lone: committed without a quorum, after patience.
     """
 
@@ -256,18 +254,20 @@ class CommitRecord:
     outer: OuterStep
     next_target_tokens: int
     roster: tuple[PeerId, ...]
+    incarnations: tuple[int, ...]
     attested: Attestation | None = None
     lone: bool = False
     level: int = 0
 
     def __post_init__(self) -> None:
-        _require_hash("parent", self.parent)
-        _require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
-        _require(
+        require_hash("parent", self.parent)
+        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        require(
             1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
         )
-        _require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
-        _require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
+        require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
+        require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
+        require(len(self.incarnations) == len(self.roster), f"{len(self.incarnations)} incarnations", "one a voter")
         _require_tiling(self.slices)
 
     def contributor(self, peer: PeerId) -> Contributor | None:
@@ -307,10 +307,14 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (rule 15)."""
+    """A commit: the record as received, and the signed acks of a quorum of the base roster, all of one ballot (rule 15).
+
+    `leaves` are signed goodbyes of roster members who left on this base: they no longer count towards the quorum (rule 3).
+    """
 
     record: bytes
     acks: tuple[bytes, ...]
+    leaves: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +326,54 @@ class Settle:
     ballot: Ballot
     record: bytes
     holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """The opener gives slices to other reducers within its attempt (rule 12); only what moved is sent again.
+
+    Attributes:
+        revision: counts up within a ballot; a lower one is out of date.
+        slices: the whole new tiling.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    revision: int
+    slices: tuple[SliceSpec, ...]
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
+        require(0 < self.revision <= MAX_SLICES, f"revision {self.revision}", f"1 to {MAX_SLICES}")
+        _require_tiling(self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class PreVoteRequest:
+    """Asked before a take-over (rule 6): do you, too, find that the opener is gone or overdue? It binds nobody.
+
+    `waited_s` is how long the asker has waited, for voters who cannot tell whether a round is due; `lone`: see Proposal.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    waited_s: float
+    lone: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.waited_s <= 1e9, f"waited_s {self.waited_s}", "0 to 10^9 s")
+
+
+@dataclass(frozen=True, slots=True)
+class PreVote:
+    """The answer: a sentence, empty when the voter agrees."""
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    objection: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,83 +443,56 @@ class UnitHead:
     state_commit: CommitId
     state_root: Root
 
+    def __post_init__(self) -> None:
+        require_tokens(self.tokens_ready)
+
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One per peer, not per unit (rule 4): hints, never grounds to freeze, adopt or abandon anything."""
+    """One per peer, not per unit (rule 4): hints, never grounds to adopt or abandon anything.
+
+    Attributes:
+        exchange_ms: how long the sender's last upload to all reducers took, or would have taken: deadlines are learned from it,
+            0 when it made none yet (rule 11).
+        silent: members of the running exchange whom the sender does not hear either (rule 12).
+    """
 
     member: Member
     is_inbound_reachable: bool
     upload_bytes_per_s: int
     heads: tuple[UnitHead, ...]
+    exchange_ms: int = 0
+    silent: tuple[PeerId, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(len(self.silent) <= MAX_MEMBERS, f"{len(self.silent)} silent peers", f"at most {MAX_MEMBERS}")
+        require(len(self.heads) <= MAX_MEMBERS, f"{len(self.heads)} heads", f"at most {MAX_MEMBERS}")
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A graceful goodbye: count me out at once."""
+    """A graceful goodbye with the leaver's vote on its base (rule 3): what it promised and acked; it acks nothing there any more."""
 
     member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeHello:
-    """Opens a member's stream to a reducer: which slice of which attempt, and what the member offers for it.
-
-    Attributes:
-        contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
-        chunk_hashes: leaf hashes (32 bytes each) of all chunks of the unit, in order; they make the header's root.
-    """
-
     unit: UnitName
     base: CommitId
-    ballot: Ballot
-    first_chunk: int
-    contribution: bytes
-    chunk_hashes: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FetchResult:
-    """Asks for the bytes of a slice's result."""
-
-    unit: UnitName
-    base: CommitId
-    first_chunk: int
-    stop_chunk: int
-    result_hash: Root
-
-
-@dataclass(frozen=True, slots=True)
-class FetchCommits:
-    """Asks for the certificates after a commit, oldest first."""
-
-    unit: UnitName
-    after: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class FetchState:
-    """Asks for chunks of a generation: [first_chunk, stop_chunk), or only for its header when the range is empty."""
-
-    unit: UnitName
-    first_chunk: int
-    stop_chunk: int
-    commit: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FetchShard:
-    """Asks for a part of a data shard by its SHA-256."""
-
-    sha256: bytes
-    offset_bytes: int
-
-
-FetchRequest = FetchResult | FetchCommits | FetchState | FetchShard
-"""What is asked on the stream channel "fetch", one request per stream."""
+    promised: Ballot | None = None
+    acked: AckedRecord | None = None
 
 
 RoundMessage = (
-    Heartbeat | Leave | Proposal | ResultReady | Settle | Ack | Committed | PromiseRequest | Promise | Refusal
+    Heartbeat
+    | Leave
+    | Proposal
+    | Mend
+    | ResultReady
+    | Settle
+    | Ack
+    | Committed
+    | PreVoteRequest
+    | PreVote
+    | PromiseRequest
+    | Promise
+    | Refusal
 )
 """What travels on the control channel "round", one per signed envelope."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.bounds import MAX_TOKENS
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import (
     MAX_SLICES,
@@ -55,6 +56,27 @@ def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: 
     return tuple(slices)
 
 
+def mend_slices(
+    slices: Sequence[SliceSpec], lost: Sequence[SliceSpec], reducers: Sequence[ReducerOffer]
+) -> tuple[SliceSpec, ...]:
+    """The tiling with the `lost` slices cut among `reducers`; all others stay as they are (rule 12). Where that makes more than
+    MAX_SLICES pieces, a lost slice goes to one reducer whole, the one with the best upload.
+    """
+    gone = set(lost)
+    room = MAX_SLICES - len(slices) + len(lost)
+    mended: list[SliceSpec] = []
+    for part in slices:
+        if part not in gone:
+            mended.append(part)
+            continue
+        ordered = sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))
+        pieces = plan_slices(part.stop_chunk - part.first_chunk, ordered[: max(1, room // len(lost))], len(ordered))
+        mended += [
+            SliceSpec(part.first_chunk + p.first_chunk, part.first_chunk + p.stop_chunk, p.reducer) for p in pieces
+        ]
+    return tuple(mended)
+
+
 def _capped_shares(uploads: Sequence[int], cap: Fraction) -> list[Fraction]:
     shares = [Fraction(0)] * len(uploads)
     free = set(range(len(uploads)))
@@ -74,9 +96,9 @@ def _capped_shares(uploads: Sequence[int], cap: Fraction) -> list[Fraction]:
 
 
 def weight_cap(ready_tokens: Sequence[int]) -> int:
-    """Four times the median of the members' ready tokens, at least 1: one number for all reducers (rule 10; rounds.md A10)."""
+    """Four times the median of the members' ready tokens, at least 1: one number for all reducers (rule 10)."""
     ordered = sorted(ready_tokens)
-    return max(1, 4 * ordered[len(ordered) // 2])
+    return min(MAX_TOKENS, max(1, 4 * ordered[len(ordered) // 2]))
 
 
 def make_record(
@@ -89,7 +111,7 @@ def make_record(
     next_target_tokens: int,
 ) -> CommitRecord:
     """The one record of a ballot (rules 2 and 13). `results` hold one header per slice of the proposal, in slice order."""
-    contributors = _contributors(results, proposal.num_chunks)
+    contributors = _contributors(results, proposal.num_chunks, proposal.weight_cap_tokens)
     return CommitRecord(
         unit=proposal.unit,
         parent=parent.commit,
@@ -103,7 +125,9 @@ def make_record(
         outer=outer,
         next_target_tokens=next_target_tokens,
         roster=tuple(sorted(roster)),
+        incarnations=tuple(m.incarnation for peer in sorted(roster) if (m := proposal.member(peer)) is not None),
         attested=_attestation(results),
+        lone=proposal.lone,
     )
 
 
@@ -116,7 +140,18 @@ def covered_chunks(record: CommitRecord, peer: PeerId) -> tuple[tuple[int, int],
     )
 
 
-def _contributors(results: Sequence[ResultHeader], num_chunks: int) -> tuple[Contributor, ...]:
+def consumed_tokens(record: CommitRecord, peer: PeerId) -> int:
+    """How many of its ready tokens a peer has spent on a commit: floor(tokens x covered chunks / all chunks) (rule 20). The weight cap
+    bounds what is credited, not what is spent: the work behind the rest is in the average as well.
+    """
+    entry = record.contributor(peer)
+    if entry is None:
+        return 0
+    covered = sum(stop - first for first, stop in covered_chunks(record, peer))
+    return entry.tokens * covered // record.slices[-1].stop_chunk
+
+
+def _contributors(results: Sequence[ResultHeader], num_chunks: int, weight_cap_tokens: int) -> tuple[Contributor, ...]:
     covered: Counter[PeerId] = Counter()
     entries: dict[PeerId, Included] = {}
     for result in results:
@@ -124,7 +159,9 @@ def _contributors(results: Sequence[ResultHeader], num_chunks: int) -> tuple[Con
             covered[entry.peer] += result.stop_chunk - result.first_chunk
             entries[entry.peer] = entry
     return tuple(
-        Contributor(peer, e.incarnation, e.root, e.tokens, e.tokens * covered[peer] // num_chunks)
+        Contributor(
+            peer, e.incarnation, e.root, e.tokens, min(e.tokens, weight_cap_tokens) * covered[peer] // num_chunks
+        )
         for peer, e in sorted(entries.items())
     )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.messages import Ballot, Leave
 
 
 def tie_holder(run_id: bytes, roster: Iterable[PeerId]) -> PeerId:
     """The one peer whose half wins a 2 : 2 split: lowest hash of (run, peer). It depends on the run, not on the unit, so that the
-    stages of a pipeline cut in two all stop on the same side (rounds.md C8).
+    stages of a pipeline cut in two all stop on the same side.
     """
     return min(roster, key=lambda peer: (sha256(b"tie" + run_id + peer.encode()).digest(), peer))
 
@@ -21,13 +22,27 @@ def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]
     Any two such sets meet: two majorities do, a majority and a half do, and two halves share the tie-holder or are the same.
     """
     num_votes = sum(1 for peer in roster if peer in votes)
+    if not num_votes:
+        return False
     if 2 * num_votes > len(roster):
         return True
     return 2 * num_votes == len(roster) and tie_holder(run_id, roster) in votes
 
 
+def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId, Leave]) -> tuple[PeerId, ...]:
+    """The roster without those who left (rule 3). A goodbye counts for `ballot` only where the leaver had promised nothing higher:
+    it may have been in the quorum of promises that closed lower ballots.
+    """
+
+    def has_left(peer: PeerId) -> bool:
+        leave = leaves.get(peer)
+        return leave is not None and (leave.promised is None or leave.promised <= ballot)
+
+    return tuple(peer for peer in roster if not has_left(peer))
+
+
 def opener_order(base: CommitId, attempt: int, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is first for ever (rounds.md A7)."""
+    """Peers in the order in which they may open: by hash(base, attempt, peer), so that no peer is first for ever."""
     prefix = b"opener" + base + attempt.to_bytes(8, "big")
     return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
 

@@ -1,4 +1,4 @@
-"""The round machine's vocabulary: what it knows (state), what it is told (events), what it orders (actions).
+"""The round machine's vocabulary: what it knows (state) and what it is told (events). What it orders is in orders.py.
 
 States are frozen. Events are in the past tense, actions are orders. Whoever drives the machine performs the actions in the
 order given and reports back by events; nothing here waits, reads a clock or draws a random number.
@@ -14,11 +14,12 @@ from typing import Final
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.lineage import CommitTree
 from protocol.rounds.messages import (
     AckedRecord,
     Ballot,
     Certificate,
-    Heartbeat,
+    Leave,
     Member,
     OuterStep,
     Promise,
@@ -28,6 +29,7 @@ from protocol.rounds.messages import (
     Settle,
     UnitHead,
 )
+from protocol.rounds.orders import Action
 
 NO_COMMIT: Final = CommitId(bytes(32))
 NO_ROOT: Final = Root(bytes(32))
@@ -43,8 +45,11 @@ class RoundConfig:
         heartbeat_s: between two heartbeats while nothing is open.
         ping_s: between two signs of life to every member of an exchange (rule 12: twice a second).
         suspect_after_s: silence that makes a suspect (rule 12), to which the caller adds its own lag (`Ticked.lag_s`).
-        promise_within_s: how long a take-over waits for promises.
-        reduce_within_s: first guess of a reducer's deadline; doubled at each failed attempt (rule 11).
+        promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener first
+            answer after `suspect_after_s`.
+        reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (rule 11).
+        replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
+        lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
         settle_within_s: how long a settled record waits for its acks before the attempt ends.
     """
 
@@ -64,9 +69,11 @@ class RoundConfig:
     heartbeat_s: float = 1.0
     ping_s: float = 0.5
     suspect_after_s: float = 2.0
-    promise_within_s: float = 3.0
+    promise_within_s: float = 4.0
     reduce_within_s: float = 20.0
     settle_within_s: float = 20.0
+    lone_patience_s: float = 60.0
+    replay_at_most: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class PeerView:
     Attributes:
         heard_at_s: monotonic time of its last sign of life towards us; an answered message of ours counts.
         lost: its process refused or reset a connection since it was last heard.
+        exchange_s: how long its uploads took, 0 when it has not told.
+        silent: members of the running exchange whom it does not hear.
     """
 
     peer: PeerId
@@ -86,15 +95,28 @@ class PeerView:
     upload_bytes_per_s: int = 0
     lost: bool = False
     left: bool = False
+    exchange_s: float = 0.0
+    silent: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """This peer leads the attempt of `ballot`. Stage: "promising", "collecting" or "settling"."""
+    """This peer leads the attempt of `ballot`.
+
+    Attributes:
+        stage: "asking" (pre-votes), "promising" (our own promise being written, then everybody's), "collecting" (results) or
+            "settling" (acks). The owner of attempt 0 begins at "promising" and needs nobody's promise but its own.
+        lone_voters: without a quorum, all of these must agree, promise and ack (rule 18); empty otherwise.
+        is_promised: our own promise for the ballot is on disk: before that nobody hears of the ballot, so that a crash cannot make
+            us lead two attempts under one name.
+    """
 
     ballot: Ballot
     stage: str
     deadline_s: float
+    lone_voters: tuple[PeerId, ...] = ()
+    is_promised: bool = False
+    pre_votes: frozenset[PeerId] = frozenset()
     promises: Mapping[PeerId, Promise] = field(default_factory=lambda: MappingProxyType({}))
     acks: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
     settle: Settle | None = None
@@ -103,13 +125,28 @@ class Leading:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Our one contribution on this base, durable: its root and its signed tokens. `is_at_hand` is False after a restart: the
-    delta died with the process, so nothing may be offered on this base again (rules 8 and 9).
-    """
+    """This session's one contribution on this base, durable: its root and its signed tokens (rule 8)."""
 
     root: Root
     tokens: int
-    is_at_hand: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SignedLeave:
+    """A goodbye on this base, and its envelope as received."""
+
+    leave: Leave
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPreVote:
+    """A question that is answered when the opener was asked itself, or after `suspect_after_s` without a sign of it."""
+
+    asker: PeerId
+    ballot: Ballot
+    opener: PeerId
+    asked_at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +155,26 @@ class OpenRound:
 
     Attributes:
         promised: no ballot below it is acked any more (durable before anybody is told).
-        acked: the highest ballot acked here and its record (durable likewise).
+        acked: the highest ballot acked here and its record (durable likewise); lone records apart, in `acked_lone`: they decide
+            nothing for those who still have a quorum.
         proposal: the plan of the highest ballot seen, and `proposal_at_s` when it came.
         results: reducers' signed results of the proposal's ballot, by first chunk.
         gathering: the settled record whose bytes are being fetched to disk.
         committing: the commit that is being written and applied.
+        stalled: a commit whose bytes were with nobody who answered.
         due_since_s: when this peer first thought the round due.
         quiet_until_s: no own attempt before this (back-off, rule 6).
         highest_attempt: the highest attempt heard of.
         unfit: reducers that let an attempt of ours run out of time; they get no slice in the next ones (rule 7).
+        revision: how often the proposal was mended.
+        asked: pre-votes that wait for a sign of the opener.
+        leaves: who left on this base, with what they voted.
+        has_left: we said goodbye on this base, in an earlier process: no vote of ours counts on it any more.
     """
 
     promised: Ballot | None = None
     acked: AckedRecord | None = None
+    acked_lone: AckedRecord | None = None
     contribution: Contribution | None = None
     is_preparing: bool = False
     proposal: Proposal | None = None
@@ -139,25 +183,49 @@ class OpenRound:
     results: Mapping[int, ResultHeader] = field(default_factory=lambda: MappingProxyType({}))
     gathering: Settle | None = None
     committing: CommitId | None = None
+    stalled: CommitId | None = None
     leading: Leading | None = None
     due_since_s: float | None = None
     quiet_until_s: float = 0.0
     highest_attempt: int = 0
     num_failed: int = 0
     unfit: tuple[PeerId, ...] = ()
+    revision: int = 0
+    asked: tuple[PendingPreVote, ...] = ()
+    has_left: bool = False
+    leaves: Mapping[PeerId, SignedLeave] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def contribution_is_possible(self) -> bool:
-        """False once the one contribution on this base has died with an earlier process."""
-        return self.contribution is None or self.contribution.is_at_hand
+    def departures(self) -> Mapping[PeerId, Leave]:
+        """The goodbyes on this base, by leaver."""
+        return {peer: signed.leave for peer, signed in self.leaves.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """Another lineage is being brought here, is here (`is_prepared`), or is being flipped to."""
+
+    fork: CommitId
+    target: CommitId
+    is_prepared: bool = False
+    is_flipping: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """The round machine of one unit at one peer."""
+    """The round machine of one unit at one peer.
+
+    Attributes:
+        link: the head: the newest commit that is applied here.
+        tree: the verified commits that are known here, on any lineage.
+        switching: the lineage that is being fetched, if another one is to be followed.
+        alone_since_s: since when no quorum of the base roster was in reach, in awake time.
+        exchange_s: how long our last upload took, 0 before the first.
+    """
 
     config: RoundConfig
     link: ChainLink
+    tree: CommitTree
     peers: Mapping[PeerId, PeerView]
     open: OpenRound
     committed_at_s: float
@@ -166,10 +234,21 @@ class RoundState:
     state_commit: CommitId = NO_COMMIT
     state_root: Root = NO_ROOT
     upload_bytes_per_s: int = 0
+    switching: Switching | None = None
+    is_leaving: bool = False
+    alone_since_s: float | None = None
+    exchange_s: float = 0.0
     ticked_at_s: float = 0.0
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     reason: str = "starting"
+
+    @property
+    def may_vote(self) -> bool:
+        """Whether acks and promises of ours count on this base."""
+        me = self.config.me
+        knows_its_votes = self.link.may_vote(me.peer, me.incarnation)
+        return knows_its_votes and not self.open.has_left and not self.is_leaving
 
 
 # --- events -------------------------------------------------------------------------------------------------------------------
@@ -177,7 +256,7 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed. `lag_s`: how much later than asked this came; it is added to every suspicion (rule 12, rounds.md B7)."""
+    """Time passed. `lag_s`: how much later than asked this came; it is added to every suspicion (rule 12)."""
 
     lag_s: float = 0.0
 
@@ -262,6 +341,57 @@ class PromiseLogged:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeMeasured:
+    """Our upload to all reducers of an attempt took so long, or would have (rule 11)."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsFetched:
+    """What a peer answered to CatchUp, oldest first."""
+
+    source: PeerId
+    certificates: tuple[Certificate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPrepared:
+    """All bytes of the other lineage up to `target` are on our disk."""
+
+    target: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchFailed:
+    """The other lineage could not be brought here; it is tried again when somebody speaks of it."""
+
+    target: CommitId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The head moved to another lineage. `open_round` is what the log knows of votes on the new head (rule 19)."""
+
+    link: ChainLink
+    state_root: Root
+    open_round: OpenRound
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOrdered:
+    """The owner wants to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveLogged:
+    """Our goodbye is on disk."""
+
+    leave: Leave
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """A certified commit is logged and applied; `state_root` is the root of the state it made."""
 
@@ -292,120 +422,13 @@ Event = (
     | PromiseLogged
     | Applied
     | CommitStalled
-)
-
-
-# --- actions ------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Sign the message and send it to each of these peers, ourselves included where named."""
-
-    to: tuple[PeerId, ...]
-    message: RoundMessage
-
-
-@dataclass(frozen=True, slots=True)
-class SendHeartbeat:
-    """Tell these peers where we stand."""
-
-    to: tuple[PeerId, ...]
-    heartbeat: Heartbeat
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareContribution:
-    """Take the delta at the next step boundary, encode it once, write its root to disk; answer ContributionReady."""
-
-    base: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class BeginExchange:
-    """Scatter our chunks and reduce our slices by this proposal; replaces an exchange of a lower ballot."""
-
-    proposal: Proposal
-
-
-@dataclass(frozen=True, slots=True)
-class EndExchange:
-    """Stop moving bytes for this base."""
-
-    base: CommitId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DropMember:
-    """Stop waiting for this member in the running exchange."""
-
-    peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GatherBytes:
-    """Bring all bytes that the record names to our disk, from its holders; answer BytesHeld."""
-
-    settle: Settle
-
-
-@dataclass(frozen=True, slots=True)
-class LogAck:
-    """Write (ballot, record) to disk; answer AckLogged."""
-
-    base: CommitId
-    ballot: Ballot
-    record: bytes
-    commit: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class LogPromise:
-    """Write the promise to disk; answer PromiseLogged."""
-
-    base: CommitId
-    ballot: Ballot
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Bring the record's bytes to disk, log the certificate, apply it; answer Applied. `holders` know the bytes."""
-
-    link: ChainLink
-    certificate: Certificate
-    holders: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerWithCertificate:
-    """The peer speaks of a base that is committed here: send it the certificate of that base."""
-
-    to: PeerId
-    base: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class CatchUp:
-    """The peer speaks of a base that we do not know: ask it for the commits after our head."""
-
-    source: PeerId
-
-
-Action = (
-    Send
-    | SendHeartbeat
-    | PrepareContribution
-    | BeginExchange
-    | EndExchange
-    | DropMember
-    | GatherBytes
-    | LogAck
-    | LogPromise
-    | Commit
-    | AnswerWithCertificate
-    | CatchUp
+    | ExchangeMeasured
+    | CommitsFetched
+    | SwitchPrepared
+    | SwitchFailed
+    | Switched
+    | LeaveOrdered
+    | LeaveLogged
 )
 
 

@@ -1,10 +1,25 @@
-"""Questions about a round's state: who is alive, who is caught up, whether a round is due. Pure and read-only."""
+"""Questions about a round's state: who is alive, who is caught up, whether a round is due, who votes. Pure and read-only."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final
+
 from protocol.ids import PeerId
-from protocol.rounds.messages import Heartbeat, UnitHead
+from protocol.rounds.messages import Ballot, Heartbeat, UnitHead
+from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import PeerView, RoundState
+
+NUM_WITNESSES: Final = 2
+"""Silence counts when two others, asked meanwhile, do not hear the peer either (rule 12)."""
+
+NUM_HEARTBEAT_PEERS: Final = 3
+"""Constant fan-out of heartbeats while nothing is open (rule 4)."""
+
+GONE_PATIENCE_S: Final = 10.0
+"""Patience when every missing voter refuses connections (rule 18 says none). A broken link of our own looks just the same, so we
+give it the time of a router's restart before we take everybody for dead.
+"""
 
 
 def is_alive(state: RoundState, peer: PeerId, now_s: float, patience_s: float) -> bool:
@@ -15,20 +30,64 @@ def is_alive(state: RoundState, peer: PeerId, now_s: float, patience_s: float) -
     return view is not None and not view.lost and not view.left and now_s - view.heard_at_s <= patience_s
 
 
+def is_gone(state: RoundState, peer: PeerId) -> bool:
+    """Lost or left, as far as we know."""
+    view = state.peers.get(peer)
+    return view is not None and (view.lost or view.left)
+
+
 def idle_patience_s(state: RoundState) -> float:
-    """While nothing is open heartbeats go to a few peers only, so silence means less: four of them, and the suspicion on top."""
+    """While nothing is open each peer gives a sign to a few others at a time, so that all have had one after a whole turn; three
+    heartbeats more, and the suspicion, before silence means anything.
+    """
+    turns = -(-len(state.peers) // NUM_HEARTBEAT_PEERS)
+    return (max(1, turns) + 3) * state.config.heartbeat_s + state.config.suspect_after_s
+
+
+def opener_patience_s(state: RoundState) -> float:
+    """The next opener is sent every heartbeat, and answers."""
     return 4 * state.config.heartbeat_s + state.config.suspect_after_s
 
 
+def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:
+    """How long a member of the running exchange has been silent towards us, since the exchange began."""
+    view = state.peers.get(peer)
+    return now_s - max(view.heard_at_s if view is not None else 0.0, state.open.proposal_at_s)
+
+
 def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
-    """A member of the running exchange that was reset, left, or fell silent for `suspect_after_s` since the exchange began."""
+    """A member of the running exchange that was reset, left, or fell silent for `suspect_after_s`: towards us and towards two other
+    members that we hear, or as many as there are (rule 12).
+    """
     if peer == state.config.me.peer:
         return False
     view = state.peers.get(peer)
     if view is None or view.lost or view.left:
         return True
-    heard_at_s = max(view.heard_at_s, state.open.proposal_at_s)
-    return now_s - heard_at_s > state.config.suspect_after_s
+    limit_s = state.config.suspect_after_s
+    if silence_s(state, peer, now_s) <= limit_s:
+        return False
+    witnesses = [
+        other
+        for other in _members(state)
+        if other not in (peer, state.config.me.peer) and silence_s(state, other, now_s) <= limit_s / 2
+    ]
+    agreeing = sum(1 for other in witnesses if peer in state.peers[other].silent)
+    return agreeing >= min(NUM_WITNESSES, len(witnesses))
+
+
+def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
+    limit_s = state.config.suspect_after_s - state.config.ping_s
+    me = state.config.me.peer
+    return tuple(peer for peer in _members(state) if peer != me and silence_s(state, peer, now_s) > limit_s)
+
+
+def _members(state: RoundState) -> tuple[PeerId, ...]:
+    proposal = state.open.proposal
+    if proposal is None:
+        return ()
+    return tuple(m.peer for m in proposal.members if m.peer == state.config.me.peer or m.peer in state.peers)
 
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
@@ -61,6 +120,52 @@ def is_due(state: RoundState, now_s: float) -> bool:
     return ready > 0 and now_s - state.committed_at_s >= state.config.longest_interval_s
 
 
+def is_base_quorum(state: RoundState, ballot: Ballot, votes: Collection[PeerId]) -> bool:
+    """Whether these make a quorum of the base roster, without those who left on this base."""
+    roster = electorate(state.link.roster, ballot, state.open.departures)
+    return is_quorum(state.config.run_id, roster, votes)
+
+
+def has_vote(state: RoundState, peer: PeerId) -> bool:
+    """Whether a peer may ack and promise on this base, as far as we know: who left it, or came back on a new disk, does not."""
+    if peer == state.config.me.peer:
+        return state.may_vote
+    view = state.peers.get(peer)
+    member = view.member if view is not None else None
+    return peer not in state.open.leaves and (member is None or state.link.may_vote(peer, member.incarnation))
+
+
+def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
+    """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
+    patience_s = idle_patience_s(state)
+    voters = {p for p in state.link.roster if is_alive(state, p, now_s, patience_s) and has_vote(state, p)}
+    return is_base_quorum(state, ballot, voters)
+
+
+def may_hand_on(state: RoundState, ballot: Ballot, members: Collection[PeerId], now_s: float) -> bool:
+    """Whether a record of these members, who vote on the next round, may be made with a quorum's acks: only with a quorum of the base
+    roster among them. Else the vote would pass to a few, or to one whom all hear and who hears nobody. Where a quorum votes but
+    cannot train for the whole patience, the few go on.
+    """
+    waited_s = now_s - state.committed_at_s
+    is_over = waited_s >= state.config.longest_interval_s + state.config.lone_patience_s
+    return is_over or is_base_quorum(state, ballot, members)
+
+
+def may_be_lone(state: RoundState, now_s: float) -> bool:
+    """Patience is over: no quorum was in reach for `lone_patience_s` of awake time (rule 18), or for less when all who are missing
+    refuse connections.
+    """
+    if state.alone_since_s is None:
+        return False
+    waited_s = now_s - state.alone_since_s
+    if waited_s >= state.config.lone_patience_s:
+        return True
+    patience_s = idle_patience_s(state)
+    missing = [peer for peer in state.link.roster if not is_alive(state, peer, now_s, patience_s)]
+    return waited_s >= GONE_PATIENCE_S and all(is_gone(state, peer) for peer in missing)
+
+
 def own_head(state: RoundState) -> UnitHead:
     """Our entry of the heartbeat."""
     return UnitHead(
@@ -69,12 +174,19 @@ def own_head(state: RoundState) -> UnitHead:
         index=state.link.index,
         total_tokens=state.link.total_tokens,
         tokens_ready=state.tokens_ready,
-        can_contribute=state.can_contribute and state.open.contribution_is_possible,
+        can_contribute=state.can_contribute,
         state_commit=state.state_commit,
         state_root=state.state_root,
     )
 
 
-def own_heartbeat(state: RoundState) -> Heartbeat:
+def own_heartbeat(state: RoundState, now_s: float) -> Heartbeat:
     """Our heartbeat."""
-    return Heartbeat(state.config.me, state.config.is_inbound_reachable, state.upload_bytes_per_s, (own_head(state),))
+    return Heartbeat(
+        state.config.me,
+        state.config.is_inbound_reachable,
+        state.upload_bytes_per_s,
+        (own_head(state),),
+        exchange_ms=min(round(state.exchange_s * 1000), (1 << 32) - 1),
+        silent=silent_members(state, now_s),
+    )

@@ -1,4 +1,7 @@
-"""A member's votes: acks of settled records, promises to those who take over. Each is durable before it is told."""
+"""A member's votes: acks of settled records, promises to those who take over, opinions before that, and its goodbye.
+
+Acks, promises and goodbyes are durable before they are told. A pre-vote binds nobody and is not written down.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +9,78 @@ from dataclasses import replace
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, short
+from protocol.rounds import leading
 from protocol.rounds.chain import ChainLink, link_after
-from protocol.rounds.messages import Ack, AckedRecord, Promise, PromiseRequest, Refusal, Settle
+from protocol.rounds.messages import (
+    Ack,
+    AckedRecord,
+    Leave,
+    PreVote,
+    PreVoteRequest,
+    Promise,
+    PromiseRequest,
+    Refusal,
+    Settle,
+)
+from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     AckLogged,
     BytesHeld,
-    GatherBytes,
-    LogAck,
-    LogPromise,
+    LeaveLogged,
+    PendingPreVote,
     PromiseLogged,
     RoundState,
-    Send,
     Step,
 )
+from protocol.rounds.views import is_gone, is_suspected, may_be_lone, own_heartbeat
+
+MAX_ASKED = 64
+"""Pre-votes that wait for a sign of the opener; one for each member that may ask."""
 
 
-def settled(state: RoundState, sender: PeerId, settle: Settle) -> Step:
+# --- acks ---------------------------------------------------------------------------------------------------------------------
+
+
+def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> Step:
     """A settled record: gather its bytes before anything is acked (rule 14)."""
     opened = state.open
-    if settle.ballot.peer != sender or opened.committing is not None:
+    if settle.ballot.peer != sender or opened.committing is not None or state.is_leaving:
         return Step(state)
+    if settle.ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
+        return Step(state, (), f"{short(sender)} settled attempt 0, which belongs to the first of the base roster")
     if opened.promised is not None and settle.ballot < opened.promised:
         return Step(state, (Send((sender,), Refusal(settle.unit, settle.base, opened.promised)),))
     try:
         link = link_after(state.link, settle.record)
     except RemoteProtocolError as error:
         return Step(state, (), f"refused a settled record: {error.one_line()}")
-    if opened.acked is not None and opened.acked.ballot == settle.ballot:
-        if opened.acked.record != settle.record:  # one record for a ballot, for ever (rule 13)
+    acked = opened.acked_lone if link.is_lone else opened.acked
+    if acked is not None and acked.ballot == settle.ballot:
+        if acked.record != settle.record:  # one record for a ballot, for ever (rule 13)
             return Step(state, (), f"{short(sender)} settled two records in one ballot; the first stands")
-        return Step(state, (Send((sender,), Ack(settle.unit, settle.base, settle.ballot, link.commit)),))
+        # written once more before it is said once more: a full disk may have refused it the first time
+        return Step(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone),))
     if opened.gathering is not None and settle.ballot <= opened.gathering.ballot:
         return Step(state)
-    problem = _why_not_ack(state, link)
+    problem = _why_not_ack(state, link, now_s)
     if problem:
         return Step(state, (), problem)
     state = replace(state, open=replace(opened, gathering=settle))
     return Step(state, (GatherBytes(settle),))
 
 
-def _why_not_ack(state: RoundState, link: ChainLink) -> str:
+def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     record = link.record
     if record is None:
         return "a settled record without content"
+    if not state.may_vote and not link.is_lone:
+        return "no vote on this base: this disk does not know what its peer voted before"
     if record.outer != state.config.outer or record.codec != state.config.codec:
         return f"refused a record with outer step {record.outer} and codec {record.codec}: not the run's"
     if record.slices[-1].stop_chunk != state.config.num_chunks:
         return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
-    if record.lone or len(record.contributors) < 1:
+    if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
     return ""
 
@@ -61,16 +88,21 @@ def _why_not_ack(state: RoundState, link: ChainLink) -> str:
 def bytes_held(state: RoundState, event: BytesHeld) -> Step:
     """All bytes are on disk: the ack may be written."""
     opened, settle = state.open, event.settle
-    if settle.base != state.link.commit or opened.gathering != settle:
+    if settle.base != state.link.commit or opened.gathering != settle or state.is_leaving:
         return Step(state)
     opened = replace(opened, gathering=None)
     if opened.promised is not None and settle.ballot < opened.promised:
         state = replace(state, open=opened)
         return Step(state, (Send((settle.ballot.peer,), Refusal(settle.unit, settle.base, opened.promised)),))
     link = link_after(state.link, settle.record)
+    entry = AckedRecord(settle.ballot, settle.record)
     # The log is written in the order of these orders, so a promise asked for from here on is written after this ack and names it.
-    opened = replace(opened, acked=AckedRecord(settle.ballot, settle.record), promised=settle.ballot)
-    return Step(replace(state, open=opened), (LogAck(settle.base, settle.ballot, settle.record, link.commit),))
+    if link.is_lone:
+        opened = replace(opened, acked_lone=entry, promised=settle.ballot)
+    else:
+        opened = replace(opened, acked=entry, promised=settle.ballot)
+    order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone)
+    return Step(replace(state, open=opened), (order,))
 
 
 def ack_logged(state: RoundState, event: AckLogged) -> Step:
@@ -81,12 +113,84 @@ def ack_logged(state: RoundState, event: AckLogged) -> Step:
     return Step(state, (Send((event.ballot.peer,), ack),), f"acked round {state.link.index + 1}")
 
 
+# --- before a take-over -------------------------------------------------------------------------------------------------------
+
+
+def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> Step:
+    """Somebody asks whether it may take over: agree when we, too, find the opener gone or overdue (rule 6)."""
+    if request.ballot.peer != sender:
+        return Step(state)
+    objection = _objection(state, sender, request, now_s)
+    if objection is not None:
+        return Step(state, (_answer(state, request.ballot.peer, request, objection),))
+    opener = leading.expected_opener(state)
+    question = PendingPreVote(sender, request.ballot, opener, now_s)
+    asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
+    state = replace(state, open=replace(state.open, asked=asked))
+    return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s)),))
+
+
+def _answer(state: RoundState, asker: PeerId, request: PreVoteRequest, objection: str) -> Send:
+    return Send((asker,), PreVote(state.config.unit, state.link.commit, request.ballot, objection))
+
+
+def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> str | None:
+    """Why we object, an empty sentence to agree, None when the opener must be asked first."""
+    opened, config = state.open, state.config
+    if opened.promised is not None and request.ballot < opened.promised:
+        return f"attempt {opened.promised.attempt} is promised already"
+    if request.lone and not may_be_lone(state, now_s):
+        return "a quorum of the base roster was in reach lately"
+    if opened.committing is not None:
+        return "a commit is being applied"
+    led = opened.leading
+    if led is not None and led.stage in ("collecting", "settling"):
+        return f"leading attempt {led.ballot.attempt}"
+    opener = leading.expected_opener(state)
+    if opener in (sender, config.me.peer) or is_gone(state, opener) or opener not in state.peers:
+        return ""
+    if opened.proposal is not None:
+        is_over = is_suspected(state, opener, now_s) or now_s - opened.proposal_at_s >= leading.overdue_s(state)
+        return "" if is_over else f"attempt {opened.proposal.ballot.attempt} is under way"
+    view = state.peers[opener]
+    is_able = view.head is not None and view.head.head == state.link.commit and view.head.can_contribute
+    if not is_able or request.waited_s >= leading.OVERDUE_FACTOR * config.suspect_after_s:
+        return ""
+    if now_s - view.heard_at_s <= config.suspect_after_s:
+        return f"{short(opener)} is alive"
+    return None
+
+
+def answer_pre_votes(state: RoundState, now_s: float) -> Step:
+    """Questions whose opener spoke, or was silent for long enough since it was asked."""
+    waiting: list[PendingPreVote] = []
+    actions: list[Action] = []
+    for question in state.open.asked:
+        view = state.peers.get(question.opener)
+        spoke = view is not None and view.heard_at_s > question.asked_at_s and not view.lost
+        if spoke or is_gone(state, question.opener) or now_s - question.asked_at_s >= state.config.suspect_after_s:
+            objection = f"{short(question.opener)} is alive" if spoke else ""
+            vote = PreVote(state.config.unit, state.link.commit, question.ballot, objection)
+            actions.append(Send((question.asker,), vote))
+        else:
+            waiting.append(question)
+    if not actions:
+        return Step(state)
+    return Step(replace(state, open=replace(state.open, asked=tuple(waiting))), tuple(actions))
+
+
+# --- promises -----------------------------------------------------------------------------------------------------------------
+
+
 def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> Step:
     """Somebody takes over: promise, durably, or say what is promised already (rule 16)."""
     opened = state.open
     if request.ballot.peer != sender or request.ballot.attempt < 1:
         return Step(state, (), f"{short(sender)} asked for a promise that is not its own to ask")
-    if opened.promised is not None and request.ballot < opened.promised:
+    if state.is_leaving or not state.may_vote:
+        return Step(state)
+    # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
+    if opened.promised is not None and request.ballot <= opened.promised:
         return Step(state, (Send((sender,), Refusal(request.unit, request.base, opened.promised)),))
     opened = replace(
         opened,
@@ -97,11 +201,35 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) 
     return Step(replace(state, open=opened), (LogPromise(request.base, request.ballot),))
 
 
-def promise_logged(state: RoundState, event: PromiseLogged) -> Step:
-    """The promise is on disk: it may be told, with what we acked."""
+def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Step:
+    """The promise is on disk: it may be told, with what we acked; our own lets our attempt go on."""
     if event.base != state.link.commit or state.open.promised != event.ballot:
         return Step(state)
+    if event.ballot.peer == state.config.me.peer:
+        return leading.own_promise_logged(state, now_s)
     if state.open.leading is not None and state.open.leading.ballot < event.ballot:
         state = replace(state, open=replace(state.open, leading=None))
+    # Whom we promised gets the time to propose: an attempt that it displaced would fence it off at once, and so on for ever.
+    quiet_until_s = max(state.open.quiet_until_s, now_s + state.config.suspect_after_s)
+    state = replace(state, open=replace(state.open, quiet_until_s=quiet_until_s))
     promise = Promise(state.config.unit, event.base, event.ballot, state.open.acked)
     return Step(state, (Send((event.ballot.peer,), promise),), f"promised attempt {event.ballot.attempt}")
+
+
+# --- goodbye ------------------------------------------------------------------------------------------------------------------
+
+
+def leave_ordered(state: RoundState) -> Step:
+    """We go: from here on nothing is acked or promised, and that is written down before it is said."""
+    if state.is_leaving:
+        return Step(state)
+    opened = replace(state.open, leading=None, gathering=None)
+    leave = Leave(state.config.me, state.config.unit, state.link.commit, opened.promised, opened.acked)
+    state = replace(state, is_leaving=True, open=opened)
+    return Step(state, (LogLeave(leave),), "leaving")
+
+
+def leave_logged(state: RoundState, event: LeaveLogged) -> Step:
+    """The goodbye is on disk: it may be told to everybody."""
+    others = tuple(peer for peer in sorted(state.peers) if not state.peers[peer].left)
+    return Step(state, (Send(others, event.leave),) if others else ())

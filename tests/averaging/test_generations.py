@@ -34,15 +34,46 @@ def _generations(disk: MemoryDisk) -> Generations:
     return Generations(MemoryStorage(disk), GRID, InlineOffload())
 
 
-async def test_the_two_newest_are_kept_and_the_newest_is_loaded(autojump_clock: Clock) -> None:
-    generations = _generations(MemoryDisk())
-    for index in (1, 2, 3):
+async def _written(disk: MemoryDisk, *indices: int) -> Generations:
+    generations = _generations(disk)
+    for index in indices:
         await generations.write(_state(index), state_root(_state(index), GRID))
-    assert [ref.index for ref in await generations.list()] == [2, 3]
+    return generations
+
+
+async def test_the_newest_is_loaded_and_writing_deletes_nothing(autojump_clock: Clock) -> None:
+    generations = await _written(MemoryDisk(), 1, 2, 3)
+    assert [ref.index for ref in await generations.list()] == [1, 2, 3]
     loaded = await generations.load_newest()
     assert loaded is not None
     assert loaded[0].index == 3
+    assert loaded[1] == state_root(_state(3), GRID)
     assert loaded[2] == []
+
+
+async def test_only_the_commits_named_are_kept_whatever_their_age(autojump_clock: Clock) -> None:
+    generations = await _written(MemoryDisk(), 1, 2, 3, 4)
+    await generations.keep_only({_state(1).head, _state(3).head, CommitId(b"?" * 32)})
+    assert [ref.commit for ref in await generations.list()] == [_state(1).head, _state(3).head]
+
+
+async def test_states_of_other_lineages_are_not_loaded_where_commits_are_named(autojump_clock: Clock) -> None:
+    generations = await _written(MemoryDisk(), 1, 2, 3)
+    loaded = await generations.load_newest([_state(1).head, _state(2).head])
+    assert loaded is not None
+    assert loaded[0].index == 2
+    assert await generations.load_newest([CommitId(b"?" * 32)]) is None
+
+
+async def test_a_full_disk_refuses_a_generation_and_leaves_the_others(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = await _written(disk, 1, 2)
+    disk.fail_with_disk_full_after(10)
+    with pytest.raises(StorageError):
+        await generations.write(_state(3), state_root(_state(3), GRID))
+    assert [ref.index for ref in await generations.list()] == [1, 2]
+    await generations.keep_only({_state(2).head})
+    assert [ref.index for ref in await generations.list()] == [2]
 
 
 async def test_a_damaged_newest_falls_back_one_and_says_so(autojump_clock: Clock) -> None:

@@ -78,7 +78,8 @@ class Chain:
     ) -> CommitId:
         parent, index, total = self.head
         contributors = tuple(
-            Contributor(p.peer_id, 1, Root(b"c" * 32), t, t) for p, t in zip(self.members, tokens, strict=False)
+            Contributor(p.peer_id, 1, Root(b"c" * 32), t, min(t, 300))
+            for p, t in zip(self.members, tokens, strict=False)
         )
         left_out = tuple(Omission(peer, reason) for peer, reason in omitted)
         reducer = self.members[0].peer_id
@@ -93,11 +94,12 @@ class Chain:
             ),
             contributors=contributors,
             codec="int8",
-            weight_cap_tokens=250,
+            weight_cap_tokens=300,
             total_tokens=total + sum(c.credited_tokens for c in contributors),
             outer=OuterStep("mean", 1.0, 0.0),
             next_target_tokens=300,
             roster=tuple(p.peer_id for p in self.members),
+            incarnations=tuple(1 for _ in self.members),
             attested=Attestation(*attested) if attested else None,
         )
         raw = encode_record(record)

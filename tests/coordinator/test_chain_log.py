@@ -88,12 +88,12 @@ def test_replay_of_the_ledger_gives_the_same_head() -> None:
 def test_round_row_says_shares_coverage_and_omissions() -> None:
     chain = Chain()
     late = PeerId("late")
-    chain.commit((100, 200, 300), omitted=((late, "too late"),))
+    chain.commit((100, 200, 350), omitted=((late, "too late"),))
     log = new_log(chain)
     take(log, chain.certificates)
     row = round_row(log.head)
     assert row.members == tuple(p.peer_id for p in PEERS)
-    assert row.shares == pytest.approx((100 / 550, 200 / 550, 250 / 550))
+    assert row.shares == pytest.approx((100 / 600, 200 / 600, 300 / 600))
     assert row.coverage == pytest.approx((3 * 3 + 1 * 4) / (4 * 4))
     assert row.omitted == ((late, "too late"),)
     with pytest.raises(RemoteProtocolError):

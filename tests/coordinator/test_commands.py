@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.commands import (
-    ADDRESSES_KEY,
-    BOOTSTRAP_KEY,
-    STATUS_URL_KEY,
     fetch_status,
     host,
     init_run,
@@ -18,6 +15,7 @@ from coordinator.commands import (
     make_invite,
     verify_checkpoint,
 )
+from coordinator.invites import STATUS_URL_KEY, Reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from coordinator.run_files import open_run
 from protocol.errors import ConfigError, UnreachableError
@@ -32,8 +30,7 @@ def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     open_run(write_run_file(tmp_path), folder, HOST, now_unix_s=1_700_000_000.0)
     with open_ledger(folder / LEDGER_FILE) as ledger:
-        ledger.put(ADDRESSES_KEY, b'["127.0.0.1:4001"]')
-        ledger.put(BOOTSTRAP_KEY, b"[]")
+        remember_reach(ledger, Reach(("127.0.0.1:4001",), ()), "")
     return folder
 
 

@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 import trio
 
+from averaging.network.http import bind_http, serve_http
 from coordinator.metrics import Counts, Moment
-from coordinator.status_page import bind_http, serve_status
+from coordinator.status_page import status_app
 from protocol.errors import MachineError
 from tests.coordinator.test_run_view import picture
 
@@ -24,7 +25,7 @@ async def test_page_status_metrics_and_health_are_served() -> None:
     listener = bind_http("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_status, listener, lambda: Moment(picture(), Counts(), 100.0))
+        await nursery.start(serve_http, listener, status_app(lambda: Moment(picture(), Counts(), 100.0)))
         pages = {}
         for path in ("/", "/api/status", "/metrics", "/healthz"):
             with trio.fail_after(10):

@@ -69,3 +69,12 @@ async def test_a_start_cut_short_with_the_call_that_brought_it_is_made_at_the_ne
         is_stuck = False
         await host.tracker.tick()
         assert host.tracker.state.phase is Phase.TRAINING
+
+
+async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        one, two = PEERS[0].peer_id, PEERS[1].peer_id
+        own, forged = f"/ip4/192.0.2.1/tcp/1/p2p/{one}", f"/ip4/192.0.2.9/tcp/9/p2p/{two}"
+        await host.tracker.report(one, PeerReport("training", "", UNIT, addresses=(own, forged)))
+        assert host.tracker.addresses_of([one, two]) == (own,)
+        assert host.tracker.addresses_of([two]) == ()

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import trio
 
+from averaging.network.http import bind_http, serve_http
 from peer.demo import demo_run_toml, fetch, read_final_status
 from peer.demo_observation import PeerReport
 from peer.status import PeerStatus, write_final_status
-from peer.status_http import bind_http, serve_peer_http
+from peer.status_http import peer_app
 from protocol.manifest import load_run_config
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", state_root="ab" * 32)
@@ -26,7 +27,7 @@ async def test_fetch_reads_a_served_status_as_a_typed_value() -> None:
     listener = bind_http("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/status.json"
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_peer_http, listener, lambda: STATUS)
+        await nursery.start(serve_http, listener, peer_app(lambda: STATUS))
         with trio.fail_after(10):
             report = await trio.to_thread.run_sync(fetch, url, PeerReport)
         nursery.cancel_scope.cancel()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from averaging.network.directory import PeerRecord, seal_record
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import DirectoryEntry
 from peer.membership_file import FILE_NAME, SavedMembership, load_membership, save_membership
-from peer.membership_upkeep import REMEMBER_EVERY_S, RENEW_EVERY_S, MembershipUpkeep
+from peer.membership_upkeep import RECONNECT_EVERY_S, REMEMBER_EVERY_S, RENEW_EVERY_S, MembershipUpkeep
 from peer.roster import Roster
 from protocol.credential import (
     CertificateAuthority,
@@ -177,3 +177,28 @@ async def test_a_file_that_cannot_be_changed_stops_nobody_and_is_tried_again(
         (tmp_path / FILE_NAME).write_bytes(whole)
         await trio.sleep(REMEMBER_EVERY_S + 1)
         assert _saved(tmp_path).peer_addresses == (_address(1),)
+
+
+class _Dialled:
+    """A network that remembers whom it was told to dial, and fails the first time."""
+
+    def __init__(self) -> None:
+        self.dialled: list[tuple[str, ...]] = []
+
+    async def add_addresses(self, addresses: Sequence[str]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.dialled.append(tuple(addresses))
+        if len(self.dialled) == 1:
+            raise UnreachableError("nobody answers", "somebody")
+
+
+async def test_the_host_and_lasting_members_are_dialled_again_and_again(tmp_path: Path, autojump_clock: Clock) -> None:
+    network, bootstrap = _Dialled(), ("/ip4/192.0.2.7/tcp/1/p2p/host",)
+
+    async def start(upkeep: MembershipUpkeep) -> None:
+        upkeep.roster.take_records([_entry(7)])
+        await upkeep.keep_reached(network, bootstrap)  # type: ignore[arg-type]
+
+    async with _upkeep(tmp_path, Host(VirtualClock(UNIX_S)), start):
+        await trio.sleep(2.5 * RECONNECT_EVERY_S)
+    assert network.dialled == [(*bootstrap, _address(7))] * 2

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import trio
-import trio.testing
+from collections.abc import Awaitable, Callable
 
-from averaging.codecs import codec_by_name
+import trio
+
 from averaging.generations import Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.network.offload import InlineOffload
 from averaging.rounds.unit import UnitChain, UnitTools
 from averaging.unit_log import UnitLog
-from peer.snapshot_join import attested_roots, catch_up_by_snapshot
+from peer.snapshot_join import catch_up_by_snapshot
 from protocol.ids import PeerId
-from tests.simulation.swarm import GRID, RUN_ID, UNIT, World
+from protocol.rounds.chain import attested_roots
+from tests.simulation import virtual_time
+from tests.simulation.node import SimulatedOffload
+from tests.simulation.swarm import World
 
 NEWCOMER = PeerId("newcomer")
+SEED = 3
 
 
 def _chain(world: World, disk: MemoryDisk) -> UnitChain:
-    storage, offload = MemoryStorage(disk), InlineOffload()
-    tools = UnitTools(
-        RUN_ID,
-        UNIT,
-        world.verifier,
-        codec_by_name("int8"),
-        GRID,
-        offload,
-        UnitLog(storage),
-        Generations(storage, GRID, offload),
-    )
+    timers = world.swarm.timers
+    storage, offload = MemoryStorage(disk, timers=timers), SimulatedOffload(timers)
+    log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
+    tools = UnitTools(world.run_id, world.unit, world.verifier, world.codec, world.grid, offload, log, generations)
     return UnitChain(tools, world.start_record, world.genesis)
 
 
@@ -42,24 +38,30 @@ class _LyingFiles(dict[str, bytes]):
             self[name] = data
 
     def __setitem__(self, name: str, data: bytes) -> None:
-        super().__setitem__(
-            name, data[:-50] + bytes([data[-50] ^ 1]) + data[-49:] if name.startswith("generations/") else data
-        )
+        if name.startswith("generations/"):
+            data = data[:-50] + bytes([data[-50] ^ 1]) + data[-49:]
+        super().__setitem__(name, data)
 
 
-async def _after(num_rounds: int, check: object) -> None:
-    async with trio.open_nursery() as nursery:
-        world = World(3, nursery, num_peers=3, num_founders=3)
-        for node in world.nodes:
-            world.boot(node)
-        await world.wait_for(lambda: min(node.index for node in world.nodes) >= num_rounds, 900.0, "the rounds")
-        await check(world)  # type: ignore[operator]
-        nursery.cancel_scope.cancel()
+def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
+    """Let three peers run so many rounds, then check; returns the hash of all that happened."""
+
+    async def tell() -> str:
+        async with trio.open_nursery() as nursery:
+            world = World(SEED, nursery, num_peers=3, num_founders=3)
+            for node in world.nodes:
+                world.boot(node)
+            await world.wait_for(lambda: min(node.index for node in world.nodes) >= num_rounds, 900.0, "the rounds")
+            await check(world)
+            nursery.cancel_scope.cancel()
+        return world.trace.digest()
+
+    return virtual_time.run(SEED, tell)
 
 
-async def test_a_newcomer_takes_an_attested_state_and_restarts_from_it(autojump_clock: trio.testing.MockClock) -> None:
+def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
     async def check(world: World) -> None:
-        disk, told = MemoryDisk(), []
+        disk, told = MemoryDisk(), list[str]()
         chain = _chain(world, disk)
         await chain.restore()
         donor = world.nodes[0]
@@ -72,21 +74,22 @@ async def test_a_newcomer_takes_an_attested_state_and_restarts_from_it(autojump_
         again = _chain(world, disk)
         await again.restore()
         assert (again.head.commit, again.root) == (chain.head.commit, chain.root)
+        world.trace.add(chain.head.commit.hex())
 
-    await _after(10, check)
+    assert _after(10, check) == _after(10, check)
 
 
-async def test_a_newcomer_at_the_beginning_replays_and_takes_no_state(autojump_clock: trio.testing.MockClock) -> None:
+def test_a_newcomer_at_the_beginning_replays_and_takes_no_state() -> None:
     async def check(world: World) -> None:
         chain = _chain(world, MemoryDisk())
         await chain.restore()
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [world.nodes[0].peer], lambda text: None)
         assert chain.head.index == 0
 
-    await _after(2, check)
+    _after(2, check)
 
 
-async def test_a_donor_that_lies_about_its_state_is_not_believed(autojump_clock: trio.testing.MockClock) -> None:
+def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
     async def check(world: World) -> None:
         liar = world.nodes[0]
         liar.disk.files = _LyingFiles(liar.disk.files)
@@ -94,9 +97,8 @@ async def test_a_donor_that_lies_about_its_state_is_not_believed(autojump_clock:
         await chain.restore()
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda text: None)
         assert chain.head.index == 0
-        await catch_up_by_snapshot(
-            world.swarm.start(NEWCOMER), chain, [liar.peer, world.nodes[1].peer], lambda text: None
-        )
+        honest = world.nodes[1]
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer, honest.peer], lambda text: None)
         assert chain.head.index >= 9
 
-    await _after(10, check)
+    _after(10, check)

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from averaging.network.http import bind_http, serve_http
 from peer.status import PeerStatus
-from peer.status_http import bind_http, serve_peer_http
+from peer.status_http import peer_app
 from protocol.errors import MachineError
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", loss=2.0, bytes_up=10, control_bytes_up=4)
@@ -20,7 +21,7 @@ async def _served() -> AsyncIterator[str]:
     listener = bind_http("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         port = listener.getsockname()[1]
-        await nursery.start(serve_peer_http, listener, lambda: STATUS)
+        await nursery.start(serve_http, listener, peer_app(lambda: STATUS))
         with trio.fail_after(20):
             yield f"http://127.0.0.1:{port}"
         nursery.cancel_scope.cancel()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import typing
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds import messages as m
+from protocol.rounds import requests as r
 from protocol.wire import (
     commit_id,
     decode_body,
@@ -42,28 +44,42 @@ RECORD = m.CommitRecord(
     m.OuterStep("nesterov", 0.7, 0.9),
     500,
     (A, B),
+    (1, 2),
     m.Attestation(BASE, ROOT),
 )
 HEAD = m.UnitHead(UNIT, BASE, 4, 89, 17, True, BASE, ROOT)
+ACKED = m.AckedRecord(BALLOT, b"record")
 MESSAGES = [
-    m.Heartbeat(MEMBERS[0], True, 1000, (HEAD,)),
-    m.Leave(MEMBERS[1]),
+    m.Heartbeat(MEMBERS[0], True, 1000, (HEAD,), 1250, (B,)),
+    m.Leave(MEMBERS[1], UNIT, BASE),
+    m.Leave(MEMBERS[1], UNIT, BASE, m.Ballot(4, B), ACKED),
     PROPOSAL,
+    replace(PROPOSAL, lone=True, level=1),
+    m.Mend(UNIT, BASE, BALLOT, 2, (m.SliceSpec(0, 3, A), m.SliceSpec(3, 5, A), m.SliceSpec(5, 9, B))),
     m.ResultReady(UNIT, BASE, BALLOT, b"signed"),
     m.Settle(UNIT, BASE, BALLOT, encode_record(RECORD), (A,)),
     m.Ack(UNIT, BASE, BALLOT, BASE),
-    m.Committed(UNIT, m.Certificate(encode_record(RECORD), (b"ack", b"ack2"))),
+    m.Committed(UNIT, m.Certificate(encode_record(RECORD), (b"ack", b"ack2"), (b"leave",))),
+    m.PreVoteRequest(UNIT, BASE, BALLOT, 2.5),
+    m.PreVoteRequest(UNIT, BASE, BALLOT, 70.0, lone=True),
+    m.PreVote(UNIT, BASE, BALLOT, "alice is alive"),
+    m.PreVote(UNIT, BASE, BALLOT, ""),
     m.PromiseRequest(UNIT, BASE, BALLOT),
-    m.Promise(UNIT, BASE, BALLOT, m.AckedRecord(BALLOT, b"record")),
+    m.Promise(UNIT, BASE, BALLOT, ACKED),
     m.Promise(UNIT, BASE, BALLOT, None),
     m.Refusal(UNIT, BASE, BALLOT),
 ]
 FETCHES = [
-    m.FetchResult(UNIT, BASE, 0, 3, ROOT),
-    m.FetchCommits(UNIT, BASE),
-    m.FetchState(UNIT, 0, 9, BASE),
-    m.FetchShard(b"s" * 32, 7),
+    r.FetchResult(UNIT, BASE, 0, 3, ROOT),
+    r.FetchCommits(UNIT, (BASE, CommitId(b"c" * 32), CommitId(b"a" * 32))),
+    r.FetchState(UNIT, 0, 9, BASE),
+    r.FetchShard(b"s" * 32, 7),
 ]
+
+
+def test_every_kind_of_message_and_request_is_among_those_tested_here() -> None:
+    assert {type(message) for message in MESSAGES} == set(typing.get_args(m.RoundMessage))
+    assert {type(request) for request in FETCHES} == set(typing.get_args(r.FetchRequest))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
@@ -72,7 +88,7 @@ def test_every_round_message_survives_the_wire(message: m.RoundMessage) -> None:
 
 
 @pytest.mark.parametrize("request_", FETCHES, ids=lambda request: type(request).__name__)
-def test_every_fetch_request_survives_the_wire(request_: m.FetchRequest) -> None:
+def test_every_fetch_request_survives_the_wire(request_: r.FetchRequest) -> None:
     assert decode_fetch(encode_fetch(request_)) == request_
 
 
@@ -80,7 +96,7 @@ def test_records_and_certificates_survive_the_wire_and_the_lone_flag_does_too() 
     assert decode_record(encode_record(RECORD)) == RECORD
     lone = replace(RECORD, lone=True, attested=None)
     assert decode_record(encode_record(lone)) == lone
-    certificate = m.Certificate(b"record", (b"a", b"b"))
+    certificate = m.Certificate(b"record", (b"a", b"b"), (b"leave",))
     assert decode_certificate(encode_certificate(certificate)) == certificate
 
 
@@ -124,6 +140,38 @@ def test_an_oversized_or_unknown_message_is_refused() -> None:
 def test_a_proposal_out_of_bounds_cannot_be_made(change: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         replace(PROPOSAL, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"roster": ()},
+        {"roster": (A, A)},
+        {"incarnations": (1,)},
+        {"contributors": ()},
+        {"slices": (m.SliceRecord(1, 9, A, ROOT, ()),)},
+        {"parent": CommitId(b"short")},
+    ],
+)
+def test_a_record_out_of_bounds_cannot_be_made(change: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        replace(RECORD, **change)
+
+
+def test_other_messages_out_of_bounds_cannot_be_made() -> None:
+    whole = (m.SliceSpec(0, 9, A),)
+    for make in (
+        lambda: m.Mend(UNIT, BASE, BALLOT, 0, whole),
+        lambda: m.Mend(UNIT, BASE, BALLOT, 1, ()),
+        lambda: m.Mend(UNIT, BASE, BALLOT, 1, (m.SliceSpec(1, 9, A),)),
+        lambda: m.PreVoteRequest(UNIT, BASE, BALLOT, -1.0),
+        lambda: m.PreVoteRequest(UNIT, BASE, BALLOT, float("nan")),
+        lambda: m.Ballot(1 << 32, A),
+        lambda: m.Heartbeat(MEMBERS[0], True, 0, (), 0, (B,) * (m.MAX_MEMBERS + 1)),
+        lambda: m.Heartbeat(MEMBERS[0], True, 0, (HEAD,) * (m.MAX_MEMBERS + 1)),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            make()
 
 
 def test_a_commit_id_names_its_parent_and_every_byte_of_its_record() -> None:

@@ -1,60 +1,153 @@
-"""python -m tests.simulation --seeds N --start S [--check-determinism]: seeded swarms in virtual time."""
+"""python -m tests.simulation --seeds N --start S: seeded swarms in virtual time, one line per failing seed, and a summary."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from tests.simulation.swarm import simulate
+from tests.simulation import transitions
+from tests.simulation.profiles import PROFILES
+from tests.simulation.stories import Options, Outcome, simulate
+
+ENOUGH_SEEDS = 50
+"""From so many seeds on, a kind of fault that never happened fails the run."""
+
+
+@dataclass
+class Totals:
+    """What many stories add up to."""
+
+    seeds: int = 0
+    rounds: int = 0
+    virtual_s: float = 0.0
+    errors: dict[int, str] = field(default_factory=dict)
+    traces: dict[int, str] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    reached: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        """One more story."""
+        self.seeds += 1
+        self.rounds += outcome.rounds
+        self.virtual_s += outcome.virtual_s
+        self.traces[outcome.seed] = outcome.trace
+        if outcome.error:
+            self.errors[outcome.seed] = outcome.error
+        self.faults.update(outcome.faults)
+        self.reached.update(outcome.reached)
+
+    def merge(self, other: dict[str, Any]) -> None:
+        """The totals of another process, as its JSON says them."""
+        self.seeds += other["seeds"]
+        self.rounds += other["rounds"]
+        self.virtual_s += other["virtual_s"]
+        self.errors.update({int(seed): error for seed, error in other["errors"].items()})
+        self.traces.update({int(seed): trace for seed, trace in other["traces"].items()})
+        self.faults.update(other["faults"])
+        self.reached.update(other["reached"])
 
 
 def main() -> int:
-    """Exit code 1 when a seed fails; every failure prints its seed."""
+    """Exit code 1 on any violation, or where a kind of fault of the profile never happened."""
+    args = _arguments()
+    if not args.verbose:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    begin_s = time.monotonic()
+    totals = Totals()
+    if args.processes > 1:
+        for child in _children(args, args.processes, "0"):
+            _collect(child, totals)
+    else:
+        for seed in range(args.start, args.start + args.seeds):
+            totals.add(_story(seed, args))
+    if args.check_determinism:
+        again = Totals()
+        for child in _children(args, args.processes, "1"):
+            _collect(child, again)
+        for seed, trace in sorted(totals.traces.items()):
+            if again.traces.get(seed) != trace:
+                other = again.traces.get(seed, "none")[:12]
+                totals.errors.setdefault(seed, f"another trace in a second process: {trace[:12]} and {other}")
+    return _report(args, totals, time.monotonic() - begin_s)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--check-determinism", action="store_true", help="run each seed again in a second process")
+    parser.add_argument("--peers", type=int, help="peers at the start; the profile draws them otherwise")
+    parser.add_argument("--hours", type=float, help="virtual hours of a profile with turnover")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="default")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--check-determinism", action="store_true", help="run every seed again in another process")
+    parser.add_argument("--trace", action="store_true", help="print what happened, line by line")
     parser.add_argument("--verbose", action="store_true", help="log what the services say")
-    args = parser.parse_args()
-    if not args.verbose:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    failed, begin = [], time.monotonic()
-    for seed in range(args.start, args.start + args.seeds):
-        try:
-            outcome = simulate(seed)
-        except BaseExceptionGroup as group:
-            failed.append(seed)
-            print(f"seed {seed}: FAILED {[str(e) for e in _leaves(group)]}")
-            continue
-        except AssertionError as error:
-            failed.append(seed)
+    parser.add_argument("--json", action="store_true", help="print the totals as JSON instead of a summary")
+    return parser.parse_args()
+
+
+def _story(seed: int, args: argparse.Namespace) -> Outcome:
+    outcome = simulate(seed, PROFILES[args.profile], Options(args.peers, args.hours, args.trace))
+    if args.trace:
+        print("".join(outcome.lines), end="")
+    if outcome.error and not args.json:
+        print(f"seed {seed}: FAILED {outcome.error}", flush=True)
+    return outcome
+
+
+def _children(args: argparse.Namespace, num_processes: int, hash_seed: str) -> list[subprocess.Popen[str]]:
+    """The seeds, split; another hash seed, so that an order that hangs on hashes shows."""
+    children = []
+    for number in range(max(1, num_processes)):
+        begin = args.start + args.seeds * number // num_processes
+        stop = args.start + args.seeds * (number + 1) // num_processes
+        command = [sys.executable, "-m", "tests.simulation", "--json", "--profile", args.profile]
+        command += ["--start", str(begin), "--seeds", str(stop - begin)]
+        command += ["--peers", str(args.peers)] if args.peers else []
+        command += ["--hours", str(args.hours)] if args.hours else []
+        environment = {**os.environ, "PYTHONHASHSEED": str(int(hash_seed) * 1000 + number)}
+        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    return children
+
+
+def _collect(child: subprocess.Popen[str], totals: Totals) -> None:
+    printed, _ = child.communicate()
+    if child.returncode not in (0, 1) or not printed:
+        raise SystemExit(f"a simulating process ended with {child.returncode}")
+    totals.merge(json.loads(printed))
+
+
+def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
+    if args.json:
+        print(json.dumps(vars(totals)))
+        return 1 if totals.errors else 0
+    if args.processes > 1 or args.check_determinism:
+        for seed, error in sorted(totals.errors.items()):
             print(f"seed {seed}: FAILED {error}")
-            continue
-        print(f"seed {seed}: {outcome.rounds} rounds in {outcome.virtual_s:.0f} virtual s, trace {outcome.trace[:16]}")
-        if args.check_determinism and not _is_same_elsewhere(seed, outcome.trace):
-            failed.append(seed)
-    print(f"{args.seeds - len(failed)} of {args.seeds} seeds good in {time.monotonic() - begin:.1f} s")
-    return 1 if failed else 0
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
-
-
-def _is_same_elsewhere(seed: int, trace: str) -> bool:
-    command = [sys.executable, "-m", "tests.simulation", "--seeds", "1", "--start", str(seed)]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
-    if trace[:16] in printed:
-        return True
-    print(f"seed {seed}: FAILED: another trace in a second process: {printed.strip()}")
-    return False
+    unseen = [kind for kind in PROFILES[args.profile].kinds if not totals.faults[kind]]
+    never = ", ".join(transitions.missing(totals.reached)) or "none"
+    print(f"profile              {args.profile}")
+    print(f"seeds                {totals.seeds}")
+    print(f"rounds               {totals.rounds}")
+    print("faults by kind       " + ", ".join(f"{kind} {n}" for kind, n in sorted(totals.faults.items())))
+    if unseen:
+        print("faults never seen    " + ", ".join(unseen))
+    print(f"transitions reached  {len(totals.reached)} kinds, {sum(totals.reached.values())} in all; never: {never}")
+    for kind, number in sorted(totals.reached.items()):
+        print(f"    {kind:<28} {number}")
+    print(f"virtual hours        {totals.virtual_s / 3600:.2f}")
+    print(f"wall seconds         {wall_s:.1f} ({wall_s / max(1, totals.seeds):.2f} a seed)")
+    print(f"violations           {len(totals.errors)}")
+    return 1 if totals.errors or (unseen and totals.seeds >= ENOUGH_SEEDS) else 0
 
 
 if __name__ == "__main__":

@@ -1,24 +1,43 @@
-"""Fifty seeded swarms in virtual time, in two processes side by side, and the same seed twice."""
+"""Seeded swarms in virtual time, in two processes side by side, and the same seeds in both."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.simulation.profiles import PROFILES
+
+NUM_SEEDS = 200
+NUM_SHARED = 2
+"""Seeds that both processes run: another process, another hash seed, the same trace."""
+
+PROFILE = "default"
 
 
-def _run(start: int, seeds: int) -> tuple[int, dict[int, str], str]:
-    command = [sys.executable, "-m", "tests.simulation", "--start", str(start), "--seeds", str(seeds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    traces = {int(seed): trace for seed, trace in re.findall(r"seed (\d+): .* trace (\w+)", done.stdout)}
-    return done.returncode, traces, done.stdout + done.stderr
+def _run(start: int, seeds: int, hash_seed: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.simulation", "--json", "--profile", PROFILE]
+    command += ["--start", str(start), "--seeds", str(seeds)]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment)
+    assert done.stdout, done.stderr
+    totals: dict[str, Any] = json.loads(done.stdout)
+    return totals
 
 
-def test_fifty_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace() -> None:
+@pytest.mark.timeout(600)
+def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace() -> None:
+    half = NUM_SEEDS // 2
     with ThreadPoolExecutor() as pool:
-        first, second = pool.map(_run, (0, 24), (26, 26))
-    assert first[0] == 0, first[2]
-    assert second[0] == 0, second[2]
-    assert len({**first[1], **second[1]}) == 50
-    assert {seed: first[1][seed] for seed in (24, 25)} == {seed: second[1][seed] for seed in (24, 25)}
+        first, second = pool.map(_run, (0, half), (half + NUM_SHARED, NUM_SEEDS - half), ("1", "2"))
+    assert {**first["errors"], **second["errors"]} == {}
+    assert len({**first["traces"], **second["traces"]}) == NUM_SEEDS
+    shared = [str(seed) for seed in range(half, half + NUM_SHARED)]
+    assert [first["traces"][seed] for seed in shared] == [second["traces"][seed] for seed in shared]
+    for kind in PROFILES[PROFILE].kinds:
+        assert first["faults"].get(kind, 0) + second["faults"].get(kind, 0) > 0, f"no {kind} in {NUM_SEEDS} seeds"

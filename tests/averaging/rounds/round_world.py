@@ -16,7 +16,7 @@ from averaging.generations import Generations
 from averaging.network.memory_network import LinkSpeed, MemorySwarm
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import Snapshot, Stream, TrainerProgress
+from averaging.network.seams import Stream
 from averaging.rounds.contribution import encode_chunks, result_root
 from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.rounds.unit import AppliedCommit, UnitChain, UnitTools
@@ -24,13 +24,13 @@ from averaging.state import UnitState, state_root
 from averaging.unit_log import UnitLog
 from protocol.envelope import NEVER_MS, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after, verify_certificate
+from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link, link_after, verify_certificate
+from protocol.rounds.lineage import TreeNode
 from protocol.rounds.messages import (
     Ack,
     Ballot,
     Certificate,
     CommitRecord,
-    FetchRequest,
     Included,
     Member,
     Omission,
@@ -42,6 +42,7 @@ from protocol.rounds.messages import (
     StartUnit,
 )
 from protocol.rounds.plan import make_record
+from protocol.rounds.requests import FetchRequest
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
 from tests.simulation.signing import HashSigner, HashVerifier
@@ -85,6 +86,7 @@ class Party:
     session: int = 0
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     asked: list[tuple[PeerId, FetchRequest]] = field(default_factory=list)
+    asked_at_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.boot()
@@ -114,6 +116,22 @@ class Party:
         self.disk.crash(random.Random(1))
         self.world.swarm.kill(self.peer)
 
+    async def restart(self) -> None:
+        """Killed and started again, the disk read back."""
+        self.crash()
+        self.boot()
+        await self.chain.restore()
+
+    def generation_names(self) -> list[str]:
+        """The generations on disk, oldest first."""
+        return sorted(name for name in self.disk.files if name.startswith("generations/"))
+
+    def spoil(self, name: str) -> None:
+        """One bit of a file on disk turns over."""
+        data = bytearray(self.disk.files[name])
+        data[-3] ^= 1
+        self.disk.files[name] = bytes(data)
+
     def sign(self, payload: bytes) -> bytes:
         self._next_sequence += 1
         return seal(self.signer, ROUND_DOMAIN, RUN_ID, self._next_sequence, NEVER_MS, payload)
@@ -142,53 +160,11 @@ class Party:
 
         async def serve(peer: PeerId, stream: Stream) -> None:
             self.asked.append((peer, await read_request(stream)))
+            self.asked_at_s.append(trio.current_time())
             for frame in frames:
                 await stream.send_frame(frame)
 
         self.network.serve_streams(FETCH_CHANNEL, serve)
-
-
-class StepTrainer:
-    """Trains in virtual time: every 100 tokens a small step in a direction of its own."""
-
-    STEP_TOKENS = 100
-
-    def __init__(self, seed: str, tokens_per_s: float = 400.0) -> None:
-        self._theta_N = torch.zeros(GRID.num_elements, dtype=torch.float32)
-        self._random = random.Random(seed)
-        self._tokens_per_s = tokens_per_s
-        self._ready = 0
-        self._trained = 0
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await trio.sleep(self.STEP_TOKENS / self._tokens_per_s)
-            steps = [self._random.uniform(-0.01, 0.01) for _ in range(GRID.num_elements)]
-            self._theta_N = torch.add(self._theta_N, torch.tensor(steps, dtype=torch.float32))
-            self._ready += self.STEP_TOKENS
-            self._trained += self.STEP_TOKENS
-
-    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
-        self._theta_N, self._ready = anchor_N.clone(), 0
-
-    async def snapshot(self) -> Snapshot:
-        await trio.sleep(self.STEP_TOKENS / self._tokens_per_s)
-        steps = self.STEP_TOKENS
-        return Snapshot(self._theta_N.clone(), self._ready, self._ready // steps, self._trained // steps)
-
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
-        self._theta_N = torch.add(self._theta_N, shift_N)
-        self._ready -= credited_tokens
-
-    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """Its worker never dies alone."""
-
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        return 0.0
-
-    def progress(self) -> TrainerProgress:
-        return TrainerProgress(self._ready, self._trained, 1.0, self._tokens_per_s, 0, "training", "")
 
 
 class RoundWorld:
@@ -229,17 +205,28 @@ class RoundWorld:
         seed: int,
         *,
         omitted_from_last_slice: Sequence[int] = (),
-        voters: Sequence[int] = (0, 1, 2),
+        members: Sequence[int] = (),
+        voters: Sequence[int] = (),
         roots: Sequence[Root] = (),
+        attested_root: Root | None = None,
+        is_lone: bool = False,
     ) -> MadeCommit:
-        """A certified commit with a pseudo-random update: slice 0 by the first party, slice 1 by the second."""
+        """A certified commit with a pseudo-random update: slice 0 by the first member, slice 1 by the second. `members` are all
+        parties and `voters` all members unless given; `attested_root` is the parent's, without it the genesis is attested.
+        """
         update_N = torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(seed))
         chunks = encode_chunks(update_N, CODEC, GRID)
-        ballot = Ballot(0, self.parties[0].peer)
+        numbers = tuple(members or range(len(self.parties)))
+        ballot = Ballot(0, self.parties[numbers[0]].peer)
         headers, results = [], []
-        for first, stop, reducer, missing in ((0, 4, 0, ()), (4, 6, 1, tuple(omitted_from_last_slice))):
+        attested = (self.genesis.head, state_root(self.genesis, GRID))
+        if attested_root is not None:
+            attested = (parent.commit, attested_root)
+        reducers = (numbers[0], numbers[1 % len(numbers)])
+        for first, stop, reducer, missing in ((0, 4, reducers[0], ()), (4, 6, reducers[1], omitted_from_last_slice)):
             part = chunks[first:stop]
             results.append(b"".join(part))
+            counted = [n for n in numbers if n not in missing]
             headers.append(
                 ResultHeader(
                     UNIT,
@@ -249,12 +236,10 @@ class RoundWorld:
                     stop,
                     self.parties[reducer].peer,
                     tuple(
-                        Included(p.peer, 1, _root_of(seed, n, roots), TOKENS, parent.commit, Root(bytes(32)))
-                        for n, p in enumerate(self.parties)
-                        if n not in missing
+                        Included(self.parties[n].peer, 1, _root_of(seed, n, roots), TOKENS, *attested) for n in counted
                     ),
                     tuple(Omission(self.parties[n].peer, "late") for n in missing),
-                    TOKENS * (len(self.parties) - len(missing)),
+                    TOKENS * len(counted),
                     result_root(part),
                 )
             )
@@ -263,25 +248,32 @@ class RoundWorld:
             parent.commit,
             parent.index + 1,
             ballot,
-            tuple(p.member for p in self.parties),
+            tuple(self.parties[n].member for n in numbers),
             tuple(SliceSpec(h.first_chunk, h.stop_chunk, h.reducer) for h in headers),
             CODEC.name,
             1000,
             5.0,
+            lone=is_lone,
         )
-        record = encode_record(make_record(parent, proposal, ballot, headers, parent.roster, OUTER, self.target_tokens))
+        roster = tuple(self.parties[n].peer for n in numbers)
+        record = encode_record(make_record(parent, proposal, ballot, headers, roster, OUTER, self.target_tokens))
         commit = link_after(parent, record).commit
         ack = encode_message(Ack(UNIT, parent.commit, ballot, commit))
-        acks = tuple(seal(self.parties[n].signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, ack) for n in voters)
+        acks = tuple(seal(self.parties[n].signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, ack) for n in voters or numbers)
         certificate = Certificate(record, acks)
         link = verify_certificate(certificate, parent, verifier=VERIFIER, run_id=RUN_ID)
         return MadeCommit(link, certificate, tuple(results))
+
+    @property
+    def start(self) -> ChainLink:
+        """The link before the first commit."""
+        return genesis_link(self.start_record, UNIT)
 
     def commits(self, number: int) -> list[MadeCommit]:
         """A chain from the genesis."""
         made: list[MadeCommit] = []
         for seed in range(number):
-            parent = made[-1].link if made else self.parties[0].chain.links[0]
+            parent = made[-1].link if made else self.start
             made.append(self.commit_on(parent, seed))
         return made
 
@@ -296,6 +288,11 @@ async def open_world(num_peers: int = 3, target_tokens: int = 3000) -> AsyncIter
     async with trio.open_nursery() as nursery:
         yield RoundWorld(nursery, num_peers, target_tokens)
         nursery.cancel_scope.cancel()
+
+
+def tree_nodes(commits: Sequence[MadeCommit]) -> tuple[TreeNode, ...]:
+    """The commits as nodes of a tree."""
+    return tuple(TreeNode(commit.link, commit.certificate) for commit in commits)
 
 
 def certificates(raws: Sequence[bytes]) -> list[Certificate]:

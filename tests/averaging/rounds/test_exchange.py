@@ -1,270 +1,262 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 import trio
 import trio.testing
 
-from averaging.network.offload import InlineOffload
-from averaging.network.seams import MAX_FRAME_BYTES, Stream
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
-from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange, ExchangeTools
-from averaging.rounds.reduction import Offers
+from averaging.network.seams import MAX_FRAME_BYTES
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.exchange import EXCHANGE_CHANNEL, UploadMeter
 from protocol.errors import LocalProtocolError, PeerUnreachable
-from protocol.ids import PeerId, Root
-from protocol.rounds.messages import ContributionHeader, ExchangeHello, Included, Member, Proposal, ResultHeader
-from protocol.wire import decode_body, encode_body
-from tests.averaging.rounds.round_world import (
-    CHUNK_BYTES,
-    CODEC,
-    GRID,
-    RUN_ID,
-    TOKENS,
-    UNIT,
-    VERIFIER,
-    Party,
-    RoundWorld,
-    open_world,
+from protocol.rounds.messages import Member
+from protocol.rounds.requests import ExchangeHello
+from protocol.wire import encode_body
+from tests.averaging.rounds.exchange_world import (
+    END,
+    HAVE,
+    NEED,
+    ONE_SLICE,
+    TWO_SLICES,
+    Side,
+    all_frames,
+    answer_with,
+    chunk_frame,
+    contribution_of,
+    hello_of,
+    result_header,
+    run_all,
+    running,
+    signed_header,
+    talk,
+    theta,
+    three_sides,
+    until_over,
 )
+from tests.averaging.rounds.round_world import CHUNK_BYTES, CODEC, GRID, Party, RoundWorld
 
 Clock = trio.testing.MockClock
-END = b"E"
-TWO_SLICES = ((0, 4, 0), (4, 6, 1))
-ONE_SLICE = ((0, 6, 0),)
-
-
-@dataclass
-class Side:
-    """One member's end of an exchange: its offers, what it kept and announced, and the attempt that runs."""
-
-    party: Party
-    contribution: EncodedContribution | None
-    offers: Offers = field(default_factory=lambda: Offers(RUN_ID, VERIFIER, CODEC, GRID))
-    kept: dict[int, tuple[ResultHeader, bytes]] = field(default_factory=dict)
-    num_kept: int = 0
-    exchange: Exchange | None = None
-    num_serving: int = 0
-
-    async def _keep(self, header: ResultHeader, data: bytes) -> None:
-        self.kept[header.first_chunk] = (header, data)
-        self.num_kept += 1
-
-    async def _announce(self, ready: object) -> None:
-        """Nobody listens here."""
-
-    async def _serve(self, sender: PeerId, stream: Stream) -> None:
-        self.num_serving += 1
-        try:
-            hello = decode_body(ExchangeHello, await stream.receive_frame() or b"")
-            assert self.exchange is not None
-            await self.exchange.serve(sender, hello, stream)
-        finally:
-            self.num_serving -= 1
-
-    def begin(self, proposal: Proposal) -> Exchange:
-        party = self.party
-        tools = ExchangeTools(
-            RUN_ID,
-            party.member,
-            party.network,
-            InlineOffload(),
-            VERIFIER,
-            CODEC,
-            GRID,
-            party.seal,
-            self._keep,
-            self._announce,
-        )
-        self.exchange = Exchange(proposal, tools, self.offers, self.contribution)
-        party.network.serve_streams(EXCHANGE_CHANNEL, self._serve)
-        return self.exchange
-
-
-def _theta(seed: int) -> torch.Tensor:
-    return torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(seed))
-
-
-def _signed(party: Party, encoded: EncodedContribution, **changes: object) -> bytes:
-    genesis = party.world.genesis.head
-    header = ContributionHeader(UNIT, genesis, party.member, TOKENS, CODEC.name, encoded.root, genesis, Root(bytes(32)))
-    return party.sign(encode_body(replace(header, **changes)))  # type: ignore[arg-type]
-
-
-def _contribution(party: Party, seed: int) -> EncodedContribution:
-    encoded = encode_contribution(torch.zeros(GRID.num_elements), _theta(seed), TOKENS, CODEC, GRID)
-    return replace(encoded, header=_signed(party, encoded))
-
-
-def _hello(proposal: Proposal, mine: EncodedContribution, **changes: object) -> ExchangeHello:
-    hello = ExchangeHello(UNIT, proposal.base, proposal.ballot, 0, mine.header, b"".join(mine.hashes))
-    return replace(hello, **changes)  # type: ignore[arg-type]
-
-
-def _frame(chunk: int, data: bytes) -> bytes:
-    return b"C" + chunk.to_bytes(4, "little") + data
-
-
-@asynccontextmanager
-async def _three(silent: Sequence[int] = ()) -> AsyncIterator[tuple[RoundWorld, list[Side]]]:
-    """Three members with a contribution each, but for the silent ones."""
-    async with open_world() as world:
-        yield (
-            world,
-            [Side(p, None if n in silent else _contribution(p, n)) for n, p in enumerate(world.parties)],
-        )
-
-
-async def _run_all(sides: Sequence[Side], proposal: Proposal, within_s: float = 20.0) -> None:
-    with trio.fail_after(within_s):
-        async with trio.open_nursery() as nursery:
-            for exchange in [side.begin(proposal) for side in sides]:
-                nursery.start_soon(exchange.run)
-
-
-async def _talk(party: Party, reducer: Party, hello: ExchangeHello, frames: Sequence[bytes]) -> list[bytes]:
-    """Speak to a reducer by hand; returns what it answers until the clean end.
-
-    Raises:
-        PeerUnreachable: it reset the stream.
-    """
-    stream = await party.network.open_stream(reducer.peer, EXCHANGE_CHANNEL, timeout_s=1.0)
-    answers = []
-    try:
-        await stream.send_frame(encode_body(hello))
-        for frame in frames:
-            await stream.send_frame(frame)
-        while (answer := await stream.receive_frame()) is not None:
-            answers.append(answer)
-    finally:
-        await stream.aclose()
-    return answers
-
-
-def _omitted(side: Side, first_chunk: int = 0) -> list[tuple[PeerId, str]]:
-    return [(omission.peer, omission.reason) for omission in side.kept[first_chunk][0].omitted]
 
 
 # --- a whole attempt ----------------------------------------------------------------------------------------------------------
 
 
 async def test_every_member_ends_with_the_same_results_of_all_slices(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        await _run_all(sides, world.proposal(TWO_SLICES))
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(TWO_SLICES))
         assert [sorted(side.kept) for side in sides] == [[0, 4]] * 3
         for first_chunk in (0, 4):
             assert len({side.kept[first_chunk][1] for side in sides}) == 1
         update_N = CODEC.decode(sides[2].kept[0][1] + sides[2].kept[4][1], GRID.num_elements)
-        torch.testing.assert_close(update_N, -(_theta(0) + _theta(1) + _theta(2)) / 3, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(update_N, -(theta(0) + theta(1) + theta(2)) / 3, rtol=1e-5, atol=1e-6)
         header = sides[2].kept[4][0]
         assert header.reducer == world.parties[1].peer
         assert [entry.peer for entry in header.included] == [party.peer for party in world.parties]
+        assert [side.announced for side in sides] == [[0], [0], []], "each reducer tells of its slice once"
 
 
 async def test_a_member_with_nothing_to_offer_is_named_and_gets_the_results(autojump_clock: Clock) -> None:
-    async with _three(silent=(2,)) as (world, sides):
-        await _run_all(sides, world.proposal(TWO_SLICES))
+    async with three_sides(silent=(2,)) as (world, sides):
+        await run_all(sides, world.proposal(TWO_SLICES))
         assert trio.current_time() < 5.0, "nobody waits for the deadline"
         assert sorted(sides[2].kept) == [0, 4]
-        assert _omitted(sides[2]) == _omitted(sides[0]) == [(world.parties[2].peer, "nothing to offer")]
+        assert sides[2].omitted() == sides[0].omitted() == [(world.parties[2].peer, "nothing to offer")]
 
 
 async def test_a_reducer_with_nothing_to_offer_reduces_the_others(autojump_clock: Clock) -> None:
-    async with _three(silent=(0,)) as (world, sides):
-        await _run_all(sides, world.proposal(ONE_SLICE))
-        assert _omitted(sides[1]) == [(world.parties[0].peer, "nothing to offer")]
+    async with three_sides(silent=(0,)) as (world, sides):
+        await run_all(sides, world.proposal(ONE_SLICE))
+        assert sides[1].omitted() == [(world.parties[0].peer, "nothing to offer")]
+
+
+async def test_a_contribution_that_comes_after_the_exchange_began_is_counted(autojump_clock: Clock) -> None:
+    """A reducer's own, and a member's."""
+    async with three_sides() as (world, sides), trio.open_nursery() as nursery:
+        proposal = world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        exchanges = [side.begin(proposal, has_offer=number == 1) for number, side in enumerate(sides)]
+        for exchange in exchanges:
+            nursery.start_soon(exchange.run)
+        await trio.sleep(3.0)
+        assert sides[0].offers.get(world.parties[1].peer) is not None, "reducing does not wait for our own snapshot"
+        for number in (2, 0):
+            exchanges[number].offer(sides[number].contribution)
+            exchanges[number].offer(None)  # the first word stands
+        await until_over(exchanges)
+        assert sides[1].omitted() == []
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_dropped_member_closes_the_slice_and_the_omission_is_named_to_everybody(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        proposal = world.proposal(ONE_SLICE, reduce_within_s=50.0)
-        exchanges = [side.begin(proposal) for side in sides[:2]]
-        with trio.fail_after(3.0):
-            async with trio.open_nursery() as nursery:
-                for exchange in exchanges:
-                    nursery.start_soon(exchange.run)
-                await trio.sleep(1.0)
-                assert sides[0].kept == {}
-                exchanges[0].drop(world.parties[2].peer, "lost")
-        expected = [(world.parties[2].peer, "lost")]
-        assert _omitted(sides[0]) == _omitted(sides[1]) == expected
+    async with three_sides() as (world, sides):
+        async with running(sides[:2], world.proposal(ONE_SLICE, reduce_within_s=50.0), within_s=3.0) as exchanges:
+            await trio.sleep(1.0)
+            assert sides[0].kept == {}
+            exchanges[0].drop(world.parties[2].peer, "lost")
+        assert sides[0].omitted() == sides[1].omitted() == [(world.parties[2].peer, "lost")]
 
 
 async def test_a_suspect_that_speaks_again_is_waited_for_like_anybody(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.parties[2], 2)
         proposal = world.proposal(ONE_SLICE, reduce_within_s=20.0)
-        exchanges = [side.begin(proposal) for side in sides[:2]]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(exchanges[0].run)
+        async with running(sides[:1], proposal) as exchanges:
             await trio.sleep(0.1)
             exchanges[0].drop(world.parties[2].peer, "silent")
             stream = await world.parties[2].network.open_stream(world.parties[0].peer, EXCHANGE_CHANNEL, timeout_s=1.0)
-            await stream.send_frame(encode_body(_hello(proposal, mine)))
+            await stream.send_frame(encode_body(hello_of(proposal, mine)))
             await stream.receive_frame()
-            nursery.start_soon(exchanges[1].run)
-            await trio.sleep(5.0)
-            assert sides[0].kept == {}, "the others are whole, and it is waited for"
-            for frame in _all_frames(mine):
-                await stream.send_frame(frame)
+            async with running(sides[1:2], proposal):
+                await trio.sleep(5.0)
+                assert sides[0].kept == {}, "the others are whole, and it is waited for"
+                for frame in all_frames(mine):
+                    await stream.send_frame(frame)
         assert trio.current_time() < 10.0
-        assert _omitted(sides[0]) == []
+        assert sides[0].omitted() == []
 
 
 async def test_a_member_keeps_trying_while_its_reducer_cannot_be_reached(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        exchanges = [side.begin(world.proposal(ONE_SLICE, reduce_within_s=60.0)) for side in sides]
-        world.swarm.cut([world.parties[2].peer], [world.parties[0].peer])
-        with trio.fail_after(60.0):
-            async with trio.open_nursery() as nursery:
-                for exchange in exchanges:
-                    nursery.start_soon(exchange.run)
-                await trio.sleep(12.0)
-                assert sides[2].kept == {}
-                world.swarm.heal()
+    async with three_sides() as (world, sides):
+        async with running(sides, world.proposal(ONE_SLICE, reduce_within_s=60.0), within_s=60.0):
+            world.swarm.cut([world.parties[2].peer], [world.parties[0].peer])
+            await trio.sleep(12.0)
+            assert sides[2].kept == {}
+            world.swarm.heal()
         assert sides[2].kept[0][1] == sides[0].kept[0][1]
-        assert _omitted(sides[2]) == []
+        assert sides[2].omitted() == []
 
 
 async def test_a_chunk_once_sent_is_not_sent_again_in_a_later_attempt(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
+    async with three_sides() as (world, sides):
         with trio.move_on_after(2.0):  # the third member never comes, so the first attempt has no end of its own
-            await _run_all(sides[:2], world.proposal(ONE_SLICE, reduce_within_s=60.0))
+            await run_all(sides[:2], world.proposal(ONE_SLICE, reduce_within_s=60.0))
         assert sides[0].kept == {}
         sent_bytes = world.parties[1].network.traffic().bulk_bytes_up
         assert sent_bytes > GRID.num_chunks * CHUNK_BYTES
-        await _run_all(sides, world.proposal(ONE_SLICE, attempt=1))
-        hello_bytes = len(encode_body(_hello(world.proposal(ONE_SLICE, attempt=1), _contribution(world.parties[1], 1))))
-        assert world.parties[1].network.traffic().bulk_bytes_up - sent_bytes <= hello_bytes + len(END)
-        assert _omitted(sides[1]) == [], "what came in the first attempt counts in the second"
+        again = world.proposal(ONE_SLICE, attempt=1)
+        await run_all(sides, again)
+        hello_bytes = len(encode_body(hello_of(again, contribution_of(world.parties[1], 1))))
+        spent_bytes = world.parties[1].network.traffic().bulk_bytes_up - sent_bytes
+        assert spent_bytes <= hello_bytes + len(END) + len(NEED)
+        assert sides[1].omitted() == [], "what came in the first attempt counts in the second"
+
+
+async def test_a_result_that_is_here_already_is_not_sent_again(autojump_clock: Clock) -> None:
+    """The same sum of the same members in a later attempt: only its new header travels."""
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(ONE_SLICE))
+        kept, before = dict(sides[1].kept), world.parties[0].network.traffic().bulk_bytes_up
+        await run_all(sides, world.proposal(ONE_SLICE, attempt=1))
+        assert sides[1].kept == kept
+        assert world.parties[0].network.traffic().bulk_bytes_up - before < 2 * GRID.num_chunks * CHUNK_BYTES + 4 * 400
+        assert sides[1].num_kept == 1
 
 
 async def test_a_broken_stream_goes_on_with_the_missing_chunks_alone(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
+    async with three_sides() as (world, sides):
         mine = sides[1].contribution
         assert mine is not None
         proposal = world.proposal(ONE_SLICE)
-        sides[0].begin(proposal)
-        half = [_frame(chunk, mine.chunks[chunk]) for chunk in range(3)]
-        with pytest.raises(PeerUnreachable):
-            await _talk(world.parties[1], world.parties[0], _hello(proposal, mine), [*half, b"X"])
-        before = world.parties[1].network.traffic().bulk_bytes_up
-        await _run_all(sides, proposal)
-        again_bytes = (
-            world.parties[1].network.traffic().bulk_bytes_up - before - len(encode_body(_hello(proposal, mine)))
-        )
-        assert again_bytes == 3 * len(half[0]) + len(END)
+        half = [chunk_frame(chunk, mine.chunks[chunk]) for chunk in range(3)]
+        async with running(sides[:1], proposal):
+            with pytest.raises(PeerUnreachable):
+                await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), [*half, b"X"])
+            before = world.parties[1].network.traffic().bulk_bytes_up
+            async with running(sides[1:], proposal):
+                pass
+        sent_bytes = world.parties[1].network.traffic().bulk_bytes_up - before
+        again_bytes = sent_bytes - len(encode_body(hello_of(proposal, mine)))
+        assert again_bytes == 3 * len(half[0]) + len(END) + len(NEED)
 
 
 async def test_streams_of_an_attempt_that_ends_are_let_go(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
+    async with three_sides() as (world, sides):
         with trio.move_on_after(2.0):
-            await _run_all(sides[:2], world.proposal(ONE_SLICE, reduce_within_s=60.0))
+            await run_all(sides[:2], world.proposal(ONE_SLICE, reduce_within_s=60.0))
         await trio.sleep(1.0)
         assert sides[0].num_serving == 0
+        assert sides[0].exchange is not None
+        assert sides[0].exchange.is_over
+
+
+# --- slices that move ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_mended_exchange_keeps_what_kept_its_reducer_and_sends_only_what_moved(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        world.swarm.kill(world.parties[1].peer)
+        living = [sides[0], sides[2]]
+        proposal = world.proposal(TWO_SLICES, reduce_within_s=60.0)
+        async with running(living, proposal) as exchanges:
+            exchanges[0].drop(world.parties[1].peer, "lost")
+            await trio.sleep(2.0)
+            assert [sorted(side.kept) for side in living] == [[0], [0]], "the slice of the dead is with nobody"
+            assert not exchanges[1].is_over
+            before = [side.party.network.traffic().bulk_bytes_up for side in living]
+            mended = world.proposal(((0, 4, 0), (4, 6, 2)), reduce_within_s=60.0)
+            for exchange in exchanges:
+                exchange.mend(mended)
+            exchanges[1].drop(world.parties[1].peer, "lost")
+        assert [sorted(side.kept) for side in living] == [[0, 4], [0, 4]]
+        assert sides[0].omitted(4) == [(world.parties[1].peer, "lost")]
+        assert sides[0].announced == [0], "what kept its reducer is not summed again"
+        mine = contribution_of(world.parties[0], 0)
+        moved_bytes = len(encode_body(hello_of(mended, mine, first_chunk=4))) + 2 * (5 + CHUNK_BYTES) + 2
+        assert living[0].party.network.traffic().bulk_bytes_up - before[0] == moved_bytes
+
+
+async def test_a_slice_that_comes_to_us_counts_whom_we_were_told_to_leave_out(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        living = sides[:2]
+        async with running(living, world.proposal(((0, 6, 2),), reduce_within_s=60.0)) as exchanges:
+            world.swarm.kill(world.parties[2].peer)
+            exchanges[0].drop(world.parties[2].peer, "lost")
+            await trio.sleep(1.0)
+            for exchange in exchanges:
+                exchange.mend(world.proposal(ONE_SLICE, reduce_within_s=60.0))
+        assert trio.current_time() < 10.0
+        assert sides[1].omitted() == [(world.parties[2].peer, "lost")]
+
+
+async def test_members_who_wait_for_a_slice_that_moves_away_are_let_go(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        async with running(sides[:2], world.proposal(ONE_SLICE, reduce_within_s=60.0)) as exchanges:
+            await trio.sleep(1.0)
+            assert sides[0].num_serving == 1
+            for exchange in exchanges:
+                exchange.drop(world.parties[2].peer, "lost")
+                exchange.mend(world.proposal(((0, 6, 1),), reduce_within_s=60.0))
+            await trio.sleep(0.2)
+            assert sides[0].num_serving == 0
+        assert sides[0].kept[0][0].reducer == world.parties[1].peer
+
+
+async def test_a_mended_exchange_goes_on_after_all_was_done(autojump_clock: Clock) -> None:
+    """A leader that lost a result asks for the slice again, of somebody else."""
+    async with three_sides() as (world, sides), running(sides, world.proposal(ONE_SLICE)) as exchanges:
+        await until_over(exchanges)
+        for exchange in exchanges:
+            exchange.mend(world.proposal(((0, 6, 1),)))
+        assert not any(exchange.is_over for exchange in exchanges)
+        await until_over(exchanges)
+        assert sides[1].announced == [0]
+
+
+async def test_a_slice_whose_result_cannot_be_kept_is_given_up_and_its_members_let_go(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        sides[0].is_disk_full = True
+        async with running(sides, world.proposal(ONE_SLICE)) as exchanges:
+            await until_over(exchanges[:1])
+            await trio.sleep(0.2)
+            assert (sides[0].announced, sides[0].num_serving) == ([], 0)
+            for exchange in exchanges:
+                exchange.mend(world.proposal(((0, 6, 1),)))
+            await until_over(exchanges[1:])
+            assert sides[2].omitted() == [], "the others go on without it"
+            sides[0].is_disk_full = False
+        assert sides[0].kept[0][1] == sides[2].kept[0][1], "it takes the result as soon as there is room"
 
 
 # --- what a reducer refuses ---------------------------------------------------------------------------------------------------
@@ -274,33 +266,24 @@ async def _assert_refused(
     world: RoundWorld, sides: list[Side], hello: ExchangeHello, frames: Sequence[bytes], sender: Party | None = None
 ) -> None:
     """The stream is reset, and the attempt ends at its deadline with the member left out as late."""
-    proposal = world.proposal(ONE_SLICE)
-    exchanges = [side.begin(proposal) for side in sides[:2]]
-    async with trio.open_nursery() as nursery:
-        for exchange in exchanges:
-            nursery.start_soon(exchange.run)
+    async with running(sides[:2], world.proposal(ONE_SLICE)):
         with pytest.raises(PeerUnreachable), trio.fail_after(1.0):
-            await _talk(sender or world.parties[2], world.parties[0], hello, frames)
-    assert _omitted(sides[0]) == [(world.parties[2].peer, "late")]
-
-
-def _all_frames(mine: EncodedContribution) -> list[bytes]:
-    return [*(_frame(number, chunk) for number, chunk in enumerate(mine.chunks)), END]
+            await talk(sender or world.parties[2], world.parties[0], hello, frames)
+    assert sides[0].omitted() == [(world.parties[2].peer, "late")]
 
 
 async def test_a_whole_contribution_by_hand_is_taken(autojump_clock: Clock) -> None:
     """What the refusals below differ from."""
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.parties[2], 2)
         proposal = world.proposal(ONE_SLICE)
-        exchanges = [side.begin(proposal) for side in sides[:2]]
-        async with trio.open_nursery() as nursery:
-            for exchange in exchanges:
-                nursery.start_soon(exchange.run)
-            answers = await _talk(world.parties[2], world.parties[0], _hello(proposal, mine), _all_frames(mine))
+        async with running(sides[:2], proposal):
+            answers = await talk(world.parties[2], world.parties[0], hello_of(proposal, mine), all_frames(mine))
+            again = await talk(world.parties[2], world.parties[0], hello_of(proposal, mine), [END, HAVE])
         assert answers[0] == bytes(GRID.num_chunks)
         assert b"".join(answers[2:]) == sides[0].kept[0][1]
-        assert _omitted(sides[0]) == []
+        assert again == [bytes([1] * GRID.num_chunks), answers[1]], "who has the bytes gets the signed header alone"
+        assert sides[0].omitted() == []
 
 
 Spoil = Callable[[EncodedContribution], list[bytes]]
@@ -309,158 +292,119 @@ Spoil = Callable[[EncodedContribution], list[bytes]]
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(lambda mine: [_frame(0, mine.chunks[1])], id="another hash"),
-        pytest.param(lambda mine: [_frame(0, mine.chunks[0] + bytes(4))], id="longer than its chunk"),
-        pytest.param(lambda mine: [_frame(0, bytes(MAX_FRAME_BYTES - 5))], id="as long as a frame can be"),
-        pytest.param(lambda mine: [_frame(0, mine.chunks[0][:-1])], id="shorter than its chunk"),
-        pytest.param(lambda mine: [_frame(6, mine.chunks[0])], id="a chunk that the unit has not"),
-        pytest.param(lambda mine: [b"X" + _frame(0, mine.chunks[0])[1:]], id="unknown tag"),
+        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[1])], id="another hash"),
+        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0] + bytes(4))], id="longer than its chunk"),
+        pytest.param(lambda mine: [chunk_frame(0, bytes(MAX_FRAME_BYTES - 5))], id="as long as a frame can be"),
+        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0][:-1])], id="shorter than its chunk"),
+        pytest.param(lambda mine: [chunk_frame(6, mine.chunks[0])], id="a chunk that the unit has not"),
+        pytest.param(lambda mine: [b"X" + chunk_frame(0, mine.chunks[0])[1:]], id="unknown tag"),
         pytest.param(lambda mine: [b"C"], id="no chunk at all"),
     ],
 )
 async def test_a_stream_with_a_bad_chunk_is_reset_and_nothing_of_it_counts(spoil: Spoil, autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
-        hello = _hello(world.proposal(ONE_SLICE), mine)
-        await _assert_refused(world, sides, hello, [*spoil(mine), *_all_frames(mine)])
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.parties[2], 2)
+        hello = hello_of(world.proposal(ONE_SLICE), mine)
+        await _assert_refused(world, sides, hello, [*spoil(mine), *all_frames(mine)])
 
 
 async def test_a_frame_above_the_cap_never_leaves(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.parties[2], 2)
         sides[0].begin(world.proposal(ONE_SLICE))
         with pytest.raises(LocalProtocolError):
-            await _talk(
+            await talk(
                 world.parties[2],
                 world.parties[0],
-                _hello(world.proposal(ONE_SLICE), mine),
+                hello_of(world.proposal(ONE_SLICE), mine),
                 [bytes(MAX_FRAME_BYTES + 1)],
             )
 
 
 async def test_a_chunk_of_another_slice_is_refused(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.parties[2], 2)
         proposal = world.proposal(TWO_SLICES)
         sides[0].begin(proposal)
         with pytest.raises(PeerUnreachable), trio.fail_after(1.0):
-            await _talk(world.parties[2], world.parties[0], _hello(proposal, mine), [_frame(4, mine.chunks[4])])
+            await talk(world.parties[2], world.parties[0], hello_of(proposal, mine), [chunk_frame(4, mine.chunks[4])])
 
 
 @pytest.mark.parametrize("first_chunk", [4, 1, 6])
 async def test_a_slice_that_the_reducer_does_not_have_is_refused(first_chunk: int, autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.parties[2], 2)
         proposal = world.proposal(TWO_SLICES)
         sides[0].begin(proposal)
-        hello = _hello(proposal, mine, first_chunk=first_chunk)
+        hello = hello_of(proposal, mine, first_chunk=first_chunk)
         with pytest.raises(PeerUnreachable), trio.fail_after(1.0):
-            await _talk(world.parties[2], world.parties[0], hello, _all_frames(mine))
+            await talk(world.parties[2], world.parties[0], hello, all_frames(mine))
 
 
-async def test_a_header_changed_after_signing_is_refused(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
-        tampered = bytearray(mine.header)
-        tampered[-80] ^= 1
-        hello = _hello(world.proposal(ONE_SLICE), mine, contribution=bytes(tampered))
-        await _assert_refused(world, sides, hello, _all_frames(mine))
+def _spoilt(header: bytes) -> bytes:
+    return header[:-80] + bytes([header[-80] ^ 1]) + header[-79:]
 
 
-async def test_a_header_signed_by_another_is_refused(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[2], 2)
-        foreign = _signed(world.stranger, mine, member=world.parties[2].member)
-        hello = _hello(world.proposal(ONE_SLICE), mine, contribution=foreign)
-        await _assert_refused(world, sides, hello, _all_frames(mine))
+def _of_another_session(party: Party) -> EncodedContribution:
+    mine = contribution_of(party, 2)
+    return replace(mine, header=signed_header(party, mine, member=Member(party.peer, 1, 2)))
 
 
-async def test_a_member_cannot_bring_the_contribution_of_another(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.parties[1], 1)
-        await _assert_refused(world, sides, _hello(world.proposal(ONE_SLICE), mine), _all_frames(mine))
+Forge = Callable[[RoundWorld, EncodedContribution], EncodedContribution]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        pytest.param(lambda w, mine: replace(mine, header=_spoilt(mine.header)), id="changed after signing"),
+        pytest.param(
+            lambda w, mine: replace(mine, header=signed_header(w.stranger, mine, member=w.parties[2].member)),
+            id="signed by another",
+        ),
+        pytest.param(lambda w, mine: contribution_of(w.parties[1], 1), id="another member's own"),
+        pytest.param(
+            lambda w, mine: _of_another_session(w.parties[2]), id="of a session that the proposal does not name"
+        ),
+    ],
+)
+async def test_a_contribution_with_a_false_header_is_refused(forge: Forge, autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        mine = forge(world, contribution_of(world.parties[2], 2))
+        await _assert_refused(world, sides, hello_of(world.proposal(ONE_SLICE), mine), all_frames(mine))
 
 
 async def test_a_peer_that_is_no_member_is_refused(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        mine = _contribution(world.stranger, 9)
-        hello = _hello(world.proposal(ONE_SLICE), mine)
-        await _assert_refused(world, sides, hello, _all_frames(mine), sender=world.stranger)
+    async with three_sides() as (world, sides):
+        mine = contribution_of(world.stranger, 9)
+        hello = hello_of(world.proposal(ONE_SLICE), mine)
+        await _assert_refused(world, sides, hello, all_frames(mine), sender=world.stranger)
 
 
 async def test_a_peer_that_is_no_member_does_not_get_the_result_either(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
+    async with three_sides() as (world, sides):
         hello = replace(
-            _hello(world.proposal(ONE_SLICE), _contribution(world.stranger, 9)), contribution=b"", chunk_hashes=b""
+            hello_of(world.proposal(ONE_SLICE), contribution_of(world.stranger, 9)), contribution=b"", chunk_hashes=b""
         )
         await _assert_refused(world, sides, hello, [END], sender=world.stranger)
 
 
-async def test_a_session_that_the_proposal_does_not_name_is_refused(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
-        late = world.parties[2]
-        mine = _contribution(late, 2)
-        header = _signed(late, mine, member=Member(late.peer, 1, 2))
-        hello = _hello(world.proposal(ONE_SLICE), mine, contribution=header)
-        await _assert_refused(world, sides, hello, _all_frames(mine))
-
-
-async def test_a_second_root_of_one_incarnation_is_refused_in_a_new_session_as_well(autojump_clock: Clock) -> None:
-    async with _three() as (world, sides):
+async def test_a_restarted_member_may_offer_again_in_an_attempt_that_names_its_session(autojump_clock: Clock) -> None:
+    """And what its session before had sent is no longer counted: who sent it died with what it was to be taken out of."""
+    async with three_sides() as (world, sides):
         with trio.move_on_after(2.0):
-            await _run_all([sides[0], sides[2]], world.proposal(ONE_SLICE, reduce_within_s=60.0))
+            await run_all([sides[0], sides[2]], world.proposal(ONE_SLICE, reduce_within_s=60.0))
         first = sides[0].offers.get(world.parties[2].peer)
         assert first is not None
         world.parties[2].boot()
+        second = contribution_of(world.parties[2], 7)
         proposal = world.proposal(ONE_SLICE, attempt=1)
-        exchanges = [side.begin(proposal) for side in sides[:2]]
-        second = _contribution(world.parties[2], 7)
-        async with trio.open_nursery() as nursery:
-            for exchange in exchanges:
-                nursery.start_soon(exchange.run)
-            with pytest.raises(PeerUnreachable), trio.fail_after(1.0):
-                await _talk(world.parties[2], world.parties[0], _hello(proposal, second), _all_frames(second))
+        async with running(sides[:2], proposal):
+            await talk(world.parties[2], world.parties[0], hello_of(proposal, second), all_frames(second))
         roots = [entry.root for entry in sides[0].kept[0][0].included if entry.peer == world.parties[2].peer]
-        assert roots == [first.header.root]
+        assert roots == [second.root] != [first.header.root]
 
 
 # --- what a member does not take ----------------------------------------------------------------------------------------------
-
-
-def _result(world: RoundWorld, chunks: Sequence[bytes], **changes: object) -> ResultHeader:
-    included = Included(world.parties[0].peer, 1, Root(bytes(32)), TOKENS, world.genesis.head, Root(bytes(32)))
-    proposal = world.proposal(ONE_SLICE)
-    header = ResultHeader(
-        UNIT,
-        proposal.base,
-        proposal.ballot,
-        0,
-        6,
-        world.parties[0].peer,
-        (included,),
-        (),
-        TOKENS,
-        result_root(chunks),
-    )
-    return replace(header, **changes)  # type: ignore[arg-type]
-
-
-async def _answer_with(world: RoundWorld, side: Side, answers: list[list[bytes]]) -> None:
-    """Run one member against a reducer that gives these answers, one a stream; the last one is the true one."""
-    left = list(answers)
-
-    async def reduce(sender: PeerId, stream: Stream) -> None:
-        await stream.receive_frame()
-        await stream.send_frame(bytes([1] * GRID.num_chunks))
-        await stream.receive_frame()
-        for frame in left.pop(0):
-            await stream.send_frame(frame)
-
-    exchange = side.begin(world.proposal(ONE_SLICE))
-    world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, reduce)
-    with trio.fail_after(10.0):
-        await exchange.run()
-    assert left == []
 
 
 @pytest.mark.parametrize(
@@ -479,24 +423,74 @@ async def _answer_with(world: RoundWorld, side: Side, answers: list[list[bytes]]
 async def test_a_false_result_is_not_kept_and_the_true_one_is_asked_for_again(
     fault: str, autojump_clock: Clock
 ) -> None:
-    async with _three() as (world, sides):
+    async with three_sides() as (world, sides):
         reducer = world.parties[0]
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
-        header = _result(world, chunks)
+        header = result_header(world, chunks)
         true = [reducer.sign(encode_body(header)), *chunks]
         false = {
             "other bytes": [true[0], chunks[1], *chunks[1:]],
             "another signer": [world.parties[2].sign(encode_body(header)), *chunks],
             "another attempt": [
-                reducer.sign(encode_body(_result(world, chunks, ballot=world.proposal(ONE_SLICE, attempt=1).ballot))),
+                reducer.sign(
+                    encode_body(result_header(world, chunks, ballot=world.proposal(ONE_SLICE, attempt=1).ballot))
+                ),
                 *chunks,
             ],
-            "another slice": [reducer.sign(encode_body(_result(world, chunks, first_chunk=1))), *chunks],
+            "another slice": [reducer.sign(encode_body(result_header(world, chunks, first_chunk=1))), *chunks],
             "cut short": true[:-1],
             "too long": [true[0], chunks[0] + bytes(4), *chunks[1:]],
             "nothing": [],
             "garbage": [b"no envelope", *chunks],
         }[fault]
-        await _answer_with(world, sides[1], [false, true])
+        await answer_with(world, sides[1], [false, true])
         assert sides[1].num_kept == 1
         assert sides[1].kept[0] == (header, b"".join(chunks))
+
+
+# --- how long an upload takes -------------------------------------------------------------------------------------------------
+
+
+def _meter(num_chunks: int = 4) -> UploadMeter:
+    meter = UploadMeter()
+    meter.begin(10.0)
+    for chunk in range(num_chunks):
+        meter.want(chunk, 100)
+    return meter
+
+
+def test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not() -> None:
+    meter = _meter()
+    assert meter.seconds(13.0) == 6.0, "nothing left in three seconds: it takes twice that, at least"
+    assert meter.bytes_per_s(13.0) == 0
+    meter.sent(0, 100, 14.0)
+    assert meter.seconds(15.0) == 4 * 5.0
+    for chunk in (1, 2, 3):
+        meter.sent(chunk, 100, 18.0)
+    assert meter.seconds(99.0) == 8.0
+    assert meter.bytes_per_s(99.0) == 50
+
+
+def test_a_chunk_that_is_sent_twice_counts_once() -> None:
+    meter = _meter()
+    meter.want(3, 100)  # its slice has another reducer now
+    for chunk in (0, 1, 2, 3, 3):
+        meter.sent(chunk, 100, 18.0)
+    assert meter.seconds(99.0) == 8.0
+
+
+def test_what_need_not_be_sent_any_more_is_not_waited_for() -> None:
+    """Its slice came to ourselves, or its reducer has it of an attempt before."""
+    meter = _meter()
+    for chunk in (0, 1, 2):
+        meter.sent(chunk, 100, 18.0)
+    for chunk in (2, 3):
+        meter.spare(chunk)
+    assert meter.seconds(99.0) == 8.0
+
+
+def test_an_upload_of_nothing_has_no_measure() -> None:
+    assert UploadMeter().seconds(5.0) is None
+    meter = _meter(1)
+    meter.spare(0)
+    assert (meter.seconds(5.0), meter.bytes_per_s(5.0)) == (None, 0)

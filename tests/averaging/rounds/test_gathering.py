@@ -8,7 +8,7 @@ import trio.testing
 
 from averaging.rounds.gathering import EXCHANGE_PATIENCE_S, GATHER_WITHIN_S, Gatherer
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.messages import FetchResult
+from protocol.rounds.requests import FetchResult
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
 
 Clock = trio.testing.MockClock
@@ -145,6 +145,27 @@ async def test_gathering_ends_when_the_head_has_moved(autojump_clock: Clock) -> 
             nursery.start_soon(move)
             assert not await _gatherer(gathering).gather(other.record, (world.parties[0].peer,))
         assert trio.current_time() < 7.0
+
+
+async def test_bytes_of_another_lineage_are_gathered_for_as_long_as_they_are_wanted(autojump_clock: Clock) -> None:
+    """Whatever our own head does meanwhile."""
+    async with _one_commit() as (world, commit, gathering):
+        await gathering.apply(world.commit_on(world.start, 77))
+        wanted = trio.Event()
+
+        async def lose_interest() -> None:
+            await trio.sleep(5.0)
+            wanted.set()
+
+        gatherer, holders = _gatherer(gathering), (world.parties[0].peer, world.parties[1].peer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose_interest)
+            assert not await gatherer.gather(commit.record, holders, lambda: not wanted.is_set())
+        assert 5.0 <= trio.current_time() < 7.0
+        await commit.write_results(world.parties[0])
+        assert not await gatherer.gather(commit.record, holders)
+        assert await gatherer.gather(commit.record, holders, lambda: True)
+        assert await _holds_all(gathering, commit)
 
 
 async def test_a_running_exchange_may_bring_the_bytes_before_anybody_is_asked(autojump_clock: Clock) -> None:

@@ -9,12 +9,13 @@ import trio.testing
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
-from averaging.rounds.reduction import Offer, Offers, Reduction
+from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Ballot, ContributionHeader, ExchangeHello, Member, Proposal, SliceSpec
+from protocol.rounds.messages import Ballot, ContributionHeader, Member, Proposal, SliceSpec
+from protocol.rounds.requests import ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body
 from tests.simulation.signing import HashSigner, HashVerifier
@@ -102,6 +103,32 @@ def test_a_second_root_of_one_member_on_one_base_is_refused() -> None:
     _offer(offers, 1)
     with pytest.raises(RemoteProtocolError, match="two contributions"):
         offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, _contribution(9)))
+
+
+def test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more() -> None:
+    offers = _offers()
+    _offer(offers, 1)
+    reborn = replace(MEMBERS[1], session=2)
+    proposal = replace(PROPOSAL, ballot=Ballot(1, SIGNERS[0].peer_id), members=(MEMBERS[0], reborn, MEMBERS[2]))
+    mine = _contribution(9)
+    offer = offers.admit(SIGNERS[1].peer_id, proposal, _hello(1, mine, member=reborn))
+    assert (offer.header.root, offer.chunks) == (mine.root, {})
+    assert offers.get(SIGNERS[1].peer_id) is offer
+    with pytest.raises(RemoteProtocolError):
+        offers.admit(SIGNERS[1].peer_id, proposal, _hello(1, _contribution(1)))
+
+
+def test_a_delta_beyond_all_measure_is_left_out_and_named() -> None:
+    offers = _offers()
+    _offer(offers, 0)
+    huge = encode_contribution(torch.zeros(40), torch.full((40,), 10 * MAX_DELTA), 100, CODEC, GRID)
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, huge))
+    offer.chunks.update(enumerate(huge.chunks))
+    result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
+    assert result is not None
+    assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id]
+    named = {omission.peer: omission.reason for omission in result.header.omitted}
+    assert named[SIGNERS[1].peer_id].startswith("not decodable: a delta of 1e+19")
 
 
 @pytest.mark.parametrize(

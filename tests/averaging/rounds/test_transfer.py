@@ -35,7 +35,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.messages import FetchCommits, FetchRequest, FetchResult, FetchShard, FetchState
+from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchShard, FetchState
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_certificate, encode_fetch
 from tests.averaging.rounds.round_world import (
@@ -103,7 +103,7 @@ async def test_a_result_longer_than_a_piece_comes_in_several_frames(autojump_clo
 async def test_other_bytes_than_the_record_names_are_an_error_of_the_donor(autojump_clock: Clock) -> None:
     async with _donors(1) as (world, made, me):
         world.parties[0].serve_frames([made[0].results[0][::-1]])
-        with pytest.raises(RemoteProtocolError, match="other bytes"):
+        with pytest.raises(RemoteProtocolError, match="another hash"):
             await fetch_result(me.network, world.parties[0].peer, _request(made[0]), CODEC, GRID)
 
 
@@ -123,19 +123,40 @@ async def test_an_answer_is_cut_off_where_it_exceeds_what_was_asked_for(autojump
 async def test_the_commits_after_a_base_come_in_order_and_no_others(first: int, autojump_clock: Clock) -> None:
     async with _donors(3) as (world, made, me):
         after = made[first - 1].link.commit if first else world.genesis.head
-        raws = await fetch_commits(me.network, world.parties[0].peer, UNIT, after)
+        raws = await fetch_commits(me.network, world.parties[0].peer, UNIT, [after])
         assert raws == [encode_certificate(commit.certificate) for commit in made[first:]]
+
+
+async def test_of_several_known_commits_the_newest_that_the_donor_has_counts_in_any_order(
+    autojump_clock: Clock,
+) -> None:
+    async with _donors(3) as (world, made, me):
+        here = [CommitId(b"?" * 32), made[1].link.commit, world.genesis.head, made[0].link.commit]
+        for known in (here, here[::-1]):
+            raws = await fetch_commits(me.network, world.parties[0].peer, UNIT, known)
+            assert raws == [encode_certificate(made[2].certificate)]
 
 
 async def test_a_base_of_another_chain_has_no_commits_after_it(autojump_clock: Clock) -> None:
     async with _donors(2) as (world, _, me):
-        assert await fetch_commits(me.network, world.parties[0].peer, UNIT, CommitId(b"?" * 32)) == []
+        assert await fetch_commits(me.network, world.parties[0].peer, UNIT, [CommitId(b"?" * 32)]) == []
+
+
+async def test_a_chain_longer_than_an_answer_comes_in_several(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _donors(3) as (world, made, me):
+        raws = [encode_certificate(commit.certificate) for commit in made]
+        monkeypatch.setattr("averaging.rounds.transfer.MAX_CHAIN_BYTES", len(raws[0]) + len(raws[1]))
+        donor = world.parties[0].peer
+        assert await fetch_commits(me.network, donor, UNIT, [world.genesis.head]) == raws[:2]
+        assert await fetch_commits(me.network, donor, UNIT, [made[1].link.commit]) == raws[2:]
 
 
 # --- states -------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_donor_offers_its_two_newest_generations(autojump_clock: Clock) -> None:
+async def test_a_donor_offers_its_generations_newest_first(autojump_clock: Clock) -> None:
     async with _donors(3) as (world, made, me):
         offered = await ask_generation(me.network, world.parties[0].peer, UNIT)
         assert [(donor.header.head, donor.header.index) for donor in offered] == [
@@ -166,10 +187,8 @@ async def test_a_state_comes_whole_with_the_root_asked_for(autojump_clock: Clock
 async def test_a_donor_whose_chunks_are_spoilt_is_replaced_by_the_next(autojump_clock: Clock) -> None:
     async with _donors(2) as (world, made, me):
         spoilt = world.parties[0]
-        for name in [name for name in spoilt.disk.files if name.startswith("generations/")]:
-            data = bytearray(spoilt.disk.files[name])
-            data[-3] ^= 1
-            spoilt.disk.files[name] = bytes(data)
+        for name in spoilt.generation_names():
+            spoilt.spoil(name)
         good = world.parties[1]
         state = await fetch_state(
             me.network, [spoilt.peer, good.peer], UNIT, GRID, made[1].link.commit, good.chain.root
@@ -310,7 +329,7 @@ async def test_a_request_for_another_unit_finds_nothing(kind: str, autojump_cloc
         def request(unit: UnitName) -> FetchRequest:
             requests: dict[str, FetchRequest] = {
                 "result": replace(_request(made[0]), unit=unit),
-                "commits": FetchCommits(unit, world.genesis.head),
+                "commits": FetchCommits(unit, (world.genesis.head,)),
                 "state": FetchState(unit, 0, GRID.num_chunks, made[0].link.commit),
                 "head": FetchState(unit, 0, 0, b""),
             }
@@ -337,7 +356,7 @@ async def test_a_generation_replaced_during_a_download_resets_the_stream(autojum
             await service.serve(peer, await read_request(stream), stream)
 
         def take(chunk: bytes) -> None:
-            for name in [name for name in donor.disk.files if name.startswith("generations/")]:
+            for name in donor.generation_names():
                 del donor.disk.files[name]
 
         donor.network.serve_streams(FETCH_CHANNEL, serve)

@@ -10,13 +10,13 @@ import trio.testing
 
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.transfer import fetch_commits
-from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS, SNAPSHOT_BYTES_PER_VALUE, adoption_shift
+from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS, SNAPSHOT_BYTES_PER_VALUE
 from averaging.state import state_root
 from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
-from protocol.ids import Root
+from protocol.ids import CommitId, Root
 from protocol.rounds.chain import verify_certificate
-from protocol.rounds.messages import Ballot, Certificate
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Certificate
 from protocol.wire import decode_certificate, encode_certificate
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -30,6 +30,7 @@ from tests.averaging.rounds.round_world import (
     RoundWorld,
     certificates,
     open_world,
+    tree_nodes,
 )
 
 Clock = trio.testing.MockClock
@@ -45,22 +46,6 @@ async def _after(num_commits: int) -> AsyncIterator[tuple[RoundWorld, list[MadeC
         for commit in made:
             await world.parties[0].apply(commit)
         yield world, made, world.parties[0]
-
-
-def _generation_names(party: Party) -> list[str]:
-    return sorted(name for name in party.disk.files if name.startswith("generations/"))
-
-
-def _spoil(party: Party, name: str) -> None:
-    data = bytearray(party.disk.files[name])
-    data[-3] ^= 1
-    party.disk.files[name] = bytes(data)
-
-
-async def _restart(party: Party) -> None:
-    party.crash()
-    party.boot()
-    await party.chain.restore()
 
 
 # --- applying -----------------------------------------------------------------------------------------------------------------
@@ -84,7 +69,7 @@ async def test_a_follower_that_applies_the_certificates_of_another_has_its_root(
     async with _after(3) as (world, made, leader):
         leader.serve_fetches()
         follower = world.parties[1]
-        raws = await fetch_commits(follower.network, leader.peer, UNIT, follower.chain.head.commit)
+        raws = await fetch_commits(follower.network, leader.peer, UNIT, [follower.chain.head.commit])
         for raw, commit in zip(raws, made, strict=True):
             certificate = decode_certificate(raw)
             link = verify_certificate(certificate, follower.chain.head, verifier=VERIFIER, run_id=RUN_ID)
@@ -92,13 +77,8 @@ async def test_a_follower_that_applies_the_certificates_of_another_has_its_root(
             await follower.chain.apply(link, certificate)
         assert follower.chain.root == leader.chain.root != Root(bytes(32))
         assert follower.chain.certificates == leader.chain.certificates
-
-
-async def test_another_update_makes_another_root(autojump_clock: Clock) -> None:
-    async with _after(0) as (world, _, party):
-        await party.apply(world.commit_on(party.chain.head, 1))
-        await world.parties[1].apply(world.commit_on(world.parties[1].chain.head, 2))
-        assert party.chain.root != world.parties[1].chain.root
+        await world.parties[2].apply(world.commit_on(world.start, 99))
+        assert world.parties[2].chain.root != leader.chain.root
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -135,7 +115,7 @@ async def test_results_of_failed_attempts_go_when_the_commit_is_applied(autojump
 async def test_a_restart_comes_back_to_the_same_head_and_root(autojump_clock: Clock) -> None:
     async with _after(3) as (world, made, party):
         root, raws = party.chain.root, list(party.chain.certificates)
-        await _restart(party)
+        await party.restart()
         assert (party.chain.head, party.chain.root) == (made[2].link, root)
         assert party.chain.certificates == raws
         following = world.commit_on(made[2].link, 3)
@@ -149,8 +129,8 @@ async def test_the_log_replays_what_the_newest_generation_lacks(autojump_clock: 
     """As after a crash between a certificate and its generation."""
     async with _after(3) as (_, made, party):
         root = party.chain.root
-        del party.disk.files[_generation_names(party)[-1]]
-        await _restart(party)
+        del party.disk.files[party.generation_names()[-1]]
+        await party.restart()
         assert (party.chain.head, party.chain.root) == (made[2].link, root)
 
 
@@ -160,11 +140,11 @@ async def test_damaged_generations_are_passed_over_and_the_log_leads_to_the_same
 ) -> None:
     async with _after(4) as (_, made, party):
         root = party.chain.root
-        names = _generation_names(party)
+        names = party.generation_names()
         assert len(names) == 2
         for name in names[-num_spoilt:]:
-            _spoil(party, name)
-        await _restart(party)
+            party.spoil(name)
+        await party.restart()
         assert (party.chain.head, party.chain.root) == (made[3].link, root)
 
 
@@ -173,7 +153,7 @@ async def test_a_crash_between_the_certificate_and_the_state_loses_nothing(autoj
         commit = world.commit_on(made[0].link, 5)
         await commit.write_results(party)
         await party.log.log_certificate(made[0].link.commit, encode_certificate(commit.certificate))
-        await _restart(party)
+        await party.restart()
         assert party.chain.head == commit.link
 
 
@@ -207,17 +187,17 @@ async def test_a_crash_at_any_moment_of_applying_is_made_good_by_applying_again(
 async def test_bytes_damaged_on_disk_are_not_replayed_but_wanted_again(autojump_clock: Clock) -> None:
     async with _after(3) as (_, made, party):
         root = party.chain.root
-        for name in _generation_names(party):
-            _spoil(party, name)
+        for name in party.generation_names():
+            party.spoil(name)
         damaged = made[1].record
-        _spoil(party, f"results/{damaged.parent.hex()}/{damaged.slices[1].result_hash.hex()}")
-        await _restart(party)
+        party.spoil(f"results/{damaged.parent.hex()}/{damaged.slices[1].result_hash.hex()}")
+        await party.restart()
         assert party.chain.head == made[0].link
         assert not await party.log.holds_results(damaged.parent, [damaged.slices[1].result_hash])
         for commit in made[1:]:
             await party.apply(commit)
         assert party.chain.root == root
-        await _restart(party)
+        await party.restart()
         assert (party.chain.head, party.chain.root) == (made[2].link, root)
 
 
@@ -253,37 +233,43 @@ async def test_an_ack_whose_bytes_are_on_disk_is_remembered(autojump_clock: Cloc
         assert (opened.promised, opened.highest_attempt) == (ballot, ATTEMPT)
 
 
-async def test_a_crash_between_an_ack_and_its_bytes_makes_the_ack_void_and_keeps_the_promise(
-    autojump_clock: Clock,
-) -> None:
+async def test_an_ack_holds_after_a_restart_whatever_became_of_its_bytes(autojump_clock: Clock) -> None:
+    """A quorum may have counted it: it is told to whoever takes over, and they find the bytes elsewhere."""
     async with _after(1) as (world, made, party):
         commit = world.commit_on(made[0].link, 5)
-        await commit.write_results(party, slices=[0])
-
-        async def write_the_rest() -> None:
-            with pytest.raises(StorageError):
-                await commit.write_results(party, slices=[1])
-
+        await commit.write_results(party)
         ballot = await _ack(party, commit)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(write_the_rest)
-            await trio.sleep(0.001)
-            party.crash()
+        party.spoil(f"results/{commit.record.parent.hex()}/{commit.record.slices[1].result_hash.hex()}")
         party.boot()
         opened = await party.chain.restore()
-        assert opened.acked is None
-        assert opened.promised == ballot
+        assert opened.acked is not None
+        assert (opened.acked.ballot, opened.promised) == (ballot, ballot)
         assert party.chain.head == made[0].link
 
 
-async def test_a_contribution_made_before_a_restart_is_known_but_not_at_hand(autojump_clock: Clock) -> None:
-    async with _after(1) as (_, made, party):
-        await party.chain.log_contribution(made[0].link.commit, LoggedContribution(Root(b"c" * 32), 700, 9))
+async def test_a_lone_ack_is_remembered_beside_the_other(autojump_clock: Clock) -> None:
+    async with _after(1) as (world, made, party):
+        ballot = await _ack(party, world.commit_on(made[0].link, 5))
+        lone = world.commit_on(made[0].link, 6, members=[0], is_lone=True)
+        higher = Ballot(ATTEMPT + 1, party.peer)
+        await party.log.log_ack(made[0].link.commit, higher, lone.certificate.record, lone=True)
         party.boot()
         opened = await party.chain.restore()
-        assert opened.contribution is not None
-        assert (opened.contribution.root, opened.contribution.tokens) == (Root(b"c" * 32), 700)
-        assert not opened.contribution_is_possible
+        assert opened.acked is not None
+        assert opened.acked_lone is not None
+        assert (opened.acked.ballot, opened.acked_lone.ballot, opened.promised) == (ballot, higher, higher)
+
+
+async def test_a_goodbye_binds_on_its_base_and_names_no_attempt(autojump_clock: Clock) -> None:
+    async with _after(1) as (world, made, party):
+        await party.log.log_promise(made[0].link.commit, Ballot(LAST_ATTEMPT, party.peer))
+        party.boot()
+        opened = await party.chain.restore()
+        assert (opened.has_left, opened.promised, opened.highest_attempt) == (True, None, 0)
+        following = world.commit_on(made[0].link, 5)
+        await party.apply(following)
+        party.boot()
+        assert not (await party.chain.restore()).has_left
 
 
 async def test_what_was_promised_on_an_older_base_does_not_bind_the_open_one(autojump_clock: Clock) -> None:
@@ -293,7 +279,7 @@ async def test_what_was_promised_on_an_older_base_does_not_bind_the_open_one(aut
         await party.apply(commit)
         party.boot()
         opened = await party.chain.restore()
-        assert (opened.promised, opened.acked, opened.contribution) == (None, None, None)
+        assert (opened.promised, opened.acked) == (None, None)
 
 
 async def test_data_goes_on_after_the_last_step_that_a_commit_counted(autojump_clock: Clock) -> None:
@@ -306,9 +292,21 @@ async def test_data_goes_on_after_the_last_step_that_a_commit_counted(autojump_c
         await party.chain.log_contribution(first.link.commit, LoggedContribution(Root(b"x" * 32), 100, 15))
         await party.apply(world.commit_on(first.link, 2, roots=roots))
         assert party.chain.data_position(party.peer) == 7
-        await _restart(party)
+        await party.restart()
         assert party.chain.data_position(party.peer) == 7
         assert party.chain.data_position(world.stranger.peer) == 0
+
+
+async def test_data_goes_on_after_what_any_session_offered_on_the_open_base(autojump_clock: Clock) -> None:
+    """It may still be counted."""
+    async with _after(0) as (world, _, party):
+        roots = [Root(bytes([n]) * 32) for n in range(1, 4)]
+        for root, next_step in ((roots[0], 7), (Root(b"x" * 32), 12), (Root(b"y" * 32), 9)):
+            await party.chain.log_contribution(party.chain.head.commit, LoggedContribution(root, 100, next_step))
+        await party.restart()
+        assert party.chain.data_position(party.peer) == 12
+        await party.apply(world.commit_on(party.chain.head, 1, roots=roots))
+        assert party.chain.data_position(party.peer) == 7, "the others died untold"
 
 
 # --- pruning ------------------------------------------------------------------------------------------------------------------
@@ -322,10 +320,11 @@ async def test_pruning_bounds_the_updates_and_keeps_what_a_replay_needs(autojump
             if await party.log.holds_results(commit.record.parent, [s.result_hash for s in commit.record.slices])
         ]
         assert held == made[-KEPT_UPDATES:]
-        assert len(_generation_names(party)) == 2
+        kept = [made[index - 1].link.commit for index in (4, 8, 11, 12)]
+        assert [ref.commit for ref in await party.generations.list()] == kept
         root = party.chain.root
-        _spoil(party, _generation_names(party)[-1])
-        await _restart(party)
+        party.spoil(party.generation_names()[-1])
+        await party.restart()
         assert (party.chain.head, party.chain.root) == (made[-1].link, root)
 
 
@@ -333,38 +332,110 @@ async def test_without_any_good_generation_a_pruned_chain_starts_over_and_says_w
     autojump_clock: Clock,
 ) -> None:
     async with _after(KEPT_UPDATES + 1) as (world, _, party):
-        for name in _generation_names(party):
-            _spoil(party, name)
-        await _restart(party)
+        for name in party.generation_names():
+            party.spoil(name)
+        await party.restart()
         assert party.chain.head.commit == world.genesis.head
         assert party.chain.certificates == []
         assert party.chain.root == state_root(world.genesis, GRID)
 
 
+# --- other lineages -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_state_at_an_earlier_commit_is_rebuilt_from_what_is_kept_and_unknown_before(
+    autojump_clock: Clock,
+) -> None:
+    async with _after(0) as (world, _, party):
+        roots = []
+        for commit in world.commits(KEPT_UPDATES + 4):
+            roots.append((await party.apply(commit)).root)
+        for link, root in zip(party.chain.links[1:], roots, strict=True):
+            state = await party.chain.state_at(link.commit)
+            assert (state_root(state, GRID) if state is not None else None) == (root if link.index >= 4 else None)
+        assert await party.chain.state_at(CommitId(b"?" * 32)) is None
+
+
+async def test_the_state_at_the_last_commit_of_a_quorum_is_kept_however_long_we_go_on_alone(
+    autojump_clock: Clock,
+) -> None:
+    async with _after(2) as (world, made, party):
+        agreed = party.chain.state
+        for seed in range(2 * KEPT_UPDATES):
+            await party.apply(world.commit_on(party.chain.head, seed, members=[0], is_lone=True))
+        await party.restart()
+        assert party.chain.last_agreed == made[1].link
+        fork = await party.chain.state_at(made[1].link.commit)
+        assert fork is not None
+        assert state_root(fork, GRID) == state_root(agreed, GRID)
+
+
+@pytest.mark.parametrize("moment_s", [0.001, 0.005, 0.009, 0.013, 0.03])
+async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other(
+    moment_s: float, autojump_clock: Clock
+) -> None:
+    async with _after(1) as (world, made, party):
+        ours = world.commit_on(made[0].link, 5, members=[0], is_lone=True)
+        await party.apply(ours)
+        won = [world.commit_on(made[0].link, 6, members=[1, 2])]
+        won.append(world.commit_on(won[0].link, 7, members=[1, 2]))
+        for commit in won:
+            await commit.write_results(party)
+        fork = await party.chain.state_at(made[0].link.commit)
+        assert fork is not None
+        state = await party.chain.replay(fork, tree_nodes(won))
+        prepared = await party.chain.prepared(made[0].link.commit, tree_nodes(won), fork, state)
+
+        async def switch() -> None:
+            try:
+                await party.chain.switch(prepared)
+            except StorageError:
+                return
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(switch)
+            await trio.sleep(moment_s)
+            party.crash()
+        party.boot()
+        await party.chain.restore()
+        chain = party.chain
+        assert [link.commit for link in chain.links[2:]] in ([ours.link.commit], [c.link.commit for c in won])
+        assert chain.root == state_root(chain.state, GRID)
+        assert chain.state.head == chain.head.commit
+
+
+async def test_a_lineage_taken_where_our_own_lost_its_bytes_is_the_one_after_a_restart(autojump_clock: Clock) -> None:
+    async with _after(3) as (world, made, party):
+        for name in [*party.generation_names(), *(n for n in party.disk.files if made[0].link.commit.hex() in n)]:
+            party.spoil(name)
+        await party.restart()
+        assert party.chain.head == made[0].link
+        for seed in (8, 9):
+            await party.apply(world.commit_on(party.chain.head, seed))
+        head = party.chain.head
+        await party.restart()
+        assert party.chain.head == head
+        assert made[2].link.commit in party.chain.tree.nodes, "what was proven once is still known"
+
+
 # --- starting from a downloaded state -----------------------------------------------------------------------------------------
 
 
-async def test_a_downloaded_state_becomes_ours_and_survives_a_restart(autojump_clock: Clock) -> None:
+async def test_a_downloaded_state_and_the_chain_up_to_it_become_ours_and_survive_a_restart(
+    autojump_clock: Clock,
+) -> None:
     async with _after(3) as (world, made, donor):
-        newcomer = world.parties[1]
-        await newcomer.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+        newcomer, longer = world.parties[1], [*certificates(donor.chain.certificates), world.commits(4)[3].certificate]
+        await newcomer.chain.start_from(donor.chain.state, longer)
         assert (newcomer.chain.head, newcomer.chain.root) == (made[2].link, donor.chain.root)
-        await _restart(newcomer)
+        await newcomer.restart()
         assert (newcomer.chain.head, newcomer.chain.root) == (made[2].link, donor.chain.root)
         following = world.commit_on(made[2].link, 3)
         await newcomer.apply(following)
         await donor.apply(following)
         assert newcomer.chain.root == donor.chain.root
-        await _restart(newcomer)
+        await newcomer.restart()
         assert newcomer.chain.root == donor.chain.root
-
-
-async def test_a_state_in_the_middle_of_the_chain_takes_the_chain_up_to_it(autojump_clock: Clock) -> None:
-    async with _after(2) as (world, made, donor):
-        state, newcomer = donor.chain.state, world.parties[1]
-        await donor.apply(world.commit_on(made[1].link, 3))
-        await newcomer.chain.start_from(state, certificates(donor.chain.certificates))
-        assert newcomer.chain.head == made[1].link
 
 
 async def test_a_state_that_the_certificates_do_not_lead_to_changes_nothing(autojump_clock: Clock) -> None:
@@ -409,7 +480,7 @@ async def test_a_crash_while_a_downloaded_state_is_taken_over_keeps_the_state_be
         for commit in made[behind.chain.head.index :]:
             await behind.apply(commit)
         assert behind.chain.root == donor.chain.root
-        await _restart(behind)
+        await behind.restart()
         assert behind.chain.root == donor.chain.root
 
 
@@ -422,21 +493,4 @@ async def test_certificates_are_found_by_the_base_they_stand_on(autojump_clock: 
         assert chain.certificate_on(world.genesis.head) == encode_certificate(made[0].certificate)
         assert chain.certificate_on(made[0].link.commit) == encode_certificate(made[1].certificate)
         assert chain.certificate_on(made[1].link.commit) is None
-        assert list(chain.certificates_after(made[0].link.commit)) == [encode_certificate(made[1].certificate)]
-
-
-async def test_counted_chunks_keep_only_the_work_since_the_snapshot_and_the_rest_keeps_all(
-    autojump_clock: Clock,
-) -> None:
-    async with _after(1) as (world, made, party):
-        commit = world.commit_on(made[0].link, 5, omitted_from_last_slice=[0])
-        theta_N = torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(8))
-        applied = await party.apply(commit)
-        new_N, old_N = applied.state.anchor_N, applied.previous_anchor_N
-        shift_N = adoption_shift(applied, commit.record, party.peer, theta_N, GRID)
-        torch.testing.assert_close(shift_N[:40], new_N[:40] - theta_N[:40], rtol=0, atol=0)
-        torch.testing.assert_close(shift_N[40:], new_N[40:] - old_N[40:], rtol=0, atol=0)
-        other_N = adoption_shift(applied, commit.record, party.peer, None, GRID)
-        torch.testing.assert_close(other_N, new_N - old_N, rtol=0, atol=0)
-        stranger_N = adoption_shift(applied, commit.record, world.stranger.peer, theta_N, GRID)
-        torch.testing.assert_close(stranger_N, new_N - old_N, rtol=0, atol=0)
+        assert list(chain.certificates_after([made[0].link.commit])) == [encode_certificate(made[1].certificate)]

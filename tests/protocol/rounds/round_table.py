@@ -1,53 +1,83 @@
-"""Round machines around one table: every order is performed at once, messages wait in one queue, and tests decide what is lost."""
+"""Round machines around one table: every order is performed and answered, messages wait in one queue, and tests decide what is
+lost, cut, frozen or killed. Whatever a test plays, the table itself holds that one base never gets two certificates of a quorum.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import Final
 
-from protocol.envelope import NEVER_MS, seal
+from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link
+from protocol.rounds.lineage import CommitTree, TreeNode, tree_of
 from protocol.rounds.messages import (
+    LAST_ATTEMPT,
+    AckedRecord,
+    Ballot,
     Certificate,
+    CommitRecord,
+    Committed,
     Heartbeat,
     Included,
     Member,
+    Omission,
     OuterStep,
     Proposal,
     ResultHeader,
     ResultReady,
     RoundMessage,
+    SliceSpec,
     StartRecord,
     StartUnit,
 )
-from protocol.rounds.state import (
-    AckLogged,
+from protocol.rounds.orders import (
     Action,
-    Applied,
+    AnswerWithCertificate,
     BeginExchange,
-    BytesHeld,
+    CatchUp,
     Commit,
-    ContributionReady,
-    Event,
     GatherBytes,
     LogAck,
+    LogLeave,
     LogPromise,
+    PrepareContribution,
+    PrepareSwitch,
+    Send,
+    SendHeartbeat,
+    Switch,
+)
+from protocol.rounds.quorum import first_opener
+from protocol.rounds.state import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    CommitsFetched,
+    CommitStalled,
+    ContributionFailed,
+    ContributionReady,
+    Event,
+    LeaveLogged,
     MessageArrived,
+    OpenRound,
+    PeerAnswered,
     PeerLost,
     PeersListed,
-    PrepareContribution,
     Progressed,
     PromiseLogged,
     RoundConfig,
     RoundState,
-    Send,
-    SendHeartbeat,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
     Ticked,
 )
-from protocol.wire import encode_body, encode_message
+from protocol.rounds.views import own_heartbeat
+from protocol.wire import decode_body, decode_record, encode_body, encode_message
 from tests.simulation.signing import HashSigner, HashVerifier
 
 UNIT = UnitName("fragment-0")
@@ -55,20 +85,101 @@ RUN_ID = RunId(sha256(b"table").digest())
 NUM_CHUNKS = 12
 TARGET_TOKENS = 300
 OUTER = OuterStep("mean", 1.0, 0.0)
+STALL_AFTER_S: Final = 3.0
+"""So long a commit waits here for bytes that nobody has."""
+
+
+@dataclass
+class Disk:
+    """What outlives a process: the lineage, the votes on each base, and results."""
+
+    genesis: ChainLink
+    incarnation: int = 1
+    chain: list[tuple[ChainLink, Certificate]] = field(default_factory=list)
+    votes: dict[CommitId, OpenRound] = field(default_factory=dict)
+    results: set[Root] = field(default_factory=set)
+
+    @property
+    def head(self) -> ChainLink:
+        return self.chain[-1][0] if self.chain else self.genesis
+
+    @property
+    def tree(self) -> CommitTree:
+        tree = tree_of(self.genesis)
+        for link, certificate in self.chain:
+            tree = tree.add(link, certificate)
+        return tree
+
+    def promise(self, base: CommitId, ballot: Ballot) -> None:
+        votes = self.votes.get(base, OpenRound())
+        highest = ballot if votes.promised is None else max(votes.promised, ballot)
+        self.votes[base] = replace(votes, promised=highest)
+
+    def ack(self, base: CommitId, ballot: Ballot, record: bytes, is_lone: bool) -> None:
+        self.promise(base, ballot)
+        entry = AckedRecord(ballot, record)
+        votes = self.votes[base]
+        self.votes[base] = replace(votes, acked_lone=entry) if is_lone else replace(votes, acked=entry)
+
+    def open_round(self) -> OpenRound:
+        """The votes on the head, as a process that starts now reads them."""
+        votes = self.votes.get(self.head.commit, OpenRound())
+        if votes.promised is not None and votes.promised.attempt == LAST_ATTEMPT:
+            return replace(votes, promised=None, has_left=True)
+        return replace(votes, highest_attempt=votes.promised.attempt if votes.promised is not None else 0)
+
+    def after(self, known: tuple[CommitId, ...]) -> tuple[Certificate, ...]:
+        """The certificates after the newest of these commits that is on our lineage."""
+        links = [self.genesis, *(link for link, _ in self.chain)]
+        for place in range(len(links) - 1, -1, -1):
+            if links[place].commit in known:
+                return tuple(certificate for _, certificate in self.chain[place:])
+        return ()
+
+    def switch(self, fork: CommitId, path: tuple[TreeNode, ...]) -> None:
+        links = [self.genesis.commit, *(link.commit for link, _ in self.chain)]
+        del self.chain[links.index(fork) :]
+        self.chain.extend((node.link, node.certificate) for node in path if node.certificate is not None)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message on its way."""
+
+    sender: PeerId
+    to: PeerId
+    message: RoundMessage
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of an order, on its way back to the process that gave it."""
+
+    to: PeerId
+    session: int
+    event: Event
 
 
 class Seat:
     """One peer at the table."""
 
-    def __init__(self, table: Table, signer: HashSigner) -> None:
+    def __init__(self, table: Table, signer: HashSigner, genesis: ChainLink) -> None:
         self.table = table
         self.signer = signer
+        self.disk = Disk(genesis)
         self.member = Member(signer.peer_id, 1, 1)
         self.is_up = True
+        self.frozen_since_s: float | None = None
+        self.mailbox: list[Parcel] = []
         self.tokens = 100
+        self.upload_bytes_per_s = 0
+        self.has_trainer = True
         self.orders: list[Action] = []
         self.reasons: list[str] = []
         self.certificates: list[Certificate] = []
+        self.waiting: list[tuple[float, GatherBytes | Commit]] = []
+        self.reduced: set[tuple[CommitId, Ballot, int, int]] = set()
         self.state: RoundState
 
     @property
@@ -79,11 +190,32 @@ class Seat:
     def head(self) -> ChainLink:
         return self.state.link
 
+    @property
+    def is_awake(self) -> bool:
+        return self.is_up and self.frozen_since_s is None
+
+    def start(self) -> None:
+        """A process begins on the disk as it is."""
+        head, config = self.disk.head, self.table.config(self.member)
+        self.state = core.start(
+            config,
+            head,
+            self.table.now_s,
+            state_root=state_root(head.commit),
+            open_round=self.disk.open_round(),
+            tree=self.disk.tree,
+        )
+        self.feed(PeersListed(tuple(self.table.seats)))
+
+    def reconfigure(self, **changes: object) -> None:
+        """Other numbers for this peer alone."""
+        self.state = replace(self.state, config=replace(self.state.config, **changes))  # type: ignore[arg-type]
+
     def sealed(self, payload: bytes) -> bytes:
         return seal(self.signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, payload)
 
     def feed(self, event: Event) -> tuple[Action, ...]:
-        """One event; its orders are performed."""
+        """One event; its orders are performed in their order, and answered when the table talks."""
         step = core.step(self.state, event, self.table.now_s)
         self.state = step.state
         if step.reason:
@@ -93,28 +225,51 @@ class Seat:
             self.table.perform(self, action)
         return step.actions
 
+    def hear(self, sender: Seat, message: RoundMessage) -> tuple[Action, ...]:
+        """A message of another seat, signed by it, arrives now."""
+        return self.feed(MessageArrived(sender.peer, message, sender.sealed(encode_message(message))))
+
+    def sent(self, kind: type) -> list[RoundMessage]:
+        """The messages of one class that this seat has sent."""
+        messages = (action.message for action in self.orders if isinstance(action, Send))
+        return [message for message in messages if isinstance(message, kind)]
+
+    def ordered(self, kind: type) -> list[Action]:
+        """The orders of one class that this seat has given."""
+        return [action for action in self.orders if isinstance(action, kind)]
+
 
 class Table:
-    """Machines, a queue of messages between them, and a clock that tests move."""
+    """Machines, a queue of messages between them, and a clock that tests move. `numbers` go into everybody's RoundConfig.
 
-    def __init__(self, num_peers: int = 3) -> None:
+    Attributes:
+        drops: says which messages are lost on their way.
+        cuts: (from, to) links that carry nothing.
+        gathers, prepares: whether anybody's bytes arrive, for records and for other lineages.
+        no_uploads: peers whose link is too slow to give bytes to anybody.
+    """
+
+    def __init__(self, num_peers: int = 3, *, num_founders: int | None = None, **numbers: object) -> None:
         self.now_s = 100.0
-        self.queue: deque[tuple[PeerId, PeerId, RoundMessage, bytes]] = deque()
+        self.numbers = numbers
+        self.queue: deque[Parcel | Answer] = deque()
         self.drops: Callable[[PeerId, PeerId, RoundMessage], bool] = lambda sender, to, message: False
+        self.cuts: set[tuple[PeerId, PeerId]] = set()
         self.gathers = True
+        self.prepares = True
+        self.no_uploads: set[PeerId] = set()
+        self.certified: dict[CommitId, bytes] = {}
         signers = sorted((HashSigner(b"seat %d" % i) for i in range(num_peers)), key=lambda s: s.peer_id)
-        self.seats = {signer.peer_id: Seat(self, signer) for signer in signers}
+        roster = tuple(signer.peer_id for signer in signers[:num_founders])
         unit = StartUnit(UNIT, bytes(32), Root(bytes(32)))
-        roster = tuple(sorted(self.seats))
         self.start_record = encode_body(StartRecord(RUN_ID, (unit,), roster, TARGET_TOKENS, 0))
+        self.genesis = genesis_link(self.start_record, UNIT)
+        self.seats = {signer.peer_id: Seat(self, signer, self.genesis) for signer in signers}
         for seat in self.seats.values():
-            link = genesis_link(self.start_record, UNIT)
-            seat.state = core.start(self.config(seat.member), link, self.now_s, state_root=Root(bytes(32)))
-        for seat in self.seats.values():
-            seat.feed(PeersListed(roster))
+            seat.start()
 
     def config(self, me: Member) -> RoundConfig:
-        return RoundConfig(
+        config = RoundConfig(
             run_id=RUN_ID,
             unit=UNIT,
             me=me,
@@ -127,29 +282,64 @@ class Table:
             max_members=8,
             longest_interval_s=60.0,
         )
+        return replace(config, **self.numbers)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterable[Seat]:
-        return iter(self.seats.values())
+    # --- who is there ---
 
     def live(self) -> list[Seat]:
         return [seat for seat in self.seats.values() if seat.is_up]
 
+    def others(self, *seats: Seat) -> list[Seat]:
+        return [seat for seat in self.live() if seat not in seats]
+
     def opener(self) -> Seat:
         """The owner of attempt 0 on the newest head."""
-        from protocol.rounds.quorum import first_opener
-
         link = max((seat.head for seat in self.live()), key=lambda link: link.index)
         return self.seats[first_opener(link.commit, link.roster)]
 
     def kill(self, seat: Seat) -> None:
         seat.is_up = False
 
+    def restart(self, seat: Seat, *, loses_disk: bool = False) -> None:
+        """Another process of the same peer, on its disk or on a new one."""
+        if loses_disk:
+            seat.disk = Disk(self.genesis, seat.disk.incarnation + 1)
+        seat.member = Member(seat.peer, seat.disk.incarnation, seat.member.session + 1)
+        seat.mailbox, seat.waiting, seat.frozen_since_s, seat.is_up = [], [], None, True
+        seat.start()
+
+    def freeze(self, seat: Seat) -> None:
+        """It stops between two steps; what is sent to it waits."""
+        seat.frozen_since_s = self.now_s
+
+    def thaw(self, seat: Seat) -> None:
+        """It goes on: what is waiting is handled first, then it learns how late it is."""
+        lag_s = self.now_s - (seat.frozen_since_s or self.now_s)
+        seat.frozen_since_s = None
+        self.queue.extend(seat.mailbox)
+        seat.mailbox = []
+        self.talk()
+        seat.feed(Ticked(lag_s))
+        self.talk()
+
+    def split(self, *side: Seat) -> None:
+        """Nothing passes between these and the others."""
+        here = {seat.peer for seat in side}
+        self.cuts |= {(a, b) for a in self.seats for b in self.seats if (a in here) != (b in here)}
+
+    def heal(self) -> None:
+        self.cuts.clear()
+
+    # --- time and talk ---
+
     def tick(self, seconds: float = 0.5) -> None:
-        """Time passes; everybody alive trains, ticks, and talks until nothing is left to say."""
+        """Time passes; everybody awake trains, ticks, and talks until nothing is left to say."""
         self.now_s += seconds
         for seat in self.live():
-            seat.feed(Progressed(seat.tokens, True))
-            seat.feed(Ticked())
+            if seat.is_awake:
+                self._retry(seat)
+                seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
+                seat.feed(Ticked())
         self.talk()
 
     def talk(self, limit: int = 5000) -> None:
@@ -157,15 +347,30 @@ class Table:
         for _ in range(limit):
             if not self.queue:
                 return
-            sender, to, message, raw = self.queue.popleft()
-            if self.drops(sender, to, message):
-                continue
-            seat = self.seats[to]
-            if seat.is_up:
-                seat.feed(MessageArrived(sender, message, raw))
-            elif self.seats[sender].is_up:
-                self.seats[sender].feed(PeerLost(to))
+            self.deliver(self.queue.popleft())
         raise AssertionError("the table does not stop talking")
+
+    def deliver(self, item: Parcel | Answer) -> None:
+        seat = self.seats[item.to]
+        if isinstance(item, Answer):
+            if seat.is_up and seat.member.session == item.session:
+                seat.feed(item.event)
+            return
+        sender = self.seats[item.sender]
+        if (item.sender, item.to) in self.cuts or self.drops(item.sender, item.to, item.message):
+            return
+        hears_back = sender.is_awake and (item.to, item.sender) not in self.cuts and sender is not seat
+        if not seat.is_up:
+            if hears_back:
+                sender.feed(PeerLost(item.to))
+        elif seat.frozen_since_s is not None:
+            seat.mailbox.append(item)
+        else:
+            if isinstance(item.message, ResultReady):  # the bytes come with it
+                seat.disk.results.add(_hash_in(item.message))
+            seat.feed(MessageArrived(item.sender, item.message, item.raw))
+            if hears_back:
+                sender.feed(PeerAnswered(item.to))
 
     def run_until(self, is_true: Callable[[], bool], limit_s: float = 200.0) -> None:
         """Tick until the condition holds."""
@@ -174,6 +379,15 @@ class Table:
             if self.now_s > end_s:
                 raise AssertionError({s.peer: (s.head.index, s.reasons[-4:]) for s in self.live()})
             self.tick()
+
+    def run_for(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.tick()
+
+    def all_at(self, index: int) -> bool:
+        """Whether everybody alive has applied so many commits, or more."""
+        return all(seat.head.index >= index for seat in self.live())
 
     # --- performing orders ---
 
@@ -184,43 +398,118 @@ class Table:
             case SendHeartbeat():
                 self._send(seat, action.to, action.heartbeat)
             case PrepareContribution():
-                root = Root(sha256(seat.peer.encode() + action.base).digest())
-                seat.feed(ContributionReady(action.base, root, seat.tokens))
+                taken = ContributionReady(action.base, contribution_root(seat.member, action.base), seat.tokens)
+                self._answer(seat, taken if seat.has_trainer else ContributionFailed(action.base))
             case BeginExchange():
                 self._reduce(seat, action.proposal)
-            case GatherBytes():
-                if self.gathers:
-                    seat.feed(BytesHeld(action.settle))
-            case LogAck():
-                seat.feed(AckLogged(action.base, action.ballot, action.commit))
-            case LogPromise():
-                seat.feed(PromiseLogged(action.base, action.ballot))
-            case Commit():
-                seat.certificates.append(action.certificate)
-                seat.feed(Applied(action.link, action.certificate, Root(sha256(action.link.commit).digest())))
+            case GatherBytes() | Commit():
+                seat.waiting.append((self.now_s, action))
+                self._retry(seat)
+            case LogAck() | LogPromise() | LogLeave():
+                self._write_vote(seat, action)
+            case AnswerWithCertificate():
+                for certificate in seat.disk.after((action.base,))[:1]:
+                    self._send(seat, (action.to,), Committed(UNIT, certificate))
+            case CatchUp():
+                if self._reaches(seat, action.source):
+                    found = self.seats[action.source].disk.after(action.known)
+                    self._answer(seat, CommitsFetched(action.source, found))
+            case PrepareSwitch() | Switch():
+                self._switch(seat, action)
+
+    def _answer(self, seat: Seat, event: Event) -> None:
+        self.queue.append(Answer(seat.peer, seat.member.session, event))
 
     def _send(self, seat: Seat, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        if isinstance(message, Committed):
+            self._note(message.certificate)
         raw = seat.sealed(encode_message(message))
-        for peer in to:
-            self.queue.append((seat.peer, peer, message, raw))
+        self.queue.extend(Parcel(seat.peer, peer, message, raw) for peer in to)
+
+    def _note(self, certificate: Certificate) -> None:
+        record = decode_record(certificate.record)
+        if not record.lone and self.certified.setdefault(record.parent, certificate.record) != certificate.record:
+            raise AssertionError(f"two records have a quorum on base {record.parent.hex()[:8]}")
+
+    def _write_vote(self, seat: Seat, action: LogAck | LogPromise | LogLeave) -> None:
+        match action:
+            case LogAck():
+                seat.disk.ack(action.base, action.ballot, action.record, action.lone)
+                self._answer(seat, AckLogged(action.base, action.ballot, action.commit))
+            case LogPromise():
+                seat.disk.promise(action.base, action.ballot)
+                self._answer(seat, PromiseLogged(action.base, action.ballot))
+            case LogLeave():
+                seat.disk.promise(action.leave.base, Ballot(LAST_ATTEMPT, seat.peer))
+                self._answer(seat, LeaveLogged(action.leave))
+
+    # --- bytes ---
+
+    def _reaches(self, seat: Seat, other: PeerId) -> bool:
+        cut = (seat.peer, other) in self.cuts or (other, seat.peer) in self.cuts
+        return self.seats[other].is_awake and not cut
+
+    def _gather(self, seat: Seat, record: CommitRecord) -> bool:
+        """Whether all results that the record names are on the seat's disk, or within its reach."""
+        wanted = {part.result_hash for part in record.slices}
+        for other in self.seats.values():
+            if self._reaches(seat, other.peer) and other.peer not in self.no_uploads:
+                seat.disk.results |= wanted & other.disk.results
+        return wanted <= seat.disk.results
+
+    def _retry(self, seat: Seat) -> None:
+        waiting, seat.waiting = seat.waiting, []
+        for since_s, order in waiting:
+            record = order.settle.record if isinstance(order, GatherBytes) else order.certificate.record
+            if self.gathers and self._gather(seat, decode_record(record)):
+                self._gathered(seat, order)
+            elif isinstance(order, Commit) and self.now_s - since_s >= STALL_AFTER_S:
+                self._answer(seat, CommitStalled(order.link.commit, "its bytes are with nobody who answers"))
+            else:
+                seat.waiting.append((since_s, order))
+
+    def _gathered(self, seat: Seat, order: GatherBytes | Commit) -> None:
+        if isinstance(order, GatherBytes):
+            self._answer(seat, BytesHeld(order.settle))
+        elif order.link.parent == seat.disk.head.commit:
+            self._note(order.certificate)
+            seat.certificates.append(order.certificate)
+            seat.disk.chain.append((order.link, order.certificate))
+            self._answer(seat, Applied(order.link, order.certificate, state_root(order.link.commit)))
+
+    def _switch(self, seat: Seat, action: PrepareSwitch | Switch) -> None:
+        target = action.path[-1].link
+        if isinstance(action, Switch):
+            seat.disk.switch(action.fork, action.path)
+            seat.certificates.extend(node.certificate for node in action.path if node.certificate is not None)
+            self._answer(seat, Switched(target, state_root(target.commit), seat.disk.open_round()))
+            return
+        if not self.prepares:
+            return
+        is_whole = any(
+            self._reaches(seat, other.peer)
+            and other.peer not in self.no_uploads
+            and target.commit in {link.commit for link, _ in other.disk.chain}
+            for other in self.seats.values()
+        )
+        records = [node.link.record for node in action.path if node.link.record is not None]
+        if is_whole or all(self._gather(seat, record) for record in records):
+            self._answer(seat, SwitchPrepared(target.commit))
+        else:
+            self._answer(seat, SwitchFailed(target.commit, "its bytes are with nobody who answers"))
 
     def _reduce(self, seat: Seat, proposal: Proposal) -> None:
-        """Everybody's bytes are there at once: each reducer closes its slices with all live members."""
+        """Bytes move at once: a reducer closes each of its slices with all members that it reaches."""
         for part in proposal.slices:
-            if part.reducer != seat.peer:
+            key = (proposal.base, proposal.ballot, part.first_chunk, part.stop_chunk)
+            if part.reducer != seat.peer or key in seat.reduced:
                 continue
-            included = tuple(
-                Included(
-                    m.peer,
-                    m.incarnation,
-                    Root(sha256(m.peer.encode() + proposal.base).digest()),
-                    self.seats[m.peer].tokens,
-                    CommitId(bytes(32)),
-                    Root(bytes(32)),
-                )
-                for m in proposal.members
-            )
-            digest = sha256(encode_body(proposal.ballot) + proposal.base + bytes([part.first_chunk])).digest()
+            here = {m.peer for m in proposal.members if self._offers(seat, m)}
+            if not here:
+                continue
+            seat.reduced.add(key)
+            included = tuple(self._included(m, proposal.base) for m in proposal.members if m.peer in here)
+            omitted = tuple(Omission(m.peer, "lost") for m in proposal.members if m.peer not in here)
             header = ResultHeader(
                 proposal.unit,
                 proposal.base,
@@ -229,16 +518,55 @@ class Table:
                 part.stop_chunk,
                 seat.peer,
                 included,
-                (),
-                sum(entry.tokens for entry in included),
-                Root(digest),
+                omitted,
+                sum(min(entry.tokens, proposal.weight_cap_tokens) for entry in included),
+                result_hash(proposal.base, proposal.ballot, part),
             )
+            seat.disk.results.add(header.result_hash)
             ready = ResultReady(proposal.unit, proposal.base, proposal.ballot, seat.sealed(encode_body(header)))
             self._send(seat, tuple(m.peer for m in proposal.members), ready)
+
+    def _offers(self, reducer: Seat, member: Member) -> bool:
+        seat = self.seats[member.peer]
+        is_here = seat is reducer or self._reaches(reducer, member.peer)
+        return is_here and seat.member == member and seat.has_trainer and seat.tokens > 0
+
+    def _included(self, member: Member, base: CommitId) -> Included:
+        root, tokens = contribution_root(member, base), self.seats[member.peer].tokens
+        return Included(member.peer, member.incarnation, root, tokens, base, state_root(base))
+
+
+def contribution_root(member: Member, base: CommitId) -> Root:
+    """One for every (base, session): what a process offers on a base does not change."""
+    return Root(sha256(encode_body(member) + base).digest())
+
+
+def result_hash(base: CommitId, ballot: Ballot, part: SliceSpec) -> Root:
+    """What a slice came to in one attempt: another attempt has another result."""
+    return Root(sha256(encode_body(ballot) + base + encode_body(part)).digest())
+
+
+def state_root(commit: CommitId) -> Root:
+    """The root of the state that a commit makes."""
+    return Root(sha256(b"state" + commit).digest())
 
 
 def heartbeat_of(seat: Seat) -> Heartbeat:
     """What the seat would say now."""
-    from protocol.rounds.views import own_heartbeat
+    return own_heartbeat(seat.state, seat.table.now_s)
 
-    return own_heartbeat(seat.state)
+
+def acquaint(table: Table) -> None:
+    """Everybody trains and has heard everybody, and nothing has been opened yet."""
+    for seat in table.live():
+        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
+    for seat in table.live():
+        for other in table.others(seat):
+            seat.hear(other, heartbeat_of(other))
+
+
+def _hash_in(message: ResultReady) -> Root:
+    envelope = open_envelope(
+        message.header, verifier=HashVerifier(), domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None
+    )
+    return decode_body(ResultHeader, envelope.payload).result_hash

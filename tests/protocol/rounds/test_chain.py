@@ -5,18 +5,20 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.ids import UnitName
-from protocol.rounds.chain import ChainLink, genesis_link, link_after, verify_certificate
-from protocol.rounds.messages import Certificate
-from protocol.wire import decode_record, encode_record
-from tests.protocol.rounds.round_table import RUN_ID, UNIT, Table
+from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.chain import ChainLink, attested_roots, genesis_link, link_after, verify_certificate
+from protocol.rounds.messages import Ack, Ballot, Certificate, Leave
+from protocol.rounds.quorum import tie_holder
+from protocol.wire import decode_record, encode_message, encode_record
+from tests.protocol.rounds.made_commits import certified, commit_on, record_on
+from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, state_root
 from tests.simulation.signing import HashVerifier
 
 
 def _first_commit(num_peers: int = 3) -> tuple[ChainLink, Certificate]:
     table = Table(num_peers)
-    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
-    return genesis_link(table.start_record, UNIT), table.live()[0].certificates[0]
+    table.run_until(lambda: table.all_at(1))
+    return table.genesis, table.live()[0].certificates[0]
 
 
 def _verify(certificate: Certificate, parent: ChainLink) -> ChainLink:
@@ -29,6 +31,8 @@ def test_a_certificate_of_a_quorum_continues_its_parent() -> None:
     assert link.index == 1
     assert link.total_tokens == 300
     assert len(link.roster) == 3
+    assert link.parent == parent.commit
+    assert not link.is_lone
 
 
 def test_too_few_acks_are_refused_and_so_is_one_voter_twice() -> None:
@@ -70,3 +74,72 @@ def test_a_record_whose_sums_are_wrong_is_refused() -> None:
 def test_a_start_record_without_the_unit_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="without unit"):
         genesis_link(Table(3).start_record, UnitName("expert-9"))
+
+
+def test_a_lone_commit_needs_the_ack_of_its_whole_roster_and_no_quorum() -> None:
+    table = Table(5)
+    pair = table.live()[:2]
+    lone = commit_on(table.genesis, pair, lone=True)
+    assert _verify(lone.certificate, table.genesis).is_lone
+    with pytest.raises(RemoteProtocolError, match="all 2 of its roster"):
+        _verify(replace(lone.certificate, acks=lone.certificate.acks[:1]), table.genesis)
+    with pytest.raises(RemoteProtocolError, match="quorum"):
+        _verify(commit_on(table.genesis, pair).certificate, table.genesis)
+
+
+def test_acks_of_two_ballots_are_no_certificate() -> None:
+    table = Table(3)
+    made = commit_on(table.genesis, table.live())
+    seat = table.live()[0]
+    ack = Ack(UNIT, table.genesis.commit, Ballot(5, seat.peer), made.link.commit)
+    mixed = (*made.certificate.acks[:1], seat.sealed(encode_message(ack)))
+    with pytest.raises(RemoteProtocolError, match="2 ballots"):
+        _verify(replace(made.certificate, acks=mixed), table.genesis)
+
+
+def _with_leave(table: Table, leave: Leave, leaver: Seat) -> Certificate:
+    """Two acks of a roster of five, and the goodbye of one of the others."""
+    voters = [seat for seat in table.live() if seat is not leaver]
+    holder = tie_holder(RUN_ID, [seat.peer for seat in voters])
+    two = sorted(voters, key=lambda seat: seat.peer != holder)[:2]
+    record = record_on(table.genesis, [seat.peer for seat in voters])
+    made = certified(table.genesis, record, two)
+    return replace(made.certificate, leaves=(leaver.sealed(encode_message(leave)),))
+
+
+def test_a_goodbye_in_a_certificate_makes_its_quorum_smaller() -> None:
+    table = Table(5)
+    leaver = table.live()[0]
+    leave = Leave(leaver.member, UNIT, table.genesis.commit)
+    assert _verify(_with_leave(table, leave, leaver), table.genesis).index == 1
+
+
+def test_a_goodbye_that_promised_a_higher_ballot_or_stands_on_another_base_does_not() -> None:
+    table = Table(5)
+    leaver = table.live()[0]
+    leave = Leave(leaver.member, UNIT, table.genesis.commit)
+    with pytest.raises(RemoteProtocolError, match="quorum"):
+        _verify(_with_leave(table, replace(leave, promised=Ballot(1, leaver.peer)), leaver), table.genesis)
+    with pytest.raises(RemoteProtocolError, match="goodbye on another base"):
+        _verify(_with_leave(table, replace(leave, base=CommitId(b"x" * 32)), leaver), table.genesis)
+    other = table.live()[1]
+    with pytest.raises(RemoteProtocolError, match="goodbyes of their signers"):
+        _verify(_with_leave(table, replace(leave, member=other.member), leaver), table.genesis)
+
+
+def test_a_vote_counts_with_the_disk_that_the_roster_names() -> None:
+    table = Table(3)
+    made = commit_on(table.genesis, table.live())
+    peer = table.live()[0].peer
+    assert made.link.may_vote(peer, 1)
+    assert not made.link.may_vote(peer, 2)
+    assert made.link.may_vote(PeerId("joiner"), 7)
+    assert table.genesis.may_vote(peer, 2)
+
+
+def test_a_later_commit_attests_the_state_of_an_earlier_one() -> None:
+    table = Table(3)
+    table.run_until(lambda: table.all_at(3))
+    links = [link for link, _ in table.live()[0].disk.chain[:3]]
+    known = attested_roots([table.genesis, *links])
+    assert known == {link.commit: state_root(link.commit) for link in (table.genesis, *links[:2])}

@@ -1,33 +1,225 @@
 from __future__ import annotations
 
-from protocol.rounds.messages import Ack, Committed, Proposal, ResultReady, Settle
-from tests.protocol.rounds.round_table import Table
+import pytest
+
+from protocol.rounds.leading import expected_opener
+from protocol.rounds.messages import (
+    Ack,
+    Ballot,
+    Committed,
+    PreVote,
+    PreVoteRequest,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    Refusal,
+    ResultReady,
+    Settle,
+)
+from protocol.rounds.orders import LogPromise, Send
+from protocol.rounds.quorum import tie_holder
+from protocol.rounds.state import PeerLost, Progressed, PromiseLogged, Ticked
+from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
 
 
-def _all_at(table: Table, index: int) -> bool:
-    return all(seat.head.index >= index for seat in table.live())
+def _mute(table: Table) -> None:
+    """From here on orders are recorded and not performed."""
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+
+
+def _is_proposal(message: object, attempt: int) -> bool:
+    return isinstance(message, Proposal) and message.ballot.attempt == attempt
+
+
+def _asking(table: Table) -> tuple[Seat, Seat, PreVoteRequest]:
+    """(who asks, the opener, what is asked): the opener of the first round is silent."""
+    acquaint(table)
+    _mute(table)
+    opener = table.opener()
+    seat = table.others(opener)[0]
+    for _ in range(40):
+        table.now_s += 0.5
+        for other in table.others(opener, seat):
+            seat.hear(other, heartbeat_of(other))
+        seat.feed(Progressed(1000, True))
+        seat.feed(Ticked())
+        asked = seat.sent(PreVoteRequest)
+        if asked:
+            assert isinstance(asked[0], PreVoteRequest)
+            return seat, opener, asked[0]
+    raise AssertionError(seat.reasons)
+
+
+# --- attempt 0 ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_opener_proposes_only_when_its_own_promise_is_on_disk() -> None:
+    table = Table(3)
+    acquaint(table)
+    _mute(table)
+    opener = table.opener()
+    base, ballot = table.genesis.commit, Ballot(0, opener.peer)
+    orders = opener.feed(Ticked())
+    assert LogPromise(base, ballot) in orders
+    assert opener.sent(Proposal) == []
+    (order,) = opener.feed(PromiseLogged(base, ballot))
+    assert isinstance(order, Send)
+    assert _is_proposal(order.message, 0)
+
+
+def test_a_restarted_opener_does_not_make_a_second_attempt_under_the_ballot_of_its_first() -> None:
+    table = Table(3)
+    acquaint(table)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Proposal | Settle) and message.ballot.attempt == 0
+    opener.feed(Ticked())
+    table.restart(opener)
+    table.run_until(lambda: table.all_at(1))
+    assert [m for m in opener.sent(Proposal) if _is_proposal(m, 0)] == []
+    record = opener.head.record
+    assert record is not None
+    assert record.ballot.attempt >= 1
+
+
+def test_nobody_opens_while_it_may_not_contribute() -> None:
+    table = Table(3)
+    acquaint(table)
+    opener = table.opener()
+    opener.feed(Progressed(1000, False))
+    opener.feed(Ticked())
+    assert opener.ordered(LogPromise) == []
+
+
+def test_a_round_with_fewer_than_the_least_members_is_put_off_and_it_is_said() -> None:
+    table = Table(3, min_members=3)
+    acquaint(table)
+    (lost, *_) = table.others(table.opener())
+    table.kill(lost)
+    for seat in table.live():
+        seat.tokens = 300
+    table.run_for(30.0)
+    assert all(seat.head.index == 0 for seat in table.live())
+    assert any("of at least 3 members" in reason for seat in table.live() for reason in seat.reasons)
+
+
+# --- asking before a take-over ------------------------------------------------------------------------------------------------
+
+
+def test_who_takes_over_asks_first_and_promises_only_when_a_quorum_agrees() -> None:
+    table = Table(3)
+    seat, opener, question = _asking(table)
+    (third,) = table.others(seat, opener)
+    assert seat.ordered(LogPromise) == []
+    assert seat.state.open.promised is None
+    agreed = PreVote(UNIT, question.base, question.ballot, "")
+    assert seat.hear(third, agreed) == (LogPromise(question.base, question.ballot),)
+    assert seat.state.open.promised == question.ballot
+
+
+def test_an_objection_is_no_vote_and_without_votes_the_asker_stands_back() -> None:
+    table = Table(3)
+    seat, opener, question = _asking(table)
+    (third,) = table.others(seat, opener)
+    assert seat.hear(third, PreVote(UNIT, question.base, question.ballot, "the opener is alive")) == ()
+    assert "objects: the opener is alive" in seat.reasons[-1]
+    table.now_s += seat.state.config.promise_within_s
+    seat.feed(Ticked())
+    assert seat.ordered(LogPromise) == []
+    assert seat.state.open.leading is None
+    assert "too few find the opener gone" in seat.reasons[-1]
+
+
+def test_answers_to_another_question_are_no_votes() -> None:
+    table = Table(3)
+    seat, opener, question = _asking(table)
+    (third,) = table.others(seat, opener)
+    other = Ballot(question.ballot.attempt + 1, seat.peer)
+    assert seat.hear(third, PreVote(UNIT, question.base, other, "")) == ()
+    assert seat.hear(third, Promise(UNIT, question.base, question.ballot)) == ()
+    assert seat.state.open.leading is not None
+    assert seat.state.open.leading.stage == "asking"
 
 
 def test_the_next_peer_takes_over_when_the_opener_was_dead_all_along() -> None:
     table = Table(3)
+    for seat in table.live():
+        seat.tokens = 150
     table.tick()
     dead = table.opener()
     table.kill(dead)
-    table.run_until(lambda: _all_at(table, 1))
+    table.run_until(lambda: table.all_at(1), 20.0)
     record = table.live()[0].head.record
     assert record is not None
     assert record.ballot.attempt >= 1
     assert dead.peer not in record.roster
 
 
-def test_the_round_goes_on_when_the_opener_dies_after_its_proposal() -> None:
-    table = Table(4)
+def test_an_opener_that_answers_but_does_not_open_is_taken_over_after_twice_the_time() -> None:
+    table = Table(3)
     opener = table.opener()
-    table.drops = lambda sender, to, message: isinstance(message, ResultReady) and opener.is_up
-    table.run_until(lambda: any(s.state.open.proposal is not None for s in table.live()))
-    table.kill(opener)
-    table.run_until(lambda: _all_at(table, 1))
-    assert len({seat.head.commit for seat in table.live()}) == 1
+    table.drops = lambda sender, to, message: _is_proposal(message, 0)
+    start_s = table.now_s
+    table.run_until(lambda: table.all_at(1), 60.0)
+    record = opener.head.record
+    assert record is not None
+    assert record.ballot.attempt >= 1
+    assert table.now_s - start_s >= 2 * opener.state.config.suspect_after_s
+
+
+# --- promises -----------------------------------------------------------------------------------------------------------------
+
+
+def _promising(table: Table) -> tuple[Seat, Seat, Ballot]:
+    """(who takes over, the third, ballot): two of three agree, and our own promise is on disk."""
+    seat, opener, question = _asking(table)
+    third = next(other for other in table.others(seat, opener) if other.peer in table.genesis.roster)
+    seat.hear(third, PreVote(UNIT, question.base, question.ballot, ""))
+    orders = seat.feed(PromiseLogged(question.base, question.ballot))
+    (send,) = orders
+    assert isinstance(send, Send)
+    assert send.message == PromiseRequest(UNIT, question.base, question.ballot)
+    assert set(send.to) == {opener.peer, third.peer}
+    return seat, third, question.ballot
+
+
+def test_with_a_quorum_of_promises_and_nothing_acked_a_new_proposal_is_made() -> None:
+    table = Table(3)
+    seat, third, ballot = _promising(table)
+    (send,) = seat.hear(third, Promise(UNIT, table.genesis.commit, ballot))
+    assert isinstance(send, Send)
+    assert _is_proposal(send.message, ballot.attempt)
+
+
+def test_promises_of_peers_outside_the_base_roster_make_no_quorum() -> None:
+    table = Table(4, num_founders=3)
+    seat, third, ballot = _promising(table)
+    joiner = next(seat for seat in table.live() if seat.peer not in table.genesis.roster)
+    assert seat.hear(joiner, Promise(UNIT, table.genesis.commit, ballot)) == ()
+    assert seat.hear(third, Promise(UNIT, table.genesis.commit, ballot))
+
+
+def test_a_higher_ballot_elsewhere_makes_a_leader_stand_back_and_start_above_it() -> None:
+    table = Table(3)
+    seat, third, _ = _promising(table)
+    higher = Ballot(7, third.peer)
+    seat.hear(third, Refusal(UNIT, table.genesis.commit, higher))
+    assert seat.state.open.leading is None
+    assert "came first" in seat.reasons[-1]
+    assert seat.state.open.quiet_until_s > table.now_s
+    table.now_s += 30.0
+    for _ in range(60):
+        table.now_s += 0.5
+        seat.hear(third, heartbeat_of(third))
+        seat.feed(Ticked())
+    assert max(m.ballot.attempt for m in seat.sent(PreVoteRequest) if isinstance(m, PreVoteRequest)) == 8
+
+
+def test_a_refusal_of_a_lower_ballot_than_ours_is_no_reason_to_stand_back() -> None:
+    table = Table(3)
+    seat, third, ballot = _promising(table)
+    seat.hear(third, Refusal(UNIT, table.genesis.commit, Ballot(0, third.peer)))
+    assert seat.state.open.leading is not None
+    assert seat.state.open.leading.ballot == ballot
 
 
 def test_a_successor_finishes_an_acked_record_byte_for_byte() -> None:
@@ -37,54 +229,106 @@ def test_a_successor_finishes_an_acked_record_byte_for_byte() -> None:
     table.run_until(lambda: all(seat.state.open.acked is not None for seat in table.live()))
     acked = {seat.state.open.acked.record for seat in table.live() if seat.state.open.acked}
     table.kill(opener)
-    table.run_until(lambda: _all_at(table, 1))
+    table.run_until(lambda: table.all_at(1))
     assert len(acked) == 1
     assert {seat.certificates[0].record for seat in table.live()} == acked
 
 
-def test_two_who_take_over_at_once_commit_one_record_only() -> None:
-    table = Table(5)
-    opener = table.opener()
-    table.kill(opener)
-    table.drops = lambda sender, to, message: isinstance(message, Proposal) and message.ballot.attempt == 1
-    table.run_until(lambda: _all_at(table, 1))
-    assert len({seat.head.commit for seat in table.live()}) == 1
-
-
-def test_a_dead_reducer_costs_an_attempt_and_not_the_round() -> None:
+def test_the_round_goes_on_when_the_opener_dies_after_its_proposal() -> None:
     table = Table(4)
     opener = table.opener()
-    victim = next(seat for seat in table.live() if seat is not opener)
-    table.drops = lambda sender, to, message: isinstance(message, ResultReady) and sender == victim.peer
-    table.run_until(lambda: opener.state.open.leading is not None and opener.state.open.leading.stage == "collecting")
-    table.kill(victim)
-    table.run_until(lambda: _all_at(table, 1))
-    record = opener.head.record
-    assert record is not None
-    assert all(part.reducer != victim.peer for part in record.slices)
-
-
-def test_a_killed_member_leaves_the_roster_and_two_go_on() -> None:
-    table = Table(3)
-    table.run_until(lambda: _all_at(table, 2))
-    victim = next(seat for seat in table.live() if seat is not table.opener())
-    table.kill(victim)
-    table.run_until(lambda: _all_at(table, 5))
-    assert all(victim.peer not in seat.head.roster for seat in table.live())
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady) and opener.is_up
+    table.run_until(lambda: any(s.state.open.proposal is not None for s in table.live()))
+    table.kill(opener)
+    table.run_until(lambda: table.all_at(1))
+    assert len({seat.head.commit for seat in table.live()}) == 1
 
 
 def test_a_lost_settle_is_made_up_for_by_a_later_attempt() -> None:
     table = Table(3)
     table.drops = lambda sender, to, message: isinstance(message, Settle) and message.ballot.attempt == 0
-    table.run_until(lambda: _all_at(table, 1))
+    table.run_until(lambda: table.all_at(1))
     assert len({seat.head.commit for seat in table.live()}) == 1
 
 
-def test_a_member_that_sends_but_hears_nobody_holds_up_one_attempt_and_then_gets_no_slice() -> None:
-    table = Table(4)
-    deaf = next(seat for seat in table.live() if seat is not table.opener())
-    table.drops = lambda sender, to, message: to == deaf.peer and sender != deaf.peer
-    table.run_until(lambda: max(seat.head.index for seat in table.live()) >= 1, 60.0)
-    record = next(seat.head.record for seat in table.live() if seat.head.index >= 1)
-    assert record is not None
-    assert all(part.reducer != deaf.peer for part in record.slices)
+@pytest.mark.parametrize("num_peers", [3, 4, 5])
+def test_whoever_leads_next_is_expected_by_all_alike(num_peers: int) -> None:
+    table = Table(num_peers)
+    table.run_until(lambda: table.all_at(1))
+    head = max((seat.head for seat in table.live()), key=lambda link: link.index)
+    at_head = [seat for seat in table.live() if seat.head == head and seat.state.open.proposal is None]
+    assert len({expected_opener(seat.state) for seat in at_head}) == 1
+
+
+# --- without a quorum ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_quorum_nothing_is_committed_until_patience_is_over_and_then_alone() -> None:
+    table = Table(3, longest_interval_s=20.0)
+    table.tick()
+    alone = table.live()[0]
+    table.split(alone)
+    alone.tokens = 300
+    table.run_for(alone.state.config.lone_patience_s - 5.0)
+    assert alone.head.index == 0
+    assert "training goes on" in alone.reasons[-1]
+    table.run_until(lambda: alone.head.index == 1, 60.0)
+    assert alone.head.is_lone
+    assert alone.head.roster == (alone.peer,)
+    table.run_until(lambda: alone.head.index == 2, 10.0)
+    assert not alone.head.is_lone
+
+
+def test_a_lone_record_waits_for_the_ack_of_everybody_at_hand() -> None:
+    table = Table(5, longest_interval_s=20.0)
+    table.tick()
+    one, two = table.live()[:2]
+    one.tokens = two.tokens = 300
+    table.split(one, two)
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender != to
+    table.run_until(lambda: bool(one.sent(Settle) or two.sent(Settle)), 120.0)
+    table.run_for(5.0)
+    assert (one.head.index, two.head.index) == (0, 0)
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: one.head.index >= 1 and two.head.index >= 1, 120.0)
+    lone = one.disk.chain[0][0]
+    assert lone.is_lone
+    assert set(lone.roster) == {one.peer, two.peer}
+    assert len(one.certificates[0].acks) == 2
+
+
+def test_who_still_has_a_quorum_refuses_to_go_on_alone() -> None:
+    table = Table(3)
+    acquaint(table)
+    _mute(table)
+    seat, other = table.live()[:2]
+    (answer,) = seat.hear(other, PreVoteRequest(UNIT, table.genesis.commit, Ballot(1, other.peer), 100.0, lone=True))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, PreVote)
+    assert "in reach lately" in answer.message.objection
+
+
+def test_when_all_who_are_missing_refuse_connections_the_wait_is_short() -> None:
+    table = Table(3)
+    table.tick()
+    alone, *gone = table.live()
+    for seat in gone:
+        table.kill(seat)
+        alone.feed(PeerLost(seat.peer))
+    alone.tokens = 300
+    table.run_until(lambda: alone.head.index == 1, 25.0)
+    assert alone.head.is_lone
+
+
+def test_half_of_an_even_roster_goes_on_at_once_where_the_tie_holder_is() -> None:
+    table = Table(4, longest_interval_s=30.0)
+    table.run_until(lambda: table.all_at(1))
+    holder = table.seats[tie_holder(RUN_ID, table.genesis.roster)]
+    mate, *rest = table.others(holder)
+    for seat in table.live():
+        seat.tokens = 150
+    before = max(seat.head.index for seat in table.live())
+    table.split(holder, mate)
+    table.run_until(lambda: holder.head.index >= before + 1 and mate.head.index >= before + 1, 30.0)
+    assert not any(link.is_lone for link, _ in holder.disk.chain)
+    assert all(seat.head.index <= before for seat in rest)

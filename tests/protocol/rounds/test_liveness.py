@@ -2,40 +2,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.rounds.messages import Heartbeat, Leave, Member
-from protocol.rounds.state import MessageArrived, PeerAnswered, PeerLost, PeersListed, SendHeartbeat, Ticked
-from protocol.rounds.views import is_alive, is_suspected
-from tests.protocol.rounds.round_table import Table, heartbeat_of
+from protocol.rounds.liveness import BUSY_TICK_S, next_tick_s
+from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
+from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
+from protocol.rounds.state import LeaveOrdered, PeerAnswered, PeerLost, PeersListed, Ticked
+from protocol.rounds.views import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
+from protocol.wire import encode_record
+from tests.protocol.rounds.made_commits import record_on
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
+
+
+def _leave(seat: Seat, promised: Ballot | None = None, acked: AckedRecord | None = None) -> Leave:
+    return Leave(seat.member, UNIT, seat.head.commit, promised, acked)
+
+
+# --- who is there -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_reset_is_a_death_at_once_and_the_next_word_a_return() -> None:
     table = Table(3)
     seat, other = table.live()[:2]
-    seat.feed(MessageArrived(other.peer, heartbeat_of(other), b""))
+    seat.hear(other, heartbeat_of(other))
     assert is_alive(seat.state, other.peer, table.now_s, 5.0)
     seat.feed(PeerLost(other.peer))
     assert not is_alive(seat.state, other.peer, table.now_s, 5.0)
     seat.feed(PeerAnswered(other.peer))
     assert is_alive(seat.state, other.peer, table.now_s, 5.0)
-
-
-def test_our_own_sleep_makes_nobody_silent() -> None:
-    table = Table(3)
-    seat, other = table.live()[:2]
-    seat.feed(MessageArrived(other.peer, heartbeat_of(other), b""))
-    table.now_s += 60.0
-    seat.feed(Ticked(lag_s=60.0))
-    assert not is_suspected(seat.state, other.peer, table.now_s)
-
-
-def test_silence_beyond_the_limit_makes_a_suspect() -> None:
-    table = Table(3)
-    seat, other = table.live()[:2]
-    seat.feed(MessageArrived(other.peer, heartbeat_of(other), b""))
-    table.now_s += 1.9
-    assert not is_suspected(seat.state, other.peer, table.now_s)
-    table.now_s += 0.2
-    assert is_suspected(seat.state, other.peer, table.now_s)
 
 
 def test_a_listed_peer_that_never_spoke_is_not_taken_for_alive() -> None:
@@ -46,12 +38,50 @@ def test_a_listed_peer_that_never_spoke_is_not_taken_for_alive() -> None:
     assert not is_alive(seat.state, other.peer, table.now_s, 60.0)
 
 
-def test_who_says_goodbye_is_not_waited_for() -> None:
+def test_who_is_listed_no_more_is_forgotten_unless_it_is_heard_or_votes() -> None:
+    table = Table(4, num_founders=2)
+    seat, voter, joiner, gone = table.live()
+    seat.hear(joiner, heartbeat_of(joiner))
+    assert gone.peer in seat.state.peers
+    seat.feed(PeersListed(()))
+    assert set(seat.state.peers) == {voter.peer, joiner.peer}
+
+
+# --- our own sleep ------------------------------------------------------------------------------------------------------------
+
+
+def test_our_own_sleep_makes_nobody_silent_and_no_patience_shorter() -> None:
     table = Table(3)
+    acquaint(table)
     seat, other = table.live()[:2]
-    seat.feed(MessageArrived(other.peer, heartbeat_of(other), b""))
-    seat.feed(MessageArrived(other.peer, Leave(other.member), b""))
-    assert is_suspected(seat.state, other.peer, table.now_s)
+    seat.state = replace(seat.state, alone_since_s=table.now_s)
+    table.now_s += 60.0
+    seat.feed(Ticked(lag_s=60.0))
+    assert not is_suspected(seat.state, other.peer, table.now_s)
+    assert seat.state.alone_since_s is None
+
+
+def test_a_sleeper_that_was_alone_before_goes_on_waiting_from_where_it_was() -> None:
+    table = Table(3)
+    seat = table.live()[0]
+    seat.feed(Ticked())
+    assert seat.state.alone_since_s == table.now_s
+    table.now_s += 60.0
+    seat.feed(Ticked(lag_s=55.0))
+    assert seat.state.alone_since_s == table.now_s - 5.0
+
+
+def test_what_arrived_just_before_the_late_tick_is_not_believed_to_come_from_the_future() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, other = table.live()[:2]
+    table.now_s += 60.0
+    seat.hear(other, heartbeat_of(other))
+    seat.feed(Ticked(lag_s=60.0))
+    assert seat.state.peers[other.peer].heard_at_s == table.now_s
+
+
+# --- ticks and heartbeats -----------------------------------------------------------------------------------------------------
 
 
 def test_heartbeats_go_to_a_constant_number_of_peers_in_a_large_swarm() -> None:
@@ -59,21 +89,125 @@ def test_heartbeats_go_to_a_constant_number_of_peers_in_a_large_swarm() -> None:
     seat = table.live()[0]
     many = tuple(f"stranger{i:03}" for i in range(100))
     seat.feed(PeersListed(many))  # type: ignore[arg-type]
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
     asked: set[str] = set()
     for _ in range(60):
         table.now_s += 1.0
         for action in seat.feed(Ticked()):
             if isinstance(action, SendHeartbeat):
-                assert len(action.to) <= 4
+                assert len(action.to) <= NUM_HEARTBEAT_PEERS + 1
                 asked.update(action.to)
-        table.queue.clear()
     assert asked >= set(many)
 
 
-def test_a_heartbeat_in_anothers_name_is_not_believed() -> None:
+def test_in_an_exchange_every_member_is_pinged_twice_a_second() -> None:
+    table = Table(8)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Settle)
+    table.run_until(lambda: all(seat.state.open.exchange is not None for seat in table.live()), 10.0)
+    before = len(opener.ordered(SendHeartbeat))
+    table.run_for(3.0)
+    pings = opener.ordered(SendHeartbeat)[before:]
+    assert len(pings) == 6
+    assert all(isinstance(ping, SendHeartbeat) and len(ping.to) == 7 for ping in pings)
+
+
+def test_the_machine_wants_to_be_woken_more_often_while_a_round_is_open() -> None:
     table = Table(3)
-    seat, other, third = table.live()
-    forged: Heartbeat = replace(heartbeat_of(other), member=Member(third.peer, 1, 1))
-    seat.feed(MessageArrived(other.peer, forged, b""))
-    assert seat.state.peers[third.peer].member is None
-    assert seat.state.peers[other.peer].member is None
+    (seat, *_) = table.live()
+    assert next_tick_s(seat.state) == max(BUSY_TICK_S, seat.state.config.heartbeat_s / 2)
+    acquaint(table)
+    for one in table.live():
+        one.feed(Ticked())
+    assert next_tick_s(seat.state) == BUSY_TICK_S
+
+
+# --- suspicion in an exchange -------------------------------------------------------------------------------------------------
+
+
+def _exchanging(table: Table) -> Seat:
+    """The opener, while an exchange goes on that does not end."""
+    table.drops = lambda sender, to, message: isinstance(message, Settle)
+    table.run_until(lambda: all(seat.state.open.exchange is not None for seat in table.live()), 10.0)
+    return table.opener()
+
+
+def test_a_member_that_fell_silent_is_dropped_from_the_exchange() -> None:
+    table = Table(4)
+    opener = _exchanging(table)
+    (frozen, *_) = table.others(opener)
+    table.freeze(frozen)
+    table.run_for(2.0)
+    assert not any(DropMember(frozen.peer, "silent") in seat.orders for seat in table.others(frozen))
+    table.run_for(1.5)
+    assert all(DropMember(frozen.peer, "silent") in seat.orders for seat in table.others(frozen))
+
+
+def test_a_member_whose_process_is_gone_is_dropped_at_once() -> None:
+    table = Table(4)
+    opener = _exchanging(table)
+    (dead, *_) = table.others(opener)
+    assert DropMember(dead.peer, "lost") in opener.feed(PeerLost(dead.peer))
+
+
+# --- goodbyes -----------------------------------------------------------------------------------------------------------------
+
+
+def test_who_says_goodbye_is_not_waited_for() -> None:
+    table = Table(4)
+    opener = _exchanging(table)
+    (leaver, *_) = table.others(opener)
+    leaver.feed(LeaveOrdered())
+    table.talk()
+    assert DropMember(leaver.peer, "left") in opener.orders
+    assert is_suspected(opener.state, leaver.peer, table.now_s)
+    assert leaver.peer in opener.state.open.departures
+
+
+def test_a_goodbye_on_another_base_or_with_a_record_that_does_not_fit_leaves_the_quorum_as_it_is() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, leaver = table.live()[:2]
+    elsewhere = replace(_leave(leaver), base=encode_record(record_on(table.genesis, [leaver.peer]))[:32])  # type: ignore[arg-type]
+    seat.hear(leaver, elsewhere)
+    assert seat.state.open.leaves == {}
+    seat.hear(leaver, _leave(leaver, acked=AckedRecord(Ballot(0, leaver.peer), b"no record")))
+    assert seat.state.open.leaves == {}
+    assert seat.state.peers[leaver.peer].left
+    seat.hear(leaver, _leave(leaver))
+    assert set(seat.state.open.leaves) == {leaver.peer}
+
+
+def test_a_goodbye_in_anothers_name_is_none() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, one, two = table.live()
+    seat.hear(one, _leave(two))
+    assert not seat.state.peers[two.peer].left
+    assert seat.state.open.leaves == {}
+
+
+def test_who_comes_back_in_another_session_is_there_again_and_votes_on_the_next_base_only() -> None:
+    table = Table(4)
+    table.run_until(lambda: table.all_at(1))
+    (leaver, *_) = table.others(table.opener())
+    leaver.feed(LeaveOrdered())
+    table.talk()
+    table.kill(leaver)
+    base = leaver.head.commit
+    table.restart(leaver)
+    start = max(seat.head.index for seat in table.live())
+    table.run_until(lambda: table.all_at(start + 2))
+    assert not any(order.base == base for order in leaver.ordered(LogPromise)[1:] if isinstance(order, LogPromise))
+    assert leaver.state.may_vote
+    assert leaver.peer in leaver.head.roster
+
+
+def test_acks_of_an_older_ballot_are_no_help_to_a_goodbye() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, leaver = table.live()[:2]
+    seat.hear(leaver, _leave(leaver, promised=Ballot(9, leaver.peer)))
+    assert set(seat.state.open.departures) == {leaver.peer}
+    assert seat.sent(Ack) == []
+    assert seat.sent(Proposal) == []

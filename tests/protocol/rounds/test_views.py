@@ -1,8 +1,24 @@
 from __future__ import annotations
 
-from protocol.rounds.state import MessageArrived, Progressed
-from protocol.rounds.views import caught_up, is_due, own_heartbeat, ready_tokens
-from tests.protocol.rounds.round_table import Table, heartbeat_of
+from dataclasses import replace
+
+from protocol.rounds.messages import Ballot, Settle
+from protocol.rounds.state import PeerLost, Progressed, Ticked
+from protocol.rounds.views import (
+    GONE_PATIENCE_S,
+    caught_up,
+    idle_patience_s,
+    is_due,
+    is_suspected,
+    may_be_lone,
+    opener_patience_s,
+    own_heartbeat,
+    quorum_in_reach,
+    ready_tokens,
+    silent_members,
+)
+from tests.protocol.rounds.made_commits import commit_on
+from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 
 def test_ready_tokens_count_live_caught_up_holders_only() -> None:
@@ -10,10 +26,10 @@ def test_ready_tokens_count_live_caught_up_holders_only() -> None:
     seat, other, third = table.live()
     for one in table.live():
         one.feed(Progressed(100, True))
-    seat.feed(MessageArrived(other.peer, heartbeat_of(other), b""))
+    seat.hear(other, heartbeat_of(other))
     assert ready_tokens(seat.state, table.now_s) == 200
     assert not is_due(seat.state, table.now_s)
-    seat.feed(MessageArrived(third.peer, heartbeat_of(third), b""))
+    seat.hear(third, heartbeat_of(third))
     assert is_due(seat.state, table.now_s)
     assert [view.peer for view in caught_up(seat.state, table.now_s)] == sorted([other.peer, third.peer])
     assert ready_tokens(seat.state, table.now_s + 60.0) == 100
@@ -23,14 +39,136 @@ def test_a_peer_that_may_not_contribute_is_no_holder() -> None:
     table = Table(3)
     seat, other, _ = table.live()
     other.feed(Progressed(100, False))
-    seat.feed(MessageArrived(other.peer, heartbeat_of(other), b""))
+    seat.hear(other, heartbeat_of(other))
     assert caught_up(seat.state, table.now_s) == ()
 
 
+def test_a_round_with_nothing_to_average_is_never_due() -> None:
+    table = Table(3)
+    for one in table.live():
+        one.tokens = 0
+    acquaint(table)
+    assert not is_due(table.live()[0].state, table.now_s + 10_000.0)
+
+
 def test_the_heartbeat_says_where_we_stand() -> None:
-    seat = Table(3).live()[0]
-    seat.feed(Progressed(42, True))
-    heartbeat = own_heartbeat(seat.state)
+    table = Table(3)
+    seat = table.live()[0]
+    seat.feed(Progressed(42, True, 7000))
+    heartbeat = own_heartbeat(seat.state, table.now_s)
     assert heartbeat.member == seat.member
+    assert heartbeat.upload_bytes_per_s == 7000
     assert heartbeat.heads[0].tokens_ready == 42
     assert heartbeat.heads[0].head == seat.head.commit
+
+
+def test_in_a_larger_swarm_silence_means_less_while_nothing_is_open_but_for_the_opener() -> None:
+    small, large = Table(3).live()[0], Table(30).live()[0]
+    assert idle_patience_s(small.state) == opener_patience_s(small.state)
+    assert idle_patience_s(large.state) > opener_patience_s(large.state) == opener_patience_s(small.state)
+
+
+# --- suspicion ----------------------------------------------------------------------------------------------------------------
+
+
+def _exchanging(table: Table) -> list[Seat]:
+    """Everybody, in an exchange that does not end; the opener comes first."""
+    table.drops = lambda sender, to, message: isinstance(message, Settle)
+    for seat in table.live():
+        seat.tokens = 150
+    table.run_until(lambda: all(seat.state.open.exchange is not None for seat in table.live()), 10.0)
+    opener = table.opener()
+    return [opener, *table.others(opener)]
+
+
+def test_silence_is_said_before_it_is_suspicion() -> None:
+    table = Table(2)
+    seat, other = _exchanging(table)
+    seat.hear(other, heartbeat_of(other))
+    table.now_s += 1.9
+    assert not is_suspected(seat.state, other.peer, table.now_s)
+    assert silent_members(seat.state, table.now_s) == (other.peer,)
+    table.now_s += 0.2
+    assert is_suspected(seat.state, other.peer, table.now_s)
+
+
+def test_one_dead_link_makes_no_suspect_while_others_hear_the_peer() -> None:
+    table = Table(4)
+    seat, other, *_ = _exchanging(table)
+    table.cuts = {(other.peer, seat.peer), (seat.peer, other.peer)}
+    table.run_for(10.0)
+    assert silent_members(seat.state, table.now_s) == (other.peer,)
+    assert not is_suspected(seat.state, other.peer, table.now_s)
+
+
+def test_two_witnesses_who_do_not_hear_it_either_make_a_suspect() -> None:
+    table = Table(5)
+    seat, other, one, two, three = _exchanging(table)
+    silent = {(other.peer, to.peer) for to in (seat, one, two)}
+    table.cuts = silent | {(b, a) for a, b in silent}
+    table.run_for(2.5)
+    assert is_suspected(seat.state, other.peer, table.now_s)
+    assert not is_suspected(three.state, other.peer, table.now_s)
+
+
+def test_our_sign_of_life_at_the_start_of_an_exchange_is_enough_for_the_first_two_seconds() -> None:
+    table = Table(3)
+    acquaint(table)
+    table.now_s += 5.0
+    seat, other, _ = _exchanging(table)
+    assert not is_suspected(seat.state, other.peer, seat.state.open.proposal_at_s + 1.9)
+
+
+# --- quorum and patience ------------------------------------------------------------------------------------------------------
+
+
+def test_a_voter_need_not_be_caught_up_to_be_in_reach() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, other, third = table.live()
+    seat.feed(PeerLost(third.peer))
+    head = replace(heartbeat_of(other).heads[0], can_contribute=False)
+    seat.hear(other, replace(heartbeat_of(other), heads=(head,)))
+    assert quorum_in_reach(seat.state, Ballot(0, seat.peer), table.now_s)
+    seat.feed(PeerLost(other.peer))
+    assert not quorum_in_reach(seat.state, Ballot(0, seat.peer), table.now_s)
+
+
+def test_a_voter_that_came_back_on_a_new_disk_is_no_vote_in_reach() -> None:
+    table = Table(3)
+    acquaint(table)
+    made = commit_on(table.genesis, table.live())
+    seat, other, third = table.live()
+    seat.state = replace(seat.state, link=made.link)
+    seat.feed(PeerLost(third.peer))
+    assert quorum_in_reach(seat.state, Ballot(0, seat.peer), table.now_s)
+    seat.hear(other, replace(heartbeat_of(other), member=replace(other.member, incarnation=2, session=2)))
+    assert not quorum_in_reach(seat.state, Ballot(0, seat.peer), table.now_s)
+
+
+def test_patience_begins_when_the_quorum_is_out_of_reach_and_ends_when_it_is_back() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, other, _ = table.live()
+    patience_s = seat.state.config.lone_patience_s
+    table.now_s += 10.0
+    seat.feed(Ticked())
+    assert seat.state.alone_since_s == table.now_s
+    assert not may_be_lone(seat.state, table.now_s + patience_s - 1.0)
+    assert may_be_lone(seat.state, table.now_s + patience_s)
+    seat.hear(other, heartbeat_of(other))
+    seat.feed(Ticked())
+    assert seat.state.alone_since_s is None
+    assert not may_be_lone(seat.state, table.now_s + 10_000.0)
+
+
+def test_patience_is_short_only_when_all_who_are_missing_refuse_connections() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat, other, third = table.live()
+    seat.feed(PeerLost(other.peer))
+    table.now_s += 10.0
+    seat.feed(Ticked())
+    assert not may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)
+    seat.feed(PeerLost(third.peer))
+    assert may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)

@@ -1,93 +1,403 @@
 from __future__ import annotations
 
-from protocol.rounds.messages import Ack, Ballot, Promise, PromiseRequest, Refusal, Settle
-from protocol.rounds.state import BytesHeld, GatherBytes, LogAck, LogPromise, MessageArrived, PromiseLogged, Send
-from tests.protocol.rounds.round_table import UNIT, Seat, Table
+from dataclasses import replace
+
+import pytest
+
+from protocol.rounds.messages import (
+    Ack,
+    AckedRecord,
+    Ballot,
+    Committed,
+    Leave,
+    OuterStep,
+    PreVote,
+    PreVoteRequest,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    Refusal,
+    Settle,
+)
+from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.state import (
+    AckLogged,
+    BytesHeld,
+    LeaveLogged,
+    LeaveOrdered,
+    PeerLost,
+    PromiseLogged,
+    Ticked,
+)
+from protocol.wire import decode_record, encode_record
+from tests.protocol.rounds.made_commits import commit_on, record_on
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
+
+
+def _mute(table: Table) -> None:
+    """From here on orders are recorded and not performed."""
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
 
 
 def _settled(table: Table) -> tuple[Seat, Settle]:
-    """A member that has a settled record before it, its bytes not yet on disk."""
+    """A member other than the opener that has a settled record before it, its bytes not yet on disk."""
     table.gathers = False
-    table.run_until(lambda: any(isinstance(a, GatherBytes) for seat in table.live() for a in seat.orders))
-    seat = next(s for s in table.live() if any(isinstance(a, GatherBytes) for a in s.orders))
-    settle = next(a.settle for a in seat.orders if isinstance(a, GatherBytes))
-    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
-    return seat, settle
+    opener = table.opener()
+    (seat, *_) = table.others(opener)
+    table.run_until(lambda: bool(seat.ordered(GatherBytes)), 10.0)
+    _mute(table)
+    order = seat.ordered(GatherBytes)[0]
+    assert isinstance(order, GatherBytes)
+    return seat, order.settle
+
+
+def _other_record(record: bytes) -> bytes:
+    first = decode_record(record)
+    return encode_record(replace(first, next_target_tokens=first.next_target_tokens + 1))
+
+
+# --- acks ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_ack_is_written_only_when_all_bytes_are_on_disk_and_told_only_when_written() -> None:
     seat, settle = _settled(Table(3))
-    assert not any(isinstance(a, LogAck) for a in seat.orders)
+    assert seat.ordered(LogAck) == []
     (order,) = seat.feed(BytesHeld(settle))
     assert isinstance(order, LogAck)
-    assert not any(isinstance(a, Send) and isinstance(a.message, Ack) for a in seat.orders)
-
-
-def test_a_promise_names_the_acked_record_and_refuses_lower_ballots() -> None:
-    table = Table(3)
-    seat, settle = _settled(table)
-    seat.feed(BytesHeld(settle))
-    asker = next(s.peer for s in table.live() if s is not seat)
-    high = Ballot(7, asker)
-    (order,) = seat.feed(MessageArrived(asker, PromiseRequest(UNIT, settle.base, high), b""))
-    assert order == LogPromise(settle.base, high)
-    (told,) = seat.feed(PromiseLogged(settle.base, high))
-    assert isinstance(told, Send)
-    assert isinstance(told.message, Promise)
-    assert told.message.acked is not None
-    assert told.message.acked.record == settle.record
-    (refused,) = seat.feed(MessageArrived(asker, PromiseRequest(UNIT, settle.base, Ballot(3, asker)), b""))
-    assert isinstance(refused, Send)
-    assert refused.message == Refusal(UNIT, settle.base, high)
+    assert not order.lone
+    assert seat.sent(Ack) == []
+    (told,) = seat.feed(AckLogged(order.base, order.ballot, order.commit))
+    assert told == Send((settle.ballot.peer,), Ack(UNIT, settle.base, settle.ballot, order.commit))
 
 
 def test_bytes_that_arrive_after_a_higher_promise_are_not_acked() -> None:
     table = Table(3)
     seat, settle = _settled(table)
-    asker = next(s.peer for s in table.live() if s is not seat)
-    seat.feed(MessageArrived(asker, PromiseRequest(UNIT, settle.base, Ballot(9, asker)), b""))
-    actions = seat.feed(BytesHeld(settle))
-    assert not any(isinstance(a, LogAck) for a in actions)
+    (asker,) = table.others(seat, table.opener())
+    seat.hear(asker, PromiseRequest(UNIT, settle.base, Ballot(9, asker.peer)))
+    assert not any(isinstance(a, LogAck) for a in seat.feed(BytesHeld(settle)))
     assert seat.state.open.acked is None
 
 
-def test_a_second_record_in_one_ballot_is_refused() -> None:
+def test_a_settle_below_a_promise_is_refused() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    (asker,) = table.others(seat, table.opener())
+    high = Ballot(2, asker.peer)
+    seat.hear(asker, PromiseRequest(UNIT, settle.base, high))
+    assert seat.hear(table.opener(), settle) == (Send((settle.ballot.peer,), Refusal(UNIT, settle.base, high)),)
+
+
+def test_a_second_record_in_one_ballot_is_refused_and_the_first_is_written_and_acked_again() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    (order,) = seat.feed(BytesHeld(settle))
+    assert isinstance(order, LogAck)
+    other = replace(settle, record=_other_record(settle.record))
+    assert seat.hear(table.opener(), other) == ()
+    assert "two records" in seat.reasons[-1]
+    assert seat.hear(table.opener(), settle) == (order,)  # a full disk may have refused it the first time
+
+
+def test_a_record_is_settled_by_the_owner_of_its_ballot_only() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    (third,) = table.others(seat, table.opener())
+    assert seat.hear(third, settle) == ()
+    assert seat.hear(third, replace(settle, ballot=Ballot(0, third.peer))) == ()
+    assert "belongs to the first of the base roster" in seat.reasons[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"outer": OuterStep("mean", 5.0, 0.0)}, "outer step"), ({"codec": "int8"}, "codec"), ({"index": 9}, "index")],
+)
+def test_a_record_that_does_not_follow_the_run_is_not_acked(change: dict[str, object], why: str) -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    bad = encode_record(replace(decode_record(settle.record), **change))
+    higher = replace(settle, ballot=Ballot(4, settle.ballot.peer), record=bad)
+    assert seat.hear(table.opener(), higher) == ()
+    assert why in seat.reasons[-1]
+
+
+def test_a_record_over_another_number_of_chunks_is_not_acked() -> None:
+    table = Table(3)
+    acquaint(table)
+    _mute(table)
+    opener = table.opener()
+    (seat, *_) = table.others(opener)
+    record = record_on(table.genesis, list(table.seats))
+    slices = (replace(record.slices[0], stop_chunk=3),)
+    settle = Settle(UNIT, table.genesis.commit, record.ballot, encode_record(replace(record, slices=slices)), ())
+    assert seat.hear(opener, settle) == ()
+    assert "over 3 chunks" in seat.reasons[-1]
+
+
+def test_a_peer_that_takes_part_in_no_exchange_acks_as_well() -> None:
+    table = Table(3)
+    opener = table.opener()
+    (seat, *_) = table.others(opener)
+    table.drops = lambda sender, to, message: isinstance(message, Proposal) and to == seat.peer
+    table.run_until(lambda: table.all_at(1), 40.0)
+    assert seat.ordered(LogAck)
+
+
+# --- promises -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_is_told_when_it_is_on_disk_and_names_the_acked_record() -> None:
     table = Table(3)
     seat, settle = _settled(table)
     seat.feed(BytesHeld(settle))
-    other = Settle(settle.unit, settle.base, settle.ballot, _other_record(settle.record), ())
-    actions = seat.feed(MessageArrived(settle.ballot.peer, other, b""))
-    assert actions == ()
-    assert "two records" in seat.reasons[-1]
+    (asker,) = table.others(seat, table.opener())
+    high = Ballot(7, asker.peer)
+    assert seat.hear(asker, PromiseRequest(UNIT, settle.base, high)) == (LogPromise(settle.base, high),)
+    assert seat.sent(Promise) == []
+    (told,) = seat.feed(PromiseLogged(settle.base, high))
+    acked = AckedRecord(settle.ballot, settle.record)
+    assert told == Send((asker.peer,), Promise(UNIT, settle.base, high, acked))
+    low = PromiseRequest(UNIT, settle.base, Ballot(3, asker.peer))
+    assert seat.hear(asker, low) == (Send((asker.peer,), Refusal(UNIT, settle.base, high)),)
 
 
-def _other_record(record: bytes) -> bytes:
-    from dataclasses import replace
-
-    from protocol.wire import decode_record, encode_record
-
-    first = decode_record(record)
-    return encode_record(replace(first, next_target_tokens=first.next_target_tokens + 1))
-
-
-def test_a_record_with_another_outer_step_than_the_runs_is_refused() -> None:
-    from dataclasses import replace
-
-    from protocol.rounds.messages import OuterStep
-    from protocol.wire import decode_record, encode_record
-
+def test_a_ballot_is_promised_once_so_that_a_leader_who_lost_its_disk_cannot_use_it_twice() -> None:
     table = Table(3)
-    seat, settle = _settled(table)
-    bad = encode_record(replace(decode_record(settle.record), outer=OuterStep("mean", 5.0, 0.0)))
-    higher = Settle(settle.unit, settle.base, Ballot(4, settle.ballot.peer), bad, ())
-    actions = seat.feed(MessageArrived(settle.ballot.peer, higher, b""))
-    assert actions == ()
-    assert "outer step" in seat.reasons[-1]
+    acquaint(table)
+    _mute(table)
+    seat, asker = table.live()[:2]
+    base, ballot = table.genesis.commit, Ballot(1, asker.peer)
+    assert seat.hear(asker, PromiseRequest(UNIT, base, ballot)) == (LogPromise(base, ballot),)
+    assert seat.hear(asker, PromiseRequest(UNIT, base, ballot)) == (Send((asker.peer,), Refusal(UNIT, base, ballot)),)
+
+
+def test_whom_we_promised_gets_the_time_to_propose_before_we_try_ourselves() -> None:
+    table = Table(3)
+    acquaint(table)
+    _mute(table)
+    seat, asker = table.live()[:2]
+    base, ballot = table.genesis.commit, Ballot(1, asker.peer)
+    seat.hear(asker, PromiseRequest(UNIT, base, ballot))
+    seat.feed(PromiseLogged(base, ballot))
+    assert seat.state.open.quiet_until_s == table.now_s + seat.state.config.suspect_after_s
+
+
+def test_a_promise_that_a_higher_one_overtook_is_never_told() -> None:
+    table = Table(3)
+    acquaint(table)
+    _mute(table)
+    seat, one, two = table.live()
+    base, low, high = table.genesis.commit, Ballot(1, one.peer), Ballot(2, two.peer)
+    seat.hear(one, PromiseRequest(UNIT, base, low))
+    seat.hear(two, PromiseRequest(UNIT, base, high))
+    assert seat.feed(PromiseLogged(base, low)) == ()
+    (told,) = seat.feed(PromiseLogged(base, high))
+    assert told == Send((two.peer,), Promise(UNIT, base, high))
 
 
 def test_nobody_may_ask_for_a_promise_in_anothers_name_or_for_attempt_zero() -> None:
     table = Table(3)
     seat, settle = _settled(table)
-    asker, third = (s.peer for s in table.live() if s is not seat)
-    assert seat.feed(MessageArrived(asker, PromiseRequest(UNIT, settle.base, Ballot(2, third)), b"")) == ()
-    assert seat.feed(MessageArrived(asker, PromiseRequest(UNIT, settle.base, Ballot(0, asker)), b"")) == ()
+    (asker,) = table.others(seat, table.opener())
+    assert seat.hear(asker, PromiseRequest(UNIT, settle.base, Ballot(2, settle.ballot.peer))) == ()
+    assert seat.hear(asker, PromiseRequest(UNIT, settle.base, Ballot(0, asker.peer))) == ()
+
+
+def test_votes_outlive_the_process() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    del table.perform
+    seat.feed(BytesHeld(settle))
+    (asker,) = table.others(seat, table.opener())
+    high = Ballot(3, asker.peer)
+    seat.hear(asker, PromiseRequest(UNIT, settle.base, high))
+    table.restart(seat)
+    assert seat.state.open.acked == AckedRecord(settle.ballot, settle.record)
+    assert seat.state.open.promised == high
+    assert seat.hear(table.opener(), settle) == (Send((settle.ballot.peer,), Refusal(UNIT, settle.base, high)),)
+
+
+def test_a_disk_that_is_newer_than_its_place_in_the_roster_has_no_vote() -> None:
+    table = Table(3)
+    table.run_until(lambda: table.all_at(1))
+    head = max((s.head for s in table.live()), key=lambda link: link.index)
+    seat, asker, *_ = (s for s in table.live() if s.head == head)
+    table.drops = lambda sender, to, message: True
+    chain = list(seat.disk.chain)
+    table.restart(seat, loses_disk=True)
+    seat.disk.chain = chain  # it fetched what is committed; its votes are lost
+    seat.start()
+    assert not seat.state.may_vote
+    assert seat.hear(asker, PromiseRequest(UNIT, head.commit, Ballot(1, asker.peer))) == ()
+    assert seat.state.open.promised is None
+    record = record_on(head, list(table.seats), ballot=Ballot(1, asker.peer))
+    settle = Settle(UNIT, head.commit, Ballot(1, asker.peer), encode_record(record), ())
+    assert seat.hear(asker, settle) == ()
+    assert "no vote on this base" in seat.reasons[-1]
+
+
+def test_an_ack_of_a_lone_record_leaves_the_other_ack_as_it_is() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    seat.feed(BytesHeld(settle))
+    (asker,) = table.others(seat, table.opener())
+    seat.state = replace(seat.state, alone_since_s=table.now_s - 1000.0)
+    record = encode_record(record_on(table.genesis, [seat.peer, asker.peer], lone=True))
+    lone = Settle(UNIT, settle.base, Ballot(1, asker.peer), record, ())
+    assert seat.hear(asker, lone) == (GatherBytes(lone),)
+    (order,) = seat.feed(BytesHeld(lone))
+    assert isinstance(order, LogAck)
+    assert order.lone
+    assert seat.state.open.acked == AckedRecord(settle.ballot, settle.record)
+    assert seat.state.open.acked_lone == AckedRecord(lone.ballot, lone.record)
+
+
+def test_a_lone_record_is_refused_while_a_quorum_was_in_reach_lately() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    (asker,) = table.others(seat, table.opener())
+    record = encode_record(record_on(table.genesis, [seat.peer, asker.peer], lone=True))
+    assert seat.hear(asker, Settle(UNIT, settle.base, Ballot(1, asker.peer), record, ())) == ()
+    assert "there is a quorum to ask" in seat.reasons[-1]
+
+
+# --- before a take-over -------------------------------------------------------------------------------------------------------
+
+
+def _asked(table: Table) -> tuple[Seat, Seat, Seat]:
+    """(voter, asker, opener), all acquainted; orders are recorded only."""
+    acquaint(table)
+    _mute(table)
+    opener = table.opener()
+    voter, asker, *_ = table.others(opener)
+    return voter, asker, opener
+
+
+def _vote(actions: tuple[object, ...]) -> str:
+    (send,) = actions
+    assert isinstance(send, Send)
+    assert isinstance(send.message, PreVote)
+    return send.message.objection
+
+
+def _question(table: Table, asker: Seat, waited_s: float = 2.0, attempt: int = 1) -> PreVoteRequest:
+    return PreVoteRequest(UNIT, table.genesis.commit, Ballot(attempt, asker.peer), waited_s)
+
+
+def test_a_voter_that_hears_the_opener_objects() -> None:
+    table = Table(3)
+    voter, asker, _ = _asked(table)
+    assert "is alive" in _vote(voter.hear(asker, _question(table, asker)))
+
+
+def test_a_voter_that_finds_the_opener_gone_agrees_and_promises_nothing_yet() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    voter.feed(PeerLost(opener.peer))
+    assert _vote(voter.hear(asker, _question(table, asker))) == ""
+    assert voter.state.open.promised is None
+
+
+def test_a_voter_that_is_not_sure_asks_the_opener_and_answers_what_came_of_it() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    table.now_s += 3.0
+    (ping,) = voter.hear(asker, _question(table, asker))
+    assert isinstance(ping, SendHeartbeat)
+    assert ping.to == (opener.peer,)
+    assert voter.sent(PreVote) == []
+    table.now_s += 1.0
+    voter.hear(opener, heartbeat_of(opener))
+    voter.feed(Ticked())
+    (vote,) = voter.sent(PreVote)
+    assert isinstance(vote, PreVote)
+    assert "is alive" in vote.objection
+
+    table.now_s += 10.0
+    voter.hear(asker, _question(table, asker))
+    table.now_s += voter.state.config.suspect_after_s
+    voter.feed(Ticked())
+    agreed = voter.sent(PreVote)[-1]
+    assert isinstance(agreed, PreVote)
+    assert agreed.objection == ""
+
+
+def test_who_waited_twice_as_long_as_a_suspicion_takes_is_not_held_up_by_a_live_opener() -> None:
+    table = Table(3)
+    voter, asker, _ = _asked(table)
+    assert _vote(voter.hear(asker, _question(table, asker, waited_s=4.0))) == ""
+
+
+def test_an_opener_that_may_not_contribute_is_no_reason_to_wait() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    head = replace(heartbeat_of(opener).heads[0], can_contribute=False)
+    voter.hear(opener, replace(heartbeat_of(opener), heads=(head,)))
+    assert _vote(voter.hear(asker, _question(table, asker))) == ""
+
+
+def test_a_running_attempt_is_a_reason_to_wait_until_it_has_had_its_time() -> None:
+    table = Table(4)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Settle)
+    table.run_until(lambda: all(seat.state.open.proposal is not None for seat in table.live()), 10.0)
+    _mute(table)
+    voter, asker, *_ = table.others(opener)
+    assert "is under way" in _vote(voter.hear(asker, _question(table, asker)))
+    assert "leading attempt 0" in _vote(opener.hear(asker, _question(table, asker)))
+    table.now_s += 100.0
+    voter.hear(opener, heartbeat_of(opener))
+    assert _vote(voter.hear(asker, _question(table, asker))) == ""
+
+
+def test_who_is_leading_or_applying_a_commit_objects_to_a_lone_attempt_as_well() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    voter.state = replace(voter.state, alone_since_s=table.now_s - 1000.0)
+    voter.hear(opener, Committed(UNIT, commit_on(table.genesis, table.live()).certificate))
+    assert voter.state.open.committing is not None
+    assert "a commit is being applied" in _vote(voter.hear(asker, replace(_question(table, asker), lone=True)))
+
+
+def test_a_ballot_below_a_promise_is_objected_to() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    voter.hear(opener, PromiseRequest(UNIT, table.genesis.commit, Ballot(5, opener.peer)))
+    assert "attempt 5 is promised already" in _vote(voter.hear(asker, _question(table, asker)))
+
+
+def test_a_question_in_anothers_name_is_not_answered() -> None:
+    table = Table(3)
+    voter, asker, opener = _asked(table)
+    assert voter.hear(asker, replace(_question(table, asker), ballot=Ballot(1, opener.peer))) == ()
+
+
+# --- goodbye ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_goodbye_is_told_when_it_is_on_disk_and_carries_the_vote() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    seat.feed(BytesHeld(settle))
+    acked = AckedRecord(settle.ballot, settle.record)
+    leave = Leave(seat.member, UNIT, settle.base, settle.ballot, acked)
+    assert seat.feed(LeaveOrdered()) == (LogLeave(leave),)
+    assert seat.feed(LeaveOrdered()) == ()
+    (told,) = seat.feed(LeaveLogged(leave))
+    assert told == Send(tuple(sorted(set(table.seats) - {seat.peer})), leave)
+
+
+def test_who_leaves_votes_on_nothing_any_more_also_after_a_restart() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    del table.perform
+    asker, other = table.others(seat)
+    assert seat.feed(LeaveOrdered())
+    assert seat.feed(BytesHeld(settle)) == ()
+    assert seat.hear(asker, PromiseRequest(UNIT, settle.base, Ballot(3, asker.peer))) == ()
+    table.restart(seat)
+    assert not seat.state.may_vote
+    assert seat.hear(other, PromiseRequest(UNIT, settle.base, Ballot(3, other.peer))) == ()
+    settler = table.opener()
+    assert not any(isinstance(order, GatherBytes) for order in seat.hear(settler, settle))
+    assert "no vote on this base" in seat.reasons[-1]

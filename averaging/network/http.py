@@ -1,0 +1,51 @@
+"""The web server of both daemons: a listening socket, and an ASGI application served on it, on trio."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, cast
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+from protocol.errors import MachineError
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
+    from starlette.applications import Starlette
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0.
+
+    Raises:
+        MachineError: the port is in use or the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise MachineError(
+            f"cannot listen on {host}:{port} ({error.strerror})",
+            "a free port on an address of this machine",
+            "give another with --http-port, or 0 for any",
+        ) from error
+    return listener
+
+
+async def serve_http(
+    listener: socket.socket, app: Starlette, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve until cancelled. The socket is taken over, and closed at the end; `task_status` gets the URLs."""
+    config = Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.accesslog = None
+    config.errorlog = None
+    config.graceful_timeout = 1.0
+    asgi = cast("ASGIFramework", app)
+    await serve(asgi, config, shutdown_trigger=trio.sleep_forever, task_status=task_status, mode="asgi")

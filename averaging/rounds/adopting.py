@@ -1,0 +1,161 @@
+"""Brings the trainer what the rounds decided, in order and beside them: a slow training step holds up nobody's next round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams import Offload, Trainer
+from averaging.rounds.adoption import Adoption, adopt_commit, adopt_switch
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.state import UnitState
+from protocol.errors import PotluckError
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import CommitRecord
+from protocol.rounds.plan import consumed_tokens
+
+log = structlog.get_logger()
+
+NUM_KEPT: Final = 4
+"""Contributions kept for a switch of lineages, beside those on the last commit that a quorum made: the others may have counted
+these. Older ones are given up with a remark, never applied twice.
+"""
+
+ADOPT_COST_S: Final = 0.002
+"""What the arithmetic costs in virtual time."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One thing for the trainer: `adopt` says what, `anchor_N` is the new anchor. Commits that wait are told together."""
+
+    adopt: Callable[[], Adoption]
+    anchor_N: torch.Tensor
+    schedule_tokens: int
+    is_commit: bool = False
+
+
+class Adopter:
+    """Tells the trainer about commits and switches. `run` does it, one after another."""
+
+    def __init__(self, me: PeerId, chain: UnitChain, trainer: Trainer, offload: Offload) -> None:
+        self._me = me
+        self._chain = chain
+        self._trainer = trainer
+        self._offload = offload
+        self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
+        self._waiting: deque[_Task] = deque()
+        self._arrived = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self.pending_tokens = 0
+        """Tokens that a commit has counted and that the trainer still calls ready."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._trainer.set_anchor(self._chain.state.anchor_N)
+        while True:
+            while not self._waiting:
+                await self._arrived.wait()
+            tasks = self._take_together()
+            try:
+                await self._adopt(tasks)
+            except PotluckError as error:
+                # A worker that died comes back from the anchor that it was given; nothing of the round depends on it.
+                log.warning("not_adopted", reason=error.one_line())
+            if not self._waiting:
+                self.pending_tokens = 0
+                self._idle.set()
+
+    def _take_together(self) -> list[_Task]:
+        """The next thing, or all commits that wait in a row: a trainer slower than the rounds must not fall behind for ever."""
+        taken = [self._waiting.popleft()]
+        while taken[0].is_commit and self._waiting and self._waiting[0].is_commit:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the trainer has everything."""
+        return self._idle.is_set()
+
+    async def wait_adopted(self) -> None:
+        """Until the trainer has everything."""
+        await self._idle.wait()
+
+    def remember(self, contribution: EncodedContribution) -> None:
+        """Keep what was offered on the head: another lineage may have counted it."""
+        agreed = self._chain.last_agreed.commit
+        self._offers[contribution.root] = (self._chain.head.commit, replace(contribution, theta_N=torch.empty(0)))
+        loose = [root for root, (base, _) in self._offers.items() if base != agreed]
+        for root in loose[: max(0, len(self._offers) - NUM_KEPT)]:
+            del self._offers[root]
+
+    async def commit(
+        self, link: ChainLink, record: CommitRecord, applied: AppliedCommit, contribution: EncodedContribution | None
+    ) -> None:
+        """One more commit on our lineage; `contribution` is what we offered on its base."""
+        entry, grid = record.contributor(self._me), self._chain.tools.grid
+        if entry is not None and contribution is not None and entry.root == contribution.root:
+            self.pending_tokens += consumed_tokens(record, self._me)
+        await self._put(
+            lambda: adopt_commit(applied, record, self._me, contribution, grid),
+            applied.state.anchor_N,
+            link.total_tokens,
+            is_commit=True,
+        )
+
+    async def switch(self, prepared: PreparedSwitch, lost: list[ChainLink], anchor_N: torch.Tensor) -> None:
+        """Another lineage; `anchor_N` (N,) float32 is the anchor that was left."""
+        offers, tools = {root: offer for root, (_, offer) in self._offers.items()}, self._chain.tools
+        await self._put(
+            lambda: adopt_switch(prepared, lost, anchor_N, self._me, offers, tools.codec, tools.grid),
+            prepared.state.anchor_N,
+            prepared.state.total_tokens,
+        )
+
+    async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
+        """The anchor was wrong by `shift_N`, (N,) float32, and is right now: local work is kept."""
+        await self._put(lambda: Adoption(shift_N, 0), state.anchor_N, state.total_tokens)
+
+    async def _put(
+        self, adopt: Callable[[], Adoption], anchor_N: torch.Tensor, schedule_tokens: int, *, is_commit: bool = False
+    ) -> None:
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        self._waiting.append(_Task(adopt, anchor_N, schedule_tokens, is_commit))
+        arrived, self._arrived = self._arrived, trio.Event()
+        arrived.set()
+        await trio.lowlevel.checkpoint()
+
+    async def _adopt(self, tasks: list[_Task]) -> None:
+        last = tasks[-1]
+        adoption = await self._offload.run(lambda: _together([task.adopt() for task in tasks]), cost_s=ADOPT_COST_S)
+        if adoption.remark:
+            log.warning("local_work", reason=adoption.remark)
+        await self._trainer.set_anchor(last.anchor_N)
+        if adoption.shift_N is None:
+            await self._trainer.load(last.anchor_N, schedule_tokens=last.schedule_tokens)
+            return
+        await self._trainer.shift(
+            adoption.shift_N, credited_tokens=adoption.credited_tokens, schedule_tokens=last.schedule_tokens
+        )
+
+
+def _together(adoptions: list[Adoption]) -> Adoption:
+    """Shifts one after another are one shift."""
+    if len(adoptions) == 1:
+        return adoptions[0]
+    shift_N: torch.Tensor | None = None
+    for adoption in adoptions:
+        if adoption.shift_N is not None:
+            shift_N = adoption.shift_N if shift_N is None else torch.add(shift_N, adoption.shift_N)
+    return Adoption(shift_N, sum(adoption.credited_tokens for adoption in adoptions))

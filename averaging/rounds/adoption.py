@@ -1,0 +1,117 @@
+"""What a commit, or a switch of lineages, means for the local parameters (rules 20 and 24): pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from averaging.codecs import Codec
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.unit import AppliedCommit, PreparedSwitch
+from protocol.ids import PeerId, Root
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import CommitRecord
+from protocol.rounds.plan import consumed_tokens, covered_chunks
+from protocol.tensor_schema import ChunkGrid
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What to tell the trainer.
+
+    Attributes:
+        shift_N: (N,) float32 to add to theta; None: load the new anchor, the local work cannot be kept.
+        credited_tokens: to take off the tokens ready; negative when work of a lineage that lost is to be offered again.
+        remark: what could not be kept, for the log; "" when everything was.
+    """
+
+    shift_N: torch.Tensor | None
+    credited_tokens: int
+    remark: str = ""
+
+
+def adoption_shift(
+    applied: AppliedCommit, record: CommitRecord, me: PeerId, theta_N: torch.Tensor | None, grid: ChunkGrid
+) -> torch.Tensor:
+    """What to add to the local parameters (rule 20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
+    that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
+    """
+    shift_N = torch.sub(applied.state.anchor_N, applied.previous_anchor_N)
+    if theta_N is not None:
+        for first_chunk, stop_chunk in covered_chunks(record, me):
+            begin, stop = grid.span(first_chunk, stop_chunk)
+            shift_N[begin:stop] = torch.sub(applied.state.anchor_N[begin:stop], theta_N[begin:stop])
+    return shift_N
+
+
+def adopt_commit(
+    applied: AppliedCommit, record: CommitRecord, me: PeerId, contribution: EncodedContribution | None, grid: ChunkGrid
+) -> Adoption:
+    """One more commit on our lineage."""
+    entry = record.contributor(me)
+    is_ours = entry is not None and contribution is not None and entry.root == contribution.root
+    theta_N = contribution.theta_N if is_ours and contribution is not None else None
+    shift_N = adoption_shift(applied, record, me, theta_N, grid)
+    return Adoption(shift_N, consumed_tokens(record, me) if is_ours else 0)
+
+
+def adopt_switch(
+    prepared: PreparedSwitch,
+    lost: Sequence[ChainLink],
+    anchor_N: torch.Tensor,
+    me: PeerId,
+    offers: Mapping[Root, EncodedContribution],
+    codec: Codec,
+    grid: ChunkGrid,
+) -> Adoption:
+    """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (rule 24).
+
+    Where a commit of the winning lineage counted a contribution of ours, that is in A_win and taken out of theta; where its bytes are
+    no longer here, theta starts from A_win: work may be lost, but none is ever applied twice. Without the anchor at the fork only
+    the work since the last commit is offered again.
+
+    Args:
+        lost: our commits after the fork, which are given up.
+        anchor_N: (N,) float32, the anchor at our head.
+        offers: our latest contributions by root.
+    """
+    from_N = prepared.fork_anchor_N
+    regained = sum(consumed_tokens(link.record, me) for link in lost if link.record is not None)
+    remark = ""
+    taken_out: dict[Root, set[int]] = {}
+    if from_N is None:
+        from_N, regained = anchor_N, 0
+        remark = "the anchor at the fork is no longer kept: only the work since the last commit is offered again"
+        taken_out = _counted_chunks(lost, me)
+    shift_N = torch.sub(prepared.state.anchor_N, from_N)
+    spent = 0
+    for node in prepared.path:
+        record = node.link.record
+        entry = record.contributor(me) if record is not None else None
+        if record is None or entry is None:
+            continue
+        offer = offers.get(entry.root)
+        if offer is None:
+            return Adoption(
+                None, 0, "the other lineage counted work of ours that is no longer here: starting from its anchor"
+            )
+        chunks = _counted_chunks([node.link], me)[entry.root] - taken_out.get(entry.root, set())
+        for chunk in chunks:
+            begin, stop = grid.bounds(chunk)
+            delta_n = codec.decode(offer.chunks[chunk], stop - begin)
+            shift_N[begin:stop] = torch.add(shift_N[begin:stop], delta_n)
+        spent += entry.tokens * len(chunks) // grid.num_chunks
+    return Adoption(shift_N, spent - regained, remark)
+
+
+def _counted_chunks(links: Sequence[ChainLink], me: PeerId) -> dict[Root, set[int]]:
+    """Which chunks of our contributions these commits counted, by root."""
+    counted: dict[Root, set[int]] = {}
+    for link in links:
+        entry = link.record.contributor(me) if link.record is not None else None
+        if link.record is not None and entry is not None:
+            ranges = (range(first, stop) for first, stop in covered_chunks(link.record, me))
+            counted.setdefault(entry.root, set()).update(*ranges)
+    return counted

@@ -1,0 +1,230 @@
+"""A unit's contribution and its running exchange at one peer: what the round machine orders about them is done here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams import Snapshot, Stream
+from averaging.rounds.adopting import Adopter
+from averaging.rounds.contribution import EncodedContribution, encode_contribution
+from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.reduction import Offers
+from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
+from averaging.rounds.transfer import FRAME_WITHIN_S
+from averaging.rounds.unit import UnitChain
+from averaging.unit_log import LoggedContribution
+from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, TransportError
+from protocol.ids import CommitId, PeerId, short
+from protocol.rounds.messages import ContributionHeader, Proposal, ResultHeader, ResultReady
+from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.state import ContributionFailed, ContributionReady, ExchangeMeasured, RoundConfig
+from protocol.wire import decode_body, encode_body
+
+log = structlog.get_logger()
+
+ENCODE_COST_S: Final = 0.005
+"""What encoding a delta costs in virtual time."""
+
+SNAPSHOT_WITHIN_S: Final = 60.0
+WAIT_FOR_PROPOSAL_S: Final = 5.0
+"""A member's stream may come before the proposal that it belongs to."""
+
+
+class Exchanging:
+    """Takes the delta, and runs one exchange at a time. `send(peers, message)` signs and sends a round message."""
+
+    def __init__(
+        self, config: RoundConfig, chain: UnitChain, tools: RoundTools, tasks: Tasks, tell: Tell, send: SendMessage
+    ) -> None:
+        self._config = config
+        self._chain = chain
+        self._tools = tools
+        self._tasks = tasks
+        self._tell = tell
+        self._send = send
+        self.changes = Changes()
+        self._offers: Offers | None = None
+        self._base: CommitId | None = None
+        self._contribution: EncodedContribution | None = None
+        self._without_delta: CommitId | None = None
+        self._exchange: Exchange | None = None
+        self._scope: trio.CancelScope | None = None
+        self.upload_bytes_per_s = 0
+
+    # --- our contribution -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, base: CommitId, adopter: Adopter) -> None:
+        """Take the delta on `base` at the next step boundary, encode it, write its root to disk, and tell. An exchange that begins
+        meanwhile waits for it, whatever came of an earlier one.
+        """
+        self._without_delta = None
+        self._tasks.spawn(self._prepare, base, adopter)
+
+    async def _prepare(self, base: CommitId, adopter: Adopter) -> None:
+        try:
+            contribution = await self._take_delta(base, adopter)
+        except (PotluckError, trio.TooSlowError) as error:
+            reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
+            log.warning("no_contribution", reason=reason)
+            if base == self._chain.head.commit:
+                self._without_delta = base
+            await self._tell(ContributionFailed(base))
+            return
+        self._at(base)
+        self._contribution = contribution
+        adopter.remember(contribution)
+        self._tools.publish("contributed", {"root": contribution.root})
+        await self._tell(ContributionReady(base, contribution.root, contribution.tokens))
+
+    async def _take_delta(self, base: CommitId, adopter: Adopter) -> EncodedContribution:
+        chain, tools = self._chain, self._tools
+        with trio.fail_after(SNAPSHOT_WITHIN_S):
+            await adopter.wait_adopted()
+            if not chain.is_sound:
+                raise LocalProtocolError("a state that is not the attested one", "a healed one")
+            self._check_head(base)
+            anchor_N, root = chain.state.anchor_N, chain.root
+            snapshot = await tools.trainer.snapshot()
+        self._check_head(base)
+        encoded = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
+        # durable before its first byte leaves; a head that moves meanwhile makes it a contribution to nothing
+        await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
+        config = self._config
+        header = ContributionHeader(
+            config.unit, base, config.me, snapshot.tokens, config.codec, encoded.root, base, root
+        )
+        signed = await tools.seal(encode_body(header))
+        self._check_head(base)
+        return replace(encoded, header=signed)
+
+    def _check_head(self, base: CommitId) -> None:
+        if self._chain.head.commit != base:
+            raise LocalProtocolError("the head moved while the delta was taken", "a delta on the head")
+
+    @property
+    def contribution(self) -> EncodedContribution | None:
+        """What we offer on the head, if there is anything."""
+        return self._contribution if self._base == self._chain.head.commit else None
+
+    # --- the exchange ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, proposal: Proposal) -> None:
+        """Begin the exchange of this proposal, or go on with it: its slices may have moved, our contribution may have come."""
+        self._at(proposal.base)
+        exchange = self._exchange
+        if exchange is None or exchange.proposal.ballot != proposal.ballot:
+            self.end()
+            if self._offers is None:
+                return
+            exchange = self._exchange = Exchange(proposal, self._exchange_tools(), self._offers)
+            self._tasks.spawn(self._run, exchange)
+            self.changes.notify()
+        elif exchange.proposal.slices != proposal.slices:
+            exchange.mend(proposal)
+        if self._contribution is not None:
+            exchange.offer(self._contribution)
+        elif self._without_delta == proposal.base:
+            exchange.offer(None)
+
+    def _at(self, base: CommitId) -> None:
+        """What is kept belongs to one base."""
+        if self._base != base:
+            tools = self._chain.tools
+            self._base = base
+            self._contribution = None
+            self._offers = Offers(self._config.run_id, self._config.verifier, tools.codec, tools.grid)
+
+    async def _run(self, exchange: Exchange) -> None:
+        with trio.CancelScope() as scope:
+            if exchange is self._exchange:
+                self._scope = scope
+                await exchange.run()
+        seconds = exchange.upload_s(trio.current_time())
+        if seconds is not None:
+            self.upload_bytes_per_s = exchange.upload_bytes_per_s(trio.current_time())
+            await self._tell(ExchangeMeasured(seconds))
+
+    def end(self) -> None:
+        """Stop moving bytes."""
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        self._exchange = None
+
+    def drop(self, peer: PeerId, reason: str) -> None:
+        """Stop waiting for a member."""
+        if self._exchange is not None:
+            self._exchange.drop(peer, reason)
+
+    def is_exchanging(self, base: CommitId) -> bool:
+        """Whether results of this base may still come by themselves."""
+        exchange = self._exchange
+        return exchange is not None and not exchange.is_over and exchange.proposal.base == base
+
+    def _exchange_tools(self) -> ExchangeTools:
+        chain, tools = self._chain.tools, self._tools
+        return ExchangeTools(
+            run_id=self._config.run_id,
+            me=self._config.me,
+            network=tools.network,
+            offload=tools.offload,
+            verifier=self._config.verifier,
+            codec=chain.codec,
+            grid=chain.grid,
+            seal=tools.seal,
+            keep_result=self._keep_result,
+            holds_result=self._holds_result,
+            announce=self._announce,
+        )
+
+    async def _keep_result(self, header: ResultHeader, data: bytes) -> None:
+        await self._chain.tools.log.write_result(header.base, header.result_hash, data)
+        self.changes.notify()
+
+    async def _holds_result(self, header: ResultHeader) -> bool:
+        return await self._chain.tools.log.holds_results(header.base, [header.result_hash])
+
+    async def _announce(self, ready: ResultReady) -> None:
+        """The leader and whoever may have to take over hear of a closed slice."""
+        exchange = self._exchange
+        if exchange is not None and exchange.proposal.ballot == ready.ballot:
+            await self._send(tuple(member.peer for member in exchange.proposal.members), ready)
+
+    async def serve(self, sender: PeerId, stream: Stream) -> None:
+        """A member brings its chunks for one of our slices.
+
+        Raises:
+            RemoteProtocolError: no credential, no greeting, or bytes that do not fit. TransportError: no such exchange here.
+        """
+        if not await self._tools.is_member(sender):
+            raise RemoteProtocolError(f"{short(sender)} has shown no credential of this run", "a member")
+        frame: bytes | None = None
+        with trio.move_on_after(FRAME_WITHIN_S):
+            frame = await stream.receive_frame()
+        if frame is None:
+            raise RemoteProtocolError("an exchange without a greeting", "an ExchangeHello")
+        hello = decode_body(ExchangeHello, frame)
+        exchange = await self._exchange_of(hello)
+        await exchange.serve(sender, hello, stream)
+
+    async def _exchange_of(self, hello: ExchangeHello) -> Exchange:
+        named = (hello.base, hello.ballot)
+        with trio.move_on_after(WAIT_FOR_PROPOSAL_S):
+            while True:
+                exchange = self._exchange
+                if exchange is not None and (exchange.proposal.base, exchange.proposal.ballot) == named:
+                    await exchange.begun.wait()
+                    return exchange
+                await self.changes.wait()
+        raise TransportError("an exchange that is not running here", "the running attempt", "try again")
+
+
+def _encode(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> EncodedContribution:
+    if snapshot.tokens <= 0:
+        raise LocalProtocolError("a snapshot without tokens", "trained tokens")
+    return encode_contribution(anchor_N, snapshot.theta_N, snapshot.tokens, chain.tools.codec, chain.tools.grid)

@@ -1,0 +1,213 @@
+"""Keeping up with the run: applying commits, asking for those we missed, and bringing another lineage here (rules 14, 19, 24)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.rounds.adopting import Adopter
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.gathering import Gatherer
+from averaging.rounds.round_tools import RoundTools, Tell
+from averaging.rounds.transfer import ask_generation, fetch_commits, fetch_state
+from averaging.rounds.unit import PreparedSwitch, UnitChain
+from averaging.state import UnitState
+from protocol.errors import PotluckError, UnreachableError
+from protocol.ids import CommitId, PeerId, short
+from protocol.rounds.chain import attested_roots
+from protocol.rounds.lineage import TreeNode
+from protocol.rounds.messages import CommitRecord
+from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
+from protocol.rounds.state import (
+    Applied,
+    CommitsFetched,
+    CommitStalled,
+    RoundState,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
+)
+from protocol.wire import commit_id, decode_certificate, decode_record
+
+log = structlog.get_logger()
+
+CATCH_UP_WITHIN_S: Final = 60.0
+CERTIFICATES_AT_ONCE: Final = 16
+"""Verified in one step of the machine: 64 signatures each take a few milliseconds, and messages shall not wait for a whole chain."""
+
+USELESS_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 30.0
+MAX_SOURCES: Final = 256
+SNAPSHOT_WITHIN_S: Final = 3600.0
+"""A large state over a home line takes long; every frame of it has a deadline of its own."""
+
+STALL_PAUSE_S: Final = 1.0
+"""What could not be written or had from anybody is not tried again at once."""
+
+
+class Pursuer:
+    """Performs what the round machine orders about commits and lineages. `state()` is the machine's state now."""
+
+    def __init__(
+        self,
+        chain: UnitChain,
+        tools: RoundTools,
+        gatherer: Gatherer,
+        adopter: Adopter,
+        tell: Tell,
+        state: Callable[[], RoundState],
+    ) -> None:
+        self._chain = chain
+        self._tools = tools
+        self._gatherer = gatherer
+        self._adopter = adopter
+        self._tell = tell
+        self._state = state
+        self._prepared: PreparedSwitch | None = None
+        self._asking: set[PeerId] = set()
+        self._pauses: dict[PeerId, tuple[float, float]] = {}
+
+    # --- the next commit ------------------------------------------------------------------------------------------------------
+
+    async def commit(self, action: Commit, contribution: EncodedContribution | None) -> None:
+        """Bring its bytes to disk, log it, apply it; the trainer hears of it beside the next round."""
+        link, record = action.link, action.link.record
+        why = "it names no bytes"
+        if record is not None:
+            try:
+                if await self._gatherer.gather(record, self._with_everybody(action.holders)):
+                    await self._apply(action, record, contribution)
+                    return
+                why = "its bytes are with nobody who answers"
+            except PotluckError as error:
+                why = error.one_line()
+        await trio.sleep(STALL_PAUSE_S)
+        await self._tell(CommitStalled(link.commit, why))
+
+    async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
+        link = action.link
+        applied = await self._chain.apply(link, action.certificate)
+        # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
+        await self._adopter.commit(link, record, applied, contribution)
+        await self._tell(Applied(link, action.certificate, applied.root))
+        self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
+
+    def _with_everybody(self, holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        """Who should have it first, then anybody."""
+        others = sorted(peer for peer, view in self._state().peers.items() if not (view.lost or view.left))
+        return tuple(dict.fromkeys((*holders, *others)))
+
+    # --- commits that we missed -----------------------------------------------------------------------------------------------
+
+    async def catch_up(self, action: CatchUp) -> None:
+        """Ask a peer for the commits after the newest that we share; one that has nothing for us is asked less and less often."""
+        source, now_s = action.source, self._tools.clock.monotonic_s()
+        not_before_s, pause_s = self._pauses.get(source, (0.0, 0.0))
+        if source in self._asking or now_s < not_before_s:
+            return
+        self._asking.add(source)
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s or USELESS_PAUSE_S)
+        try:
+            with trio.move_on_after(CATCH_UP_WITHIN_S):
+                if await self._fetch_commits(action):
+                    pause_s = 0.0
+        finally:
+            self._asking.discard(source)
+            if len(self._pauses) >= MAX_SOURCES:
+                self._pauses.clear()
+            self._pauses[source] = (self._tools.clock.monotonic_s() + pause_s, pause_s)
+
+    async def _fetch_commits(self, action: CatchUp) -> bool:
+        """Whether the answer brought anything new."""
+        unit = self._chain.tools.unit
+        raws = await fetch_commits(self._tools.network, action.source, unit, action.known)
+        certificates = [decode_certificate(raw) for raw in raws]
+        known = self._state().tree.nodes
+        is_useful = any(commit_id(decode_record(c.record).parent, c.record) not in known for c in certificates)
+        for begin in range(0, len(certificates), CERTIFICATES_AT_ONCE):
+            batch = tuple(certificates[begin : begin + CERTIFICATES_AT_ONCE])
+            await self._tell(CommitsFetched(action.source, batch))
+        return is_useful
+
+    # --- another lineage ------------------------------------------------------------------------------------------------------
+
+    async def prepare_switch(self, action: PrepareSwitch) -> None:
+        """Bring what a switch needs to our disk, and compute the state that it leads to."""
+        target = action.path[-1].link.commit
+        try:
+            prepared = await self._prepare(action, target)
+        except PotluckError as error:
+            await self._tell(SwitchFailed(target, error.one_line()))
+            return
+        if prepared is not None:
+            self._prepared = prepared
+            await self._tell(SwitchPrepared(target))
+
+    async def _prepare(self, action: PrepareSwitch, target: CommitId) -> PreparedSwitch | None:
+        def is_wanted() -> bool:
+            switching = self._state().switching
+            return switching is not None and (switching.fork, switching.target) == (action.fork, target)
+
+        chain = self._chain
+        fork_state = await chain.state_at(action.fork)
+        state, rest = fork_state, action.path
+        if fork_state is None or len(action.path) > self._state().config.replay_at_most:
+            state, rest = await self._snapshot_on(action)
+        if state is None:
+            return None
+        for node in rest:
+            record = node.link.record
+            if record is None or not await self._gatherer.gather(
+                record, self._with_everybody(action.holders), is_wanted
+            ):
+                if not is_wanted():
+                    return None
+                raise UnreachableError(
+                    f"the bytes of commit {short(node.link.commit)} are with nobody who answers", "one holder"
+                )
+        state = await chain.replay(state, rest)
+        return await chain.prepared(action.fork, action.path, fork_state, state)
+
+    async def _snapshot_on(self, action: PrepareSwitch) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """A whole state at some commit of the path, attested by a later one, and what is left to replay."""
+        path = action.path
+        places = {node.link.commit: place for place, node in enumerate(path)}
+        attested = attested_roots(node.link for node in path)
+        tools = self._chain.tools
+        for donor in self._with_everybody(action.holders):
+            try:
+                offers = await ask_generation(self._tools.network, donor, tools.unit)
+                for offer in offers:
+                    commit = offer.header.head
+                    if commit in places and attested.get(commit) == offer.root:
+                        with trio.fail_after(SNAPSHOT_WITHIN_S):
+                            state = await fetch_state(
+                                self._tools.network, [donor], tools.unit, tools.grid, commit, offer.root
+                            )
+                        return state, path[places[commit] + 1 :]
+            except (PotluckError, trio.TooSlowError) as error:
+                log.info("snapshot_not_taken", donor=short(donor), reason=str(error))
+        raise UnreachableError("nobody offers a state of that lineage", "a holder of one that a later commit attests")
+
+    async def switch(self, action: Switch) -> None:
+        """Flip the head to the prepared lineage."""
+        prepared, self._prepared = self._prepared, None
+        target = action.path[-1].link.commit
+        if prepared is None or (prepared.fork, prepared.path[-1].link.commit) != (action.fork, target):
+            await self._tell(SwitchFailed(target, "another switch was prepared meanwhile"))
+            return
+        chain = self._chain
+        commits = [link.commit for link in chain.links]
+        lost, anchor_N = chain.links[commits.index(action.fork) + 1 :], chain.state.anchor_N
+        try:
+            open_round = await chain.switch(prepared)
+        except PotluckError as error:
+            await self._tell(SwitchFailed(target, error.one_line()))
+            return
+        await self._adopter.switch(prepared, lost, anchor_N)
+        await self._tell(Switched(chain.head, chain.root, open_round))
+        self._tools.publish("switched", MappingProxyType({"path": action.path, "lost": tuple(lost)}))

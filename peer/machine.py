@@ -1,0 +1,88 @@
+"""What this peer takes of its owner's machine: memory of all its processes, and the first NVIDIA card where there is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+import structlog
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 2.0
+"""Walking all processes takes milliseconds, and status is read at every request."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """One look; the card's figures are None where there is no NVIDIA driver.
+
+    Attributes:
+        memory_bytes: resident memory of the daemon, p2pd and the worker together.
+        gpu_memory_bytes: in use on the card, by whomever.
+        gpu_busy: share of the last moments in which the card computed, 0 to 1.
+        gpu_celsius: its temperature.
+    """
+
+    memory_bytes: int = 0
+    gpu_memory_bytes: int | None = None
+    gpu_busy: float | None = None
+    gpu_celsius: int | None = None
+
+
+class MachineMeter:
+    """Looks at most every LOOK_EVERY_S seconds; between two looks the last one stands."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._looked_at_s: float | None = None
+        self._last = MachineUse()
+        self._has_card = True
+
+    def read(self) -> MachineUse:
+        """The latest look."""
+        now_s = self._now_s()
+        if self._looked_at_s is None or now_s - self._looked_at_s >= LOOK_EVERY_S:
+            self._looked_at_s = now_s
+            self._last = self._look()
+        return self._last
+
+    def _look(self) -> MachineUse:
+        memory_bytes = memory_of_family()
+        if self._has_card:
+            try:
+                return _with_card(memory_bytes)
+            except OSError as error:
+                self._has_card = False
+                log.debug("no_nvidia_card", reason=str(error))
+        return MachineUse(memory_bytes)
+
+
+def memory_of_family() -> int:
+    """Resident bytes of this process and all that it started; who dies while we look counts nothing."""
+    me = psutil.Process()
+    total_bytes = 0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            total_bytes += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total_bytes
+
+
+def _with_card(memory_bytes: int) -> MachineUse:
+    """Raises OSError where there is no card or no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+        used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+        busy = float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) / 100
+        celsius = int(pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
+    except pynvml.NVMLError as error:
+        raise OSError(str(error)) from error
+    return MachineUse(memory_bytes, used_bytes, busy, celsius)

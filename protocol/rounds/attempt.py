@@ -1,0 +1,264 @@
+"""One attempt as its leader drives it: propose, mend, settle one record, collect acks, or end with a reason (rules 7, 11 to 15).
+
+An attempt that fails ends with its reason; the round stays open on its base, nothing is dropped (rule 17).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from protocol.ids import PeerId, short
+from protocol.rounds.chain import link_after
+from protocol.rounds.messages import (
+    MAX_SLICES,
+    Ack,
+    AckedRecord,
+    Certificate,
+    Committed,
+    Member,
+    Mend,
+    Proposal,
+    Settle,
+    SliceSpec,
+)
+from protocol.rounds.orders import Send
+from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
+from protocol.rounds.quorum import electorate, is_quorum
+from protocol.rounds.state import Leading, PeerView, RoundState, Step
+from protocol.rounds.views import caught_up, is_suspected, may_hand_on, quorum_in_reach
+from protocol.wire import encode_record
+
+MAX_BACKOFF_EXPONENT: Final = 16
+STAND_BACK_S: Final = 1.0
+DEADLINE_FACTOR: Final = 2.0
+"""A slice waits twice as long as the slowest upload took last time (rule 11)."""
+
+LEAST_REDUCE_S: Final = 5.0
+"""Below this a deadline measures the load of somebody's machine, not of its link."""
+
+
+def propose(state: RoundState, now_s: float) -> Step:
+    """Plan the attempt that we lead and tell its members (rule 7)."""
+    led, config = state.open.leading, state.config
+    if led is None:
+        return Step(state)
+    others = _others(state, led, now_s)
+    if 1 + len(others) < config.min_members:
+        return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
+    if not led.lone_voters and not quorum_in_reach(state, led.ballot, now_s):
+        return stood_back(state, now_s, "no quorum of the base roster in reach; training goes on")
+    peers = {config.me.peer, *(view.peer for view in others)}
+    if not led.lone_voters and not may_hand_on(state, led.ballot, peers, now_s):
+        return stood_back(state, now_s, f"{len(peers)} peers are caught up, no quorum of the base roster")
+    members = {config.me.peer: config.me}
+    members.update({view.peer: view.member for view in others if view.member is not None})
+    ready = [state.tokens_ready, *(v.head.tokens_ready for v in others if v.head is not None)]
+    proposal = Proposal(
+        unit=config.unit,
+        base=state.link.commit,
+        index=state.link.index + 1,
+        ballot=led.ballot,
+        members=tuple(m for _, m in sorted(members.items())),
+        slices=_slices(state, members),
+        codec=config.codec,
+        weight_cap_tokens=weight_cap([tokens for tokens in ready if tokens > 0] or [1]),
+        reduce_within_s=_reduce_within_s(state, others),
+        lone=bool(led.lone_voters),
+    )
+    led = replace(led, stage="collecting", deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
+    state = replace(state, open=replace(state.open, leading=led))
+    alone = "alone, " if led.lone_voters else ""
+    reason = f"opening round {proposal.index}, attempt {led.ballot.attempt}, {alone}with {len(members)} members"
+    return Step(state, (Send(tuple(sorted(members)), proposal),), reason)
+
+
+def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
+    others = caught_up(state, now_s)
+    if led.lone_voters:  # every member must ack, and only these promised
+        others = tuple(view for view in others if view.peer in led.lone_voters)
+    return others[: state.config.max_members - 1]
+
+
+def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) -> float:
+    return now_s + reduce_within_s + state.config.suspect_after_s
+
+
+def _offers(state: RoundState, members: dict[PeerId, Member]) -> list[ReducerOffer]:
+    """Who can sum: reachable members that let no attempt of ours run out of time, and ourselves."""
+    config = state.config
+    offers = [
+        ReducerOffer(peer, state.peers[peer].upload_bytes_per_s)
+        for peer in members
+        if peer != config.me.peer and state.peers[peer].is_inbound_reachable and peer not in state.open.unfit
+    ]
+    if config.is_inbound_reachable or not offers:
+        offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
+    return offers
+
+
+def _slices(state: RoundState, members: dict[PeerId, Member]) -> tuple[SliceSpec, ...]:
+    """The slices of the attempt before, where their reducers are still there: what was scattered is not sent again (rule 16)."""
+    offers = _offers(state, members)
+    before = state.open.proposal
+    if before is None:
+        return plan_slices(state.config.num_chunks, offers, len(members))
+    fit = {offer.peer for offer in offers}
+    return mend_slices(before.slices, [part for part in before.slices if part.reducer not in fit], offers)
+
+
+def _reduce_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
+    """Learned from every member's last upload, late ones included; doubled at each failed attempt up to the longest interval."""
+    config = state.config
+    first_guess_s = config.reduce_within_s
+    uploads_s = [state.exchange_s, *(view.exchange_s for view in others)]
+    slowest_s = max(DEADLINE_FACTOR * upload_s if upload_s > 0 else first_guess_s for upload_s in uploads_s)
+    doubled_s = max(LEAST_REDUCE_S, slowest_s) * 2.0 ** min(state.open.num_failed, MAX_BACKOFF_EXPONENT)
+    return min(doubled_s, max(first_guess_s, config.longest_interval_s))
+
+
+# --- results, mending, settling -----------------------------------------------------------------------------------------------
+
+
+def results_changed(state: RoundState, now_s: float) -> Step:
+    """A result arrived at the leader: settle when every slice has one (rule 13)."""
+    led, proposal = state.open.leading, state.open.proposal
+    if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
+        return Step(state)
+    headers = [state.open.results.get(part.first_chunk) for part in proposal.slices]
+    results = [header for header in headers if header is not None]
+    if len(results) < len(proposal.slices):
+        return Step(state)
+    config = state.config
+    roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
+    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, config.target_tokens)
+    settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
+    to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
+    return _settling(
+        state, settle, tuple(sorted(to)), now_s, f"settling round {proposal.index}: every slice has a result"
+    )
+
+
+def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> Step:
+    """What a quorum may have acked is settled again, byte for byte, under our ballot (rule 16)."""
+    led = state.open.leading
+    if led is None:
+        return Step(state)
+    settle = Settle(state.config.unit, state.link.commit, led.ballot, acked.record, holders)
+    to = tuple(dict.fromkeys((*state.link.roster, state.config.me.peer)))
+    return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
+
+
+def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
+    led = state.open.leading
+    if led is None:
+        return Step(state)
+    commit = link_after(state.link, settle.record).commit
+    deadline_s = now_s + state.config.settle_within_s
+    led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=deadline_s)
+    return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle),), reason)
+
+
+def tick(state: RoundState, led: Leading, now_s: float) -> Step:
+    """Watch the attempt: give the slices of the dead and the late to others, end it when nothing helps."""
+    if led.stage == "collecting":
+        return _tick_collecting(state, led, now_s)
+    proposal = state.open.proposal
+    if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
+        return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
+    if now_s < led.deadline_s:
+        return Step(state)
+    return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
+
+
+def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: float) -> bool:
+    """Nobody acked, so perhaps nobody holds all bytes, and one who held some is gone: another attempt, with promises, finds out."""
+    grace_s = state.config.suspect_after_s
+    if led.acks or led.deadline_s - now_s > state.config.settle_within_s - grace_s:
+        return False
+    return any(is_suspected(state, part.reducer, now_s) for part in proposal.slices)
+
+
+def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
+    proposal = state.open.proposal
+    if proposal is None or proposal.ballot != led.ballot:  # our own proposal is still on its way to us
+        return Step(state) if now_s < led.deadline_s else failed(state, now_s, "the attempt did not begin")
+    missing = [part for part in proposal.slices if part.first_chunk not in state.open.results]
+    is_late = now_s >= led.deadline_s
+    lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
+    if not lost:
+        return Step(state)
+    unfit = {part.reducer for part in lost} - {state.config.me.peer}
+    state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
+    return _mend(state, led, proposal, lost, now_s)
+
+
+def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float) -> Step:
+    """Give slices to other reducers; only what moves is sent again (rule 12)."""
+    alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
+    offers = [offer for offer in _offers(state, alive) if all(offer.peer != part.reducer for part in lost)]
+    revision = state.open.revision + 1
+    if not offers or revision >= min(MAX_SLICES, len(proposal.members) + 1):
+        return failed(state, now_s, f"reducer {short(lost[0].reducer)} is gone and nobody can take its slice")
+    mend = Mend(proposal.unit, proposal.base, proposal.ballot, revision, mend_slices(proposal.slices, lost, offers))
+    led = replace(led, deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
+    state = replace(state, open=replace(state.open, leading=led))
+    reason = f"reducer {short(lost[0].reducer)} is gone or late; its slice is given to others"
+    return Step(state, (Send(tuple(m.peer for m in proposal.members), mend),), reason)
+
+
+# --- acks, and how an attempt ends --------------------------------------------------------------------------------------------
+
+
+def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> Step:
+    """An ack came in; with a quorum of them the commit exists (rule 15), a lone one with everybody's (rule 18)."""
+    led = state.open.leading
+    if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
+        return Step(state)
+    led = replace(led, acks=MappingProxyType({**led.acks, sender: raw}))
+    return certify(replace(state, open=replace(state.open, leading=led)))
+
+
+def certify(state: RoundState) -> Step:
+    """Make the certificate when the acks suffice: asked after each ack, and after each goodbye, which makes the quorum smaller."""
+    led = state.open.leading
+    if led is None or led.settle is None or state.open.committing is not None:
+        return Step(state)
+    certificate = _certificate(state, led, led.settle)
+    if certificate is None:
+        return Step(state)
+    # Told to ourselves like to anybody else: one path applies commits.
+    committed = Committed(state.config.unit, certificate)
+    reason = f"round {state.link.index + 1} has {len(certificate.acks)} acks"
+    return Step(state, (Send((state.config.me.peer,), committed),), reason)
+
+
+def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate | None:
+    link = link_after(state.link, settle.record)
+    if link.is_lone:
+        if set(link.roster) - led.acks.keys():
+            return None
+        return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(link.roster)))
+    voters = electorate(state.link.roster, led.ballot, state.open.departures)
+    if not is_quorum(state.config.run_id, voters, led.acks.keys()):
+        return None
+    gone = [peer for peer in state.link.roster if peer not in voters]
+    leaves = tuple(state.open.leaves[peer].raw for peer in sorted(gone))
+    return Certificate(settle.record, tuple(led.acks[peer] for peer in sorted(voters) if peer in led.acks), leaves)
+
+
+def failed(state: RoundState, now_s: float, reason: str, wait_s: float | None = None) -> Step:
+    """The attempt ends, the next one of ours waits longer (rule 6)."""
+    opened = state.open
+    num_failed = opened.num_failed + 1
+    backoff_s = min(2.0 ** min(num_failed, MAX_BACKOFF_EXPONENT), state.config.longest_interval_s)
+    quiet_until_s = now_s + (backoff_s if wait_s is None else wait_s)
+    opened = replace(opened, leading=None, num_failed=num_failed, quiet_until_s=quiet_until_s)
+    return Step(replace(state, open=opened), (), reason)
+
+
+def stood_back(state: RoundState, now_s: float, reason: str) -> Step:
+    """No attempt was made; ask again a little later."""
+    opened = replace(state.open, leading=None, quiet_until_s=now_s + STAND_BACK_S)
+    return Step(replace(state, open=opened), (), reason)

@@ -1,0 +1,234 @@
+"""Following the run's lineage: certificates as they come, the next commit, and the switch to a branch that is preferred.
+
+Hints (heartbeats, messages about other bases) only make us ask; what is followed was verified here (rules 4, 22 and 24).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protocol.errors import RemoteProtocolError, VersionError
+from protocol.ids import CommitId, PeerId, short
+from protocol.rounds.chain import ChainLink, verify_certificate
+from protocol.rounds.lineage import TreeNode, best_head, known_commits
+from protocol.rounds.messages import Certificate, Committed
+from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
+from protocol.rounds.state import (
+    Applied,
+    CommitsFetched,
+    CommitStalled,
+    OpenRound,
+    RoundState,
+    Step,
+    Switched,
+    SwitchFailed,
+    Switching,
+    SwitchPrepared,
+)
+from protocol.rounds.views import is_gone
+from protocol.wire import decode_record
+
+NUM_FORWARDS = 2
+"""Successors to whom a member forwards a certificate (rule 15); the leader sends it to everybody it knows."""
+
+
+def catch_up(state: RoundState, source: PeerId, reason: str) -> Step:
+    """Ask somebody who seems to know more."""
+    return Step(state, (CatchUp(source, known_commits(state.tree, state.link.commit)),), reason)
+
+
+def committed(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> Step:
+    """A certificate: verified on its parent, wherever in the tree that is; unknown parents are asked for."""
+    if message.unit != state.config.unit:
+        return Step(state)
+    try:
+        added = _with_certificate(state, message.certificate)
+    except (RemoteProtocolError, VersionError) as error:
+        return Step(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
+    if added is None:
+        return catch_up(state, sender, f"{short(sender)} sent a commit on a base that we do not know")
+    return consider(added, sender, now_s)
+
+
+def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> Step:
+    """A peer's lineage after the newest commit that we share."""
+    for certificate in event.certificates:
+        try:
+            added = _with_certificate(state, certificate)
+        except (RemoteProtocolError, VersionError) as error:
+            return Step(state, (), f"dropped a certificate of {short(event.source)}: {error.one_line()}")
+        if added is None:
+            return Step(state, (), f"{short(event.source)} sent commits on a base that we do not know")
+        state = added
+    return consider(state, event.source, now_s)
+
+
+def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState | None:
+    """The state with one more verified commit; None when its parent is not known."""
+    parent = state.tree.nodes.get(decode_record(certificate.record).parent)
+    if parent is None:
+        return None
+    known = state.config
+    link = verify_certificate(certificate, parent.link, verifier=known.verifier, run_id=known.run_id)
+    return replace(state, tree=state.tree.add(link, certificate))
+
+
+def consider(state: RoundState, source: PeerId | None, now_s: float) -> Step:
+    """Whether another commit is to be followed: the next one of our lineage, or another lineage altogether."""
+    if state.open.committing is not None or (state.switching is not None and state.switching.is_flipping):
+        return Step(state)
+    if state.switching is not None and state.switching.is_prepared:
+        return _flip(state, state.switching, now_s)
+    target = best_head(state.tree)
+    if target == state.link.commit:
+        return Step(state)
+    ahead = state.tree.path(state.link.commit, target)
+    if ahead and not _needs_state(state, ahead):
+        return _commit_next(state, ahead[0].link, ahead[0].certificate, source)
+    preparing = _prepare_switch(state, target, source)
+    return preparing if ahead else _go_on(preparing, source)
+
+
+def _go_on(preparing: Step, source: PeerId | None) -> Step:
+    """Until all of the other lineage is here, ours goes on: bringing it may take hours (rule 24)."""
+    state = preparing.state
+    ahead = state.tree.path(state.link.commit, best_head(state.tree, state.link.commit))
+    if not ahead or _needs_state(state, ahead):
+        return preparing
+    own = _commit_next(state, ahead[0].link, ahead[0].certificate, source)
+    return Step(own.state, (*preparing.actions, *own.actions), preparing.reason)
+
+
+def _needs_state(state: RoundState, ahead: tuple[TreeNode, ...]) -> bool:
+    """Whether what follows our head is to be had as a whole state: it is too much to replay, or the next update is with nobody."""
+    if len(ahead) > state.config.replay_at_most:
+        return True
+    return len(ahead) > 1 and ahead[0].link.commit == state.open.stalled
+
+
+def _commit_next(state: RoundState, link: ChainLink, certificate: Certificate | None, source: PeerId | None) -> Step:
+    if certificate is None:
+        return Step(state)
+    state = replace(state, open=replace(state.open, committing=link.commit, leading=None))
+    return Step(state, (Commit(link, certificate, _holders(state, link, source)),))
+
+
+def _holders(state: RoundState, link: ChainLink, source: PeerId | None) -> tuple[PeerId, ...]:
+    first = () if source is None else (source,)
+    others = [peer for peer in sorted(state.peers) if not is_gone(state, peer)]
+    me = state.config.me.peer
+    return tuple(peer for peer in dict.fromkeys((*first, *link.roster, *others)) if peer != me)
+
+
+def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) -> Step:
+    switching = state.switching
+    if switching is not None and state.tree.path(switching.target, target) is not None:
+        return Step(state)  # what came after it follows when we are there
+    fork = state.tree.common(state.link.commit, target)
+    path = state.tree.path(fork, target) if fork is not None else None
+    if fork is None or not path:
+        return Step(state, (), "another lineage forked off deeper than we remember")
+    link = path[-1].link
+    state = replace(state, switching=Switching(fork, target))
+    order = PrepareSwitch(fork, path, _holders(state, link, source))
+    what = f"we are {len(path)} commits behind" if fork == state.link.commit else "another lineage is preferred to ours"
+    reason = f"{what}: bringing {short(target)} with {link.total_tokens} tokens here"
+    return Step(state, (order,), reason)
+
+
+def switch_prepared(state: RoundState, event: SwitchPrepared, now_s: float) -> Step:
+    """Everything is here: it is flipped to as soon as no commit of our own is being applied."""
+    switching = state.switching
+    if switching is None or switching.target != event.target:
+        return Step(state)
+    return consider(replace(state, switching=replace(switching, is_prepared=True)), None, now_s)
+
+
+def _flip(state: RoundState, switching: Switching, now_s: float) -> Step:
+    """Judge again, and flip if it is still the one (rule 24)."""
+    target = switching.target
+    fork = state.tree.common(state.link.commit, target)
+    path = state.tree.path(fork, target) if fork is not None else None
+    is_best = state.tree.path(target, best_head(state.tree)) is not None
+    if not is_best or fork != switching.fork or not path:  # or our own lineage moved in the meantime, or it is ours now
+        return consider(replace(state, switching=None), None, now_s)
+    opened = replace(state.open, leading=None, gathering=None)
+    state = replace(state, switching=replace(switching, is_flipping=True), open=opened)
+    orders: tuple[Action, ...] = (EndExchange(state.link.commit, "switching lineages"), Switch(fork, path))
+    return Step(state, orders, f"switching to lineage {short(target)}")
+
+
+def switch_failed(state: RoundState, event: SwitchFailed) -> Step:
+    """Stay where we are; somebody will speak of the other lineage again."""
+    if state.switching is None or state.switching.target != event.target:
+        return Step(state)
+    return Step(replace(state, switching=None), (), f"cannot switch lineages: {event.why}")
+
+
+def switched(state: RoundState, event: Switched, now_s: float) -> Step:
+    """The head is on another lineage now."""
+    state = replace(
+        _at(state, event.link, event.open_round, now_s), state_commit=event.link.commit, state_root=event.state_root
+    )
+    considered = consider(state, None, now_s)
+    lineage = f"on lineage {short(event.link.commit)}, {event.link.total_tokens} tokens"
+    return Step(considered.state, considered.actions, considered.reason or lineage)
+
+
+def applied(state: RoundState, event: Applied, now_s: float) -> Step:
+    """A certified commit is applied: the next round begins on it."""
+    old = state.link
+    if event.link.parent != old.commit:
+        return Step(state)
+    forward = _forward_targets(state)
+    record = event.link.record
+    state = replace(
+        _at(state, event.link, OpenRound(), now_s),
+        switching=_still_wanted(state, event.link.commit),
+        state_commit=event.link.commit,
+        state_root=event.state_root,
+    )
+    counted = len(record.contributors) if record is not None else 0
+    alone = " without a quorum" if event.link.is_lone else ""
+    reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens} tokens in all"
+    actions: list[Action] = [EndExchange(old.commit, "committed")]
+    if forward:
+        actions.append(Send(forward, Committed(state.config.unit, event.certificate)))
+    considered = consider(state, None, now_s)
+    return Step(considered.state, (*actions, *considered.actions), reason)
+
+
+def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
+    tree = state.tree.pruned(link.commit) if link.commit in state.tree.nodes else state.tree
+    return replace(state, link=link, tree=tree, open=opened, switching=None, committed_at_s=now_s, alone_since_s=None)
+
+
+def _still_wanted(state: RoundState, head: CommitId) -> Switching | None:
+    """What is being brought here goes on being brought, unless it has become our own lineage."""
+    switching = state.switching
+    return None if switching is None or state.tree.path(head, switching.target) is not None else switching
+
+
+def _forward_targets(state: RoundState) -> tuple[PeerId, ...]:
+    """Its leader tells everybody it knows; others tell two successors in the order of ids (rule 15)."""
+    others = [p for p in sorted(state.peers) if not is_gone(state, p)]
+    if not others:
+        return ()
+    proposal = state.open.proposal
+    me = state.config.me.peer
+    if proposal is not None and proposal.ballot.peer == me:
+        return tuple(others)
+    after = [p for p in others if p > me] + [p for p in others if p < me]
+    return tuple(after[:NUM_FORWARDS])
+
+
+def stalled(state: RoundState, event: CommitStalled, now_s: float) -> Step:
+    """The bytes of a commit could not be had; the round goes on as it was, and whoever brings it next is asked."""
+    if state.open.committing != event.commit:
+        return Step(state)
+    opened = replace(state.open, committing=None, stalled=event.commit)
+    state, reason = replace(state, open=opened), f"commit waits: {event.why}"
+    if state.switching is not None and state.switching.is_prepared:
+        flipped = _flip(state, state.switching, now_s)
+        return Step(flipped.state, flipped.actions, flipped.reason or reason)
+    return Step(state, (), reason)

@@ -1,0 +1,150 @@
+"""The tree of verified commits, and which of its branches to follow (rule 22). Pure.
+
+Lineages are compared only when their certificates were verified here. At every fork the child is kept whose best descendant has
+the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from protocol.errors import LocalProtocolError
+from protocol.ids import CommitId
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import Certificate
+from protocol.rounds.requests import MAX_KNOWN
+
+MAX_DEPTH: Final = 4096
+"""Commits behind the head that are kept in the tree; a fork that lies deeper is not followed."""
+
+NUM_DENSE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A verified commit and what proves it; the root of the tree needs no proof here."""
+
+    link: ChainLink
+    certificate: Certificate | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTree:
+    """Verified commits of one unit by id. `root` is the oldest one kept, `tip` the one that was added last."""
+
+    root: CommitId
+    tip: CommitId
+    nodes: Mapping[CommitId, TreeNode]
+    has_fork: bool = False
+
+    def add(self, link: ChainLink, certificate: Certificate) -> CommitTree:
+        """The tree with one more commit, whose parent must be in it."""
+        if link.commit in self.nodes:
+            return self
+        if link.parent is None or link.parent not in self.nodes:
+            raise LocalProtocolError("a commit whose parent is not in the tree", "its parent first")
+        # what was added last has no children yet, and mostly the chain grows there
+        has_sibling = link.parent != self.tip and any(n.link.parent == link.parent for n in self.nodes.values())
+        nodes = MappingProxyType({**self.nodes, link.commit: TreeNode(link, certificate)})
+        return replace(self, tip=link.commit, nodes=nodes, has_fork=self.has_fork or has_sibling)
+
+    def path(self, ancestor: CommitId, commit: CommitId) -> tuple[TreeNode, ...] | None:
+        """The nodes after `ancestor` up to `commit`, oldest first; None when `ancestor` is not behind it."""
+        nodes: list[TreeNode] = []
+        here: CommitId | None = commit
+        while here is not None and here != ancestor:
+            node = self.nodes.get(here)
+            if node is None:
+                return None
+            nodes.append(node)
+            here = node.link.parent
+        return tuple(reversed(nodes)) if here == ancestor else None
+
+    def common(self, one: CommitId, other: CommitId) -> CommitId | None:
+        """The newest commit behind both, None when the fork lies deeper than the tree."""
+        behind: set[CommitId] = set()
+        here: CommitId | None = one
+        while here is not None and here in self.nodes:
+            behind.add(here)
+            here = self.nodes[here].link.parent
+        here = other
+        while here is not None and here in self.nodes:
+            if here in behind:
+                return here
+            here = self.nodes[here].link.parent
+        return None
+
+    def pruned(self, head: CommitId) -> CommitTree:
+        """Without what lies more than MAX_DEPTH commits behind the head, on any branch; done rarely, in large bites."""
+        index = self.nodes[head].link.index
+        if index - self.nodes[self.root].link.index <= 2 * MAX_DEPTH:
+            return self
+        kept = self.path(self.root, head)
+        if kept is None:
+            return self
+        root = kept[-MAX_DEPTH].link.commit
+        nodes = {commit: node for commit, node in self.nodes.items() if self.path(root, commit) is not None}
+        parents = [node.link.parent for commit, node in nodes.items() if commit != root]
+        tip = self.tip if self.tip in nodes else max(nodes, key=lambda commit: nodes[commit].link.index)
+        return CommitTree(root, tip, MappingProxyType(nodes), has_fork=len(set(parents)) < len(parents))
+
+
+def tree_of(root: ChainLink) -> CommitTree:
+    """A tree of one commit."""
+    return CommitTree(root.commit, root.commit, MappingProxyType({root.commit: TreeNode(root, None)}))
+
+
+def best_head(tree: CommitTree, start: CommitId | None = None) -> CommitId:
+    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22)."""
+    if not tree.has_fork:
+        return tree.tip
+    children: dict[CommitId, list[ChainLink]] = {}
+    for commit, node in tree.nodes.items():
+        if node.link.parent is not None and commit != tree.root:
+            children.setdefault(node.link.parent, []).append(node.link)
+    best = _best_tokens(tree, children)
+    here = tree.root if start is None else start
+    while here in children:
+        fork = tree.nodes[here].link
+        here = max(children[here], key=lambda child: _preference(fork, child, best[child.commit])).commit
+    return here
+
+
+def _best_tokens(tree: CommitTree, children: Mapping[CommitId, list[ChainLink]]) -> dict[CommitId, int]:
+    """For each commit the most tokens that any of its descendants, or it, has committed in all."""
+    best: dict[CommitId, int] = {}
+    newest_first = sorted(tree.nodes.values(), key=lambda node: -node.link.index)
+    for node in newest_first:
+        below = [best[child.commit] for child in children.get(node.link.commit, ())]
+        best[node.link.commit] = max([node.link.total_tokens, *below])
+    return best
+
+
+def work_class(fork: ChainLink, total_tokens: int) -> int:
+    """Bit length of the rounds' worth of tokens committed since the fork: it moves when the work doubles (rule 22)."""
+    return ((total_tokens - fork.total_tokens) // max(1, fork.target_tokens)).bit_length()
+
+
+def _preference(fork: ChainLink, child: ChainLink, best_tokens: int) -> tuple[int, bool, int, int]:
+    return (
+        work_class(fork, best_tokens),
+        not child.is_lone,
+        len(child.roster),
+        -int.from_bytes(child.commit, "big"),
+    )
+
+
+def known_commits(tree: CommitTree, head: CommitId) -> tuple[CommitId, ...]:
+    """What to name when asking for commits: the head, ten before it, then in doubling steps back to the root."""
+    behind = [head]
+    nodes = tree.path(tree.root, head) or ()
+    lineage = [tree.root, *(node.link.commit for node in nodes)]
+    distance, step = 1, 1
+    while distance < len(lineage) and len(behind) < MAX_KNOWN - 1:
+        behind.append(lineage[-1 - distance])
+        step = step if distance < NUM_DENSE else step * 2
+        distance += step
+    return tuple(dict.fromkeys((*behind, tree.root)))

@@ -1,0 +1,154 @@
+"""What the round machine orders. Whoever drives it performs the orders as given and reports back by events (state.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.lineage import TreeNode
+from protocol.rounds.messages import Ballot, Certificate, Heartbeat, Leave, Proposal, RoundMessage, Settle
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Sign the message and send it to each of these peers, ourselves included where named."""
+
+    to: tuple[PeerId, ...]
+    message: RoundMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Tell these peers where we stand."""
+
+    to: tuple[PeerId, ...]
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareContribution:
+    """Take the delta at the next step boundary, encode it once, write its root to disk; answer ContributionReady."""
+
+    base: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class BeginExchange:
+    """Scatter our chunks and reduce our slices by this proposal. It replaces an exchange of a lower ballot; within one ballot it
+    is mended: what kept its reducer goes on, only what moved is sent again (rule 12).
+    """
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class EndExchange:
+    """Stop moving bytes for this base."""
+
+    base: CommitId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropMember:
+    """Stop waiting for this member in the running exchange."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatherBytes:
+    """Bring all bytes that the record names to our disk, from its holders; answer BytesHeld."""
+
+    settle: Settle
+
+
+@dataclass(frozen=True, slots=True)
+class LogAck:
+    """Write (ballot, record) to disk; answer AckLogged. An ack of a lone record leaves the other one as it is."""
+
+    base: CommitId
+    ballot: Ballot
+    record: bytes
+    commit: CommitId
+    lone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogPromise:
+    """Write the promise to disk; answer PromiseLogged."""
+
+    base: CommitId
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Bring the record's bytes to disk, log the certificate, apply it; answer Applied. `holders` know the bytes."""
+
+    link: ChainLink
+    certificate: Certificate
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWithCertificate:
+    """The peer speaks of a base that is committed here: send it the certificate of that base."""
+
+    to: PeerId
+    base: CommitId
+
+
+@dataclass(frozen=True, slots=True)
+class LogLeave:
+    """Write to disk that we ack nothing on this base any more; answer LeaveLogged. `leave` is what will be said."""
+
+    leave: Leave
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """The peer speaks of commits that we do not know: ask it for those after the newest of `known`; answer CommitsFetched."""
+
+    source: PeerId
+    known: tuple[CommitId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareSwitch:
+    """Another lineage is to be followed: bring all of its bytes since `fork` to disk, in the background; answer SwitchPrepared
+    or SwitchFailed. Work on our own lineage goes on meanwhile (rule 24).
+    """
+
+    fork: CommitId
+    path: tuple[TreeNode, ...]
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Flip to the prepared lineage in one durable record and offer our own work since the fork again; answer Switched."""
+
+    fork: CommitId
+    path: tuple[TreeNode, ...]
+
+
+Action = (
+    Send
+    | SendHeartbeat
+    | PrepareContribution
+    | BeginExchange
+    | EndExchange
+    | DropMember
+    | GatherBytes
+    | LogAck
+    | LogPromise
+    | LogLeave
+    | Commit
+    | AnswerWithCertificate
+    | CatchUp
+    | PrepareSwitch
+    | Switch
+)

@@ -1,0 +1,78 @@
+"""The first frame of a stream: what is brought to a reducer, and what is asked of somebody who holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.ids import CommitId, Root, UnitName
+from protocol.rounds.bounds import require
+from protocol.rounds.messages import Ballot
+
+MAX_KNOWN: Final = 64
+"""Ten dense steps and doublings after them reach back 2^54 commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHello:
+    """Opens a member's stream to a reducer: which slice of which attempt, and what the member offers for it.
+
+    Attributes:
+        contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
+        chunk_hashes: leaf hashes (32 bytes each) of all chunks of the unit, in order; they make the header's root.
+    """
+
+    unit: UnitName
+    base: CommitId
+    ballot: Ballot
+    first_chunk: int
+    contribution: bytes
+    chunk_hashes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Asks for the bytes of a slice's result."""
+
+    unit: UnitName
+    base: CommitId
+    first_chunk: int
+    stop_chunk: int
+    result_hash: Root
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCommits:
+    """Asks for the certificates after the newest commit of `known` that is on the donor's lineage, oldest first.
+
+    `known` runs from the asker's head back to the start of the run, densely at first and then in doubling steps, so that a donor on
+    another lineage finds the fork without a dialogue.
+    """
+
+    unit: UnitName
+    known: tuple[CommitId, ...]
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.known) <= MAX_KNOWN, f"{len(self.known)} known commits", f"1 to {MAX_KNOWN}")
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Asks for chunks of a generation: [first_chunk, stop_chunk), or only for its header when the range is empty."""
+
+    unit: UnitName
+    first_chunk: int
+    stop_chunk: int
+    commit: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchShard:
+    """Asks for a part of a data shard by its SHA-256."""
+
+    sha256: bytes
+    offset_bytes: int
+
+
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchShard
+"""What is asked on the stream channel "fetch", one request per stream."""

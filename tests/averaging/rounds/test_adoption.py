@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import torch
+import trio.testing
+
+from averaging.rounds.adoption import Adoption, adopt_commit, adopt_switch, adoption_shift
+from averaging.rounds.contribution import EncodedContribution, encode_contribution
+from averaging.rounds.unit import AppliedCommit, PreparedSwitch
+from protocol.ids import Root
+from tests.averaging.rounds.round_world import (
+    CODEC,
+    GRID,
+    TOKENS,
+    MadeCommit,
+    RoundWorld,
+    open_world,
+    tree_nodes,
+)
+
+Clock = trio.testing.MockClock
+COUNTED_IN_FOUR_OF_SIX = TOKENS * 4 // 6
+
+
+def _vector(seed: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(GRID.num_elements, generator=torch.Generator().manual_seed(seed))
+
+
+def _contribution(anchor_N: torch.Tensor, theta_N: torch.Tensor) -> EncodedContribution:
+    return encode_contribution(anchor_N, theta_N, TOKENS, CODEC, GRID)
+
+
+def _roots(root: Root) -> list[Root]:
+    """The first party's contribution, and what the others offered."""
+    return [root, Root(b"o" * 32), Root(b"p" * 32)]
+
+
+def _close(got_N: torch.Tensor | None, expected_N: torch.Tensor) -> None:
+    assert got_N is not None
+    torch.testing.assert_close(got_N, expected_N, rtol=1e-5, atol=1e-5)
+
+
+# --- one more commit ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Committed:
+    """The first party's offer on the genesis and the commit that came of it."""
+
+    mine: EncodedContribution
+    commit: MadeCommit
+    applied: AppliedCommit
+
+    def adopt(self, contribution: EncodedContribution | None) -> Adoption:
+        return adopt_commit(self.applied, self.commit.record, self.commit.record.slices[0].reducer, contribution, GRID)
+
+
+@asynccontextmanager
+async def _committed(**changes: Sequence[int]) -> AsyncIterator[Committed]:
+    async with open_world() as world:
+        party = world.parties[0]
+        mine = _contribution(world.genesis.anchor_N, _vector(8))
+        commit = world.commit_on(world.start, 5, roots=_roots(mine.root), **changes)  # type: ignore[arg-type]
+        yield Committed(mine, commit, await party.apply(commit))
+
+
+async def test_a_counted_contribution_leaves_only_the_work_since_the_snapshot_on_the_new_anchor(
+    autojump_clock: Clock,
+) -> None:
+    async with _committed() as done:
+        adoption = done.adopt(done.mine)
+        work_N = _vector(9, scale=0.01)
+        assert adoption.shift_N is not None
+        _close(done.mine.theta_N + work_N + adoption.shift_N, done.applied.state.anchor_N + work_N)
+        assert (adoption.credited_tokens, adoption.remark) == (TOKENS, "")
+
+
+async def test_chunks_that_were_not_counted_keep_all_work_and_only_the_counted_tokens_are_spent(
+    autojump_clock: Clock,
+) -> None:
+    async with _committed(omitted_from_last_slice=[0]) as done:
+        adoption = done.adopt(done.mine)
+        new_N, old_N, shift_N = done.applied.state.anchor_N, done.applied.previous_anchor_N, adoption.shift_N
+        assert shift_N is not None
+        _close(shift_N[:40], new_N[:40] - done.mine.theta_N[:40])
+        _close(shift_N[40:], new_N[40:] - old_N[40:])
+        assert adoption.credited_tokens == COUNTED_IN_FOUR_OF_SIX
+
+
+async def test_work_that_was_not_counted_moves_along_with_the_anchor_and_stays_ready(autojump_clock: Clock) -> None:
+    async with _committed(members=[1, 2]) as done:
+        adoption = adopt_commit(done.applied, done.commit.record, done.commit.link.roster[0], None, GRID)
+        _close(adoption.shift_N, done.applied.state.anchor_N - done.applied.previous_anchor_N)
+        assert adoption.credited_tokens == 0
+
+
+async def test_a_contribution_of_an_earlier_session_of_ours_takes_nothing_out_of_this_ones_work(
+    autojump_clock: Clock,
+) -> None:
+    async with _committed() as done:
+        of_this_session = _contribution(done.applied.previous_anchor_N, _vector(77))
+        for contribution in (of_this_session, None):
+            adoption = done.adopt(contribution)
+            _close(adoption.shift_N, done.applied.state.anchor_N - done.applied.previous_anchor_N)
+            assert adoption.credited_tokens == 0
+
+
+async def test_a_shift_is_by_chunks_and_a_stranger_only_follows_the_anchor(autojump_clock: Clock) -> None:
+    async with _committed(omitted_from_last_slice=[0]) as done:
+        new_N, old_N, theta_N = done.applied.state.anchor_N, done.applied.previous_anchor_N, done.mine.theta_N
+        me = done.commit.record.slices[0].reducer
+        shift_N = adoption_shift(done.applied, done.commit.record, me, theta_N, GRID)
+        torch.testing.assert_close(shift_N[:40], new_N[:40] - theta_N[:40], rtol=0, atol=0)
+        torch.testing.assert_close(shift_N[40:], new_N[40:] - old_N[40:], rtol=0, atol=0)
+
+
+# --- another lineage ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Forked:
+    """The first party alone on one side of a fork at the genesis, the two others on the other."""
+
+    world: RoundWorld
+    lost: list[MadeCommit]
+    won: list[MadeCommit]
+    prepared: PreparedSwitch
+    offers: dict[Root, EncodedContribution]
+    theta_N: torch.Tensor
+    """The first party's local parameters on its own side."""
+
+    work_N: torch.Tensor
+    """What it trained on top of its last commit."""
+
+    def switch(self) -> Adoption:
+        lost = [commit.link for commit in self.lost]
+        me = self.world.parties[0]
+        return adopt_switch(self.prepared, lost, me.chain.state.anchor_N, me.peer, self.offers, CODEC, GRID)
+
+
+@asynccontextmanager
+async def _forked(*, is_counted_by_others: bool = False, num_lost: int = 1) -> AsyncIterator[Forked]:
+    """The first party offered its work on the genesis; `is_counted_by_others`: they had it, and counted it as well."""
+    async with open_world() as world:
+        me, other = world.parties[:2]
+        theta_N = _vector(8, scale=0.1)
+        offers: dict[Root, EncodedContribution] = {}
+        lost: list[MadeCommit] = []
+        for seed in range(num_lost):
+            mine = _contribution(me.chain.state.anchor_N, theta_N)
+            offers[mine.root] = mine
+            parent = lost[-1].link if lost else world.start
+            lost.append(world.commit_on(parent, 20 + seed, members=[0], roots=_roots(mine.root), is_lone=True))
+            shift_N = adopt_commit(await me.apply(lost[-1]), lost[-1].record, me.peer, mine, GRID).shift_N
+            assert shift_N is not None
+            work_N = _vector(30 + seed, scale=0.01)
+            theta_N = theta_N + shift_N + work_N
+        members = [0, 1, 2] if is_counted_by_others else [1, 2]
+        first = world.commit_on(world.start, 40, members=members, voters=[1, 2], roots=_roots(next(iter(offers))))
+        won = [first, world.commit_on(first.link, 41, members=[1, 2], voters=[1, 2])]
+        for commit in won:
+            await other.apply(commit)
+        prepared = PreparedSwitch(
+            world.genesis.head, tree_nodes(won), world.genesis.anchor_N, other.chain.state, other.chain.root
+        )
+        yield Forked(world, lost, won, prepared, offers, theta_N, work_N)
+
+
+async def test_a_switch_puts_all_work_since_the_fork_on_the_anchor_that_won_and_gives_its_tokens_back(
+    autojump_clock: Clock,
+) -> None:
+    async with _forked(num_lost=2) as forked:
+        adoption = forked.switch()
+        assert adoption.shift_N is not None
+        since_fork_N = forked.theta_N - forked.world.genesis.anchor_N
+        _close(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N + since_fork_N)
+        assert adoption.credited_tokens == -2 * TOKENS
+        assert adoption.remark == ""
+
+
+async def test_a_contribution_counted_on_the_winning_lineage_is_not_applied_twice(autojump_clock: Clock) -> None:
+    """Both sides counted the one offer on the fork: it is in the anchor that won, so it comes out of what is kept."""
+    async with _forked(is_counted_by_others=True) as forked:
+        adoption = forked.switch()
+        assert adoption.shift_N is not None
+        offered_N = next(iter(forked.offers.values())).theta_N - forked.world.genesis.anchor_N
+        kept_N = forked.theta_N - forked.world.genesis.anchor_N - offered_N
+        _close(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N + kept_N)
+        assert adoption.credited_tokens == 0, "given back by one side, spent on the other"
+
+
+async def test_of_a_contribution_that_won_in_part_only_the_counted_chunks_come_out(autojump_clock: Clock) -> None:
+    async with _forked(is_counted_by_others=True) as forked:
+        root = next(iter(forked.offers))
+        partly = forked.world.commit_on(
+            forked.world.start, 40, omitted_from_last_slice=[0], voters=[1, 2], roots=_roots(root)
+        )
+        forked.prepared = replace(forked.prepared, path=tree_nodes([partly]))
+        shift_N = forked.switch().shift_N
+        moved_N = forked.prepared.state.anchor_N - forked.world.genesis.anchor_N
+        offered_N = forked.offers[root].theta_N - forked.world.genesis.anchor_N
+        assert shift_N is not None
+        _close(shift_N[:40], moved_N[:40] - offered_N[:40])
+        _close(shift_N[40:], moved_N[40:])
+        assert forked.switch().credited_tokens == COUNTED_IN_FOUR_OF_SIX - TOKENS
+
+
+async def test_work_that_was_counted_and_is_no_longer_here_is_rather_lost_than_applied_twice(
+    autojump_clock: Clock,
+) -> None:
+    async with _forked(is_counted_by_others=True) as forked:
+        forked.offers.clear()
+        adoption = forked.switch()
+        assert (adoption.shift_N, adoption.credited_tokens) == (None, 0)
+        assert "no longer here" in adoption.remark
+
+
+async def test_without_the_anchor_at_the_fork_only_the_work_since_the_last_commit_is_offered_again(
+    autojump_clock: Clock,
+) -> None:
+    async with _forked(num_lost=2) as forked:
+        forked.prepared = replace(forked.prepared, fork_anchor_N=None)
+        adoption = forked.switch()
+        assert adoption.shift_N is not None
+        _close(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N + forked.work_N)
+        assert adoption.credited_tokens == 0
+        assert "no longer kept" in adoption.remark
+
+
+async def test_without_the_anchor_at_the_fork_what_both_sides_counted_is_not_taken_out_of_later_work(
+    autojump_clock: Clock,
+) -> None:
+    async with _forked(is_counted_by_others=True) as forked:
+        forked.prepared = replace(forked.prepared, fork_anchor_N=None)
+        adoption = forked.switch()
+        assert adoption.shift_N is not None
+        _close(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N + forked.work_N)
+        assert adoption.credited_tokens == 0
+
+
+async def test_a_jump_ahead_on_our_own_lineage_keeps_what_was_not_counted(autojump_clock: Clock) -> None:
+    """Far behind: the fork is our head, nothing is given up."""
+    async with _forked(is_counted_by_others=True) as forked:
+        forked.lost = []
+        adoption = forked.switch()
+        offered_N = next(iter(forked.offers.values())).theta_N - forked.world.genesis.anchor_N
+        moved_N = forked.prepared.state.anchor_N - forked.world.genesis.anchor_N
+        _close(adoption.shift_N, moved_N - offered_N)
+        assert adoption.credited_tokens == TOKENS

@@ -1,0 +1,186 @@
+"""`python -m tests.benchmarks.faults --json FILE [--quick]`: how fast a round gets over a dead, frozen or cut-off peer, and whether
+everybody ends with the same model.
+
+One swarm of a host and four peers, as real processes, is disturbed again and again: a round's exchange is slowed to two or three
+seconds by a cap on uploads, and in the middle of it one of the four is killed, in part or whole, stopped, or cut off; or the opener is
+killed at a step of its commit. Peers mostly idle between steps, so that two cores are enough. Every target is judged by the worst
+trial. Beside it stands what hivemind's own averager does in the same situation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.errors import PotluckError
+from protocol.manifest import CheckpointSection, DataSection, InnerSection, RoundSection, RunConfig, RunSection
+from tests.benchmarks.fault_rows import fault_rows, hivemind_rows
+from tests.benchmarks.fault_trials import Fault, Stage, Trial
+from tests.benchmarks.fault_watch import STEPS, Watch
+from tests.benchmarks.hivemind_kill import HivemindTrial, kill_in_mid_exchange
+from tests.benchmarks.places import Places, open_places
+from tests.benchmarks.processes import Children, open_children
+from tests.benchmarks.results import machine, print_rows, write_rows
+from tests.benchmarks.swarm import start_swarm
+
+NUM_PEERS: Final = 4
+UPLOAD_BYTES_PER_S: Final = 140_000
+SLOWDOWN: Final = 30.0
+INTERVAL_S: Final = 3.0
+HIVEMIND_EXCHANGE_S: Final = 2.5
+HIVEMIND_LIMIT_S: Final = 30.0
+NEVER_TOKENS: Final = 1 << 50
+"""More tokens than the run will see: rounds follow the clock, and it does not end."""
+
+MID_EXCHANGE: Final = (
+    Fault("daemon killed", "daemon"),
+    Fault("p2pd killed", "p2pd"),
+    Fault("worker killed", "worker"),
+    Fault("whole session killed", "session"),
+    Fault("frozen for 8 s", "freeze"),
+)
+CUT_OFF: Final = Fault("cut off for 8 s", "cut")
+OPENER: Final = tuple(Fault(f"opener killed when it had {step}", "session", step) for step in STEPS)
+
+
+@dataclass
+class Plan:
+    """How much is measured: trials of each kind, and after how many seconds no further one is begun."""
+
+    num_trials: int
+    num_hivemind_trials: int
+    limit_s: float
+    seed: int
+    only: str = ""
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Until the limit."""
+        return self.began_s + self.limit_s - time.monotonic()
+
+
+def run_config() -> RunConfig:
+    """A run whose rounds follow the clock: tiny model, tiny steps, the project's own sources as text."""
+    sources = Path(__file__).parents[2] / "protocol"
+    return RunConfig(
+        run=RunSection(name="faults", total_tokens=NEVER_TOKENS, min_members=NUM_PEERS),
+        model=DecoderConfig(dim=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=176, context_tokens=32),
+        data=DataSection(source="text", glob=f"{sources}/**/*.py", heldout_every=5),
+        inner=InnerSection(learning_rate=0.001, batch_tokens=64),
+        round=RoundSection(target_tokens=NEVER_TOKENS, longest_interval_s=INTERVAL_S, chunk_elements=2048),
+        checkpoint=CheckpointSection(every_rounds=1 << 16),
+    )
+
+
+def run_trials(stage: Stage, faults: Sequence[Fault], plan: Plan) -> list[Trial]:
+    """The kinds in turn, so that all of them see the same machine; ends early when time is short, or the swarm is broken."""
+    trials: list[Trial] = []
+    longest_s = 0.0
+    for cycle in range(plan.num_trials):
+        for fault in faults:
+            if plan.left_s < longest_s:
+                print(f"time is up in cycle {cycle + 1} of {plan.num_trials}", flush=True)
+                return trials
+            begin_s = time.monotonic()
+            try:
+                trials.append(stage.run(fault))
+            except PotluckError as error:
+                print(f"no more trials: {error.one_line()}", flush=True)
+                return trials
+            took_s = time.monotonic() - begin_s
+            longest_s = max(longest_s, took_s)
+            print(describe(trials[-1], took_s), flush=True)
+    return trials
+
+
+def describe(trial: Trial, took_s: float) -> str:
+    """One trial in a line."""
+    who = f"peer {trial.victim}{', the opener' if trial.was_opener else ''}"
+    suspected = " ".join(f"{number}:{at_s:.2f}" for number, at_s in sorted(trial.suspected_s.items()))
+    took = "never committed" if trial.round_s is None else f"{trial.round_s:.2f} s"
+    back = "" if trial.back_s is None else f", back in {trial.back_s:.1f} s and {trial.rounds_to_count} rounds"
+    reached = f", log ends at {trial.step_reached}" if trial.step_reached else ""
+    return (
+        f"{trial.fault.name}: round {trial.index}, {who}{reached}: {took}"
+        f"{', suspected ' + suspected if suspected else ''}{back} ({took_s:.0f} s)"
+    )
+
+
+def run_hivemind(children: Children, directory: Path, plan: Plan) -> list[HivemindTrial]:
+    """hivemind's averager with a vector of the same size."""
+    num_elements = decoder_schema(run_config().model).num_elements
+    trials = []
+    for number in range(plan.num_hivemind_trials):
+        folder = directory / f"hivemind-{number}"
+        try:
+            trial = kill_in_mid_exchange(children, folder, num_elements, HIVEMIND_EXCHANGE_S, HIVEMIND_LIMIT_S)
+        except PotluckError as error:
+            print(f"hivemind: {error.one_line()}", flush=True)
+            continue
+        print(f"hivemind: {trial}", flush=True)
+        trials.append(trial)
+    return trials
+
+
+def measure(directory: Path, places: Places, plan: Plan) -> tuple[list[Trial], list[float], list[HivemindTrial]]:
+    """Everything, in one go: trials, times of undisturbed rounds, and hivemind's trials."""
+    faults = [*MID_EXCHANGE, *([CUT_OFF] if places.peers[0].can_be_cut else []), *OPENER]
+    faults = [fault for fault in faults if plan.only in fault.name]
+    with open_children(directory / "logs") as children:
+        hivemind = run_hivemind(children, directory, plan)
+        flags = ("--device", "cpu", "--num-threads", "1", "--slowdown", str(SLOWDOWN))
+        environment = {"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S)}
+        swarm = start_swarm(children, directory, places, run_config(), peer_environment=environment, peer_flags=flags)
+        stage = Stage(Watch(swarm), random.Random(plan.seed))
+        stage.warm_up()
+        trials = run_trials(stage, faults, plan)
+        stage.judge(trials)
+        return trials, stage.calm_rounds_s(trials), hivemind
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when every target was met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.faults", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="two trials of each kind, at most five minutes")
+    parser.add_argument("--keep", type=Path, help="keep logs and state in this new folder")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="only kinds with this in their name")
+    options = parser.parse_args(arguments)
+    plan = Plan(2, 1, 280.0, options.seed) if options.quick else Plan(10, 3, 1740.0, options.seed)
+    plan.only = options.only
+    before = machine()
+    with tempfile.TemporaryDirectory(prefix="potluck-faults-") as temporary, open_places(NUM_PEERS) as places:
+        directory = options.keep.absolute() if options.keep else Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        trials, calm_s, hivemind = measure(directory, places, plan)
+    settings = {
+        "peers": NUM_PEERS,
+        "places": places.how,
+        "parameters": decoder_schema(run_config().model).num_elements,
+        "upload_bytes_per_s": UPLOAD_BYTES_PER_S,
+        "longest_interval_s": INTERVAL_S,
+        "slowdown": SLOWDOWN,
+        "seed": plan.seed,
+        "machine_before": before,
+        "machine_after": machine(),
+        "took_s": round(time.monotonic() - plan.began_s),
+    }
+    rows = [*fault_rows(trials, calm_s, hivemind, settings), *hivemind_rows(hivemind, settings)]
+    write_rows(rows, options.json)
+    print_rows(rows, "faults: four peers, one of them disturbed")
+    print(f"places: {places.how}; machine before {before}, after {settings['machine_after']}; {settings['took_s']} s")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Processes of a benchmark: each in a session of its own, its output in a file, none of them outliving the benchmark."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from peer.demo_processes import Running
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: the kernel kills it when the benchmark ends, however that is."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+class Children:
+    """The processes that a benchmark started. Made by `open_children`."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._running: list[Running] = []
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Running:
+        """Run a command in a new session; its output is appended to `<name>.log`."""
+        log_file = self._log_dir / f"{name}.log"
+        with log_file.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        running = Running(process=process, log_file=log_file, started_unix_s=time.time())
+        self._running.append(running)
+        return running
+
+    def kill_all(self) -> None:
+        """SIGKILL to all that still run, and to what they started."""
+        for running in self._running:
+            if running.exit_code() is None:
+                kill_all_of(running)
+
+
+@contextmanager
+def open_children(log_dir: Path) -> Iterator[Children]:
+    """Processes that end with the block. SIGTERM ends the block, too."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    before = signal.signal(signal.SIGTERM, _leave)
+    children = Children(log_dir)
+    try:
+        yield children
+    finally:
+        children.kill_all()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def family(running: Running) -> list[psutil.Process]:
+    """The process and all that descend from it, itself first; empty when it is gone."""
+    try:
+        root = psutil.Process(running.process.pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def child_named(running: Running, word: str) -> psutil.Process | None:
+    """The newest descendant with this word in its command line."""
+    found: psutil.Process | None = None
+    for process in family(running)[1:]:
+        with suppress(psutil.Error):
+            if any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found = process
+    return found
+
+
+def signal_all_of(running: Running, number: signal.Signals) -> None:
+    """One signal to the process and all its descendants."""
+    for process in family(running):
+        with suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def kill_all_of(running: Running) -> None:
+    """SIGKILL to the process and all its descendants, whatever their groups; returns when it is reaped."""
+    signal_all_of(running, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        running.process.wait(timeout=10.0)

@@ -1,0 +1,156 @@
+"""A whole swarm for benchmarks: `potluck host` and some `potluck join` as real processes, looked at through their JSON and logs."""
+
+from __future__ import annotations
+
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from peer.demo_observation import HostStatus
+from peer.demo_processes import Running, last_line, wait_for_invite
+from peer.status import PeerStatus
+from protocol.errors import MachineError
+from protocol.manifest import RunConfig
+from tests.benchmarks.logs import LogFollower
+from tests.benchmarks.places import Place, Places, free_port
+from tests.benchmarks.processes import Children
+
+Model = TypeVar("Model", bound=BaseModel)
+
+HOST_START_LIMIT_S: Final = 60.0
+PEER_START_LIMIT_S: Final = 120.0
+HTTP_TIMEOUT_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.05
+_POTLUCK: Final = (sys.executable, "-m", "potluck")
+
+
+@dataclass
+class BenchPeer:
+    """One peer: its corner, its folder, and its running process."""
+
+    number: int
+    place: Place
+    state_dir: Path
+    running: Running
+    url: str
+    log: LogFollower
+    peer_id: str = ""
+    is_reachable: bool = True
+    """False while it is frozen or cut off: asking it would only cost time."""
+
+    @property
+    def short(self) -> str:
+        """As logs name it."""
+        return self.peer_id[-6:]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its daemon has not ended."""
+        return self.running.exit_code() is None
+
+    def status(self) -> PeerStatus | None:
+        """What it says about itself now."""
+        return fetch(self.url, PeerStatus) if self.is_reachable and self.is_running else None
+
+
+@dataclass
+class Swarm:
+    """The running host and peers, by number from 1."""
+
+    children: Children
+    directory: Path
+    places: Places
+    peer_environment: Mapping[str, str]
+    peer_flags: tuple[str, ...]
+    host: Running
+    host_url: str
+    invite: str
+    peers: dict[int, BenchPeer] = field(default_factory=dict)
+
+    def start_peer(self, number: int) -> BenchPeer:
+        """Start a peer on its state folder, or start it again."""
+        place, state_dir = self.places.peers[number - 1], self.directory / f"peer-{number}"
+        port = free_port()
+        command = [*place.prefix, *_POTLUCK, "join", self.invite, "--state-dir", str(state_dir)]
+        command += ["--listen-host", place.address, "--http-port", str(port), *self.peer_flags]
+        environment = {"POTLUCK_PEER_HTTP_HOST": place.address, "POTLUCK_PEER_SCREEN": "plain"}
+        running = self.children.start(f"peer-{number}", command, {**environment, **self.peer_environment})
+        url = f"http://{place.address}:{port}/status.json"
+        before = self.peers.get(number)
+        log = LogFollower(running.log_file) if before is None else before.log
+        peer = BenchPeer(number, place, state_dir, running, url, log, before.peer_id if before else "")
+        self.peers[number] = peer
+        return peer
+
+    def host_status(self) -> HostStatus | None:
+        """The host's view of the run."""
+        return fetch(self.host_url, HostStatus)
+
+    def by_short(self, short: str) -> BenchPeer | None:
+        """The peer that logs call so."""
+        return next((peer for peer in self.peers.values() if peer.short == short), None)
+
+
+def fetch(url: str, model: type[Model]) -> Model | None:
+    """The JSON at `url` as a typed value, None when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as response:
+            return model.model_validate_json(response.read())
+    except (urllib.error.URLError, OSError, ValidationError):
+        return None
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float, every_s: float = LOOK_EVERY_S) -> bool:
+    """Ask again and again; whether it came true in time."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def start_swarm(
+    children: Children,
+    directory: Path,
+    places: Places,
+    config: RunConfig,
+    *,
+    peer_environment: Mapping[str, str],
+    peer_flags: tuple[str, ...],
+) -> Swarm:
+    """Open the run and start a peer in each place; returns when all of them train.
+
+    Raises:
+        MachineError: somebody did not start in time.
+    """
+    run_file = directory / "run.toml"
+    run_file.write_text(tomli_w.dumps(config.model_dump(mode="json")), encoding="utf8")
+    port = free_port()
+    command = [*_POTLUCK, "host", str(run_file), "--state-dir", str(directory / "host"), "--http-port", str(port)]
+    host = children.start("host", [*command, "--listen-host", places.host_address], {})
+    invite = wait_for_invite(host, HOST_START_LIMIT_S)
+    url = f"http://127.0.0.1:{port}/api/status"
+    swarm = Swarm(children, directory, places, peer_environment, peer_flags, host, url, invite)
+    for number in range(1, len(places.peers) + 1):
+        swarm.start_peer(number)
+    for peer in swarm.peers.values():
+        if not wait_until(lambda peer=peer: _is_training(peer), PEER_START_LIMIT_S):  # type: ignore[misc]
+            raise MachineError(f"peer {peer.number} did not start: {last_line(peer.running)}", "a training peer")
+    return swarm
+
+
+def _is_training(peer: BenchPeer) -> bool:
+    status = peer.status()
+    if status is None:
+        return False
+    peer.peer_id = status.peer
+    return status.state == "training" and status.tokens_trained > 0

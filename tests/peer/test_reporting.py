@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from averaging.network.clocks import VirtualClock
+from averaging.network.seams import Snapshot, TrainerProgress
+from averaging.state import UnitState
+from peer.board import Board
+from peer.reporting import REPORT_EVERY_S, Reporter, evaluate_commits, evaluator_of, make_report
+from protocol.coordination import HeldoutResult, PeerReport, ReportReply
+from protocol.errors import PotluckError, RefusedError, StorageError, UnreachableError
+from protocol.ids import CommitId, PeerId, UnitName
+from protocol.rounds.chain import ChainLink
+
+ME, OTHER = PeerId("me"), PeerId("other")
+UNIT = UnitName("whole")
+REPLY = ReportReply("training", CommitId(bytes(32)), 3, want_from_index=4)
+Clock = trio.testing.MockClock
+
+
+def _link(index: int) -> ChainLink:
+    return ChainLink(UNIT, CommitId(bytes([index]) * 32), index, (ME, OTHER), 100 * index, 100)
+
+
+def _mine(index_from: int, *, is_mine: bool = True) -> ChainLink:
+    """The first commit from here on whose measuring is ours, or somebody else's."""
+    return next(link for i in range(index_from, 200) if ((evaluator_of(link := _link(i)) == ME) is is_mine))
+
+
+class _Client:
+    """A coordinator that answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.reports: list[PeerReport] = []
+        self.answer: Callable[[], ReportReply] = lambda: REPLY
+
+    async def report(self, report: PeerReport) -> ReportReply:
+        await trio.lowlevel.checkpoint()
+        self.reports.append(report)
+        return self.answer()
+
+
+def _raiser(error: PotluckError) -> Callable[[], ReportReply]:
+    def answer() -> ReportReply:
+        raise error
+
+    return answer
+
+
+def _reporter() -> tuple[Reporter, _Client, Board]:
+    client, board = _Client(), Board(ME, VirtualClock(), 0.0)
+    return Reporter(client, board), client, board  # type: ignore[arg-type]
+
+
+async def test_a_report_says_where_we_are_and_what_the_coordinator_asked_for_is_remembered(
+    autojump_clock: Clock,
+) -> None:
+    reporter, client, board = _reporter()
+    board.say("joining", "fetching data " + "x" * 300)
+    assert await reporter.report_once()
+    assert (client.reports[0].state, len(client.reports[0].reason)) == ("joining", 200)
+    assert reporter.last_reply == REPLY
+
+
+async def test_measured_losses_are_told_until_they_have_arrived(autojump_clock: Clock) -> None:
+    reporter, client, board = _reporter()
+    first, second = (HeldoutResult(_link(i).commit, i, 100 * i, 2.0) for i in (1, 2))
+    board.heldout.append(first)
+    client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))
+    assert not await reporter.report_once()
+    assert board.heldout == [first]
+
+    def late() -> ReportReply:
+        board.heldout.append(second)  # measured while the report was on its way
+        return REPLY
+
+    client.answer = late
+    assert await reporter.report_once()
+    assert client.reports[1].heldout == (first,)
+    assert board.heldout == [second]
+
+
+async def test_a_refusal_is_said_once_and_the_reports_go_on(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter, client, _ = _reporter()
+    client.answer = _raiser(RefusedError("banned", "a member"))
+    with trio.move_on_after(REPORT_EVERY_S * 3.5):
+        await reporter.run()
+    assert len(client.reports) == 4
+    assert capsys.readouterr().out.count("report_refused") == 1
+
+
+async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:
+    reporter, client, board = _reporter()
+    board.say("training", "training")
+    reporter.is_leaving = True
+    await reporter.report_once()
+    assert client.reports[0].state == "left"
+
+
+def test_a_report_before_the_rounds_names_no_certificates() -> None:
+    report = make_report(Board(ME, VirtualClock(), 0.0), is_ready_to_start=True, want_from_index=9)
+    assert (report.certificates, report.is_ready_to_start) == ((), True)
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------------------
+
+
+class _Chain:
+    def __init__(self, link: ChainLink) -> None:
+        self.stand_at(link)
+
+    def stand_at(self, link: ChainLink) -> None:
+        self.head = link
+        zeros = torch.zeros(2)
+        self.state = UnitState(UNIT, link.commit, link.index, link.total_tokens, zeros, zeros)
+
+
+class _Service:
+    """A head that moves when the test says so."""
+
+    def __init__(self, link: ChainLink) -> None:
+        self.chain = _Chain(link)
+        self._changed = trio.Event()
+
+    def move(self, link: ChainLink) -> None:
+        self.chain.stand_at(link)
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_changed(self) -> None:
+        await self._changed.wait()
+
+
+class _Trainer:
+    """Evaluates at a word; everything else is not asked of it here."""
+
+    def __init__(self) -> None:
+        self.num_evaluated = 0
+        self.error: PotluckError | None = None
+
+    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+        await trio.lowlevel.checkpoint()
+        self.num_evaluated += 1
+        if self.error is not None:
+            raise self.error
+        return 1.5
+
+    async def snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+    def progress(self) -> TrainerProgress:
+        raise NotImplementedError
+
+
+async def _measure(service: _Service, trainer: _Trainer, board: Board, story: Callable[[], object]) -> None:
+    is_over = False
+
+    async def tell() -> None:
+        nonlocal is_over
+        await trio.testing.wait_all_tasks_blocked()
+        story()
+        await trio.testing.wait_all_tasks_blocked()
+        is_over = True
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell)
+            await evaluate_commits(service, trainer, ME, board, lambda: is_over)  # type: ignore[arg-type]
+
+
+async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the_end(autojump_clock: Clock) -> None:
+    _, _, board = _reporter()
+    ours = _mine(1)
+    others = _mine(ours.index + 1, is_mine=False)
+    last = _mine(others.index + 1)
+    service, trainer = _Service(ours), _Trainer()
+
+    def story() -> None:
+        service.move(others)
+        service.move(last)
+
+    await _measure(service, trainer, board, story)
+    assert [result.index for result in board.heldout] == [ours.index, last.index]
+    assert board.heldout[0].nats == 1.5
+
+
+async def test_a_measurement_that_fails_is_left_out_and_training_goes_on(autojump_clock: Clock) -> None:
+    _, _, board = _reporter()
+    ours = _mine(1)
+    service, trainer = _Service(ours), _Trainer()
+    trainer.error = StorageError("the worker died", "a worker")
+    await _measure(service, trainer, board, lambda: None)
+    assert trainer.num_evaluated == 1
+    assert board.heldout == []
+
+
+async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(autojump_clock: Clock) -> None:
+    _, _, board = _reporter()
+    ours = _mine(1)
+    service, trainer = _Service(ours), _Trainer()
+    service.chain.state = replace(service.chain.state, head=_link(0).commit)
+    with trio.move_on_after(20):
+        await evaluate_commits(service, trainer, ME, board, lambda: False)  # type: ignore[arg-type]
+    assert trainer.num_evaluated == 0

@@ -1,0 +1,94 @@
+"""Commits made to measure: as many tokens, voters and siblings as a test wants, with certificates that verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from protocol.ids import PeerId, Root
+from protocol.rounds.chain import ChainLink, link_after
+from protocol.rounds.messages import (
+    Ack,
+    Ballot,
+    Certificate,
+    CommitRecord,
+    Contributor,
+    SliceRecord,
+)
+from protocol.rounds.quorum import first_opener
+from protocol.wire import encode_message, encode_record
+from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, TARGET_TOKENS, UNIT, Seat
+
+CAP_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Made:
+    """A commit: its place in the chain and what proves it."""
+
+    link: ChainLink
+    certificate: Certificate
+
+
+def record_on(
+    parent: ChainLink,
+    roster: Sequence[PeerId],
+    *,
+    tokens: int = TARGET_TOKENS,
+    lone: bool = False,
+    salt: int = 0,
+    ballot: Ballot | None = None,
+) -> CommitRecord:
+    """A record of one slice and one contributor; another `salt` makes another record of the same worth."""
+    peer = roster[0]
+    root = Root(sha256(b"made" + salt.to_bytes(8, "big")).digest())
+    return CommitRecord(
+        unit=UNIT,
+        parent=parent.commit,
+        index=parent.index + 1,
+        ballot=ballot or Ballot(0, first_opener(parent.commit, parent.roster)),
+        slices=(SliceRecord(0, NUM_CHUNKS, peer, root, ()),),
+        contributors=(Contributor(peer, 1, root, tokens, tokens),),
+        codec="fp32",
+        weight_cap_tokens=CAP_TOKENS,
+        total_tokens=parent.total_tokens + tokens,
+        outer=OUTER,
+        next_target_tokens=TARGET_TOKENS,
+        roster=tuple(sorted(roster)),
+        incarnations=(1,) * len(roster),
+        lone=lone,
+    )
+
+
+def certified(parent: ChainLink, record: CommitRecord, voters: Sequence[Seat]) -> Made:
+    """The record with the acks of these seats."""
+    raw = encode_record(record)
+    link = link_after(parent, raw)
+    ack = encode_message(Ack(UNIT, parent.commit, record.ballot, link.commit))
+    return Made(link, Certificate(raw, tuple(seat.sealed(ack) for seat in voters)))
+
+
+def commit_on(
+    parent: ChainLink, voters: Sequence[Seat], *, tokens: int = TARGET_TOKENS, lone: bool = False, salt: int = 0
+) -> Made:
+    """One more commit, whose roster are its voters."""
+    record = record_on(parent, [seat.peer for seat in voters], tokens=tokens, lone=lone, salt=salt)
+    return certified(parent, record, voters)
+
+
+def lineage_on(
+    parent: ChainLink,
+    voters: Sequence[Seat],
+    length: int,
+    *,
+    tokens: int = TARGET_TOKENS,
+    lone: bool = False,
+    salt: int = 0,
+) -> list[Made]:
+    """So many commits, one on another; only the first is lone where `lone` is set."""
+    made: list[Made] = []
+    for place in range(length):
+        base = made[-1].link if made else parent
+        made.append(commit_on(base, voters, tokens=tokens, lone=lone and not place, salt=salt))
+    return made

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protocol.rounds.attempt import LEAST_REDUCE_S
+from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, Settle
+from protocol.rounds.orders import LogAck
+from protocol.rounds.quorum import tie_holder
+from protocol.rounds.state import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
+from protocol.wire import decode_record
+from tests.protocol.rounds.round_table import RUN_ID, Seat, Table, acquaint, contribution_root
+
+
+def _proposal(seat: Seat) -> Proposal:
+    """What the seat proposed last."""
+    message = seat.sent(Proposal)[-1]
+    assert isinstance(message, Proposal)
+    return message
+
+
+def _proposed(table: Table) -> tuple[Seat, Proposal]:
+    """The opener, and its plan of the first attempt."""
+    opener = table.opener()
+    table.run_until(lambda: bool(opener.sent(Proposal)), 10.0)
+    return opener, _proposal(opener)
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_names_every_caught_up_member_and_cuts_the_vector_among_those_who_can_be_reached() -> None:
+    table = Table(5)
+    behind_nat = table.others(table.opener())[0]
+    behind_nat.reconfigure(is_inbound_reachable=False)
+    _, proposal = _proposed(table)
+    assert {m.peer for m in proposal.members} == set(table.seats)
+    assert {part.reducer for part in proposal.slices} == set(table.seats) - {behind_nat.peer}
+
+
+def test_where_nobody_can_be_reached_the_opener_sums_itself() -> None:
+    table = Table(3)
+    for seat in table.live():
+        seat.reconfigure(is_inbound_reachable=False)
+    opener, proposal = _proposed(table)
+    assert {part.reducer for part in proposal.slices} == {opener.peer}
+    table.run_until(lambda: table.all_at(1))
+
+
+def test_no_more_members_are_named_than_the_run_allows() -> None:
+    table = Table(6, max_members=4)
+    opener, proposal = _proposed(table)
+    assert len(proposal.members) == 4
+    assert proposal.member(opener.peer) == opener.member
+
+
+def test_one_weight_cap_holds_for_all_reducers_and_counts_those_with_work_only() -> None:
+    table = Table(4)
+    idle, rich, *_ = table.others(table.opener())
+    idle.tokens, rich.tokens = 0, 10_000
+    _, proposal = _proposed(table)
+    assert proposal.weight_cap_tokens == 4 * 100
+    table.run_until(lambda: table.all_at(1))
+    record = rich.disk.chain[0][0].record
+    assert record is not None
+    assert {c.peer: c.credited_tokens for c in record.contributors}[rich.peer] == 400
+
+
+@pytest.mark.parametrize(("upload_s", "expected_s"), [(0.0, 20.0), (0.1, LEAST_REDUCE_S), (12.0, 24.0), (500.0, 60.0)])
+def test_deadlines_are_learned_from_the_slowest_upload_up_to_the_longest_interval(
+    upload_s: float, expected_s: float
+) -> None:
+    table = Table(3)
+    for seat in table.live():
+        seat.feed(ExchangeMeasured(0.1 if upload_s else 0.0))
+    table.others(table.opener())[0].feed(ExchangeMeasured(upload_s))
+    _, proposal = _proposed(table)
+    assert proposal.reduce_within_s == expected_s
+
+
+def test_each_failed_attempt_doubles_the_deadline() -> None:
+    table = Table(1, reduce_within_s=8.0)
+    (seat,) = table.live()
+    seat.tokens = 300
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: len(seat.sent(Proposal)) >= 4, 400.0)
+    deadlines = [m.reduce_within_s for m in seat.sent(Proposal) if isinstance(m, Proposal)]
+    assert deadlines[:4] == [8.0, 16.0, 32.0, 60.0]
+
+
+# --- mending ------------------------------------------------------------------------------------------------------------------
+
+
+def _with_dead_reducer(table: Table) -> tuple[Seat, Seat, Proposal]:
+    """(opener, victim, proposal): a reducer dies before its result is anywhere."""
+    opener = table.opener()
+    victim = table.others(opener)[0]
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady) and sender == victim.peer
+    proposal = _proposed(table)[1]
+    table.kill(victim)
+    return opener, victim, proposal
+
+
+def test_the_slice_of_a_dead_reducer_is_given_to_others_within_the_attempt() -> None:
+    table = Table(4)
+    opener, victim, proposal = _with_dead_reducer(table)
+    table.run_until(lambda: table.all_at(1), 10.0)
+    (mend,) = opener.sent(Mend)
+    assert isinstance(mend, Mend)
+    assert mend.ballot == proposal.ballot
+    assert all(part.reducer != victim.peer for part in mend.slices)
+    kept = {part for part in proposal.slices if part.reducer != victim.peer}
+    assert kept <= set(mend.slices)
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert record.ballot == proposal.ballot
+    assert victim.peer not in record.roster
+
+
+def test_a_reset_connection_mends_at_once_and_silence_after_the_suspicion() -> None:
+    table = Table(4)
+    opener, victim, _ = _with_dead_reducer(table)
+    victim.is_up = True
+    table.freeze(victim)
+    began_s = table.now_s
+    table.run_until(lambda: bool(opener.sent(Mend)), 10.0)
+    assert table.now_s - began_s > opener.state.config.suspect_after_s
+    table = Table(4)
+    opener, victim, _ = _with_dead_reducer(table)
+    opener.feed(PeerLost(victim.peer))
+    assert opener.sent(Mend)
+
+
+def test_a_late_reducer_loses_its_slice_at_the_deadline_and_gets_none_in_the_next_attempts_of_this_leader() -> None:
+    table = Table(4, reduce_within_s=6.0)
+    opener = table.opener()
+    (late, *_) = table.others(opener)
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady) and sender == late.peer
+    table.run_until(lambda: table.all_at(1), 30.0)
+    assert opener.sent(Mend)
+    assert late.peer in opener.disk.chain[0][0].roster
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert all(part.reducer != late.peer for part in record.slices)
+
+
+def test_when_the_last_reducer_is_lost_the_attempt_ends_with_a_reason_and_the_round_stays_open() -> None:
+    table = Table(3, reduce_within_s=6.0)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: any("nobody can take its slice" in reason for reason in opener.reasons), 60.0)
+    assert opener.state.open.contribution is not None
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1), 120.0)
+
+
+def test_the_next_attempt_keeps_the_slices_of_those_who_are_still_there() -> None:
+    table = Table(4)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Settle) and message.ballot.attempt == 0
+    first = _proposed(table)[1]
+    table.kill(opener)
+    table.run_until(lambda: any(seat.sent(Proposal) for seat in table.live()), 30.0)
+    leader = next(seat for seat in table.live() if seat.sent(Proposal))
+    second = _proposal(leader)
+    kept = {part for part in first.slices if part.reducer != opener.peer}
+    assert kept <= set(second.slices)
+
+
+# --- settling -----------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_settled_before_every_slice_has_a_result() -> None:
+    table = Table(4)
+    opener = table.opener()
+    (slow, *_) = table.others(opener)
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady) and sender == slow.peer
+    _proposed(table)
+    table.run_for(3.0)
+    assert opener.sent(Settle) == []
+    assert len(opener.state.open.results) == 3
+
+
+def test_the_next_roster_are_all_members_that_were_not_suspected_whether_they_acked_or_not() -> None:
+    table = Table(5)
+    slow = table.others(table.opener())[:2]
+    names = {seat.peer for seat in slow}
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in names
+    table.run_until(lambda: table.all_at(3))
+    assert all(len(link.roster) == 5 for link, _ in slow[0].disk.chain)
+
+
+def test_one_ballot_settles_one_record_only() -> None:
+    table = Table(5)
+    table.drops = lambda sender, to, message: isinstance(message, Ack)
+    table.run_for(60.0)
+    settled: dict[object, set[bytes]] = {}
+    for seat in table.seats.values():
+        for message in seat.sent(Settle):
+            assert isinstance(message, Settle)
+            settled.setdefault((message.base, message.ballot), set()).add(message.record)
+    assert len(settled) >= 2
+    assert all(len(records) == 1 for records in settled.values())
+    assert len({decode_record(record).ballot for records in settled.values() for record in records}) == 1
+
+
+def test_a_reducer_that_dies_with_the_only_copy_ends_the_attempt_before_its_time() -> None:
+    table = Table(3)
+    opener = table.opener()
+    victim, other = table.others(opener)
+    table.gathers = False
+    table.run_until(lambda: bool(opener.sent(Settle)), 10.0)
+    settled_s = table.now_s
+    for seat in (opener, other):
+        seat.disk.results = {root for root in seat.disk.results if root not in _results_of(opener, victim)}
+    table.gathers = True
+    table.kill(victim)
+    for seat in table.live():
+        seat.tokens = 150
+    table.run_until(lambda: table.all_at(1), 30.0)
+    assert "a reducer died with the only copy of its result" in opener.reasons
+    assert table.now_s - settled_s < opener.state.config.settle_within_s
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert record.ballot.attempt >= 1
+
+
+def _results_of(leader: Seat, reducer: Seat) -> set[bytes]:
+    return {header.result_hash for header in leader.state.open.results.values() if header.reducer == reducer.peer}
+
+
+# --- acks ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_quorum_of_acks_is_enough_and_the_others_are_not_waited_for() -> None:
+    table = Table(5)
+    opener = table.opener()
+    slow = {seat.peer for seat in table.others(opener)[:2]}
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in slow
+    began_s = table.now_s
+    table.run_until(lambda: table.all_at(1), 10.0)
+    assert table.now_s - began_s < 5.0
+    assert len(opener.certificates[0].acks) == 3
+
+
+def test_acks_of_another_ballot_or_commit_do_not_count() -> None:
+    table = Table(3)
+    opener = table.opener()
+    (seat, *_) = table.others(opener)
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender != to
+    table.run_until(lambda: bool(seat.ordered(LogAck)), 10.0)
+    order = seat.ordered(LogAck)[0]
+    assert isinstance(order, LogAck)
+    ack = Ack(seat.state.config.unit, order.base, order.ballot, order.commit)
+    assert opener.hear(seat, replace(ack, ballot=replace(order.ballot, attempt=1))) == ()
+    assert opener.hear(seat, replace(ack, commit=order.base)) == ()
+    (send,) = opener.hear(seat, ack)
+    assert isinstance(getattr(send, "message", None), Committed)
+
+
+def test_a_goodbye_makes_the_quorum_smaller_and_is_part_of_the_certificate() -> None:
+    table = Table(5)
+    opener = table.opener()
+    leaver, acker = next(
+        (leaver, acker)
+        for leaver in table.others(opener)
+        for acker in table.others(opener, leaver)
+        if tie_holder(RUN_ID, [peer for peer in table.seats if peer != leaver.peer]) in (opener.peer, acker.peer)
+    )
+    silent = {seat.peer for seat in table.others(opener, acker)}
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in silent
+    table.run_until(lambda: bool(opener.sent(Settle)), 10.0)
+    table.tick()
+    assert opener.head.index == 0
+    leaver.feed(LeaveOrdered())
+    table.talk()
+    assert all(seat.head.index == 1 for seat in table.others(leaver))
+    assert len(opener.certificates[0].acks) == 2
+    assert len(opener.certificates[0].leaves) == 1
+
+
+def test_a_failed_attempt_drops_neither_the_contribution_nor_the_acks_of_others() -> None:
+    table = Table(3)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Ack)
+    table.run_until(lambda: any("ran out of time while settling" in reason for reason in opener.reasons), 60.0)
+    for seat in table.live():
+        assert seat.state.open.acked is not None
+        assert seat.state.open.contribution is not None
+        assert seat.state.open.contribution.root == contribution_root(seat.member, table.genesis.commit)
+
+
+def test_an_attempt_without_a_quorum_in_reach_is_not_proposed() -> None:
+    table = Table(3)
+    acquaint(table)
+    opener = table.opener()
+    others = table.others(opener)
+    opener.feed(Progressed(1000, True))
+    table.cuts = {(seat.peer, opener.peer) for seat in others}
+    for seat in others:
+        opener.feed(PeerLost(seat.peer))
+    table.run_for(8.0)
+    assert opener.sent(Proposal) == []
+
+
+def test_shares_follow_the_uploads_that_heartbeats_tell() -> None:
+    table = Table(3)
+    opener = table.opener()
+    for seat, upload in zip((opener, *table.others(opener)), (100, 300, 200), strict=True):
+        seat.upload_bytes_per_s = upload
+    _, proposal = _proposed(table)
+    shares = {part.reducer: part.stop_chunk - part.first_chunk for part in proposal.slices}
+    assert [shares[seat.peer] for seat in (opener, *table.others(opener))] == [2, 6, 4]

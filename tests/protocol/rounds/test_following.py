@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from protocol.ids import PeerId
+from protocol.rounds.lineage import known_commits
+from protocol.rounds.messages import Certificate, Committed
+from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
+from protocol.rounds.state import (
+    Applied,
+    CommitsFetched,
+    CommitStalled,
+    OpenRound,
+    PeerLost,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
+)
+from tests.protocol.rounds.made_commits import Made, commit_on, lineage_on
+from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, state_root
+
+
+def _muted(num_peers: int = 5, **numbers: object) -> tuple[Table, Seat, Seat]:
+    """(table, a seat to judge, another): orders are recorded and not performed."""
+    table = Table(num_peers, **numbers)
+    acquaint(table)
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    seat, other = table.live()[:2]
+    return table, seat, other
+
+
+def _fetched(source: Seat, made: Sequence[Made]) -> CommitsFetched:
+    return CommitsFetched(source.peer, tuple(one.certificate for one in made))
+
+
+def _told(made: Made) -> Committed:
+    return Committed(UNIT, made.certificate)
+
+
+def _apply(seat: Seat, made: Made) -> tuple[object, ...]:
+    return seat.feed(Applied(made.link, made.certificate, state_root(made.link.commit)))
+
+
+def _targets(actions: Sequence[object]) -> list[bytes]:
+    return [action.path[-1].link.commit for action in actions if isinstance(action, PrepareSwitch)]
+
+
+# --- the next commit ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_on_our_head_is_committed_from_whoever_holds_its_bytes() -> None:
+    table, seat, other = _muted()
+    made = commit_on(table.genesis, table.live())
+    (order,) = seat.hear(other, _told(made))
+    assert isinstance(order, Commit)
+    assert order.link == made.link
+    assert order.certificate == made.certificate
+    assert order.holders[0] == other.peer
+    assert set(order.holders) == set(table.seats) - {seat.peer}
+    assert seat.head == table.genesis
+
+
+def test_while_a_commit_is_applied_nothing_else_is_followed_and_then_the_next_one_is() -> None:
+    table, seat, other = _muted()
+    first, second = lineage_on(table.genesis, table.live(), 2)
+    seat.hear(other, _told(first))
+    assert seat.hear(other, _told(first)) == ()
+    assert seat.hear(other, _told(second)) == ()
+    orders = _apply(seat, first)
+    assert orders[0] == EndExchange(table.genesis.commit, "committed")
+    assert isinstance(orders[-1], Commit)
+    assert orders[-1].link == second.link
+    assert seat.head == first.link
+
+
+def test_a_commit_is_forwarded_to_two_successors_and_by_its_leader_to_all() -> None:
+    table = Table(6)
+    table.run_until(lambda: table.all_at(1))
+    for seat in table.live():
+        base = seat.disk.chain[0][0]
+        assert base.record is not None
+        sent = next(
+            order
+            for order in seat.orders
+            if isinstance(order, Send) and isinstance(order.message, Committed) and order.to != (seat.peer,)
+        )
+        assert len(sent.to) == (5 if base.record.ballot.peer == seat.peer else 2)
+
+
+def test_a_commit_whose_parent_is_unknown_makes_us_ask_its_sender() -> None:
+    table, seat, other = _muted()
+    _, second = lineage_on(table.genesis, table.live(), 2)
+    known = known_commits(seat.state.tree, seat.head.commit)
+    assert seat.hear(other, _told(second)) == (CatchUp(other.peer, known),)
+    assert second.link.commit not in seat.state.tree.nodes
+
+
+def test_commits_that_were_asked_for_are_followed_one_by_one() -> None:
+    table, seat, other = _muted()
+    made = lineage_on(table.genesis, table.live(), 3)
+    (order,) = seat.feed(_fetched(other, made))
+    assert isinstance(order, Commit)
+    for one in made:
+        assert seat.state.open.committing == one.link.commit
+        _apply(seat, one)
+    assert seat.head == made[-1].link
+
+
+def test_certificates_that_do_not_verify_are_dropped_with_a_reason() -> None:
+    table, seat, other = _muted()
+    first, second = lineage_on(table.genesis, table.live(), 2)
+    too_few = replace(first.certificate, acks=first.certificate.acks[:1])
+    assert seat.hear(other, Committed(UNIT, too_few)) == ()
+    assert "dropped a certificate" in seat.reasons[-1]
+    assert "quorum" in seat.reasons[-1]
+    assert seat.hear(other, Committed(UNIT, Certificate(b"no record", ()))) == ()
+    assert "dropped a certificate" in seat.reasons[-1]
+    assert seat.feed(CommitsFetched(other.peer, (too_few, second.certificate))) == ()
+    assert "dropped a certificate" in seat.reasons[-1]
+    assert set(seat.state.tree.nodes) == {table.genesis.commit}
+
+
+def test_fetched_commits_on_a_base_that_we_do_not_know_are_of_no_use() -> None:
+    table, seat, other = _muted()
+    _, second = lineage_on(table.genesis, table.live(), 2)
+    assert seat.feed(_fetched(other, [second])) == ()
+    assert "on a base that we do not know" in seat.reasons[-1]
+
+
+def test_commits_of_another_unit_are_none_of_ours() -> None:
+    table, seat, other = _muted()
+    made = commit_on(table.genesis, table.live())
+    assert seat.hear(other, replace(_told(made), unit=PeerId("fragment-9"))) == ()  # type: ignore[arg-type]
+    assert seat.reasons == []
+
+
+# --- bytes that nobody gives --------------------------------------------------------------------------------------------------
+
+
+def test_a_stalled_commit_is_taken_up_again_from_the_next_who_brings_it() -> None:
+    table, seat, other = _muted()
+    made = commit_on(table.genesis, table.live())
+    seat.hear(other, _told(made))
+    seat.feed(CommitStalled(made.link.commit, "nobody has the bytes"))
+    assert "commit waits: nobody has the bytes" in seat.reasons
+    (again,) = seat.hear(other, _told(made))
+    assert isinstance(again, Commit)
+
+
+def test_a_stalled_commit_with_a_successor_is_passed_over_by_fetching_a_whole_state() -> None:
+    table, seat, other = _muted()
+    first, second = lineage_on(table.genesis, table.live(), 2)
+    seat.hear(other, _told(first))
+    seat.feed(CommitStalled(first.link.commit, "nobody has the bytes"))
+    (order,) = seat.hear(other, _told(second))
+    assert isinstance(order, PrepareSwitch)
+    assert order.fork == table.genesis.commit
+    assert [node.link for node in order.path] == [first.link, second.link]
+
+
+def test_an_answer_about_another_commit_than_the_one_that_is_written_stalls_nothing() -> None:
+    table, seat, other = _muted()
+    first, second = lineage_on(table.genesis, table.live(), 2)
+    seat.hear(other, _told(first))
+    assert seat.feed(CommitStalled(second.link.commit, "whatever")) == ()
+    assert seat.state.open.committing == first.link.commit
+
+
+def test_a_head_far_ahead_is_had_as_a_whole_state_whose_fork_is_our_head() -> None:
+    table, seat, other = _muted(replay_at_most=3)
+    made = lineage_on(table.genesis, table.live(), 4)
+    (order,) = seat.feed(_fetched(other, made))
+    assert isinstance(order, PrepareSwitch)
+    assert order.fork == seat.head.commit
+    assert order.path[-1].link == made[-1].link
+    assert "4 commits behind" in seat.reasons[-1]
+    assert seat.feed(SwitchPrepared(made[-1].link.commit)) == (
+        EndExchange(table.genesis.commit, "switching lineages"),
+        Switch(table.genesis.commit, order.path),
+    )
+
+
+def test_a_few_commits_ahead_are_replayed() -> None:
+    table, seat, other = _muted(replay_at_most=3)
+    (order,) = seat.feed(_fetched(other, lineage_on(table.genesis, table.live(), 3)))
+    assert isinstance(order, Commit)
+
+
+# --- another lineage ----------------------------------------------------------------------------------------------------------
+
+
+def _forked(num_ours: int = 2, num_theirs: int = 8) -> tuple[Table, Seat, Seat, list[Made], list[Made]]:
+    """A seat that is some commits along its own side, and another side with more work."""
+    table, seat, other = _muted(lone_patience_s=10.0)
+    ours = lineage_on(table.genesis, [seat], num_ours, lone=True)
+    theirs = lineage_on(table.genesis, table.others(seat), num_theirs, salt=1)
+    for one in ours:
+        seat.hear(other, _told(one))
+        _apply(seat, one)
+    assert seat.head == ours[-1].link
+    return table, seat, other, ours, theirs
+
+
+def test_a_preferred_lineage_is_brought_here_while_work_on_our_own_goes_on() -> None:
+    table, seat, other, ours, theirs = _forked()
+    (order,) = seat.feed(_fetched(other, theirs))
+    assert isinstance(order, PrepareSwitch)
+    assert order.fork == table.genesis.commit
+    assert [node.link for node in order.path] == [one.link for one in theirs]
+    assert "another lineage is preferred to ours" in seat.reasons[-1]
+    assert seat.head == ours[-1].link
+    more = commit_on(ours[-1].link, [seat])
+    (own,) = seat.hear(other, _told(more))
+    assert isinstance(own, Commit)
+    assert own.link == more.link
+    _apply(seat, more)
+    assert seat.head == more.link
+    (_, flip) = seat.feed(SwitchPrepared(theirs[-1].link.commit))
+    assert flip == Switch(order.fork, order.path)
+
+
+def test_a_side_whose_download_takes_long_does_not_stand_still_meanwhile() -> None:
+    table = Table(5, lone_patience_s=6.0, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1))
+    one, two, *rest = table.live()
+    table.split(one, two)
+    table.run_until(lambda: one.head.index >= 4 and all(seat.head.index >= 8 for seat in rest), 200.0)
+    table.prepares = False
+    table.heal()
+    table.run_for(5.0)
+    assert one.ordered(PrepareSwitch)
+    before, num_orders = one.head.index, len(one.ordered(PrepareSwitch))
+    table.run_until(lambda: one.head.index >= before + 3 and two.head.index >= before + 3, 60.0)
+    assert one.head.commit != rest[0].head.commit
+    assert len(one.ordered(PrepareSwitch)) == num_orders
+
+
+def test_a_newer_commit_on_the_lineage_that_is_being_fetched_does_not_begin_the_fetch_again() -> None:
+    table, seat, other, _, theirs = _forked()
+    seat.feed(_fetched(other, theirs))
+    newer = lineage_on(theirs[-1].link, table.others(seat), 2)
+    assert seat.feed(_fetched(other, newer)) == ()
+    (_, flip) = seat.feed(SwitchPrepared(theirs[-1].link.commit))
+    assert isinstance(flip, Switch)
+    assert flip.path[-1].link == theirs[-1].link
+    link = theirs[-1].link
+    orders = seat.feed(Switched(link, state_root(link.commit), OpenRound()))
+    assert seat.head == link
+    assert [order.link for order in orders if isinstance(order, Commit)] == [newer[0].link]
+
+
+def test_a_third_lineage_that_is_better_still_is_fetched_instead() -> None:
+    table, seat, other, _, theirs = _forked()
+    seat.feed(_fetched(other, theirs))
+    third = lineage_on(table.genesis, table.others(seat, other), 17, salt=2)
+    assert _targets(seat.feed(_fetched(other, third))) == [third[-1].link.commit]
+    assert seat.feed(SwitchPrepared(theirs[-1].link.commit)) == ()
+    assert seat.state.switching is not None
+    assert seat.state.switching.target == third[-1].link.commit
+
+
+def test_what_was_fetched_is_judged_again_before_the_head_moves() -> None:
+    _, seat, other, ours, theirs = _forked()
+    seat.feed(_fetched(other, theirs))
+    ahead = lineage_on(ours[-1].link, [seat], 20)
+    orders = seat.feed(_fetched(other, ahead))
+    assert _targets(orders) == [ahead[-1].link.commit]  # ours again, and far ahead
+    assert seat.feed(SwitchPrepared(theirs[-1].link.commit)) == ()
+    assert seat.head == ours[-1].link
+
+
+def test_a_lineage_may_be_left_for_one_with_fewer_rounds_and_more_tokens() -> None:
+    table, seat, other = _muted()
+    ours = lineage_on(table.genesis, [seat], 5, tokens=10, lone=True)
+    for one in ours:
+        seat.hear(other, _told(one))
+        _apply(seat, one)
+    better = commit_on(table.genesis, table.others(seat), tokens=5000, salt=1)
+    (order,) = seat.hear(other, _told(better))
+    assert isinstance(order, PrepareSwitch)
+    seat.feed(SwitchPrepared(better.link.commit))
+    seat.feed(Switched(better.link, state_root(better.link.commit), OpenRound()))
+    assert seat.head.index == 1
+    assert seat.state.switching is None
+
+
+def test_a_switch_that_failed_is_tried_again_when_somebody_speaks_of_it() -> None:
+    _, seat, other, ours, theirs = _forked()
+    seat.feed(_fetched(other, theirs))
+    assert seat.feed(SwitchFailed(theirs[-1].link.commit, "the donor is gone")) == ()
+    assert "cannot switch lineages: the donor is gone" in seat.reasons[-1]
+    assert seat.head == ours[-1].link
+    assert _targets(seat.hear(other, _told(theirs[-1]))) == [theirs[-1].link.commit]
+
+
+def test_a_switch_that_was_prepared_while_a_commit_was_applied_is_made_afterwards() -> None:
+    for is_stalled in (False, True):
+        table, seat, other, ours, theirs = _forked()
+        seat.feed(_fetched(other, theirs))
+        more = commit_on(ours[-1].link, [seat])
+        seat.hear(other, _told(more))
+        assert seat.feed(SwitchPrepared(theirs[-1].link.commit)) == ()
+        if is_stalled:
+            orders: Sequence[object] = seat.feed(CommitStalled(more.link.commit, "nobody has the bytes"))
+        else:
+            orders = _apply(seat, more)
+        assert [order for order in orders if isinstance(order, Switch)]
+        assert seat.state.switching is not None
+        assert seat.state.switching.fork == table.genesis.commit
+
+
+def test_while_the_head_flips_nothing_else_is_followed() -> None:
+    _, seat, other, ours, theirs = _forked()
+    seat.feed(_fetched(other, theirs))
+    seat.feed(SwitchPrepared(theirs[-1].link.commit))
+    ahead = lineage_on(ours[-1].link, [seat], 30)
+    assert seat.feed(_fetched(other, ahead)) == ()
+    assert seat.feed(SwitchPrepared(theirs[-1].link.commit)) == ()
+    assert seat.head == ours[-1].link
+
+
+def test_votes_that_the_log_knows_on_the_new_head_are_kept() -> None:
+    table, seat, other, _, theirs = _forked()
+    seat.feed(_fetched(other, theirs))
+    seat.feed(SwitchPrepared(theirs[-1].link.commit))
+    link = theirs[-1].link
+    logged = OpenRound(highest_attempt=3)
+    seat.feed(Switched(link, state_root(link.commit), logged))
+    assert seat.state.open == logged
+    assert seat.state.state_root == state_root(link.commit)
+    assert seat.state.committed_at_s == table.now_s
+
+
+def test_two_sides_of_a_healed_partition_end_on_one_lineage() -> None:
+    table = Table(5, lone_patience_s=6.0, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1))
+    one, two, *rest = table.live()
+    table.split(one, two)
+    table.run_until(lambda: one.head.index >= 4 and all(seat.head.index >= 8 for seat in rest), 200.0)
+    assert one.head.commit != rest[0].head.commit
+    assert any(link.is_lone for link, _ in one.disk.chain)
+    table.heal()
+    table.run_until(lambda: len({seat.head.commit for seat in table.live()}) == 1, 60.0)
+    assert one.ordered(Switch) or rest[0].ordered(Switch)
+    before = one.head.index
+    table.run_until(lambda: table.all_at(before + 2), 60.0)
+    record = one.head.record
+    assert record is not None
+    assert len(record.contributors) == 5
+
+
+def test_holders_are_asked_in_an_order_that_begins_with_who_told_us_and_leaves_out_the_dead() -> None:
+    table, seat, other = _muted()
+    strangers = [s for s in table.live() if s not in (seat, other)]
+    seat.feed(PeerLost(strangers[0].peer))
+    made = commit_on(table.genesis, [seat, other, strangers[1]])
+    (order,) = seat.hear(other, _told(made))
+    assert isinstance(order, Commit)
+    assert order.holders[0] == other.peer
+    assert strangers[0].peer not in order.holders
+    assert len(set(order.holders)) == len(order.holders)

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from protocol.errors import LocalProtocolError
+from protocol.ids import CommitId, PeerId
+from protocol.rounds import lineage
+from protocol.rounds.chain import ChainLink, link_after
+from protocol.rounds.lineage import CommitTree, best_head, known_commits, tree_of, work_class
+from protocol.rounds.messages import Certificate
+from protocol.rounds.requests import MAX_KNOWN
+from protocol.wire import encode_record
+from tests.protocol.rounds.made_commits import record_on
+from tests.protocol.rounds.round_table import TARGET_TOKENS, Table
+
+FOUR = tuple(PeerId(f"peer{i}") for i in range(4))
+UNPROVEN = Certificate(b"", ())
+"""The tree takes commits that were verified before; these were not."""
+
+
+def _child(parent: ChainLink, salt: int = 0, *, rounds: int = 1, size: int = 4, lone: bool = False) -> ChainLink:
+    """A commit with so many rounds' worth of tokens and so large a roster."""
+    record = record_on(parent, FOUR[:size], tokens=rounds * TARGET_TOKENS, lone=lone, salt=salt)
+    return link_after(parent, encode_record(record))
+
+
+def _chain(parent: ChainLink, length: int, salt: int = 0) -> list[ChainLink]:
+    links: list[ChainLink] = []
+    for _ in range(length):
+        links.append(_child(links[-1] if links else parent, salt))
+    return links
+
+
+def _tree(root: ChainLink, *links: ChainLink) -> CommitTree:
+    tree = tree_of(root)
+    for link in links:
+        tree = tree.add(link, UNPROVEN)
+    return tree
+
+
+@pytest.fixture
+def genesis() -> ChainLink:
+    return Table(1).genesis
+
+
+# --- which branch to follow ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_fork_the_newest_commit_is_followed(genesis: ChainLink) -> None:
+    links = _chain(genesis, 5)
+    assert best_head(_tree(genesis)) == genesis.commit
+    assert best_head(_tree(genesis, *links)) == links[-1].commit
+
+
+def test_a_branch_with_twice_the_work_is_preferred_whatever_else_speaks_for_the_other(genesis: ChainLink) -> None:
+    heavy = _child(genesis, rounds=4, size=1, lone=True)
+    light = _child(genesis, 1, rounds=3, size=4)
+    assert best_head(_tree(genesis, heavy, light)) == heavy.commit
+    assert best_head(_tree(genesis, light, heavy)) == heavy.commit
+
+
+def test_within_one_class_of_work_a_quorum_goes_before_a_lone_commit(genesis: ChainLink) -> None:
+    lone = _child(genesis, rounds=7, size=4, lone=True)
+    quorum = _child(genesis, 1, rounds=4, size=1)
+    assert work_class(genesis, lone.total_tokens) == work_class(genesis, quorum.total_tokens)
+    assert best_head(_tree(genesis, lone, quorum)) == quorum.commit
+
+
+def test_then_the_larger_roster_is_preferred_and_then_the_lower_id(genesis: ChainLink) -> None:
+    large, small = _child(genesis, rounds=4, size=3), _child(genesis, 1, rounds=7, size=2)
+    assert best_head(_tree(genesis, small, large)) == large.commit
+    twins = [_child(genesis, salt) for salt in range(8)]
+    assert best_head(_tree(genesis, *twins)) == min(link.commit for link in twins)
+
+
+def test_a_child_is_judged_by_its_best_descendant_on_any_branch_below_it(genesis: ChainLink) -> None:
+    first, second = _child(genesis, size=4), _child(genesis, 1, size=1)
+    shorter, longer = _chain(second, 1, salt=7), _chain(second, 7, salt=8)
+    tree = _tree(genesis, first, second, *shorter, *longer)
+    assert best_head(tree) == longer[-1].commit
+
+
+def test_the_best_that_follows_a_commit_is_found_without_the_other_branches(genesis: ChainLink) -> None:
+    best, other = _chain(genesis, 8), _chain(genesis, 2, salt=1)
+    left, right = _chain(other[-1], 2, salt=2), _chain(other[-1], 4, salt=3)
+    tree = _tree(genesis, *best, *other, *left, *right)
+    assert best_head(tree) == best[-1].commit
+    assert best_head(tree, other[0].commit) == right[-1].commit
+    assert best_head(tree, left[-1].commit) == left[-1].commit
+
+
+def test_the_choice_does_not_depend_on_the_order_in_which_commits_came(genesis: ChainLink) -> None:
+    chooser = random.Random(3)
+    for _ in range(30):
+        links = [genesis]
+        for salt in range(12):
+            parent = chooser.choice(links)
+            size, is_lone = chooser.randint(1, 4), chooser.random() < 0.3
+            links.append(_child(parent, salt, rounds=chooser.randint(0, 3), size=size, lone=is_lone))
+        heads = set()
+        for _ in range(4):
+            waiting, tree = links[1:], tree_of(genesis)
+            while waiting:
+                known = [link for link in waiting if link.parent in tree.nodes]
+                chosen = chooser.choice(known)
+                waiting.remove(chosen)
+                tree = tree.add(chosen, UNPROVEN)
+            heads.add(best_head(tree))
+        assert len(heads) == 1
+
+
+def _sides_in_turns(genesis: ChainLink, rounds: int) -> list[tuple[int, int, int]]:
+    """(side that is followed, work on one side, on the other) while two sides commit in turns."""
+    tips = [_child(genesis, 0), _child(genesis, 1)]
+    firsts = [tip.commit for tip in tips]
+    tree = _tree(genesis, *tips)
+    seen = []
+    for turn in range(2 * rounds):
+        side = turn % 2
+        tips[side] = _child(tips[side], side)
+        tree = tree.add(tips[side], UNPROVEN)
+        head = best_head(tree)
+        followed = 0 if tree.path(firsts[0], head) is not None else 1
+        seen.append((followed, tips[0].total_tokens, tips[1].total_tokens))
+    return seen
+
+
+def test_two_sides_of_near_equal_work_do_not_send_anybody_back_and_forth(genesis: ChainLink) -> None:
+    seen = _sides_in_turns(genesis, 40)
+    sides = [side for side, _, _ in seen]
+    switches = sum(1 for before, after in pairwise(sides) if before != after)
+    by_tokens = sum(1 for a, b in pairwise(seen) if (a[1] > a[2]) != (b[1] > b[2]))
+    assert by_tokens >= 70
+    assert switches <= 2 * 6  # both sides cross each of the classes once
+
+
+def test_what_is_followed_has_never_less_than_half_of_the_others_work_but_for_the_first_round(
+    genesis: ChainLink,
+) -> None:
+    for mine in range(20):
+        for other in range(20):
+            sides = [_child(genesis, 0, rounds=mine, size=1), _child(genesis, 1, rounds=other, size=4)]
+            followed = next(link for link in sides if link.commit == best_head(_tree(genesis, *sides)))
+            most = max(link.total_tokens for link in sides)
+            assert 2 * followed.total_tokens > most or most < 2 * TARGET_TOKENS
+
+
+# --- the tree -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_added_once_and_only_on_a_known_parent(genesis: ChainLink) -> None:
+    one, two = _chain(genesis, 2)
+    tree = _tree(genesis, one)
+    assert tree.add(one, UNPROVEN) is tree
+    with pytest.raises(LocalProtocolError, match="parent"):
+        _tree(genesis).add(two, UNPROVEN)
+
+
+def test_paths_lead_forwards_only_and_the_fork_of_two_commits_is_the_newest_behind_both(genesis: ChainLink) -> None:
+    trunk = _chain(genesis, 3)
+    left, right = _chain(trunk[1], 2, salt=1), _chain(trunk[1], 3, salt=2)
+    tree = _tree(genesis, *trunk, *left, *right)
+    path = tree.path(trunk[0].commit, left[1].commit)
+    assert path is not None
+    assert [node.link.commit for node in path] == [trunk[1].commit, left[0].commit, left[1].commit]
+    assert tree.path(left[0].commit, right[2].commit) is None
+    assert tree.path(left[1].commit, trunk[0].commit) is None
+    assert tree.path(left[1].commit, left[1].commit) == ()
+    assert tree.common(left[1].commit, right[2].commit) == trunk[1].commit
+    assert tree.common(trunk[2].commit, right[0].commit) == trunk[1].commit
+    assert tree.common(trunk[0].commit, left[1].commit) == trunk[0].commit
+    assert tree.common(left[1].commit, CommitId(b"?" * 32)) is None
+
+
+def test_a_tree_is_pruned_rarely_and_keeps_what_is_not_too_deep(
+    genesis: ChainLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    trunk = _chain(genesis, 9)
+    old, young = _chain(trunk[1], 2, salt=1), _chain(trunk[6], 1, salt=2)
+    tree = _tree(genesis, *trunk, *old, *young)
+    assert tree.pruned(trunk[7].commit) is tree
+    pruned = tree.pruned(trunk[8].commit)
+    assert pruned.root == trunk[5].commit
+    assert set(pruned.nodes) == {link.commit for link in (*trunk[5:], *young)}
+    assert pruned.has_fork
+    assert tree.common(trunk[8].commit, old[0].commit) == trunk[1].commit
+    assert pruned.common(trunk[8].commit, old[0].commit) is None
+
+
+def test_pruning_forgets_no_commit_ahead_of_the_head(genesis: ChainLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "MAX_DEPTH", 4)
+    trunk = _chain(genesis, 12)
+    side = _chain(trunk[0], 1, salt=1)
+    tree = _tree(genesis, *trunk, *side).pruned(trunk[9].commit)
+    assert not tree.has_fork
+    assert best_head(tree) == trunk[11].commit
+
+
+# --- what to name when asking -------------------------------------------------------------------------------------------------
+
+
+def _distances(tree: CommitTree, head: ChainLink) -> list[int]:
+    return [head.index - tree.nodes[commit].link.index for commit in known_commits(tree, head.commit)]
+
+
+def test_known_commits_run_from_the_head_to_the_root_densely_at_first_and_then_in_doubling_steps(
+    genesis: ChainLink,
+) -> None:
+    links = _chain(genesis, 150)
+    tree = _tree(genesis, *links)
+    assert _distances(tree, links[149]) == [*range(11), 12, 16, 24, 40, 72, 136, 150]
+    assert _distances(tree, links[4]) == [0, 1, 2, 3, 4, 5]
+    assert known_commits(tree_of(genesis), genesis.commit) == (genesis.commit,)
+
+
+def test_the_newest_known_commit_behind_a_fork_is_at_most_about_twice_as_deep(genesis: ChainLink) -> None:
+    links = _chain(genesis, 150)
+    distances = _distances(_tree(genesis, *links), links[-1])
+    for depth in range(150):
+        found = min(distance for distance in distances if distance >= depth)
+        assert found <= max(depth, 2 * depth - 8)
+    assert len(distances) <= MAX_KNOWN
+
+
+def test_known_commits_are_of_our_own_lineage(genesis: ChainLink) -> None:
+    ours, theirs = _chain(genesis, 3), _chain(genesis, 5, salt=1)
+    tree = _tree(genesis, *ours, *theirs)
+    assert set(known_commits(tree, ours[-1].commit)) == {genesis.commit, *(link.commit for link in ours)}

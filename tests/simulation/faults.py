@@ -1,0 +1,205 @@
+"""The faults: each begins, lasts, and takes itself back, also when its story is cut short."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from averaging.network.memory_network import LinkSpeed
+from protocol.ids import PeerId
+from tests.simulation.node import Node
+from tests.simulation.swarm import World
+
+RETURNS = 0.3
+"""Share of those who left that come back."""
+
+Fault = Callable[[World, random.Random, float], Awaitable[None]]
+"""(world, chooser, how long it lasts in seconds)."""
+
+
+def _awake(world: World) -> list[Node]:
+    return [node for node in world.live_nodes() if not node.process.is_frozen]
+
+
+async def _join(world: World, chooser: random.Random, lasts_s: float) -> None:
+    node = world.add_node()
+    world.happened("join", node.name)
+    world.boot(node)
+
+
+async def _leave(world: World, chooser: random.Random, lasts_s: float) -> None:
+    nodes = _awake(world)
+    if len(nodes) < 3:
+        return
+    node = chooser.choice(nodes)
+    world.happened("leave", node.name)
+    node.leave()
+    await world.swarm.timers.sleep(lasts_s)
+    if node.has_left and chooser.random() < RETURNS:
+        world.boot(node)
+
+
+async def _crash(world: World, chooser: random.Random, lasts_s: float) -> None:
+    nodes = world.live_nodes()
+    if not nodes:
+        return
+    node = chooser.choice(nodes)
+    world.happened("crash", node.name)
+    node.crash()
+    await world.swarm.timers.sleep(lasts_s)
+    restart(world, node)
+
+
+def restart(world: World, node: Node) -> None:
+    """Start a crashed process again on the disk that it left."""
+    if node.is_up or node.has_left:
+        return
+    world.happened("restart", node.name)
+    world.boot(node)
+
+
+async def _freeze(world: World, chooser: random.Random, lasts_s: float) -> None:
+    nodes = _awake(world)
+    if not nodes:
+        return
+    node = chooser.choice(nodes)
+    session = node.session
+    world.happened("freeze", node.name)
+    node.freeze()
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        if node.session == session:
+            node.thaw()
+
+
+async def _bit_rot(world: World, chooser: random.Random, lasts_s: float) -> None:
+    nodes = [node for node in _awake(world) if node.service is not None]
+    if len(nodes) < 3 or any(node.is_rotten for node in world.nodes):
+        return  # two wrong states of four would outvote nobody, and be nobody's fault
+    node = chooser.choice(nodes)
+    world.happened("bit rot", node.name)
+    node.rot(chooser)
+
+
+# --- links --------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _cut(world: World, one: list[PeerId], other: list[PeerId], *, both_ways: bool = True) -> Iterator[None]:
+    world.swarm.cut(one, other, both_ways=both_ways)
+    try:
+        yield
+    finally:
+        world.swarm.mend(one, other, both_ways=both_ways)
+        world.trace.add("a cut heals")
+
+
+def _shuffled(world: World, chooser: random.Random) -> list[PeerId]:
+    peers = [node.peer for node in world.nodes]
+    chooser.shuffle(peers)
+    return peers
+
+
+async def _two_sides(world: World, chooser: random.Random, lasts_s: float) -> None:
+    peers = _shuffled(world, chooser)
+    middle = chooser.randint(1, len(peers) - 1)
+    world.happened("two sides", f"{peers[:middle]}")
+    with _cut(world, peers[:middle], peers[middle:]):
+        await world.swarm.timers.sleep(lasts_s)
+
+
+async def _three_sides(world: World, chooser: random.Random, lasts_s: float) -> None:
+    peers = _shuffled(world, chooser)
+    if len(peers) < 3:
+        return
+    first, second = sorted(chooser.sample(range(1, len(peers)), 2))
+    world.happened("three sides", f"{peers} {first} {second}")
+    one, two, three = peers[:first], peers[first:second], peers[second:]
+    with _cut(world, one, two), _cut(world, two, three), _cut(world, one, three):
+        await world.swarm.timers.sleep(lasts_s)
+
+
+async def _one_way(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """One peer sends and hears nobody, or hears and cannot send."""
+    peers = _shuffled(world, chooser)
+    one, others = peers[:1], peers[1:]
+    is_deaf = chooser.random() < 0.5
+    world.happened("one way", f"{one} {'deaf' if is_deaf else 'mute'}")
+    with _cut(world, others if is_deaf else one, one if is_deaf else others, both_ways=False):
+        await world.swarm.timers.sleep(lasts_s)
+
+
+async def _pair(world: World, chooser: random.Random, lasts_s: float) -> None:
+    peers = _shuffled(world, chooser)
+    world.happened("pair", f"{peers[:2]}")
+    with _cut(world, peers[:1], peers[1:2]):
+        await world.swarm.timers.sleep(lasts_s)
+
+
+async def _directory(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """Nobody answers for the directory: peers go on with whom they know."""
+    world.happened("directory")
+    world.swarm.is_directory_up = False
+    try:
+        await world.swarm.timers.sleep(lasts_s * 3)
+    finally:
+        world.swarm.is_directory_up = True
+
+
+async def _slow_link(world: World, chooser: random.Random, lasts_s: float) -> None:
+    peer = chooser.choice(world.nodes).peer
+    speed = LinkSpeed(chooser.uniform(0.1, 1.0), chooser.uniform(2_000.0, 50_000.0))
+    world.happened("slow link", f"{peer} {speed.latency_s:.2f} s")
+    world.swarm.speeds[peer] = speed
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        world.swarm.speeds.pop(peer, None)
+
+
+async def _lossy_link(world: World, chooser: random.Random, lasts_s: float) -> None:
+    peer, loss = chooser.choice(world.nodes).peer, chooser.uniform(0.05, 0.5)
+    world.happened("lossy link", f"{peer} {loss:.2f}")
+    world.swarm.losses[peer] = loss
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        world.swarm.losses.pop(peer, None)
+
+
+async def _duplicates(world: World, chooser: random.Random, lasts_s: float) -> None:
+    world.happened("duplicates")
+    world.swarm.duplicated = chooser.uniform(0.1, 0.6)
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        world.swarm.duplicated = 0.0
+
+
+async def _reordering(world: World, chooser: random.Random, lasts_s: float) -> None:
+    world.happened("reordering")
+    world.swarm.reorder_s = chooser.choice((0.05, 0.3, 1.0))
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        world.swarm.reorder_s = 0.0
+
+
+FAULTS: dict[str, Fault] = {
+    "join": _join,
+    "leave": _leave,
+    "crash": _crash,
+    "freeze": _freeze,
+    "bit rot": _bit_rot,
+    "two sides": _two_sides,
+    "three sides": _three_sides,
+    "one way": _one_way,
+    "pair": _pair,
+    "directory": _directory,
+    "slow link": _slow_link,
+    "lossy link": _lossy_link,
+    "duplicates": _duplicates,
+    "reordering": _reordering,
+}

@@ -1,0 +1,161 @@
+"""What must hold at every commit of every node, and for the tokens on every lineage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from averaging.codecs import Codec
+from averaging.rounds.contribution import result_root, split_chunks
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import CommitRecord, SliceRecord
+from protocol.rounds.plan import consumed_tokens
+from protocol.tensor_schema import ChunkGrid
+from tests.simulation import accounting
+from tests.simulation.accounting import Tokens
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True)
+class KnownCommit:
+    """A commit that some node holds, and the tokens that it counted, by peer."""
+
+    parent: CommitId
+    index: int
+    record: CommitRecord
+    counted: dict[PeerId, Tokens]
+
+
+@dataclass
+class Observed:
+    """Every commit that any node ever held. Lineages may fork where commits are lone."""
+
+    roots: dict[CommitId, Root] = field(default_factory=dict)
+    commits: dict[CommitId, KnownCommit] = field(default_factory=dict)
+    certified: dict[CommitId, CommitId] = field(default_factory=dict)
+    """The one commit of a quorum on each base."""
+
+    claims: dict[tuple[PeerId, Root], Tokens] = field(default_factory=dict)
+    num_lone: int = 0
+
+    def claim(self, peer: PeerId, root: Root, tokens: Tokens) -> None:
+        """A contribution with this root stands for these tokens."""
+        known = self.claims.setdefault((peer, root), list(tokens))
+        if known != tokens:
+            raise Violation(f"one contribution root of {peer} for two sets of tokens")
+
+    def hold(self, links: list[ChainLink], commit: CommitId, root: Root | None) -> None:
+        """A node stands at `commit` with this state, on this chain; None for a state that is known to be damaged."""
+        if root is not None and self.roots.setdefault(commit, root) != root:
+            raise Violation(f"commit {commit.hex()[:8]} has two states")
+        unknown: list[ChainLink] = []
+        for link in reversed(links):
+            if link.record is None or link.commit in self.commits:
+                break
+            unknown.append(link)
+        for link in reversed(unknown):
+            self._add(link, link.record)
+
+    def _add(self, link: ChainLink, record: CommitRecord | None) -> None:
+        if record is None:
+            return
+        if record.lone:
+            self.num_lone += 1
+        elif self.certified.setdefault(record.parent, link.commit) != link.commit:
+            first = self.certified[record.parent].hex()[:8]
+            raise Violation(f"two commits of a quorum on one base: {first} and {link.commit.hex()[:8]}")
+        counted: dict[PeerId, Tokens] = {}
+        for entry in record.contributors:
+            claim = self.claims.get((entry.peer, entry.root))
+            if claim is None:
+                raise Violation(f"commit {link.index} counts a contribution that {entry.peer} never made")
+            consumed = consumed_tokens(record, entry.peer)
+            counted[entry.peer] = accounting.split(claim, consumed)[0]
+            if accounting.count(counted[entry.peer]) != consumed or entry.credited_tokens > consumed:
+                raise Violation(f"commit {link.index} credits {entry.peer} with more than it contributed")
+        commit = KnownCommit(record.parent, link.index, record, counted)
+        self._check_against_ancestors(commit)
+        self.commits[link.commit] = commit
+
+    def _check_against_ancestors(self, commit: KnownCommit) -> None:
+        ancestor = self.commits.get(commit.parent)
+        while ancestor is not None:
+            for entry in commit.record.contributors:
+                earlier = ancestor.record.contributor(entry.peer)
+                if earlier is None:
+                    continue
+                where = f"of {entry.peer} in commits {ancestor.index} and {commit.index}"
+                if earlier.root == entry.root:
+                    raise Violation(f"a contribution was applied twice: one root {where}")
+                twice = accounting.overlap(ancestor.counted[entry.peer], commit.counted[entry.peer])
+                if twice:
+                    raise Violation(f"tokens were counted twice: {twice} {where}")
+            ancestor = self.commits.get(ancestor.parent)
+
+    def lineage(self, head: CommitId) -> list[KnownCommit]:
+        """The commits from the start to a head."""
+        found: list[KnownCommit] = []
+        commit = self.commits.get(head)
+        while commit is not None:
+            found.append(commit)
+            commit = self.commits.get(commit.parent)
+        return found[::-1]
+
+    def check_preferred(self, head: CommitId, first_target_tokens: int) -> None:
+        """At every fork behind this head the kept child has the most work below it, in classes that double; then it is not lone, then
+        its roster is the larger one, then its id the lower one.
+        """
+        children: dict[CommitId, list[CommitId]] = {}
+        for commit, known in self.commits.items():
+            children.setdefault(known.parent, []).append(commit)
+        most: dict[CommitId, int] = {}
+        for commit, known in sorted(self.commits.items(), key=lambda item: -item[1].index):
+            most[commit] = max([known.record.total_tokens, *(most[child] for child in children.get(commit, ()))])
+
+        def merit(commit: CommitId) -> tuple[int, bool, int, int]:
+            record = self.commits[commit].record
+            fork = self.commits.get(record.parent)
+            before, target = (
+                (fork.record.total_tokens, fork.record.next_target_tokens) if fork else (0, first_target_tokens)
+            )
+            work = ((most[commit] - before) // target).bit_length()
+            return work, not record.lone, len(record.roster), -int.from_bytes(commit, "big")
+
+        here: CommitId | None = head
+        while here in self.commits:
+            parent = self.commits[here].parent
+            best = max(children[parent], key=merit)
+            if best != here:
+                raise Violation(f"commit {here.hex()[:8]} is kept, {best.hex()[:8]} is preferred beside it")
+            here = parent
+
+    def counted(self, peer: PeerId, head: CommitId) -> Tokens:
+        """All tokens of a peer that the lineage of a head counted."""
+        return [interval for commit in self.lineage(head) for interval in commit.counted.get(peer, [])]
+
+    def check_tokens(self, peer: PeerId, head: CommitId, minted: Tokens, ready: Tokens, given_up: Tokens) -> None:
+        """Nothing lost: what a peer that never crashed minted is counted on its lineage or ready now, or was given up with a word when
+        the lineages had parted too long ago.
+        """
+        counted = self.counted(peer, head)
+        twice = accounting.overlap(counted, ready)
+        if twice:
+            raise Violation(f"tokens of {peer} are counted and yet ready: {twice}")
+        lost, unknown = accounting.differing(minted, counted + ready)
+        lost = accounting.without(lost, accounting.union(given_up))
+        if lost or unknown:
+            raise Violation(f"tokens of {peer}: lost {lost}, never minted {unknown}")
+
+
+def check_applied_bytes(record: CommitRecord, blobs: list[bytes | None], codec: Codec, grid: ChunkGrid) -> None:
+    """The bytes that are being applied are those that the record names."""
+    for part, blob in zip(record.slices, blobs, strict=True):
+        if blob is None or _hash(part, blob, codec, grid) != part.result_hash:
+            raise Violation(f"slice {part.first_chunk} of commit {record.index} is applied with other bytes than named")
+
+
+def _hash(part: SliceRecord, blob: bytes, codec: Codec, grid: ChunkGrid) -> Root:
+    return result_root(split_chunks(blob, codec, grid, part.first_chunk, part.stop_chunk))

@@ -1,0 +1,292 @@
+"""One simulated peer over its process lives: production services on the in-memory seams, and what can befall them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import trio
+
+from averaging.generations import Generations
+from averaging.network.clocks import Timers, VirtualClock
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.seams import DirectoryEntry
+from averaging.rounds.membership import announce, list_peers
+from averaging.rounds.service import RoundService, RoundTools
+from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain, UnitTools
+from averaging.state import UnitState
+from averaging.unit_log import UnitLog
+from protocol.envelope import seal
+from protocol.errors import PotluckError
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.messages import Certificate, Member
+from protocol.rounds.state import OpenRound
+from tests.simulation.invariants import check_applied_bytes
+from tests.simulation.signing import HashSigner
+from tests.simulation.trainer import SimulatedTrainer
+from tests.simulation.virtual_time import PROCESS, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.swarm import World
+
+T = TypeVar("T")
+MESSAGE_LIFE_S = 300.0
+
+
+class SimulatedOffload:
+    """Runs functions at once and lets virtual time pass."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        """The function's result, `cost_s` of virtual time later."""
+        if cost_s > 0:
+            await self._timers.sleep(cost_s)
+        return function()
+
+
+class SettableClock(VirtualClock):
+    """A wall clock that somebody sets."""
+
+    def jump(self, seconds: float) -> None:
+        """Forwards, or back where negative."""
+        self._offset_s += seconds
+
+
+class WatchedChain(UnitChain):
+    """A chain whose every commit is looked at as it is applied."""
+
+    world: World
+    node: Node
+
+    async def switch(self, prepared: PreparedSwitch) -> OpenRound:
+        """Tell the trainer which tokens come back, and look at where it leads."""
+        commits = [link.commit for link in self.links]
+        lost = self.links[commits.index(prepared.fork) + 1 :]
+        observed, me = self.world.observed, self.node.peer
+        open_round = await super().switch(prepared)
+        self.look()
+        self.world.happened("switch", f"{self.node.name} from {len(lost)} to {len(prepared.path)} commits")
+        if self.node.trainer is not None:
+            regained = [part for link in lost for part in observed.commits[link.commit].counted.get(me, [])]
+            spent = [part for node in prepared.path for part in observed.commits[node.link.commit].counted.get(me, [])]
+            self.node.trainer.expect_switch(prepared.state.anchor_N, regained, spent)
+        return open_round
+
+    async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+        """Check the bytes before and the state after."""
+        record = link.record
+        if record is not None:
+            log, tools = self.tools.log, self.tools
+            blobs = [await log.read_result(record.parent, part.result_hash) for part in record.slices]
+            check_applied_bytes(record, blobs, tools.codec, tools.grid)
+        applied = await super().apply(link, certificate)
+        self.look()
+        return applied
+
+    async def replace_state(self, state: UnitState) -> torch.Tensor:
+        """What is made again must be right."""
+        shift_N = await super().replace_state(state)
+        self.node.is_rotten = False
+        self.look()
+        self.world.happened("healing", self.node.name)
+        return shift_N
+
+    def look(self) -> None:
+        """Where it stands; a rotten state is nobody's yardstick."""
+        observed = self.world.observed
+        if self.node.is_rotten and observed.roots.get(self.state.head) == self.root:
+            self.node.is_rotten = False
+        observed.hold(self.links, self.state.head, None if self.node.is_rotten else self.root)
+
+
+class Node:
+    """One peer over its process lives."""
+
+    def __init__(self, world: World, number: int, tokens_per_s: float, skew_s: float) -> None:
+        self.world = world
+        self.name = f"n{number}"
+        self.signer = HashSigner(f"{world.seed}/{number}".encode())
+        self.disk = MemoryDisk()
+        self.tokens_per_s = tokens_per_s
+        self.clock = SettableClock(skew_s=skew_s)
+        self.session = 0
+        self.process = Process()
+        self.service: RoundService | None = None
+        self.trainer: SimulatedTrainer | None = None
+        self.is_up = False
+        self.has_left = False
+        self.was_ever_killed = False
+        self.is_rotten = False
+        self._scope: trio.CancelScope | None = None
+        self._must_leave = trio.Event()
+
+    @property
+    def peer(self) -> PeerId:
+        """Its id."""
+        return self.signer.peer_id
+
+    @property
+    def head(self) -> CommitId | None:
+        """Where it stands: applied, and taken over by its trainer and its round machine."""
+        service = self.service
+        if not self.is_up or service is None or not service.has_adopted:
+            return None
+        return service.chain.state.head
+
+    @property
+    def index(self) -> int:
+        """Commits applied."""
+        return self.service.chain.head.index if self.service is not None else 0
+
+    async def live(self) -> None:
+        """One process life, until it is killed or has left."""
+        self.session += 1
+        self.process = process = Process()
+        PROCESS.set(process)
+        self._must_leave = trio.Event()
+        self.disk.power_on()
+        try:
+            with trio.CancelScope() as scope:
+                self._scope = scope
+                self.is_up = True
+                await self._serve(process)
+        except* PotluckError as group:
+            if process.is_alive:
+                raise AssertionError(f"{self.name} died of {group.exceptions}") from group
+        if self.process is process:
+            self.is_up = False
+
+    async def _serve(self, process: Process) -> None:
+        world = self.world
+        network = world.swarm.start(self.peer)
+        chain, offload = await self._restored(process)
+        open_round = await chain.restore()
+        chain.look()
+        first_step = chain.data_position(self.peer)
+        trainer = SimulatedTrainer(
+            chain.tools.grid.num_elements, self.tokens_per_s, first_step, process, world.swarm.timers
+        )
+        await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
+        sequence = iter(range(self.session << 32, (self.session + 1) << 32))
+
+        async def sealed(payload: bytes) -> bytes:
+            process.check_alive()
+            expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
+            return seal(self.signer, ROUND_DOMAIN, chain.tools.run_id, next(sequence), expires_ms, payload)
+
+        def publish(event: str, fields: Mapping[str, object]) -> None:
+            if process.is_alive:
+                self._published(service, trainer, event, fields)
+
+        service = RoundService(
+            world.round_config(Member(self.peer, 1, self.session)),
+            chain,
+            open_round,
+            RoundTools(network, self.clock, offload, trainer, sealed, _is_member, publish),
+        )
+        self.service, self.trainer = service, trainer
+        service.serve()
+
+        async def listed(entries: Sequence[DirectoryEntry]) -> None:
+            await service.list_peers(tuple(PeerId(entry.subkey) for entry in entries))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(announce, network, self.clock, chain.tools.run_id, _no_value)
+            nursery.start_soon(list_peers, network, chain.tools.run_id, listed, world.profile.list_every_s)
+            nursery.start_soon(self._leave_when_told, service)
+            await service.run()
+
+    async def _restored(self, process: Process) -> tuple[WatchedChain, SimulatedOffload]:
+        world = self.world
+        offload = SimulatedOffload(world.swarm.timers)
+        storage = MemoryStorage(self.disk, timers=world.swarm.timers)
+        log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
+        tools = UnitTools(world.run_id, world.unit, world.verifier, world.codec, world.grid, offload, log, generations)
+        chain = WatchedChain(tools, world.start_record, world.genesis)
+        chain.world, chain.node = world, self
+        return chain, offload
+
+    def _published(
+        self, service: RoundService, trainer: SimulatedTrainer, event: str, fields: Mapping[str, object]
+    ) -> None:
+        self.world.trace.add(f"{self.name} {event} {fields.get('reason', '')}")
+        root, link = fields.get("root"), fields.get("link")
+        if event == "contributed" and isinstance(root, bytes):
+            self.world.observed.claim(self.peer, Root(root), trainer.last_snapshot)
+        if event == "committed" and isinstance(link, ChainLink):
+            self.world.trace.add(f"{self.name} commit {link.index} {link.commit.hex()}")
+
+    async def _leave_when_told(self, service: RoundService) -> None:
+        await self._must_leave.wait()
+        await service.leave()
+        self.has_left = True
+        self._end("has left")
+
+    def leave(self) -> None:
+        """Ask for a graceful end."""
+        self._must_leave.set()
+
+    def crash(self) -> None:
+        """kill -9: from this instant its network, its disk and its trainer refuse everything."""
+        self.disk.crash(self.world.chooser)
+        self._end("crashes")
+
+    def _end(self, how: str) -> None:
+        if not self.is_up or self._scope is None:
+            return
+        self.world.trace.add(f"{self.name} {how}")
+        self.was_ever_killed = True
+        self.is_up = False
+        self.world.swarm.kill(self.peer)
+        self.process.kill()
+        self._scope.cancel()
+
+    def rot(self, chooser: random.Random) -> None:
+        """A bit of its state flips in memory, unnoticed."""
+        if self.service is not None:
+            chain = self.service.chain
+            anchor_N = chain.state.anchor_N.clone()
+            anchor_N[chooser.randrange(anchor_N.numel())] += 0.25
+            chain.state = replace(chain.state, anchor_N=anchor_N)
+            self.is_rotten = True
+
+    def freeze(self) -> None:
+        """SIGSTOP of the whole node."""
+        self.world.trace.add(f"{self.name} freezes")
+        self.world.swarm.freeze(self.peer)
+        self.process.freeze()
+
+    def thaw(self) -> None:
+        """SIGCONT: its inbox is full and its clock has moved on."""
+        if not self.process.is_frozen:
+            return
+        self.world.trace.add(f"{self.name} thaws")
+        self.world.swarm.thaw(self.peer)
+        self.process.thaw()
+
+    def jump_clock(self, seconds: float) -> None:
+        """Its wall clock is set, forwards or back."""
+        self.world.trace.add(f"{self.name} sets its clock by {seconds:.0f} s")
+        self.clock.jump(seconds)
+
+    def check_tokens(self) -> None:
+        """Every token of a process that was never killed is accounted for."""
+        if self.head is None or self.trainer is None or self.was_ever_killed:
+            return
+        self.world.observed.check_tokens(
+            self.peer, self.head, self.trainer.minted, self.trainer.ready, self.trainer.dropped
+        )
+
+
+async def _is_member(peer: PeerId) -> bool:
+    return True
+
+
+async def _no_value(expires_unix_s: float) -> bytes:
+    return b""

@@ -1,0 +1,106 @@
+"""What may befall a swarm, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+CONTINUAL = "turnover"
+PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot")
+LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "directory", "slow link", "lossy link")
+MESSAGE_FAULTS = ("duplicates", "reordering")
+SKEW = "clock skew"
+FAULT_KINDS = (*PROCESS_FAULTS, *LINK_FAULTS, *MESSAGE_FAULTS, SKEW)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of story.
+
+    Attributes:
+        weights: how often each kind of fault is drawn; "restart" follows each crash and is never drawn.
+        num_faults: least and most faults of a story.
+        num_peers: least and most peers at the start.
+        fault_s: how long a fault lasts, least and most.
+        spread_s: faults begin within the first so many seconds.
+        turnover: share of the peers that may go or come in each round, for stories that last hours.
+        hours: how long such a story lasts by default; 0 for stories of faults.
+        converge_s: within this time after everything has healed all stand on one head.
+        num_elements: of the unit; it has eight chunks.
+    """
+
+    name: str
+    weights: dict[str, int] = field(default_factory=dict)
+    num_faults: tuple[int, int] = (3, 5)
+    num_peers: tuple[int, int] = (4, 6)
+    fault_s: tuple[float, float] = (1.0, 12.0)
+    spread_s: float = 25.0
+    min_rounds: int = 6
+    tokens_per_s: float = 400.0
+    round_s: float = 5.0
+    longest_interval_s: float = 30.0
+    heartbeat_s: float = 1.0
+    list_every_s: float = 5.0
+    converge_s: float = 300.0
+    turnover: float = 0.0
+    hours: float = 0.0
+    num_elements: int = 48
+
+    @property
+    def has_skew(self) -> bool:
+        """Whether clocks are wrong."""
+        return SKEW in self.weights
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of fault that a run of many seeds must have seen."""
+        drawn = [kind for kind in FAULT_KINDS if kind in self.weights]
+        return tuple([*drawn, "restart"] if "crash" in self.weights else drawn)
+
+
+_MIXED = {
+    "join": 3,
+    "leave": 2,
+    "crash": 5,
+    "freeze": 4,
+    "two sides": 2,
+    "three sides": 1,
+    "one way": 2,
+    "pair": 2,
+    "directory": 1,
+    "slow link": 2,
+    "lossy link": 2,
+    "duplicates": 2,
+    "reordering": 2,
+    SKEW: 1,
+}
+_SIDES = {"two sides": 4, "three sides": 2, "one way": 2, "pair": 2, "directory": 1, "crash": 1, "join": 1}
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("calm", {"join": 2, "leave": 1, "crash": 4}),
+        Profile("default", _MIXED),
+        Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
+        Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
+        Profile("long-partition", _SIDES, num_peers=(2, 8), fault_s=(50.0, 160.0), spread_s=60.0, converge_s=600.0),
+        Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
+        Profile("freeze", {"freeze": 5, "crash": 1, "join": 1}, num_faults=(3, 7), fault_s=(0.5, 40.0)),
+        Profile(
+            "lossy",
+            {"lossy link": 4, "slow link": 2, "duplicates": 2, "reordering": 2, "crash": 1, SKEW: 1},
+            fault_s=(5.0, 40.0),
+        ),
+        Profile(
+            "churn",
+            {"join": 1, "leave": 1, "crash": 1},
+            num_peers=(8, 8),
+            round_s=1800.0,
+            longest_interval_s=1800.0,
+            heartbeat_s=30.0,
+            list_every_s=300.0,
+            converge_s=4000.0,
+            turnover=0.3,
+            hours=4.0,
+        ),
+    )
+}

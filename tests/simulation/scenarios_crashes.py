@@ -1,0 +1,201 @@
+"""A crash at every write and every send of a round: of its leader, of a member, of a member whose word the quorum needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.orders import BeginExchange
+from protocol.rounds.state import Applied, ContributionReady
+from tests.simulation.node import Node
+from tests.simulation.scenario import CALM, Scenario, Scene, Seen, add, expect, replaced, scenario
+
+BRISK = replace(CALM, round_s=3.0, list_every_s=2.0)
+STRIDE = 8
+WRITE_STRIDE = 3
+"""Points of a round from one crash to the next: so many seeds have crashed at each point."""
+
+
+@dataclass
+class Tripwire:
+    """Crashes a node at one point of what it does: the beginning or the end of a write, or a send."""
+
+    node: Node
+    point: int
+    is_armed: bool = False
+    passed: int = 0
+
+    @property
+    def has_tripped(self) -> bool:
+        """Whether it crashed."""
+        return self.passed >= self.point
+
+    def passes(self) -> bool:
+        """Whether the node comes through the next point alive."""
+        if not self.is_armed or self.has_tripped:
+            return True
+        self.passed += 1
+        if not self.has_tripped:
+            return True
+        self.node.crash()
+        return False
+
+
+@contextmanager
+def _tripwire(scene: Scene, node: Node, point: int, *, at_sends: bool) -> Iterator[Tripwire]:
+    """Crash it at this point after the wire was armed."""
+    wire, swarm, disk = Tripwire(node, point), scene.world.swarm, node.disk
+    real_begin, real_finish = disk.begin, disk.finish
+    real_carry, real_frame_delay_s = swarm.carry, swarm.frame_delay_s
+
+    def begin(name: str, record: bytes) -> int:
+        write = real_begin(name, record)
+        wire.passes()
+        return write
+
+    def finish(write: int) -> None:
+        real_finish(write)
+        wire.passes()
+
+    def carry(sender: PeerId, receiver: PeerId, num_bytes: int, arrive: Callable[[], None]) -> None:
+        if sender != node.peer or wire.passes():
+            real_carry(sender, receiver, num_bytes, arrive)
+
+    def frame_delay_s(sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
+        if sender != node.peer or wire.passes():
+            return real_frame_delay_s(sender, receiver, num_bytes)
+        return 0.0, True
+
+    sends = {"carry": carry, "frame_delay_s": frame_delay_s} if at_sends else {}
+    with replaced(disk, begin=begin, finish=finish), replaced(swarm, **sends):
+        yield wire
+
+
+async def _crash_everywhere(scene: Scene, is_leader: bool) -> None:
+    """Round after round, the leader or a member crashes a few points further on."""
+    point = 1 + scene.world.seed % STRIDE
+    while await _crash_once(scene, is_leader, point):
+        point += STRIDE
+    expect(point > 40, f"a round has more than 40 points; it had {point}")
+
+
+async def _crash_once(scene: Scene, is_leader: bool, point: int) -> bool:
+    """One round with a crash; False when the round was over before it came to that point."""
+    await scene.everybody_votes()
+    opener, base = scene.opener(), scene.nodes[0].head
+    victim = opener if is_leader else scene.chooser.choice(scene.without(opener))
+    # answers may come so late that they find the next process
+    scene.world.swarm.reorder_s = scene.chooser.choice((0.0, 0.0, 1.0))
+    with _tripwire(scene, victim, point, at_sends=True) as wire:
+        await _round_of(scene, victim, base, wire)
+    if wire.has_tripped:
+        await scene.sleep(scene.chooser.choice((0.01, 0.4, 3.0)))
+        scene.boot(victim)
+    scene.world.swarm.reorder_s = 0.0
+    await _has_one_commit(scene, base)
+    return wire.has_tripped
+
+
+async def _round_of(
+    scene: Scene, victim: Node, base: CommitId | None, wire: Tripwire, begun: Callable[[], None] = lambda: None
+) -> None:
+    """One round of the victim, with the wire armed from its first vote or order to its commit."""
+
+    def begins(seen: Seen) -> bool:
+        is_begun = bool(seen.stage) or seen.orders(BeginExchange)
+        return seen.node is victim and seen.before.link.commit == base and is_begun
+
+    def ends(seen: Seen) -> bool:
+        return seen.node is victim and isinstance(seen.event, Applied)
+
+    def arm(seen: Seen) -> None:
+        wire.is_armed = True
+        begun()
+
+    scene.when(begins, arm)
+    over = scene.when(ends)
+    await scene.until(lambda: wire.has_tripped or over.is_set(), "a crash or a commit")
+    wire.is_armed = False
+
+
+async def _has_one_commit(scene: Scene, base: CommitId | None) -> None:
+    """All who run come to the one commit on this base."""
+    await scene.until(lambda: base in scene.world.observed.certified, "a commit on that base")
+    await scene.agreement()
+    expect(base is not None and scene.is_followed(scene.world.observed.certified[base]), "all follow it")
+
+
+add(Scenario("leader-crashes-everywhere", partial(_crash_everywhere, is_leader=True), 3, BRISK))
+add(Scenario("member-crashes-everywhere", partial(_crash_everywhere, is_leader=False), 3, BRISK))
+
+
+# --- two of three, and what their disks say -----------------------------------------------------------------------------------
+
+
+@scenario(3, BRISK)
+async def ack_of_the_last_but_one(scene: Scene) -> None:
+    """One of three is dead, another one crashes at each write of its results and of its ack; some lose the results although the ack
+    is there. The round is committed without the dead one.
+    """
+    point = 1 + scene.world.seed % WRITE_STRIDE
+    while await _crash_beside_a_dead(scene, point):
+        point += WRITE_STRIDE
+    expect(point > 6, f"results and an ack take more than six points; there were {point}")
+
+
+async def _crash_beside_a_dead(scene: Scene, point: int) -> bool:
+    await scene.everybody_votes()
+    opener, base = scene.opener(), scene.nodes[0].head
+    victim, dead = scene.without(opener)
+    with _tripwire(scene, victim, point, at_sends=False) as wire:
+        await _round_of(scene, victim, base, wire, dead.crash)
+    if wire.has_tripped:
+        await scene.sleep(scene.chooser.choice((0.01, 3.0)))
+        if base is not None and scene.chooser.random() < 0.5:
+            _damage(victim, opener, f"results/{base.hex()}/")
+        scene.boot(victim)
+    await _has_one_commit(scene, base)
+    scene.boot(dead)
+    return wire.has_tripped
+
+
+def _damage(node: Node, other: Node, prefix: str) -> None:
+    """Lose files of which there is another copy."""
+    for name in [name for name in node.disk.files if name.startswith(prefix) and name in other.disk.files]:
+        del node.disk.files[name]
+
+
+# --- the training process -----------------------------------------------------------------------------------------------------
+
+
+async def _worker_dies(scene: Scene, is_it: Callable[[Seen], bool]) -> None:
+    """The training process of a member runs out of memory: what it had sent is counted, nothing is counted twice."""
+    await scene.everybody_votes()
+    victim = scene.chooser.choice(scene.nodes)
+    base = victim.head
+
+    def die(seen: Seen) -> None:
+        if victim.trainer is not None:
+            victim.trainer.lose_work()
+
+    died = scene.when(lambda seen: seen.node is victim and seen.before.link.commit == base and is_it(seen), die)
+    await scene.happened(died, "the death")
+    await _has_one_commit(scene, base)
+    first = scene.world.observed.commits[scene.world.observed.certified[base or CommitId(b"")]]
+    expect(victim.peer in first.counted, "what was sent before the death is counted")
+    await scene.rounds(2)
+
+
+def _has_offered(seen: Seen) -> bool:
+    return isinstance(seen.event, ContributionReady)
+
+
+def _has_applied(seen: Seen) -> bool:
+    return isinstance(seen.event, Applied)
+
+
+add(Scenario("worker-dies-before-the-commit", partial(_worker_dies, is_it=_has_offered), 4))
+add(Scenario("worker-dies-before-the-shift", partial(_worker_dies, is_it=_has_applied), 4))

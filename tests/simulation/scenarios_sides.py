@@ -1,0 +1,219 @@
+"""Partitions, shorter and longer than the patience, lineages that meet again, and peers that are cut off one way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from averaging.network.memory_network import LinkSpeed
+from protocol.ids import CommitId
+from protocol.rounds.lineage import work_class
+from protocol.rounds.quorum import is_quorum
+from tests.simulation.node import Node
+from tests.simulation.scenario import CALM, PATIENCE_S, RUN_ID, Scenario, Scene, Seen, add, expect, scenario
+
+SHORT_S = 0.5 * PATIENCE_S
+LONG_S = 1.5 * PATIENCE_S
+QUIET = replace(CALM, round_s=10.0, heartbeat_s=2.0, longest_interval_s=15.0)
+
+
+def _sides(scene: Scene, sizes: Sequence[int]) -> list[list[Node]]:
+    """The nodes, dealt to sides of these sizes."""
+    nodes = list(scene.nodes)
+    scene.chooser.shuffle(nodes)
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [nodes[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+
+
+def _has_quorum(scene: Scene, side: list[Node]) -> bool:
+    """Of a roster of everybody."""
+    return is_quorum(RUN_ID, [node.peer for node in scene.nodes], [node.peer for node in side])
+
+
+def _head(side: Sequence[Node]) -> CommitId:
+    """The head of the one that is furthest."""
+    head = max(side, key=lambda node: node.index).head
+    expect(head is not None, "a side has a head")
+    return head or CommitId(b"")
+
+
+def _leads(scene: Scene, side: Sequence[Node]) -> bool:
+    """Whether nobody has committed more tokens than this side."""
+    totals = {node: scene.state(node).link.total_tokens for node in scene.nodes}
+    return max(totals[node] for node in side) == max(totals.values())
+
+
+# --- two and three sides ------------------------------------------------------------------------------------------------------
+
+
+async def _split(scene: Scene, sizes: Sequence[int]) -> None:
+    """A cut shorter than the patience makes no lineage; a longer one makes one at each side that has no quorum."""
+    sides = _sides(scene, sizes)
+    await scene.everybody_votes()
+    strong = [side for side in sides if _has_quorum(scene, side)]
+    before = scene.world.rounds()
+    with scene.cut(*sides):
+        await scene.sleep(SHORT_S)
+    expect(not scene.world.observed.num_lone, "nobody commits alone within the patience")
+    expect((scene.world.rounds() > before) == bool(strong), "the side with a quorum goes on, and only that one")
+    await scene.agreement()
+    await scene.everybody_votes()
+    with scene.cut(*sides):
+        await scene.sleep(LONG_S)
+        expect(all(len(scene.heads(side)) == 1 for side in sides), "each side agrees with itself")
+        expect(len({_head(side) for side in sides}) == len(sides), "each side has a lineage")
+        expected = _head(strong[0]) if strong and _leads(scene, strong[0]) else None
+    rosters = scene.lone_rosters()
+    expect(all(any(roster <= set(side) for side in sides if side not in strong) for roster in rosters), "lone by side")
+    await scene.agreement()
+    if expected is not None:
+        expect(scene.is_followed(expected), "a quorum with as much work as anybody is followed")
+
+
+for _sizes in ((5, 3), (4, 4), (3, 3, 2), (1, 1)):
+    add(Scenario(f"split-{'-'.join(map(str, _sizes))}", partial(_split, sizes=_sizes), sum(_sizes), QUIET))
+
+
+@scenario(5, QUIET)
+async def split_again_during_resync(scene: Scene) -> None:
+    """Three times the cut comes back while the losing side brings the other lineage here; the third time in three."""
+    one, two = _sides(scene, (3, 2))
+    await scene.everybody_votes()
+    with scene.cut(one, two):
+        await scene.sleep(LONG_S)
+    for sides in ((one, two), (one, two), (one[:2], one[2:], two)):
+        await scene.until(partial(_is_resyncing, scene), "a lineage being brought here")
+        with scene.cut(*sides):
+            await scene.sleep(LONG_S)
+            expect(len({_head(side) for side in sides}) >= 2, "the sides have parted again")
+    await scene.agreement()
+
+
+def _is_resyncing(scene: Scene) -> bool:
+    return any(scene.state(node).switching is not None for node in scene.nodes)
+
+
+@scenario(5, QUIET)
+async def half_healed(scene: Scene) -> None:
+    """Three lineages; first two sides meet, then the third one appears."""
+    sides = _sides(scene, (2, 2, 1))
+    await scene.everybody_votes()
+    with scene.cut(sides[2], sides[0] + sides[1]):
+        with scene.cut(sides[0], sides[1]):
+            await scene.sleep(LONG_S)
+        expect(len({_head(side) for side in sides}) == 3, "three lineages")
+        await scene.agreement(sides[0] + sides[1])
+        await scene.rounds(1, sides[0] + sides[1])
+    await scene.agreement()
+
+
+# --- lineages of almost the same work -----------------------------------------------------------------------------------------
+
+
+@scenario(5, replace(CALM, num_elements=1024), is_even=True)
+async def near_equal_lineages(scene: Scene) -> None:
+    """Two sides without a quorum, alike in everything, meet while one of them is about to overtake; lines are so slow that it takes
+    rounds to bring the other lineage here. Nobody is sent back and forth.
+    """
+    one, two, last = scene.nodes[:2], scene.nodes[2:4], scene.nodes[4]
+    await scene.everybody_votes()
+    fork = scene.state(last).link
+    bytes_per_s = scene.chooser.choice((1_000.0, 3_000.0, 10_000.0))
+    for node in scene.nodes:
+        scene.world.swarm.speeds[node.peer] = LinkSpeed(0.02, bytes_per_s)
+    last.crash()
+
+    def is_overtaking(seen: Seen) -> bool:
+        sides = (one, two) if seen.node in one else (two, one)
+        mine, theirs = (max(scene.state(node).link.total_tokens for node in side) for side in sides)
+        are_far = all(max(node.index for node in side) >= fork.index + 3 for side in sides)
+        return seen.stage == "settling" and are_far and 0 <= theirs - mine < fork.target_tokens
+
+    with scene.cut(one, two):
+        await scene.happened(scene.when(is_overtaking), "two lineages, one about to overtake the other", 400.0)
+        expect({frozenset(one), frozenset(two)} <= set(scene.lone_rosters()), "two lone lineages")
+    await scene.agreement(within_s=300.0)
+    expect(max(scene.switches.values(), default=0) <= 2, f"nobody is sent back and forth; {dict(scene.switches)}")
+    scene.boot(last)
+    await scene.back(last)
+
+
+@scenario(4, replace(CALM, num_elements=1024, round_s=8.0), is_even=True)
+async def heavier_lineage_out_of_reach(scene: Scene) -> None:
+    """One peer alone has more work than all others, and a thin line; it dies when they have nine tenths of it."""
+    heavy = scene.nodes[0]
+    await scene.everybody_votes()
+    others = scene.without(heavy)
+    heavy.crash()
+    heavy.tokens_per_s *= 20
+    await scene.agreement(others)
+    scene.boot(heavy)
+    await scene.back(heavy)
+    await scene.everybody_votes()
+    fork = scene.state(heavy).link
+    with scene.cut([heavy], others):
+        await scene.until(lambda: heavy.index > fork.index + 4, "lone commits", 200.0)
+        mine, theirs = scene.state(heavy).link, scene.state(others[0]).link
+        heavier = work_class(fork, mine.total_tokens) > work_class(fork, theirs.total_tokens)
+        expect(scene.lone_rosters() == [{heavy}] and heavier, "the lone lineage is the heavier one")
+        scene.world.swarm.speeds[heavy.peer] = LinkSpeed(0.05, 600.0)
+        begin_bytes = _bytes_of(heavy)
+        needed_bytes = (mine.index - fork.index) * 1024
+    before = max(node.index for node in others)
+    await scene.until(lambda: _bytes_of(heavy) - begin_bytes >= 0.9 * needed_bytes, "nine tenths of it", 200.0)
+    expect(not scene.switches, "nobody has changed lineages before all of it was there")
+    heavy.crash()
+    await scene.rounds(2, others)
+    expect(not scene.switches, "nobody has changed to a lineage that is not all there")
+    expect(max(node.index for node in others) >= before + 2, "the others went on with their own lineage")
+    scene.world.swarm.speeds.clear()
+    scene.boot(heavy)
+    await scene.agreement()
+
+
+def _bytes_of(node: Node) -> int:
+    """What its process has sent in bulk."""
+    return node.service._tools.network.traffic().bulk_bytes_up if node.service is not None else 0
+
+
+# --- one way ------------------------------------------------------------------------------------------------------------------
+
+SLOW = replace(CALM, round_s=100.0, longest_interval_s=120.0, heartbeat_s=6.0, list_every_s=60.0, converge_s=900.0)
+VERY_LONG_S = 5 * SLOW.longest_interval_s
+MANY_ROUNDS = 0.7 * VERY_LONG_S / SLOW.longest_interval_s
+
+
+async def _one_way(scene: Scene, is_deaf: bool) -> None:
+    """A peer that sends and hears nobody, or the other way round, for very long: the others do not care."""
+    odd = scene.chooser.choice(scene.nodes)
+    await scene.everybody_votes()
+    others = scene.without(odd)
+    before = max(node.index for node in others)
+    with scene.cut(*((others, [odd]) if is_deaf else ([odd], others)), both_ways=False):
+        await scene.sleep(VERY_LONG_S)
+        rounds = max(node.index for node in others) - before
+        expect(rounds >= MANY_ROUNDS, f"the others go on; they came {rounds} rounds far")
+        expected = _head(others)
+    expect(all(roster == {odd} for roster in scene.lone_rosters()), "nobody but the odd one commits alone")
+    await scene.agreement(within_s=1000.0)
+    expect(scene.is_followed(expected), "the lineage of the many is the one")
+
+
+add(Scenario("deaf-for-long", partial(_one_way, is_deaf=True), 4, SLOW))
+add(Scenario("mute-for-long", partial(_one_way, is_deaf=False), 4, SLOW))
+
+
+@scenario(4, SLOW)
+async def pair_that_cannot_meet(scene: Scene) -> None:
+    """Two who hear all others but not each other, for very long: rounds go on, and count both."""
+    one, two = scene.chooser.sample(scene.nodes, 2)
+    await scene.everybody_votes()
+    before = scene.world.rounds()
+    with scene.cut([one], [two]):
+        await scene.sleep(VERY_LONG_S)
+    expect(not scene.world.observed.num_lone, "nobody commits alone")
+    late = [known for known in scene.lineage(scene.without(one, two)[0]) if known.index > before]
+    expect(len(late) >= MANY_ROUNDS, f"rounds go on; there were {len(late)}")
+    for node in (one, two):
+        expect(any(node.peer in known.counted for known in late), f"{node.name} is counted meanwhile")

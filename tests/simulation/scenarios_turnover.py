@@ -1,0 +1,96 @@
+"""Who is there changes: all the time, by half at once, and until only newcomers are left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from averaging.network.memory_network import LinkSpeed
+from protocol.rounds.orders import BeginExchange
+from protocol.rounds.state import RoundConfig
+from tests.simulation.node import Node
+from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, replaced, scenario
+
+NUM_CHANGES = 6
+GONE_S = 10.0
+"""So long everybody who is missing must refuse connections before the others go on without a quorum."""
+
+
+@scenario(6, replace(CALM, num_elements=1024), is_even=True)
+async def turnover_with_slow_joiners(scene: Scene) -> None:
+    """In each round two of six go, one with a word and one without, and two come whose lines are so thin that they need rounds to get
+    here: rounds go on, and when it is over all are together.
+    """
+    before = scene.world.rounds()
+    for _ in range(NUM_CHANGES):
+        here = [node for node in scene.world.live_nodes() if node.head is not None]
+        leaving, crashing = scene.chooser.sample(here, 2)
+        leaving.leave()
+        crashing.crash()
+        for _ in range(2):
+            joiner = scene.world.add_node()
+            joiner.tokens_per_s = scene.world.profile.tokens_per_s
+            scene.world.swarm.speeds[joiner.peer] = LinkSpeed(0.1, scene.chooser.choice((500.0, 1_000.0)))
+            scene.boot(joiner)
+        await scene.sleep(1.5 * scene.world.profile.round_s)
+    rounds = scene.world.rounds() - before
+    expect(rounds >= 2, f"rounds go on; there were {rounds}")
+
+
+@scenario(6)
+async def half_vanishes_with_the_tie(scene: Scene) -> None:
+    """Half of the roster is gone at once, the one that breaks ties included: the others are sure of it soon, and go on."""
+    await scene.everybody_votes()
+    tie = scene.tie_holder(scene.nodes)
+    await _half_vanishes(scene, [tie, *scene.chooser.sample(scene.without(tie), 2)])
+    expect(scene.lone_rosters() == [frozenset(scene.world.live_nodes())], "once without a quorum, then with one")
+
+
+@scenario(6)
+async def half_vanishes(scene: Scene) -> None:
+    """Half of the roster is gone at once, without the one that breaks ties: that is a quorum still."""
+    await scene.everybody_votes()
+    await _half_vanishes(scene, scene.chooser.sample(scene.without(scene.tie_holder(scene.nodes)), 3))
+    expect(not scene.world.observed.num_lone, "nobody commits without a quorum")
+
+
+async def _half_vanishes(scene: Scene, vanishing: list[Node]) -> None:
+    if scene.chooser.random() < 0.5:
+        await scene.happened(scene.when(lambda seen: seen.orders(BeginExchange)), "an exchange")
+    for node in vanishing:
+        node.crash()
+    await scene.rounds(2, scene.world.live_nodes(), within_s=GONE_S + 2 * scene.world.profile.longest_interval_s)
+
+
+@scenario(6, num_late=2)
+async def only_newcomers_stay(scene: Scene) -> None:
+    """All founders say goodbye as soon as two newcomers, who have no vote yet, know the head: these two go on."""
+    *founders, one, two = scene.nodes
+    scene.boot(one, two)
+    await scene.back(one, two)
+    for node in founders:
+        node.leave()
+        await scene.sleep(scene.chooser.choice((0.0, 0.0, 0.2)))
+    await scene.until(lambda: all(node.has_left for node in founders), "four goodbyes")
+    await scene.rounds(2, (one, two), within_s=PATIENCE_S + 3 * scene.world.profile.longest_interval_s)
+
+
+@scenario(5)
+async def one_of_five_is_reachable(scene: Scene) -> None:
+    """Four are behind routers: the fifth one reduces everything and opens what it can, and all are counted."""
+    reachable = scene.chooser.choice(scene.nodes)
+    real = scene.world.round_config
+
+    def round_config(member: object) -> RoundConfig:
+        config = real(member)
+        return replace(config, is_inbound_reachable=config.me.peer == reachable.peer)
+
+    with replaced(scene.world, round_config=round_config):
+        for node in scene.nodes:
+            node.crash()
+        scene.boot(*scene.nodes)
+        await scene.everybody_votes()
+        before = scene.world.rounds()
+        await scene.rounds(4)
+    late = [known for known in scene.lineage(reachable) if known.index > before + 1]
+    expect(all({part.reducer for part in known.record.slices} == {reachable.peer} for known in late), "one reducer")
+    expect(all(len(known.counted) == len(scene.nodes) for known in late), "all are counted")

@@ -1,0 +1,202 @@
+"""Stories: a swarm, its faults drawn from the seed, and the end at which everything has healed and all must agree."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from tests.simulation import transitions, virtual_time
+from tests.simulation.faults import FAULTS, restart
+from tests.simulation.invariants import Violation
+from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.swarm import World
+
+ROUNDS_WITHIN_S = 900.0
+TOGETHER_WITHIN = 2.0
+"""A round of everybody comes within so many times `converge_s` of a profile."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run of stories may override."""
+
+    peers: int | None = None
+    hours: float | None = None
+    keeps_trace: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a story says at its end; `error` is empty when every promise was kept."""
+
+    seed: int
+    error: str = ""
+    rounds: int = 0
+    virtual_s: float = 0.0
+    trace: str = ""
+    faults: Counter[str] = field(default_factory=Counter)
+    reached: Counter[str] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+
+
+def simulate(seed: int, profile: Profile = PROFILES["default"], options: Options = Options()) -> Outcome:
+    """Tell one story to its end."""
+    outcome = Outcome(seed)
+    try:
+        with transitions.counted(outcome.reached):
+            virtual_time.run(seed, partial(_tell, outcome, profile, options))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        outcome.error = summary(error)
+    return outcome
+
+
+def summary(error: BaseException) -> str:
+    """The errors in a group, one after another, violations first."""
+    leaves: list[BaseException] = []
+
+    def collect(one: BaseException) -> None:
+        if isinstance(one, BaseExceptionGroup):
+            for inner in one.exceptions:
+                collect(inner)
+        else:
+            leaves.append(one)
+
+    collect(error)
+    leaves.sort(key=lambda leaf: not isinstance(leaf, Violation))
+    return " | ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves[:3])
+
+
+async def _tell(outcome: Outcome, profile: Profile, options: Options) -> None:
+    chooser = random.Random(f"story {outcome.seed}")
+    num_peers = options.peers or chooser.randint(*profile.num_peers)
+    async with trio.open_nursery() as nursery:
+        world = World(outcome.seed, nursery, num_peers, num_peers, profile)
+        if options.keeps_trace:
+            world.trace.lines = outcome.lines
+        outcome.faults = world.faults
+        for node in world.nodes:
+            world.boot(node)
+        try:
+            if profile.turnover:
+                await _hours(world, chooser, options.hours or profile.hours)
+            else:
+                await _faults(world, chooser)
+            await _end(world)
+        finally:
+            outcome.rounds = world.rounds()
+            outcome.virtual_s = trio.current_time()
+            world.trace.add(f"{world.swarm.num_messages} messages, {sum(outcome.reached.values())} transitions")
+            outcome.trace = world.trace.digest()
+        nursery.cancel_scope.cancel()
+
+
+# --- what happens -------------------------------------------------------------------------------------------------------------
+
+
+async def _faults(world: World, chooser: random.Random) -> None:
+    """Faults side by side, until they have passed and enough rounds are done."""
+    profile = world.profile
+    kinds = [kind for kind in profile.weights if kind in FAULTS]
+    weights = [profile.weights[kind] for kind in kinds]
+    drawn = chooser.choices(kinds, weights, k=chooser.randint(*profile.num_faults))
+    async with trio.open_nursery() as nursery:
+        for number, kind in enumerate(drawn):
+            at_s, lasts_s = chooser.uniform(0.0, profile.spread_s), chooser.uniform(*profile.fault_s)
+            own = random.Random(f"fault {world.seed}/{number}")
+            nursery.start_soon(_later, world, at_s, partial(FAULTS[kind], world, own, lasts_s))
+    await _until(world, lambda: world.rounds() >= profile.min_rounds, ROUNDS_WITHIN_S)
+
+
+async def _later(world: World, at_s: float, fault: Callable[[], object]) -> None:
+    await world.swarm.timers.sleep(at_s)
+    await fault()  # type: ignore[misc]
+
+
+async def _until(world: World, is_true: Callable[[], bool], within_s: float) -> None:
+    """Wait, but let it go: what must happen is asked after everything has healed."""
+    deadline_s = trio.current_time() + within_s
+    while not is_true() and trio.current_time() < deadline_s and world.live_nodes():
+        await world.swarm.timers.sleep(1.0)
+
+
+async def _hours(world: World, chooser: random.Random, hours: float) -> None:
+    """Peers come and go, up to a share of them in each round."""
+    profile = world.profile
+    num_peers = len(world.nodes)
+    stop_s = hours * 3600.0
+    while trio.current_time() < stop_s:
+        await world.swarm.timers.sleep(profile.longest_interval_s)
+        live = world.live_nodes()
+        num_going = chooser.randint(0, int(profile.turnover * num_peers / 2))
+        for node in chooser.sample(live, min(num_going, len(live) - 2)):
+            how = chooser.choice(("leave", "crash"))
+            world.happened(how, node.name)
+            if how == "leave":
+                node.leave()
+            else:
+                node.crash()
+        gone = [node for node in world.nodes if not node.is_up]
+        for _ in range(num_peers - len(world.live_nodes())):
+            if gone and chooser.random() < 0.7:
+                node = gone.pop(chooser.randrange(len(gone)))
+                world.happened("restart", node.name)
+            else:
+                node = world.add_node()
+                world.happened("join", node.name)
+            world.boot(node)
+
+
+# --- the end ------------------------------------------------------------------------------------------------------------------
+
+
+async def _end(world: World) -> None:
+    """Everything heals; all live nodes come to one head and one state, and then commit a round together."""
+    world.trace.add("everything heals")
+    for node in world.nodes:
+        restart(world, node)
+    await come_together(world)
+    profile = world.profile
+    await world.wait_for(
+        lambda: world.rounds() >= profile.min_rounds or profile.turnover > 0, ROUNDS_WITHIN_S, "rounds"
+    )
+
+
+async def come_together(world: World) -> None:
+    """All live nodes come to one head and one state, and then commit a round together; no token is lost."""
+    profile = world.profile
+    await world.wait_for(partial(agree, world), profile.converge_s, "agreement")
+    _check_tokens(world)
+    index = world.rounds()
+    everybody = {node.peer for node in world.live_nodes()}
+
+    def is_together() -> bool:
+        """A later round on the common chain counts every live peer, and all hold it."""
+        head = world.live_nodes()[0].head
+        if head is None or not agree(world):
+            return False
+        later = [commit for commit in world.observed.lineage(head) if commit.index > index]
+        return any(everybody <= {entry.peer for entry in commit.record.contributors} for commit in later)
+
+    await world.wait_for(is_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
+    _check_tokens(world)
+    for node in world.live_nodes():
+        if node.service is not None and node.head is not None:
+            world.observed.hold(node.service.chain.links, node.head, node.service.chain.root)
+
+
+def agree(world: World) -> bool:
+    """Whether all live nodes stand on one head."""
+    heads = [node.head for node in world.live_nodes()]
+    return bool(heads) and heads[0] is not None and all(head == heads[0] for head in heads)
+
+
+def _check_tokens(world: World) -> None:
+    for node in world.live_nodes():
+        node.check_tokens()

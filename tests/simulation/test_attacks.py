@@ -1,0 +1,807 @@
+"""What goes wrong in a swarm, played against the rules that answer it. The table itself checks after each certificate that its base
+has no other one of a quorum.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol.ids import CommitId
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import (
+    LAST_ATTEMPT,
+    MAX_TOKENS,
+    Ack,
+    AckedRecord,
+    Ballot,
+    Certificate,
+    Committed,
+    Heartbeat,
+    Included,
+    Leave,
+    Member,
+    Mend,
+    OuterStep,
+    PreVote,
+    PreVoteRequest,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    Refusal,
+    ResultHeader,
+    ResultReady,
+    RoundMessage,
+    Settle,
+    SliceSpec,
+    UnitHead,
+)
+from protocol.rounds.orders import (
+    Action,
+    Commit,
+    GatherBytes,
+    LogAck,
+    LogLeave,
+    LogPromise,
+    PrepareContribution,
+    PrepareSwitch,
+    Send,
+    Switch,
+)
+from protocol.rounds.state import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    ContributionReady,
+    Event,
+    LeaveLogged,
+    LeaveOrdered,
+    MessageArrived,
+    OpenRound,
+    PeerLost,
+    Progressed,
+    PromiseLogged,
+    Switched,
+    SwitchPrepared,
+    Ticked,
+)
+from protocol.wire import decode_message, decode_record, encode_body, encode_message, encode_record
+from tests.protocol.rounds.made_commits import commit_on, lineage_on, record_on
+from tests.protocol.rounds.round_table import (
+    NUM_CHUNKS,
+    UNIT,
+    Answer,
+    Parcel,
+    Seat,
+    Table,
+    acquaint,
+    contribution_root,
+    heartbeat_of,
+    result_hash,
+    state_root,
+)
+from tests.simulation.signing import HashSigner
+
+T = TypeVar("T")
+
+
+def _heads(table: Table) -> set[bytes]:
+    return {seat.head.commit for seat in table.live()}
+
+
+def _has_lone(seat: Seat) -> bool:
+    return any(link.is_lone for link, _ in seat.disk.chain)
+
+
+# --- one base, one commit -----------------------------------------------------------------------------------------------------
+
+
+def test_two_openers_on_one_base_commit_once() -> None:
+    table = Table(5)
+    opener = table.opener()
+    others = {seat.peer for seat in table.others(opener)}
+    # the first opener's record reaches one other member, and its certificate nobody
+    (friend, *_) = table.others(opener)
+    table.drops = lambda sender, to, message: (
+        isinstance(message, Settle | Committed) and sender == opener.peer and to in others - {friend.peer}
+    )
+    table.run_until(lambda: friend.state.open.acked is not None, 10.0)
+    table.freeze(opener)
+    table.run_until(lambda: all(seat.head.index == 1 for seat in table.others(opener)), 60.0)
+    table.drops = lambda sender, to, message: False
+    table.thaw(opener)
+    table.run_until(lambda: opener.head.index >= 1, 10.0)
+    assert len({seat.disk.chain[0][0].commit for seat in table.live()}) == 1
+    assert not opener.ordered(Switch)
+
+
+def test_an_opener_that_freezes_between_its_own_commit_and_the_first_word_about_it_agrees_with_its_successor() -> None:
+    table = Table(5)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: (
+        isinstance(message, Committed | Heartbeat | Ack) and sender == opener.peer != to and opener.head.index > 0
+    )
+    table.run_until(lambda: opener.head.index == 1, 10.0)
+    assert all(seat.head.index == 0 for seat in table.others(opener))
+    table.freeze(opener)
+    table.run_until(lambda: all(seat.head.index == 1 for seat in table.others(opener)), 30.0)
+    table.drops = lambda sender, to, message: False
+    table.thaw(opener)
+    assert len({seat.disk.chain[0][0].commit for seat in table.live()}) == 1
+
+
+def test_acks_that_a_cut_divides_in_two_halves_end_in_one_commit_whatever_comes_late() -> None:
+    table = Table(4)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Settle)
+    table.run_until(lambda: any("settling" in reason for reason in opener.reasons), 10.0)
+    (settle, *_) = opener.sent(Settle)
+    assert isinstance(settle, Settle)
+    (mate, *rest) = table.others(opener)
+    table.drops = lambda sender, to, message: False
+    table.split(opener, mate)
+    for seat in (opener, mate):
+        seat.hear(opener, settle)
+    table.run_for(10.0)
+    # the other half hears of the old record only after it has promised a higher ballot
+    for seat in rest:
+        seat.hear(mate, PromiseRequest(UNIT, settle.base, Ballot(3, mate.peer)))
+    table.talk()
+    for seat in rest:
+        seat.hear(opener, settle)
+    table.talk()
+    assert all(seat.state.open.acked is None for seat in rest)
+    table.heal()
+    table.run_until(lambda: table.all_at(1), 120.0)
+    assert len({seat.disk.chain[0][0].commit for seat in table.live()}) == 1
+
+
+def test_a_report_that_comes_too_late_changes_nothing_in_a_record_that_somebody_acked() -> None:
+    table = Table(3)
+    opener = table.opener()
+    (witness, late) = table.others(opener)
+    table.drops = lambda sender, to, message: (
+        (isinstance(message, Settle) and to == late.peer) or isinstance(message, Ack | Committed)
+    )
+    table.run_until(lambda: witness.state.open.acked is not None, 10.0)
+    assert witness.state.open.acked is not None
+    acked = witness.state.open.acked.record
+    table.kill(opener)
+    late.tokens, witness.tokens = 250, 40
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1), 60.0)
+    assert {seat.certificates[0].record for seat in table.live()} == {acked}
+
+
+def test_a_voter_that_lost_its_disk_makes_no_second_quorum() -> None:
+    table = Table(3)
+    table.run_until(lambda: table.all_at(1))
+    index = max(seat.head.index for seat in table.live())
+    table.run_until(lambda: {seat.head.index for seat in table.live()} == {index}, 10.0)
+    opener = table.opener()
+    forgetful, third = table.others(opener)
+    table.drops = lambda sender, to, message: (
+        (to == third.peer and sender != to and isinstance(message, Settle | Ack | Committed | Heartbeat))
+        or (isinstance(message, Committed | Heartbeat) and sender == opener.peer != to and opener.head.index > index)
+    )
+    table.run_until(lambda: opener.head.index == index + 1, 10.0)
+    table.freeze(opener)
+    assert forgetful.state.open.acked is not None
+    chain = list(forgetful.disk.chain[:index])
+    table.restart(forgetful, loses_disk=True)
+    forgetful.disk.chain = chain  # what is committed can be had from others; its votes cannot
+    forgetful.start()
+    table.drops = lambda sender, to, message: False
+    table.run_for(40.0)
+    assert {forgetful.head.index, third.head.index} == {index}
+    table.thaw(opener)
+    table.run_until(lambda: table.all_at(index + 2), 60.0)
+    assert len({seat.disk.chain[index][0].commit for seat in table.live()}) == 1
+
+
+def test_a_lost_disk_beside_a_dead_peer_does_not_stop_the_run_for_ever() -> None:
+    table = Table(3, lone_patience_s=20.0)
+    table.run_until(lambda: table.all_at(1))
+    dead, forgetful, third = table.live()
+    for seat in table.live():
+        seat.tokens = 200
+    table.kill(dead)
+    table.restart(forgetful, loses_disk=True)
+    table.run_until(lambda: forgetful.head == third.head, 10.0)
+    before = third.head.index
+    table.run_until(lambda: table.all_at(before + 3), 120.0)
+    assert len(_heads(table)) <= 2
+    assert forgetful.state.may_vote
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3)))[:6])
+def test_after_a_power_cut_in_the_middle_of_a_commit_the_acked_round_is_finished_and_not_redone(
+    order: tuple[int, ...],
+) -> None:
+    table = Table(3)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Committed) and sender != to
+    table.run_until(lambda: opener.head.index == 1, 10.0)
+    committed = opener.head.commit
+    seats = table.live()
+    for seat in seats:
+        table.kill(seat)
+    table.queue.clear()
+    table.drops = lambda sender, to, message: False
+    for place in order[:2]:  # the first two that come back are enough
+        table.restart(seats[place])
+        table.run_for(3.0)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    table.restart(seats[order[2]])
+    table.run_until(lambda: table.all_at(1), 60.0)
+    assert {seat.disk.chain[0][0].commit for seat in table.live()} == {committed}
+
+
+# --- bytes --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_whose_bytes_only_the_dead_had_is_never_committed_and_the_round_is() -> None:
+    table = Table(5)
+    opener = table.opener()
+    reducer = table.others(opener)[0]
+    few = {opener.peer, reducer.peer}
+    table.drops = lambda sender, to, message: (
+        isinstance(message, ResultReady) and sender == reducer.peer and to not in few
+    )
+    table.no_uploads = few
+    table.run_until(lambda: bool(opener.sent(Settle)), 10.0)
+    table.run_for(1.0)
+    (lost, *_) = opener.sent(Settle)
+    assert isinstance(lost, Settle)
+    assert all(seat.state.open.acked is None for seat in table.others(opener, reducer))
+    table.kill(opener)
+    table.kill(reducer)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    assert all(seat.certificates[0].record != lost.record for seat in table.live())
+
+
+def test_a_quorum_holds_all_bytes_of_a_commit_before_it_exists() -> None:
+    table = Table(5)
+    table.no_uploads = {seat.peer for seat in table.live()[:2]}
+    table.run_until(lambda: bool(table.certified), 30.0)
+    (record,) = table.certified.values()
+    wanted = {part.result_hash for part in decode_record(record).slices}
+    assert sum(1 for seat in table.live() if wanted <= seat.disk.results) >= 3
+
+
+def test_results_of_an_attempt_that_ended_are_not_mixed_with_those_of_the_next() -> None:
+    table = Table(5)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: (
+        isinstance(message, ResultReady) and message.ballot.attempt == 0 and sender != to and to == opener.peer
+    )
+    table.run_until(lambda: any(seat.state.open.results for seat in table.others(opener)), 10.0)
+    table.kill(opener)
+    table.run_until(lambda: table.all_at(1), 60.0)
+    record = decode_record(table.live()[0].certificates[0].record)
+    assert record.ballot.attempt >= 1
+    for part in record.slices:
+        spec = SliceSpec(part.first_chunk, part.stop_chunk, part.reducer)
+        assert part.result_hash == result_hash(record.parent, record.ballot, spec)
+
+
+def test_a_heavier_lineage_whose_holder_dies_before_giving_it_costs_nothing() -> None:
+    table = Table(4, longest_interval_s=5.0)
+    table.run_until(lambda: table.all_at(1))
+    loud, *rest = table.live()
+    heavy = lineage_on(table.genesis, [loud], 40, tokens=3000, lone=True)
+    table.kill(loud)
+    base = rest[0].head.index
+    for made in heavy:
+        rest[0].hear(loud, Committed(UNIT, made.certificate))
+    assert rest[0].ordered(PrepareSwitch)
+    table.run_until(lambda: all(seat.head.index >= base + 2 for seat in rest), 60.0)
+    assert not any(seat.ordered(Switch) for seat in rest)
+
+
+def test_who_missed_more_rounds_than_are_replayed_takes_over_a_whole_state() -> None:
+    table = Table(4)
+    table.run_until(lambda: table.all_at(1))
+    sleeper = table.others(table.opener())[0]
+    table.freeze(sleeper)
+    before = sleeper.head.index
+    table.run_until(lambda: all(seat.head.index >= before + 30 for seat in table.others(sleeper)), 200.0)
+    table.thaw(sleeper)
+    table.run_until(lambda: sleeper.head.index >= before + 30, 20.0)
+    assert sleeper.ordered(Switch)
+    assert not _has_lone(sleeper)
+
+
+# --- attempts that end --------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_comes_after_its_attempt_was_given_up_counts_every_contribution_once() -> None:
+    table = Table(3)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, Ack)
+    table.run_until(lambda: any("ran out of time while settling" in reason for reason in opener.reasons), 60.0)
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1), 120.0)
+    base = table.genesis.commit
+    record = decode_record(opener.certificates[0].record)
+    for seat in table.live():
+        taken = [order for order in seat.ordered(PrepareContribution) if order == PrepareContribution(base)]
+        assert len(taken) == 1
+        entry = record.contributor(seat.peer)
+        assert entry is not None
+        assert entry.root == contribution_root(seat.member, base)
+
+
+def test_a_member_that_restarts_in_the_exchange_takes_no_part_in_it_and_in_the_next_round_again() -> None:
+    table = Table(4)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady | Settle)
+    table.run_until(lambda: all(seat.state.open.exchange is not None for seat in table.live()), 10.0)
+    member = table.others(opener)[0]
+    table.restart(member)
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(2), 120.0)
+    first, second = (decode_record(certificate.record) for certificate in opener.certificates[:2])
+    roots = {entry.root for entry in first.contributors if entry.peer == member.peer}
+    assert len(roots) <= 1
+    assert second.contributor(member.peer) is not None
+
+
+def test_an_opener_whom_half_cannot_hear_is_not_the_opener_for_ever() -> None:
+    table = Table(5)
+    opener = table.opener()
+    cut_off = {seat.peer for seat in table.others(opener)[:3]}
+    table.drops = lambda sender, to, message: (
+        sender == opener.peer and to in cut_off and not isinstance(message, Heartbeat)
+    )
+    table.run_until(lambda: max(seat.head.index for seat in table.live()) >= 3, 200.0)
+    assert len(table.certified) >= 3
+
+
+def test_who_sends_but_hears_nobody_holds_up_one_attempt_and_fences_off_nobody() -> None:
+    table = Table(4)
+    deaf = next(seat for seat in table.live() if seat is not table.opener())
+    table.cuts = {(other.peer, deaf.peer) for other in table.others(deaf)}
+    began_s = table.now_s
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.others(deaf)), 60.0)
+    assert table.now_s - began_s < 30.0
+    table.run_until(lambda: all(seat.head.index >= 5 for seat in table.others(deaf)), 120.0)
+    assert deaf.sent(PromiseRequest) == []
+    assert not any(link.is_lone for seat in table.others(deaf) for link, _ in seat.disk.chain)
+
+
+def test_who_hears_but_cannot_send_holds_up_nobody() -> None:
+    table = Table(4)
+    mute = next(seat for seat in table.live() if seat is not table.opener())
+    table.cuts = {(mute.peer, other.peer) for other in table.others(mute)}
+    table.run_until(lambda: all(seat.head.index >= 4 for seat in table.others(mute)), 30.0)
+    assert not any(_has_lone(seat) for seat in table.live())
+    table.heal()
+    table.run_until(lambda: table.all_at(6), 30.0)
+    assert not any(_has_lone(seat) for seat in table.live())
+
+
+def test_two_members_that_cannot_reach_each_other_stay_on_one_lineage() -> None:
+    table = Table(4)
+    table.run_until(lambda: table.all_at(1))
+    one, two = table.live()[:2]
+    table.cuts = {(one.peer, two.peer), (two.peer, one.peer)}
+    before = max(seat.head.index for seat in table.live())
+    table.run_until(lambda: table.all_at(before + 5), 300.0)
+    assert not any(_has_lone(seat) for seat in table.live())
+    assert not any(seat.ordered(Switch) for seat in table.live())
+
+
+def test_the_heaviest_member_missing_every_deadline_stops_no_round() -> None:
+    table = Table(4)
+    heavy = table.others(table.opener())[0]
+    heavy.tokens, heavy.has_trainer = 10_000, False
+    table.run_until(lambda: table.all_at(4), 60.0)
+    for certificate in heavy.certificates:
+        assert decode_record(certificate.record).contributor(heavy.peer) is None
+
+
+@pytest.mark.parametrize("num_reachable", [0, 1, 2])
+def test_five_members_of_whom_few_can_be_reached_still_sum_the_whole_vector(num_reachable: int) -> None:
+    table = Table(5)
+    for seat in table.live()[num_reachable:]:
+        seat.reconfigure(is_inbound_reachable=False)
+    table.run_until(lambda: table.all_at(3), 120.0)
+    reducers = {part.reducer for part in decode_record(table.live()[0].certificates[-1].record).slices}
+    assert reducers <= {seat.peer for seat in table.live()[:num_reachable]} or len(reducers) == 1
+
+
+def test_a_roster_does_not_shrink_to_those_who_ack_first() -> None:
+    table = Table(8)
+    slow = {seat.peer for seat in table.live()[:3]}
+    table.drops = lambda sender, to, message: isinstance(message, Ack) and sender in slow and sender != to
+    table.run_until(lambda: table.all_at(5), 120.0)
+    assert all(len(link.roster) == 8 for link, _ in table.live()[0].disk.chain)
+
+
+def test_a_roster_does_not_shrink_to_those_whose_heartbeats_come_first() -> None:
+    table = Table(8)
+    for seat in table.live():
+        seat.tokens = 300  # whoever opens has enough for a round by itself as soon as the last one is over
+    table.run_until(lambda: table.all_at(6), 120.0)
+    assert all(len(link.roster) == 8 for link, _ in table.live()[0].disk.chain[1:])
+
+
+def test_rosters_that_lose_one_peer_after_another_go_on_down_to_the_last_without_a_lone_commit() -> None:
+    table = Table(5)
+    for left in (4, 3, 2):
+        index = max(seat.head.index for seat in table.live())
+        table.run_until(lambda index=index: table.all_at(index + 2), 120.0)  # type: ignore[misc]
+        leaver = table.live()[0]
+        table.kill(leaver)
+        for seat in table.live():
+            seat.tokens = 300
+        assert len(table.live()) == left
+    index = max(seat.head.index for seat in table.live())
+    table.run_until(lambda: table.all_at(index + 2), 120.0)
+    assert not any(_has_lone(seat) for seat in table.live())
+
+
+# --- cut off, frozen, alone ---------------------------------------------------------------------------------------------------
+
+
+def test_seconds_of_bad_wifi_make_no_lineage_of_their_own() -> None:
+    table = Table(4)
+    table.run_until(lambda: table.all_at(1))
+    for _ in range(5):
+        unlucky = table.live()[0]
+        unlucky.tokens = 1000  # a round is due for it at any time
+        table.split(unlucky)
+        table.run_for(8.0)
+        table.heal()
+        table.run_for(4.0)
+    table.run_until(lambda: len(_heads(table)) == 1, 10.0)
+    assert not any(_has_lone(seat) for seat in table.live())
+    assert not any(seat.ordered(Switch) for seat in table.live())
+
+
+def test_who_wakes_up_after_a_long_freeze_suspects_nobody_and_commits_nothing_alone() -> None:
+    table = Table(3)
+    table.run_until(lambda: table.all_at(1))
+    sleeper = table.live()[0]
+    sleeper.tokens = 1000
+    table.freeze(sleeper)
+    table.run_for(100.0)
+    table.thaw(sleeper)
+    table.run_for(20.0)
+    assert not _has_lone(sleeper)
+    assert sleeper.head.index >= min(seat.head.index for seat in table.others(sleeper))
+
+
+def test_when_all_but_one_were_frozen_longer_than_its_patience_they_end_on_one_lineage() -> None:
+    table = Table(4, longest_interval_s=10.0, lone_patience_s=20.0)
+    table.run_until(lambda: table.all_at(1))
+    awake, *frozen = table.live()
+    for seat in frozen:
+        table.freeze(seat)
+    table.run_until(lambda: _has_lone(awake), 60.0)
+    table.run_for(20.0)
+    for seat in frozen:
+        table.thaw(seat)
+    table.run_until(lambda: len(_heads(table)) == 1, 120.0)
+    before = awake.head.index
+    table.run_until(lambda: table.all_at(before + 2), 120.0)
+    record = awake.head.record
+    assert record is not None
+    assert len(record.contributors) == 4
+
+
+def test_three_lone_lineages_of_equal_worth_become_one_and_nobody_goes_back_and_forth() -> None:
+    table = Table(3, longest_interval_s=5.0, lone_patience_s=10.0)
+    for seat in table.live():
+        seat.tokens = 300
+    table.tick()
+    one, two, three = table.live()
+    table.cuts = {(a.peer, b.peer) for a in table.live() for b in table.live() if a is not b}
+    table.run_until(lambda: all(_has_lone(seat) for seat in (one, two, three)), 120.0)
+    table.heal()
+    table.run_until(lambda: len(_heads(table)) == 1, 120.0)
+    assert all(len(seat.ordered(Switch)) <= 2 for seat in table.live())
+    before = one.head.index
+    table.run_until(lambda: table.all_at(before + 2), 60.0)
+
+
+def test_two_near_equal_sides_in_full_contact_switch_few_times() -> None:
+    table = Table(6, longest_interval_s=5.0, lone_patience_s=10.0)
+    table.run_until(lambda: table.all_at(1))
+    left, right = table.live()[:3], table.live()[3:]
+    for _ in range(3):
+        table.split(*left)
+        before = max(seat.head.index for seat in table.live())
+        table.run_until(lambda before=before: table.all_at(before + 4), 120.0)  # type: ignore[misc]
+        table.heal()
+        table.run_until(lambda: len(_heads(table)) == 1, 120.0)
+    assert all(len(seat.ordered(Switch)) <= 3 for seat in (*left, *right))
+
+
+# --- any order of things ------------------------------------------------------------------------------------------------------
+
+
+def _contested(num_peers: int) -> Table:
+    """Everybody has met, and the first opener has proposed. Of it only votes and records arrive from here on, so that others want its
+    place while it goes on.
+    """
+    table = Table(num_peers, min_members=2, reduce_within_s=5.0, settle_within_s=5.0)
+    for seat in table.live():
+        seat.tokens = 300
+    acquaint(table)
+    opener = table.opener()
+    opener.feed(Ticked())
+    table.drops = lambda sender, to, message: isinstance(message, Heartbeat) and sender == opener.peer
+    _deliver_plain(table)
+    for seat in table.others(opener):
+        seat.feed(PeerLost(opener.peer))
+    return table
+
+
+def _choose(table: Table, pick: int) -> int:
+    """A place in the queue; what a disk answers comes in the order in which it was asked."""
+    place = pick % len(table.queue)
+    item = table.queue[place]
+    if not isinstance(item, Answer):
+        return place
+    return next(i for i, other in enumerate(table.queue) if isinstance(other, Answer) and other.to == item.to)
+
+
+def _is_plain(item: Parcel | Answer) -> bool:
+    if isinstance(item, Answer):
+        return not isinstance(item.event, AckLogged | PromiseLogged)
+    return isinstance(item.message, Heartbeat | Proposal | ResultReady | PreVoteRequest | PreVote)
+
+
+def _deliver_plain(table: Table) -> None:
+    """What decides nothing comes in time: votes and records are what is shuffled."""
+    while any(_is_plain(item) for item in table.queue):
+        item = next(item for item in table.queue if _is_plain(item))
+        table.queue.remove(item)
+        table.deliver(item)
+
+
+def _happen(table: Table, what: int, pick: int) -> None:
+    seat = list(table.seats.values())[pick % len(table.seats)]
+    if what < 9 and table.queue:  # a message arrives, out of turn more often than not
+        place = _choose(table, pick if what < 6 else 0)
+        item = table.queue[place]
+        del table.queue[place]
+        table.deliver(item)
+    elif what == 9 and table.queue:  # one comes twice
+        item = table.queue[_choose(table, pick)]
+        if not isinstance(item, Answer):
+            table.deliver(item)
+    elif what == 10 and table.queue:  # one is lost
+        place = _choose(table, pick)
+        if not isinstance(table.queue[place], Answer):
+            del table.queue[place]
+    elif what == 11:  # it seems that the first opener is gone
+        seat.feed(PeerLost(table.opener().peer))
+    elif what == 12 and pick < 16:  # a process dies and comes back
+        table.restart(seat)
+        seat.feed(Progressed(seat.tokens, True))
+        for other in table.others(seat):
+            seat.hear(other, heartbeat_of(other))
+            other.hear(seat, heartbeat_of(seat))
+    else:  # time passes for one of them
+        table.now_s += (0.0, 0.5, 1.0, 3.0)[pick // 4 % 4]
+        seat.feed(Progressed(seat.tokens, True))
+        seat.feed(Ticked())
+
+
+SCHEDULES = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 63)), min_size=60, max_size=200)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(schedule=SCHEDULES)
+def test_in_no_order_of_messages_losses_repeats_and_restarts_do_two_openers_get_two_certificates_on_one_base(
+    schedule: list[tuple[int, int]],
+) -> None:
+    table = _contested(3)
+    for what, pick in schedule:
+        _happen(table, what, pick)
+        _deliver_plain(table)
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1), 200.0)
+    assert len({seat.disk.chain[0][0].commit for seat in table.live()}) == 1
+
+
+# --- any word from anybody ----------------------------------------------------------------------------------------------------
+
+BITS = st.integers(0, (1 << 128) - 1)
+WORDS = st.lists(st.tuples(st.sampled_from(typing.get_args(RoundMessage)), BITS), min_size=10, max_size=40)
+
+
+class Babble:
+    """Well-formed messages, true and false, from peers, strangers and the machine itself; every number comes from one draw."""
+
+    def __init__(self, seat: Seat, bits: int) -> None:
+        self.seat = seat
+        self.bits = bits
+        self.seats = list(seat.table.seats.values())
+        self.stranger = Seat(seat.table, HashSigner(b"stranger"), seat.table.genesis)
+
+    def one_of(self, *choices: T) -> T:
+        self.bits, place = divmod(self.bits, len(choices))
+        return choices[place]
+
+    def who(self) -> Seat:
+        return self.one_of(*self.seats, self.stranger)
+
+    def base(self) -> ChainLink:
+        """Our head three times in five, else the start of the run, or a commit that nobody made."""
+        head, genesis = self.seat.head, self.seat.table.genesis
+        return self.one_of(head, head, head, genesis, replace(head, commit=CommitId(b"?" * 32)))
+
+    def ballot(self, sender: Seat) -> Ballot:
+        proposal = self.seat.state.open.proposal
+        running = proposal.ballot if proposal is not None else Ballot(0, sender.peer)
+        mine = self.seat.state.open.leading
+        led = mine.ballot if mine is not None else running
+        attempt = self.one_of(0, 1, 2, 3, 1000, LAST_ATTEMPT)
+        return self.one_of(Ballot(attempt, sender.peer), Ballot(attempt, self.who().peer), running, led)
+
+    def record(self) -> bytes:
+        base = self.base()
+        made = record_on(
+            base, [self.who().peer], tokens=self.one_of(0, 1, 300, MAX_TOKENS), lone=self.one_of(False, True)
+        )
+        short = replace(made, slices=(replace(made.slices[0], stop_chunk=3),))
+        wrong = self.one_of(
+            {}, {"index": 99}, {"total_tokens": 0}, {"codec": "int8"}, {"outer": OuterStep("mean", 9.0, 0.0)}
+        )
+        return self.one_of(
+            encode_record(made), encode_record(replace(made, **wrong)), encode_record(short), b"", b"junk"
+        )
+
+    def acked(self) -> AckedRecord | None:
+        return self.one_of(None, AckedRecord(self.ballot(self.who()), self.record()))
+
+    def slices(self) -> tuple[SliceSpec, ...]:
+        cut = self.one_of(1, 5, NUM_CHUNKS - 1)
+        stop = self.one_of(NUM_CHUNKS, NUM_CHUNKS, NUM_CHUNKS + 1)
+        return SliceSpec(0, cut, self.who().peer), SliceSpec(cut, stop, self.who().peer)
+
+    def member(self, seat: Seat) -> Member:
+        return replace(seat.member, session=self.one_of(1, 1, 1, 2), incarnation=self.one_of(1, 1, 1, 2))
+
+    def certificate(self) -> Certificate:
+        made = commit_on(
+            self.seat.head,
+            self.one_of(self.seats, self.seats[:1]),
+            lone=self.one_of(False, True),
+            salt=self.one_of(*range(4)),
+        )
+        leave = self.one_of((), (self.who().sealed(encode_message(self.leave(self.who()))),))
+        forged = replace(made.certificate, acks=self.one_of((), (b"junk",), made.certificate.acks * 2), leaves=leave)
+        orphan = commit_on(self.base(), self.seats).certificate
+        return self.one_of(made.certificate, forged, orphan, Certificate(self.record(), made.certificate.acks))
+
+    def leave(self, sender: Seat) -> Leave:
+        who = self.one_of(sender, sender, self.who())
+        return Leave(self.member(who), UNIT, self.base().commit, self.one_of(None, self.ballot(sender)), self.acked())
+
+    def heartbeat(self, sender: Seat) -> Heartbeat:
+        base, tokens = self.base(), self.one_of(0, 300, MAX_TOKENS)
+        root = state_root(base.commit)
+        head = UnitHead(UNIT, base.commit, base.index, 0, tokens, self.one_of(True, False), base.commit, root)
+        silent = self.one_of((), tuple(seat.peer for seat in self.seats))
+        who = self.one_of(sender, sender, self.who())
+        return Heartbeat(
+            self.member(who), self.one_of(True, False), tokens, (head,), self.one_of(0, (1 << 32) - 1), silent
+        )
+
+    def proposal(self, sender: Seat) -> Proposal:
+        base = self.base()
+        everybody = tuple(
+            self.member(seat) for seat in self.one_of(self.seats, [*self.seats, self.stranger], [self.seat])
+        )
+        return Proposal(
+            UNIT,
+            base.commit,
+            self.one_of(base.index + 1, base.index + 1, 0),
+            self.ballot(sender),
+            everybody,
+            self.slices(),
+            self.one_of("fp32", "fp32", "int8"),
+            self.one_of(1, MAX_TOKENS),
+            self.one_of(1e-9, 20.0, 86400.0),
+            lone=self.one_of(False, True),
+        )
+
+    def result(self, sender: Seat) -> ResultReady:
+        proposal = self.seat.state.open.proposal or self.proposal(sender)
+        part = self.one_of(*proposal.slices, *self.slices())
+        reducer = self.seat.table.seats.get(part.reducer, self.stranger)
+        members = self.one_of(proposal.members, proposal.members[:1], (self.stranger.member,))
+        root = state_root(proposal.base)
+        included = tuple(
+            Included(m.peer, m.incarnation, root, self.one_of(0, 100), proposal.base, root) for m in members
+        )
+        ballot = self.one_of(proposal.ballot, self.ballot(sender))
+        bounds = part.first_chunk, part.stop_chunk
+        header = ResultHeader(UNIT, proposal.base, ballot, *bounds, part.reducer, included, (), 1, root)
+        signed = self.one_of(reducer, reducer, self.who()).sealed(encode_body(header))
+        return ResultReady(UNIT, proposal.base, ballot, self.one_of(signed, signed, b"junk"))
+
+    def say(self, kind: type, sender: Seat) -> RoundMessage:
+        base, ballot = self.base().commit, self.ballot(sender)
+        led = self.seat.state.open.leading
+        commit = led.commit if led is not None and led.commit is not None else base
+        makers: dict[type, Callable[[], RoundMessage]] = {
+            Heartbeat: lambda: self.heartbeat(sender),
+            Leave: lambda: self.leave(sender),
+            Proposal: lambda: self.proposal(sender),
+            Mend: lambda: Mend(UNIT, base, ballot, self.one_of(1, 2, 32), self.slices()),
+            ResultReady: lambda: self.result(sender),
+            Settle: lambda: Settle(UNIT, base, ballot, self.record(), (self.who().peer,)),
+            Ack: lambda: Ack(UNIT, base, ballot, commit),
+            Committed: lambda: Committed(UNIT, self.certificate()),
+            PreVoteRequest: lambda: PreVoteRequest(
+                UNIT, base, ballot, self.one_of(0.0, 5.0, 1e9), self.one_of(False, True)
+            ),
+            PreVote: lambda: PreVote(UNIT, base, ballot, self.one_of("", "no")),
+            PromiseRequest: lambda: PromiseRequest(UNIT, base, ballot),
+            Promise: lambda: Promise(UNIT, base, ballot, self.acked()),
+            Refusal: lambda: Refusal(UNIT, base, ballot),
+        }
+        return makers[kind]()
+
+
+def _answers(seat: Seat, action: Action) -> list[Event]:
+    """What a driver would report at once, had it everything that it needs."""
+    match action:
+        case PrepareContribution(base):
+            return [ContributionReady(base, contribution_root(seat.member, base), 100)]
+        case GatherBytes(settle):
+            return [BytesHeld(settle)]
+        case LogAck():
+            return [AckLogged(action.base, action.ballot, action.commit)]
+        case LogPromise(base, ballot):
+            return [PromiseLogged(base, ballot)]
+        case LogLeave(leave):
+            return [LeaveLogged(leave)]
+        case Commit():
+            return [Applied(action.link, action.certificate, state_root(action.link.commit))]
+        case PrepareSwitch(_, path):
+            return [SwitchPrepared(path[-1].link.commit)]
+        case Switch(_, path):
+            link = path[-1].link
+            return [Switched(link, state_root(link.commit), OpenRound())]
+        case Send(to, message) if seat.peer in to:
+            return [MessageArrived(seat.peer, message, seat.sealed(encode_message(message)))]
+        case _:
+            return []
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(num_ticks=st.integers(0, 12), words=WORDS)
+def test_no_well_formed_word_of_anybody_makes_the_machine_raise(num_ticks: int, words: list[tuple[type, int]]) -> None:
+    table = Table(4, min_members=2, longest_interval_s=5.0, lone_patience_s=5.0)
+    for _ in range(num_ticks):
+        table.tick()
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    seat = table.live()[0]
+    for kind, bits in words:
+        babble = Babble(seat, bits)
+        sender = babble.who()
+        message = babble.say(kind, sender)
+        encoded = encode_message(message)
+        raw = babble.one_of(sender.sealed(encoded), sender.sealed(encoded), b"")
+        waiting: list[Event] = [MessageArrived(sender.peer, decode_message(encoded), raw)]
+        table.now_s += babble.one_of(0.0, 0.1, 1.0, 10.0)
+        often = (Ticked(), Ticked(3.0), Progressed(300, True)) * 5
+        waiting.append(babble.one_of(*often, PeerLost(babble.who().peer), Progressed(0, False), LeaveOrdered()))
+        for _ in range(20):
+            if not waiting:
+                break
+            waiting += [event for action in seat.feed(waiting.pop(0)) for event in _answers(seat, action)]

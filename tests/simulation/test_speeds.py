@@ -1,0 +1,45 @@
+"""Peers of speed 1 : 2 : 4 and nobody who waits: weights follow tokens."""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.ids import PeerId
+from tests.simulation import virtual_time
+from tests.simulation.profiles import Profile
+from tests.simulation.swarm import World
+
+SPEEDS = (200.0, 400.0, 800.0)
+NUM_ROUNDS = 12
+PROFILE = Profile("speeds", tokens_per_s=sum(SPEEDS) / len(SPEEDS))
+
+
+async def _world() -> tuple[dict[PeerId, int], dict[PeerId, int], dict[PeerId, float]]:
+    """Tokens trained, tokens credited, and the share of its time that each trained, by peer."""
+    async with trio.open_nursery() as nursery:
+        world = World(5, nursery, len(SPEEDS), len(SPEEDS), PROFILE)
+        for node, speed in zip(world.nodes, SPEEDS, strict=True):
+            node.tokens_per_s = speed
+            world.boot(node)
+        await world.wait_for(lambda: min(node.index for node in world.nodes) >= NUM_ROUNDS, 600.0, "the rounds")
+        head = world.nodes[0].service.chain.head if world.nodes[0].service is not None else None
+        assert head is not None
+        trained, credited, busy = {}, dict.fromkeys((n.peer for n in world.nodes), 0), {}
+        for node, speed in zip(world.nodes, SPEEDS, strict=True):
+            assert node.trainer is not None
+            trained[node.peer] = node.trainer.progress().tokens_trained
+            busy[node.peer] = trained[node.peer] / speed / trio.current_time()
+        for commit in world.observed.lineage(head.commit):
+            for entry in commit.record.contributors:
+                credited[entry.peer] += entry.credited_tokens
+        nursery.cancel_scope.cancel()
+    return trained, credited, busy
+
+
+def test_weights_are_the_shares_of_tokens_within_five_percent_and_everybody_trains_all_the_time() -> None:
+    trained, credited, busy = virtual_time.run(5, _world)
+    for peer, tokens in trained.items():
+        share = tokens / sum(trained.values())
+        weight = credited[peer] / sum(credited.values())
+        assert abs(weight - share) <= 0.05 * share
+    assert min(busy.values()) >= 0.95
