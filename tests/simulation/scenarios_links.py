@@ -68,8 +68,8 @@ NUM_PARTIAL = 5
 
 @scenario(7, replace(CALM, round_s=20.0, longest_interval_s=20.0), num_late=1, is_even=True)
 async def part_of_the_slices(scene: Scene) -> None:
-    """A member's upload reaches half of the reducers, in five rounds; each time it is credited in proportion and offers the rest again.
-    Then it leaves, and another one joins in the same round.
+    """A member's upload reaches half of the reducers, in five rounds; each time it is credited in proportion and offers the rest
+    again. Then it leaves, and another one joins in the same round.
     """
     *members, joiner = scene.nodes
     await scene.everybody_votes()
