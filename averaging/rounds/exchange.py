@@ -48,6 +48,10 @@ REDUCE_COST_S: Final = 0.002
 """What summing a slice costs in virtual time."""
 
 
+def _nobody(_: PeerId) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class ExchangeTools:
     """What every exchange of a unit works with."""
@@ -63,6 +67,8 @@ class ExchangeTools:
     keep_result: Callable[[ResultHeader, bytes], Awaitable[None]]
     holds_result: Callable[[ResultHeader], Awaitable[bool]]
     announce: Callable[[ResultReady], Awaitable[None]]
+    probe: Callable[[PeerId], None] = _nobody
+    """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
 
 
 class Exchange:
@@ -272,6 +278,7 @@ class Exchange:
                 return
             except TransportError as error:
                 log.debug("exchange_stream_broke", reducer=short(part.reducer), reason=error.one_line())
+                self._tools.probe(part.reducer)
             except PotluckError as error:
                 log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
             await trio.sleep(RETRY_AFTER_S)

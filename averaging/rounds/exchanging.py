@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -55,6 +56,8 @@ class Exchanging:
         self._exchange: Exchange | None = None
         self._scope: trio.CancelScope | None = None
         self.upload_bytes_per_s = 0
+        self.probe: Callable[[PeerId], None] | None = None
+        """Asks a peer for a sign of life."""
 
     # --- our contribution -----------------------------------------------------------------------------------------------------
 
@@ -180,7 +183,12 @@ class Exchanging:
             keep_result=self._keep_result,
             holds_result=self._holds_result,
             announce=self._announce,
+            probe=self._probe,
         )
+
+    def _probe(self, peer: PeerId) -> None:
+        if self.probe is not None:
+            self.probe(peer)
 
     async def _keep_result(self, header: ResultHeader, data: bytes) -> None:
         await self._chain.tools.log.write_result(header.base, header.result_hash, data)
@@ -210,7 +218,12 @@ class Exchanging:
             raise RemoteProtocolError("an exchange without a greeting", "an ExchangeHello")
         hello = decode_body(ExchangeHello, frame)
         exchange = await self._exchange_of(hello)
-        await exchange.serve(sender, hello, stream)
+        try:
+            await exchange.serve(sender, hello, stream)
+        except TransportError:
+            if not exchange.is_over:
+                self._probe(sender)
+            raise
 
     async def _exchange_of(self, hello: ExchangeHello) -> Exchange:
         named = (hello.base, hello.ballot)

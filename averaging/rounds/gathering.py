@@ -20,9 +20,10 @@ log = structlog.get_logger()
 
 GATHER_WITHIN_S: Final = 60.0
 GATHER_RETRY_S: Final = 0.3
+FETCHES_AT_ONCE: Final = 4
 MAX_FAILING: Final = 256
 EXCHANGE_PATIENCE_S: Final = 1.0
-"""How long a running exchange may take to deliver bytes before they are asked for elsewhere: twice would move them twice."""
+"""How long a running exchange may take to deliver what is missing before it is asked for elsewhere: twice would move it twice."""
 
 
 class Gatherer:
@@ -51,24 +52,35 @@ class Gatherer:
         by default, when the head moved away from the record's parent.
         """
         wanted = is_wanted or (lambda: self._chain.head.commit == record.parent)
+        patient_until_s = trio.current_time() + EXCHANGE_PATIENCE_S
         with trio.move_on_after(GATHER_WITHIN_S):
             while wanted():
                 missing = [part for part in record.slices if not await self._holds(record.parent, part.result_hash)]
                 if not missing:
                     return True
                 for part in missing:
-                    await self._wait_for_exchange(record.parent, part.result_hash)
-                    await self._fetch(record, part, tuple(dict.fromkeys((part.reducer, *holders))))
+                    await self._wait_for_exchange(record.parent, part.result_hash, patient_until_s)
+                async with trio.open_nursery() as nursery:
+                    at_once = trio.Semaphore(FETCHES_AT_ONCE)
+                    for part in missing:
+                        sources = tuple(dict.fromkeys((part.reducer, *holders)))
+                        nursery.start_soon(self._fetch_one_of_many, at_once, record, part, sources)
                 await trio.sleep(GATHER_RETRY_S)
         return False
 
     async def _holds(self, base: CommitId, result_hash: Root) -> bool:
         return await self._chain.tools.log.holds_results(base, [result_hash])
 
-    async def _wait_for_exchange(self, base: CommitId, result_hash: Root) -> None:
-        with trio.move_on_after(EXCHANGE_PATIENCE_S):
+    async def _wait_for_exchange(self, base: CommitId, result_hash: Root, until_s: float) -> None:
+        with trio.move_on_at(until_s):
             while self._is_exchanging(base) and not await self._holds(base, result_hash):
                 await self._wait_changed()
+
+    async def _fetch_one_of_many(
+        self, at_once: trio.Semaphore, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]
+    ) -> None:
+        async with at_once:
+            await self._fetch(record, part, sources)
 
     async def _fetch(self, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
         tools = self._chain.tools

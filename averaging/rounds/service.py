@@ -65,6 +65,7 @@ from protocol.rounds.state import (
     Step,
     Ticked,
 )
+from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_certificate, decode_message, decode_record, encode_message
 
 log = structlog.get_logger()
@@ -92,6 +93,7 @@ class RoundService:
         self._has_left = trio.Event()
         self._adopter = Adopter(config.me.peer, chain, tools.trainer, tools.offload)
         self._exchanging = Exchanging(config, chain, tools, self._tasks, self._send_events.send, self._send)
+        self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes
         self._gatherer = Gatherer(tools.network, chain, self._exchanging.is_exchanging, self._changes.wait)
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
@@ -266,6 +268,10 @@ class RoundService:
                 self._tasks.spawn(self._send_events.send, MessageArrived(peer, message, raw))
             else:
                 self._tasks.spawn(self._deliver, peer, raw)
+
+    def _probe(self, peer: PeerId) -> None:
+        """A refused connection is a death at once; an answer is a sign of life (rule 12)."""
+        self._tasks.spawn(self._send, (peer,), own_heartbeat(self.state, self._tools.clock.monotonic_s()))
 
     async def _say_goodbye(self, to: tuple[PeerId, ...], raw: bytes) -> None:
         async with trio.open_nursery() as nursery:

@@ -27,13 +27,16 @@ from protocol.rounds.orders import Send
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
-from protocol.rounds.views import caught_up, is_suspected, may_hand_on, quorum_in_reach
+from protocol.rounds.views import caught_up, is_gone, is_suspected, may_hand_on, quorum_in_reach
 from protocol.wire import encode_record
 
 MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0
 DEADLINE_FACTOR: Final = 2.0
 """A slice waits twice as long as the slowest upload took last time (rule 11)."""
+
+GONE_GRACE_S: Final = 0.5
+"""Whoever holds all bytes of a settled record has acked by then; a reducer that refuses connections will not bring them any more."""
 
 LEAST_REDUCE_S: Final = 5.0
 """Below this a deadline measures the load of somebody's machine, not of its link."""
@@ -75,7 +78,13 @@ def propose(state: RoundState, now_s: float) -> Step:
 
 
 def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
-    others = caught_up(state, now_s)
+    before = state.open.proposal
+    others = tuple(
+        view
+        for view in caught_up(state, now_s)
+        # who fell silent in the attempt before would cost this one the same wait again
+        if before is None or before.member(view.peer) is None or not is_suspected(state, view.peer, now_s)
+    )
     if led.lone_voters:  # every member must ack, and only these promised
         others = tuple(view for view in others if view.peer in led.lone_voters)
     return others[: state.config.max_members - 1]
@@ -174,10 +183,14 @@ def tick(state: RoundState, led: Leading, now_s: float) -> Step:
 
 def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: float) -> bool:
     """Nobody acked, so perhaps nobody holds all bytes, and one who held some is gone: another attempt, with promises, finds out."""
-    grace_s = state.config.suspect_after_s
-    if led.acks or led.deadline_s - now_s > state.config.settle_within_s - grace_s:
+    if led.acks:
         return False
-    return any(is_suspected(state, part.reducer, now_s) for part in proposal.slices)
+    waited_s = now_s - (led.deadline_s - state.config.settle_within_s)
+    for part in proposal.slices:
+        grace_s = GONE_GRACE_S if is_gone(state, part.reducer) else state.config.suspect_after_s
+        if waited_s >= grace_s and is_suspected(state, part.reducer, now_s):
+            return True
+    return False
 
 
 def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
