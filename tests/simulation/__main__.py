@@ -1,4 +1,7 @@
-"""python -m tests.simulation --seeds N --start S: seeded swarms in virtual time, one line per failing seed, and a summary."""
+"""python -m tests.simulation --seeds N --start S: seeded swarms in virtual time, one line per failing seed, and a summary.
+
+python -m tests.simulation --scenario NAME|all --seeds N --start S: scripted ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from typing import Any
 import structlog
 
 from tests.simulation import transitions
+from tests.simulation.collection import SCENARIOS
 from tests.simulation.profiles import PROFILES
+from tests.simulation.scenario import play
 from tests.simulation.stories import Options, Outcome, simulate
 
 ENOUGH_SEEDS = 50
@@ -62,6 +67,8 @@ def main() -> int:
     if not args.verbose:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     begin_s = time.monotonic()
+    if args.scenario:
+        return _scenarios(args)
     totals = Totals()
     if args.processes > 1:
         for child in _children(args, args.processes, "0"):
@@ -87,12 +94,30 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=int, help="peers at the start; the profile draws them otherwise")
     parser.add_argument("--hours", type=float, help="virtual hours of a profile with turnover")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="default")
+    parser.add_argument("--scenario", choices=["all", *SCENARIOS], help="a scripted run instead of a drawn one")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--check-determinism", action="store_true", help="run every seed again in another process")
     parser.add_argument("--trace", action="store_true", help="print what happened, line by line")
     parser.add_argument("--verbose", action="store_true", help="log what the services say")
     parser.add_argument("--json", action="store_true", help="print the totals as JSON instead of a summary")
     return parser.parse_args()
+
+
+def _scenarios(args: argparse.Namespace) -> int:
+    """One scenario or all, with each seed."""
+    num_failed = num_told = 0
+    for name in SCENARIOS if args.scenario == "all" else (args.scenario,):
+        for seed in range(args.start, args.start + args.seeds):
+            outcome = play(SCENARIOS[name], seed, keeps_trace=args.trace)
+            num_told += 1
+            if args.trace:
+                print("".join(outcome.lines), end="")
+            if outcome.error:
+                num_failed += 1
+                print(f"{name} seed {seed}: FAILED {outcome.error}", flush=True)
+    print(f"scenarios told       {num_told}")
+    print(f"violations           {num_failed}")
+    return 1 if num_failed else 0
 
 
 def _story(seed: int, args: argparse.Namespace) -> Outcome:

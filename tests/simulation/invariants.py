@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from averaging.codecs import Codec
@@ -104,33 +105,33 @@ class Observed:
             commit = self.commits.get(commit.parent)
         return found[::-1]
 
-    def check_preferred(self, head: CommitId, first_target_tokens: int) -> None:
+    def check_preferred(
+        self, head: CommitId, first_target_tokens: int, is_there: Callable[[KnownCommit], bool]
+    ) -> None:
         """At every fork behind this head the kept child has the most work below it, in classes that double; then it is not lone, then
-        its roster is the larger one, then its id the lower one.
+        its roster is the larger one, then its id the lower one. Of other lineages only those commits count whose bytes are there.
         """
+        kept = {known.parent for known in self.lineage(head)} | {head}
+        commits = {commit: known for commit, known in self.commits.items() if commit in kept or is_there(known)}
         children: dict[CommitId, list[CommitId]] = {}
-        for commit, known in self.commits.items():
+        for commit, known in commits.items():
             children.setdefault(known.parent, []).append(commit)
         most: dict[CommitId, int] = {}
-        for commit, known in sorted(self.commits.items(), key=lambda item: -item[1].index):
+        for commit, known in sorted(commits.items(), key=lambda item: -item[1].index):
             most[commit] = max([known.record.total_tokens, *(most[child] for child in children.get(commit, ()))])
 
         def merit(commit: CommitId) -> tuple[int, bool, int, int]:
-            record = self.commits[commit].record
-            fork = self.commits.get(record.parent)
-            before, target = (
-                (fork.record.total_tokens, fork.record.next_target_tokens) if fork else (0, first_target_tokens)
-            )
+            record = commits[commit].record
+            fork = commits.get(record.parent)
+            before = fork.record.total_tokens if fork is not None else 0
+            target = fork.record.next_target_tokens if fork is not None else first_target_tokens
             work = ((most[commit] - before) // target).bit_length()
             return work, not record.lone, len(record.roster), -int.from_bytes(commit, "big")
 
-        here: CommitId | None = head
-        while here in self.commits:
-            parent = self.commits[here].parent
-            best = max(children[parent], key=merit)
-            if best != here:
-                raise Violation(f"commit {here.hex()[:8]} is kept, {best.hex()[:8]} is preferred beside it")
-            here = parent
+        for commit in kept & commits.keys():
+            best = max(children[commits[commit].parent], key=merit)
+            if best != commit:
+                raise Violation(f"commit {commit.hex()[:8]} is kept, {best.hex()[:8]} is preferred beside it")
 
     def counted(self, peer: PeerId, head: CommitId) -> Tokens:
         """All tokens of a peer that the lineage of a head counted."""

@@ -19,7 +19,7 @@ from protocol.rounds import core
 from protocol.rounds.orders import Action, Send
 from protocol.rounds.quorum import first_opener, tie_holder
 from protocol.rounds.state import Event, RoundState, Step, Switched
-from tests.simulation import transitions, virtual_time
+from tests.simulation import virtual_time
 from tests.simulation.invariants import KnownCommit, Violation
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
@@ -27,7 +27,7 @@ from tests.simulation.stories import Outcome, come_together, summary
 from tests.simulation.swarm import RUN_ID, World
 
 PATIENCE_S = 60.0
-"""Awake time without a quorum after which peers commit alone, in every scenario."""
+"""Awake time without a quorum after which peers commit alone, where rounds are not slower than that."""
 
 BACK_WITHIN = 2
 """Rounds that others may commit before a peer that returned stands where they do."""
@@ -271,7 +271,13 @@ class Scene:
         await come_together(self.world)
         head = self.world.live_nodes()[0].head
         if head is not None:
-            self.world.observed.check_preferred(head, self.world.target_tokens)
+            self.world.observed.check_preferred(head, self.world.target_tokens, self._is_there)
+
+    def _is_there(self, known: KnownCommit) -> bool:
+        """Whether those who run have all bytes of this commit."""
+        names = [f"results/{known.parent.hex()}/{part.result_hash.hex()}" for part in known.record.slices]
+        disks = [node.disk.files for node in self.world.live_nodes()]
+        return all(any(name in files for files in disks) for name in names)
 
     def lineage(self, node: Node) -> list[KnownCommit]:
         """The commits that it stands on."""
@@ -312,6 +318,9 @@ class Scenario:
     is_even: bool = False
     """All train at the same speed."""
 
+    num_seeds: int = 1
+    """How many of its seeds belong to the tests."""
+
 
 SCENARIOS: dict[str, Scenario] = {}
 
@@ -322,13 +331,13 @@ def add(scenario: Scenario) -> None:
 
 
 def scenario(
-    num_peers: int, profile: Profile = CALM, *, num_late: int = 0, is_even: bool = False
+    num_peers: int, profile: Profile = CALM, *, num_late: int = 0, is_even: bool = False, num_seeds: int = 1
 ) -> Callable[[Script], Script]:
     """Put a script into the collection, under its own name."""
 
     def put(script: Script) -> Script:
         name = getattr(script, "__name__").replace("_", "-")  # noqa: B009 - a callable
-        add(Scenario(name, script, num_peers, profile, num_late, is_even))
+        add(Scenario(name, script, num_peers, profile, num_late, is_even, num_seeds))
         return script
 
     return put
@@ -341,10 +350,10 @@ def _watched(scenes: list[Scene]) -> Iterator[None]:
 
     def step(before: RoundState, event: Event, now_s: float) -> Step:
         taken = real(before, event, now_s)
-        for scene in scenes:
-            seen = Seen(scene.node(before.config.me.peer), before, event, taken)
-            for hook in list(scene.hooks):
-                hook(seen)
+        scene = scenes[0]
+        seen = Seen(scene.node(before.config.me.peer), before, event, taken)
+        for hook in list(scene.hooks):
+            hook(seen)
         return taken
 
     with replaced(core, step=step):
@@ -355,7 +364,7 @@ def play(told: Scenario, seed: int, *, keeps_trace: bool = False) -> Outcome:
     """One scenario with one seed, to its end."""
     outcome, scenes = Outcome(seed), list[Scene]()
     try:
-        with transitions.counted(outcome.reached), _watched(scenes):
+        with _watched(scenes):
             virtual_time.run(seed, partial(_play, told, outcome, scenes, keeps_trace))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

@@ -18,7 +18,7 @@ def _check_one_commit(scene: Scene, base: CommitId, commit: CommitId | None) -> 
     expect(commit is not None and scene.is_followed(commit), "all follow it")
 
 
-@scenario(5)
+@scenario(5, num_seeds=2)
 async def opener_frozen_before_it_tells(scene: Scene) -> None:
     """The opener applies the commit and freezes before it tells anybody; it thaws in the middle of its successor's settle."""
     await scene.everybody_votes()
@@ -43,7 +43,7 @@ async def opener_frozen_before_it_tells(scene: Scene) -> None:
     _check_one_commit(scene, base, commit)
 
 
-@scenario(4)
+@scenario(4, num_seeds=2)
 async def power_cut_after_the_quorum(scene: Scene) -> None:
     """Leader and a reducer die when the last ack that was needed arrives, then the power goes; all start again, in any order."""
     await scene.everybody_votes()
@@ -80,7 +80,7 @@ def _has_quorum_of_acks(seen: Seen) -> bool:
     return led is not None and led.stage == "settling" and seen.sends(Committed)
 
 
-@scenario(4)
+@scenario(4, num_seeds=2)
 async def acks_split_in_two(scene: Scene) -> None:
     """Half of the voters ack, without the one that breaks ties; the other half takes over and commits something else, and the old
     settle reaches it after it has promised.
@@ -106,7 +106,7 @@ async def acks_split_in_two(scene: Scene) -> None:
     _check_one_commit(scene, base, commit)
 
 
-@scenario(5)
+@scenario(5, num_seeds=2)
 async def three_attempts_on_one_base(scene: Scene) -> None:
     """The first leader freezes and the second one dies with half of the results in; the third one commits, and then the first one
     goes on where it was.
