@@ -44,5 +44,6 @@ async def list_peers(
     """Look who is there again and again, until cancelled."""
     while True:
         entries = [e for e in await network.lookup(directory_key(run_id)) if PeerId(e.subkey) != network.peer_id]
-        await take(entries)
+        if entries:  # none at all says that the directory is away, not that everybody went
+            await take(entries)
         await trio.sleep(every_s if entries else 1.0)

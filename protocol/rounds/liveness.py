@@ -171,10 +171,8 @@ def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> Step:
 
 def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:
     """The directory names peers; whom we never heard starts out silent. Who is listed no more, and neither heard nor needed, is
-    forgotten: over weeks a run sees many more peers than it has. An empty list says that the directory is away, of nobody that it went.
+    forgotten: over weeks a run sees many more peers than it has.
     """
-    if not event.peers:
-        return Step(state)
     listed = set(event.peers) - {state.config.me.peer}
     members = state.open.proposal.members if state.open.proposal is not None else ()
     needed = {*state.link.roster, *(member.peer for member in members)}
