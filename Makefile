@@ -1,6 +1,7 @@
 # make install   create .venv and install Potluck in it
 # make test      install what tests need, run them all
 # make check     format, lint and types
+# make proto     protocol/pb from protocol/proto
 # make demo      a host and three peers on this machine, about three minutes
 #
 # VENV=path      use another environment (it is created when absent)
@@ -15,7 +16,7 @@ PYTEST_ARGS ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: help install test check format demo clean
+.PHONY: help install test check format proto demo clean
 
 help:
 	@sed -n 's/^# //p;/^SHELL/q' Makefile
@@ -46,6 +47,9 @@ check: $(VENV)/.stamp-dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+proto: $(VENV)/.stamp-dev
+	$(BIN)/python -m grpc_tools.protoc -Iprotocol/proto --python_out=protocol/pb --pyi_out=protocol/pb protocol/proto/*.proto
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/python -m ruff format .

@@ -78,10 +78,11 @@ def load_host_config(flags: Mapping[str, object]) -> HostConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
+        flag = f"--{key.replace('_', '-')}, " if key in flags else ""
         raise ConfigError(
             f"host setting {key} is {first['input']!r}",
             first["msg"].removeprefix("Input should be "),
-            f"set it with --{key.replace('_', '-')}, POTLUCK_HOST_{key.upper()} or in {CONFIG_FILE}",
+            f"set it with {flag}POTLUCK_HOST_{key.upper()} or in {CONFIG_FILE}",
         ) from error
     except ValueError as error:
         raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error

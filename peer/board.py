@@ -117,6 +117,8 @@ class Board:
                 "tokens_ready": progress.tokens_ready,
                 "tokens_trained": progress.tokens_trained,
                 "loss": progress.loss_nats,
+                "worker_state": progress.state,
+                "worker_reason": progress.reason,
                 "worker_restarts": progress.restarts,
             }
         if self.service is not None:
@@ -131,4 +133,7 @@ class Board:
             }
             if self.state == "training" and self.service.reason:
                 updates["reason"] = self.service.reason
+        if self.state == "training" and updates.get("worker_state", "training") != "training":
+            # what its owner can do something about comes first
+            updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
         return status.model_copy(update=updates)

@@ -86,10 +86,11 @@ def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
+        flag = f"--{key.replace('_', '-')}, " if key in flags else ""
         raise ConfigError(
             f"peer setting {key} is {first['input']!r}",
             first["msg"].removeprefix("Input should be "),
-            f"set it with --{key.replace('_', '-')}, POTLUCK_PEER_{key.upper()} or in {CONFIG_FILE}",
+            f"set it with {flag}POTLUCK_PEER_{key.upper()} or in {CONFIG_FILE}",
         ) from error
     except ValueError as error:
         raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error

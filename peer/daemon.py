@@ -276,9 +276,7 @@ async def _train(
         nursery.start_soon(upkeep.keep_peers)
         nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)
         nursery.start_soon(upkeep.keep_credential, client.renew)
-        peers = await _members_listed(network, membership, roster)
-        donors = (*peers, membership.coordinator)
-        await fetch_data(network, membership.dataset, cache, lambda: donors, partial(board.say, "joining"))
+        await _fetch_data(life, membership, network, roster, cache)
         sealed_start = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
         chain, open_round = await _open_chain(life, membership, start, verifier)
@@ -356,6 +354,20 @@ def _all_have(service: RoundService) -> bool:
     """Whether every peer that is still here has our head, as far as we heard."""
     views = [v for v in service.state.peers.values() if v.head is not None and not v.lost and not v.left]
     return all(v.head is not None and v.head.index >= service.chain.head.index for v in views)
+
+
+async def _fetch_data(life: _Life, membership: Membership, network: Network, roster: Roster, cache: ShardCache) -> None:
+    """The run's shards, from the host and from whoever is listed while we fetch."""
+    listed = list(await _members_listed(network, membership, roster))
+
+    async def relisted(entries: Sequence[DirectoryEntry]) -> None:
+        listed[:] = roster.take_records(entries)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(list_peers, network, membership.run_id, relisted)
+        say = partial(life.board.say, "joining")
+        await fetch_data(network, membership.dataset, cache, lambda: (*listed, membership.coordinator), say)
+        nursery.cancel_scope.cancel()
 
 
 async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:

@@ -133,13 +133,21 @@ class LocalTrainer:
     def _time_micro_batch(self, size: int) -> float:
         tokens_BT = torch.zeros((size, self.plan.model.context_tokens + 1), dtype=torch.long, device=self._device)
         torch.autograd.backward(self._loss(tokens_BT))
+        self._wait_for_device()
         begin_s = time.perf_counter()
         for _ in range(MEASURED_STEPS):
             torch.autograd.backward(self._loss(tokens_BT))
+        self._wait_for_device()
+        elapsed_s = time.perf_counter() - begin_s
+        self._optimizer.zero_grad(set_to_none=True)
+        return elapsed_s / MEASURED_STEPS
+
+    def _wait_for_device(self) -> None:
+        """Accelerators take orders and go on: a clock read before they are done measures nothing."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._optimizer.zero_grad(set_to_none=True)
-        return (time.perf_counter() - begin_s) / MEASURED_STEPS
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
 
     def step(self) -> Counters:
         """One local step: `batch_tokens` tokens, gradient clipped, AdamW.

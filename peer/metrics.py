@@ -27,7 +27,7 @@ class PeerMetric:
     labels: tuple[str, ...] = ()
 
 
-STATES: Final = ("joining", "catching up", "training", "averaging", "waiting", "leaving", "finished")
+STATES: Final = ("joining", "catching up", "training", "waiting", "leaving", "finished")
 
 
 def _one(value: float | None) -> Samples:

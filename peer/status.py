@@ -29,7 +29,7 @@ class PeerStatus(BaseModel):
     Attributes:
         peer: peer id.
         name: its stable two-word name.
-        state: "joining", "catching up", "training", "averaging", "waiting", "leaving" or "finished".
+        state: "joining", "catching up", "training", "waiting", "leaving" or "finished".
         reason: why, in one sentence.
         head: commit id of the unit's head.
         index: number of the head in its lineage, 0 at genesis.
@@ -47,6 +47,7 @@ class PeerStatus(BaseModel):
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
         suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
+        worker_state: of the training process: "starting", "training", "paused" or "restarting"; `worker_reason` says why.
         worker_restarts: how often the training process had to be brought back.
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
@@ -77,6 +78,8 @@ class PeerStatus(BaseModel):
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()
+    worker_state: str = ""
+    worker_reason: str = ""
     worker_restarts: int = 0
     memory_bytes: int = 0
     gpu_memory_bytes: int | None = None

@@ -88,7 +88,6 @@ class RoundSection(_Section):
     longest_interval_s: Annotated[float, Field(ge=1.0, le=86400.0)] = 60.0
     codec: Literal["fp32", "fp16", "int8"] = "int8"
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
-    state_root_every: Annotated[int, Field(ge=1, le=1)] = 1
 
 
 class AdmissionSection(_Section):
@@ -129,6 +128,10 @@ class RunConfig(_Section):
         if self.run.min_members > self.run.max_members:
             raise ValueError(
                 f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
+            )
+        if self.outer.kind == "mean" and self.outer.momentum:
+            raise ValueError(
+                f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
             )
         return self
 

@@ -188,7 +188,7 @@ class ShardCache:
         used = sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
         if used + len(data) > self._max_bytes:
             raise StorageError(
-                f"the data cache holds {used} bytes", f"at most {self._max_bytes}", "raise --cache-bytes"
+                f"the data cache holds {used} bytes", f"at most {self._max_bytes}", "raise POTLUCK_PEER_CACHE_BYTES"
             )
         try:
             _write(self.path(entry.sha256), data)

@@ -209,10 +209,6 @@ class TransferService:
                     await stream.send_frame(certificate)
             case FetchState():
                 await self._send_state(request, stream)
-            case _:
-                raise RemoteProtocolError(
-                    f"{short(peer)} asked a {type(request).__name__} of a unit", "results, commits or states"
-                )
 
     async def _send_result(self, request: FetchResult, stream: Stream) -> None:
         data = await self._log.read_result(request.base, request.result_hash)

@@ -469,25 +469,15 @@ class FetchState(_message.Message):
     commit: bytes
     def __init__(self, unit: _Optional[str] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., commit: _Optional[bytes] = ...) -> None: ...
 
-class FetchShard(_message.Message):
-    __slots__ = ("sha256", "offset_bytes")
-    SHA256_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
-    sha256: bytes
-    offset_bytes: int
-    def __init__(self, sha256: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ...) -> None: ...
-
 class FetchRequest(_message.Message):
-    __slots__ = ("fetch_result", "fetch_commits", "fetch_state", "fetch_shard")
+    __slots__ = ("fetch_result", "fetch_commits", "fetch_state")
     FETCH_RESULT_FIELD_NUMBER: _ClassVar[int]
     FETCH_COMMITS_FIELD_NUMBER: _ClassVar[int]
     FETCH_STATE_FIELD_NUMBER: _ClassVar[int]
-    FETCH_SHARD_FIELD_NUMBER: _ClassVar[int]
     fetch_result: FetchResult
     fetch_commits: FetchCommits
     fetch_state: FetchState
-    fetch_shard: FetchShard
-    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ..., fetch_shard: _Optional[_Union[FetchShard, _Mapping]] = ...) -> None: ...
+    def __init__(self, fetch_result: _Optional[_Union[FetchResult, _Mapping]] = ..., fetch_commits: _Optional[_Union[FetchCommits, _Mapping]] = ..., fetch_state: _Optional[_Union[FetchState, _Mapping]] = ...) -> None: ...
 
 class RoundMessage(_message.Message):
     __slots__ = ("heartbeat", "leave", "proposal", "result_ready", "settle", "ack", "committed", "promise_request", "promise", "refusal", "mend", "pre_vote_request", "pre_vote")

@@ -66,13 +66,5 @@ class FetchState:
     commit: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FetchShard:
-    """Asks for a part of a data shard by its SHA-256."""
-
-    sha256: bytes
-    offset_bytes: int
-
-
-FetchRequest = FetchResult | FetchCommits | FetchState | FetchShard
+FetchRequest = FetchResult | FetchCommits | FetchState
 """What is asked on the stream channel "fetch", one request per stream."""

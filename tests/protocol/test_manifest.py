@@ -119,3 +119,10 @@ def test_a_manifest_of_a_release_with_other_keys_asks_for_that_release() -> None
 def test_a_run_of_another_protocol_version_is_told_before_anything_else() -> None:
     with pytest.raises(VersionError, match="protocol version 2"):
         open_manifest(sign_manifest(_manifest(protocol_version=2), HOST), verifier=Ed25519Verifier())
+
+
+def test_momentum_that_the_plain_mean_would_ignore_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(default_run_toml().replace("momentum = 0.0", "momentum = 0.9"))
+    with pytest.raises(ConfigError, match=r'outer\.momentum 0\.9 with kind = "mean"'):
+        load_run_config(path)

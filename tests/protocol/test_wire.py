@@ -73,7 +73,6 @@ FETCHES = [
     r.FetchResult(UNIT, BASE, 0, 3, ROOT),
     r.FetchCommits(UNIT, (BASE, CommitId(b"c" * 32), CommitId(b"a" * 32))),
     r.FetchState(UNIT, 0, 9, BASE),
-    r.FetchShard(b"s" * 32, 7),
 ]
 
 

@@ -35,9 +35,9 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchShard, FetchState
+from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchState
 from protocol.tensor_schema import ChunkGrid
-from protocol.wire import encode_certificate, encode_fetch
+from protocol.wire import encode_certificate
 from tests.averaging.rounds.round_world import (
     CHUNK_BYTES,
     CODEC,
@@ -290,7 +290,6 @@ async def _open_with(me: Party, peer: PeerId, frames: Sequence[bytes]) -> list[b
     [
         pytest.param(b"\xff\xff garbage", id="garbage"),
         pytest.param(b"", id="no kind of request"),
-        pytest.param(encode_fetch(FetchShard(bytes(32), 0)), id="a data shard"),
     ],
 )
 async def test_a_request_that_makes_no_sense_resets_its_stream_and_the_next_is_answered(
