@@ -6,8 +6,24 @@ import json
 import os
 from pathlib import Path
 
+from averaging.network.directory import PeerRecord
+from protocol.coordination import (
+    AdmitReply,
+    CheckpointEntry,
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    RunNews,
+    encode_admit_reply,
+    encode_checkpoints,
+    encode_error,
+    encode_news,
+    encode_report,
+    encode_report_reply,
+)
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.envelope import seal
+from protocol.errors import RefusedError
 from protocol.identity import Identity
 from protocol.ids import RunId
 from protocol.invite import Invite
@@ -62,7 +78,29 @@ def _wire() -> dict[str, str]:
         values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()
     for request in FETCHES:
         values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()
-    return values
+    return {**values, **_coordination()}
+
+
+def _coordination() -> dict[str, str]:
+    """What peers and the coordinator say to each other, and what stands in the directory."""
+    heldout = (HeldoutResult(BASE, 4, 400, 1.5),)
+    report = PeerReport(
+        "training", "why", UNIT, head=BASE, index=4, total_tokens=400, tokens_per_s=12.5, tokens_ready=7, loss_nats=2.25,
+        bytes_up=11, bytes_down=12, state_commit=BASE, state_root=ROOT, is_ready_to_start=True, heldout=heldout,
+        certificates=(b"certificate",), addresses=("/ip4/192.0.2.1/tcp/1/p2p/alice",),
+    )  # fmt: skip
+    said = {
+        "report": encode_report(report),
+        "report reply": encode_report_reply(ReportReply("training", BASE, 4, 5, is_final_checkpoint_written=True)),
+        "admit reply": encode_admit_reply(
+            AdmitReply(b"cred", b"manifest", b"dataset", b"", "host", ("/ip4/192.0.2.1",))
+        ),
+        "news": encode_news(RunNews("training", "why", BASE, 4, 400, b"start")),
+        "checkpoints": encode_checkpoints((CheckpointEntry(4, BASE, ROOT, 400, 1_800_000_000),)),
+        "error": encode_error(RefusedError("found", "expected", "remedy")),
+        "directory record": PeerRecord(b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",)).encode(),
+    }
+    return {name: data.hex() for name, data in said.items()}
 
 
 def test_what_goes_over_the_wire_is_what_it_was() -> None:
