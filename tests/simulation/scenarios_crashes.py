@@ -79,7 +79,7 @@ async def _crash_everywhere(scene: Scene, is_leader: bool) -> None:
     point = 1 + scene.world.seed % STRIDE
     while await _crash_once(scene, is_leader, point):
         point += STRIDE
-    expect(point > 40, f"a round has more than 40 points; it had {point}")
+    expect(point > 3 * STRIDE, f"a round has many points; it had {point}")
 
 
 async def _crash_once(scene: Scene, is_leader: bool, point: int) -> bool:
