@@ -25,10 +25,13 @@ from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import DirectoryEntry, Network
+from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.membership import announce, directory_key, list_peers
+from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
-from averaging.rounds.unit import UnitChain, UnitTools
+from averaging.rounds.unit import UnitChain
+from averaging.rounds.updates import UnitTools
 from averaging.start_state import start_root, start_state
 from averaging.unit_log import UnitLog
 from peer.addresses import announced, check_listen_address, multiaddress
@@ -292,19 +295,28 @@ async def _train(
                 ThreadOffload(),
                 trainer,
                 life.sealed,
-                roster.is_member,
                 board.publish,
             )
-            service = RoundService(_round_config(life, membership, verifier), chain, open_round, tools)
+            rounds = _peer_rounds(life, membership, verifier, network, roster)
+            service = RoundService(_round_config(life, membership, verifier), chain, open_round, tools, rounds)
+            rounds.add(service)
             board.trainer, board.service = trainer, service
-            service.serve()
-            await _rounds(life, membership, service, trainer, network, roster, reporter)
+            rounds.serve()
+            await _rounds(life, membership, rounds, service, trainer, network, roster, reporter)
         nursery.cancel_scope.cancel()
+
+
+def _peer_rounds(
+    life: _Life, membership: Membership, verifier: Ed25519Verifier, network: Network, roster: Roster
+) -> PeerRounds:
+    tools = PeerTools(network, life.clock, life.sealed, roster.is_member, life.board.publish)
+    return PeerRounds(membership.run_id, verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
 
 
 async def _rounds(
     life: _Life,
     membership: Membership,
+    rounds: PeerRounds,
     service: RoundService,
     trainer: WorkerTrainer,
     network: Network,
@@ -318,12 +330,12 @@ async def _rounds(
         return service.chain.head.total_tokens >= total_tokens
 
     async def listed(entries: Sequence[DirectoryEntry]) -> None:
-        await service.list_peers(tuple(p for p in roster.take_records(entries) if p != membership.coordinator))
+        await rounds.list_peers(tuple(p for p in roster.take_records(entries) if p != membership.coordinator))
 
     async with trio.open_nursery() as nursery:
         try:
             await trainer.load(service.chain.state.anchor_N, schedule_tokens=service.chain.head.total_tokens)
-            await nursery.start(service.run)
+            await nursery.start(rounds.run)
             nursery.start_soon(list_peers, network, membership.run_id, listed)
             life.board.say("training", "training")
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
@@ -331,7 +343,7 @@ async def _rounds(
         finally:
             with trio.move_on_after(GOODBYE_WITHIN_S, shield=True):
                 reporter.is_leaving = True
-                await service.leave()
+                await rounds.leave()
                 await reporter.report_once()
         nursery.cancel_scope.cancel()
 

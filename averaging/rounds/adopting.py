@@ -44,9 +44,15 @@ class _Task:
 
 
 class Adopter:
-    """Tells the trainer about commits and switches. `run` does it, one after another."""
+    """Tells the trainer about commits and switches. `run` does it, one after another.
 
-    def __init__(self, me: PeerId, chain: UnitChain, trainer: Trainer, offload: Offload) -> None:
+    `run_tokens(own)` gives the tokens of the run that schedules go by, for a unit that has counted `own`: those of the spine.
+    """
+
+    def __init__(
+        self, me: PeerId, chain: UnitChain, trainer: Trainer, offload: Offload, run_tokens: Callable[[int], int]
+    ) -> None:
+        self._run_tokens = run_tokens
         self._me = me
         self._chain = chain
         self._trainer = trainer
@@ -131,7 +137,7 @@ class Adopter:
     ) -> None:
         if self._idle.is_set():
             self._idle = trio.Event()
-        self._waiting.append(_Task(adopt, anchor_N, schedule_tokens, is_commit))
+        self._waiting.append(_Task(adopt, anchor_N, self._run_tokens(schedule_tokens), is_commit))
         arrived, self._arrived = self._arrived, trio.Event()
         arrived.set()
         await trio.lowlevel.checkpoint()

@@ -16,15 +16,14 @@ from averaging.rounds.contribution import EncodedContribution, encode_contributi
 from averaging.rounds.exchange import Exchange, ExchangeTools
 from averaging.rounds.reduction import Offers
 from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
-from averaging.rounds.transfer import FRAME_WITHIN_S
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import LoggedContribution
-from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, TransportError
-from protocol.ids import CommitId, PeerId, short
+from protocol.errors import LocalProtocolError, PotluckError, TransportError
+from protocol.ids import CommitId, PeerId
 from protocol.rounds.messages import ContributionHeader, Proposal, ResultHeader, ResultReady
 from protocol.rounds.requests import ExchangeHello
 from protocol.rounds.state import ContributionFailed, ContributionReady, ExchangeMeasured, RoundConfig
-from protocol.wire import decode_body, encode_body
+from protocol.wire import encode_body
 
 log = structlog.get_logger()
 
@@ -203,20 +202,12 @@ class Exchanging:
         if exchange is not None and exchange.proposal.ballot == ready.ballot:
             await self._send(tuple(member.peer for member in exchange.proposal.members), ready)
 
-    async def serve(self, sender: PeerId, stream: Stream) -> None:
+    async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
         """A member brings its chunks for one of our slices.
 
         Raises:
-            RemoteProtocolError: no credential, no greeting, or bytes that do not fit. TransportError: no such exchange here.
+            RemoteProtocolError: bytes that do not fit. TransportError: no such exchange here.
         """
-        if not await self._tools.is_member(sender):
-            raise RemoteProtocolError(f"{short(sender)} has shown no credential of this run", "a member")
-        frame: bytes | None = None
-        with trio.move_on_after(FRAME_WITHIN_S):
-            frame = await stream.receive_frame()
-        if frame is None:
-            raise RemoteProtocolError("an exchange without a greeting", "an ExchangeHello")
-        hello = decode_body(ExchangeHello, frame)
         exchange = await self._exchange_of(hello)
         try:
             await exchange.serve(sender, hello, stream)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 import structlog
+import torch
 import trio
 
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.gathering import Gatherer
-from averaging.rounds.round_tools import RoundTools, Tell
+from averaging.rounds.round_tools import Peerwide, RoundTools, Tell
 from averaging.rounds.transfer import ask_generation, fetch_commits, fetch_state
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from averaging.state import UnitState
-from protocol.errors import PotluckError, UnreachableError
+from protocol.errors import LocalProtocolError, PotluckError, UnreachableError
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.chain import attested_roots
-from protocol.rounds.lineage import TreeNode
+from protocol.rounds.chain import ChainLink, attested_roots
+from protocol.rounds.following import would_switch
+from protocol.rounds.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.messages import CommitRecord
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
 from protocol.rounds.state import (
     Applied,
     CommitsFetched,
     CommitStalled,
+    OpenRound,
     RoundState,
     Switched,
     SwitchFailed,
@@ -45,6 +50,12 @@ MAX_SOURCES: Final = 256
 SNAPSHOT_WITHIN_S: Final = 3600.0
 """A large state over a home line takes long; every frame of it has a deadline of its own."""
 
+BESIDE_WITHIN_S: Final = 600.0
+"""How long the spine waits for another unit's bytes before it moves without it."""
+
+NUM_ASKED_BESIDE: Final = 3
+"""Holders of the other lineage who are asked for a unit's commits when the spine is about to move."""
+
 STALL_PAUSE_S: Final = 1.0
 """What could not be written or had from anybody is not tried again at once."""
 
@@ -59,8 +70,10 @@ class Pursuer:
         gatherer: Gatherer,
         adopter: Adopter,
         tell: Tell,
+        peer: Peerwide,
         state: Callable[[], RoundState],
     ) -> None:
+        self._peer = peer
         self._chain = chain
         self._tools = tools
         self._gatherer = gatherer
@@ -68,6 +81,8 @@ class Pursuer:
         self._tell = tell
         self._state = state
         self._prepared: PreparedSwitch | None = None
+        self._beside: PreparedSwitch | None = None
+        self._leaving: _Left | None = None
         self._asking: set[PeerId] = set()
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
@@ -144,6 +159,8 @@ class Pursuer:
             await self._tell(SwitchFailed(target, error.one_line()))
             return
         if prepared is not None:
+            spine = SpineView(target, self._state().tree)
+            await self._peer.prepare_others(self._chain.tools.unit, spine, action.holders)
             self._prepared = prepared
             await self._tell(SwitchPrepared(target))
 
@@ -152,6 +169,9 @@ class Pursuer:
             switching = self._state().switching
             return switching is not None and (switching.fork, switching.target) == (action.fork, target)
 
+        return await self._bring(action, is_wanted)
+
+    async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
         fork_state = await chain.state_at(action.fork)
         state, rest = fork_state, action.path
@@ -200,14 +220,68 @@ class Pursuer:
         if prepared is None or (prepared.fork, prepared.path[-1].link.commit) != (action.fork, target):
             await self._tell(SwitchFailed(target, "another switch was prepared meanwhile"))
             return
-        chain = self._chain
-        commits = [link.commit for link in chain.links]
-        lost, anchor_N = chain.links[commits.index(action.fork) + 1 :], chain.state.anchor_N
+        self._leave(prepared)
         try:
-            open_round = await chain.switch(prepared)
+            open_round = await self._peer.switch(self._chain.tools.unit, prepared)
         except PotluckError as error:
             await self._tell(SwitchFailed(target, error.one_line()))
             return
-        await self._adopter.switch(prepared, lost, anchor_N)
+        await self.moved(open_round)
+
+    def _leave(self, prepared: PreparedSwitch) -> None:
+        """What is left behind, as long as it is here."""
+        links = self._chain.links
+        position = next((i for i, link in enumerate(links) if link.commit == prepared.fork), len(links))
+        self._leaving = _Left(prepared, tuple(links[position + 1 :]), self._chain.state.anchor_N)
+
+    async def moved(self, open_round: OpenRound) -> None:
+        """The head is on the prepared lineage now: tell the trainer, then the machine."""
+        left, self._leaving, chain = self._leaving, None, self._chain
+        if left is None:
+            raise LocalProtocolError("a switch that nobody began", "a prepared one")
+        await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
         await self._tell(Switched(chain.head, chain.root, open_round))
-        self._tools.publish("switched", MappingProxyType({"path": action.path, "lost": tuple(lost)}))
+        self._tools.publish("switched", MappingProxyType({"path": left.prepared.path, "lost": left.lost}))
+
+    # --- beside the spine -----------------------------------------------------------------------------------------------------
+
+    async def ask_beside(self, sources: tuple[PeerId, ...]) -> None:
+        """Ask some of these what they know of this unit."""
+        for source in sources[:NUM_ASKED_BESIDE]:
+            known = known_commits(self._state().tree, self._chain.head.commit)
+            with contextlib.suppress(PotluckError):
+                await self.catch_up(CatchUp(source, known))
+
+    async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """Bring what this unit needs to follow the spine to another lineage here. What cannot be had is left for later: then the
+        unit stays where it is when the spine moves, and follows by itself once it can.
+        """
+        self._beside = None
+        plan = would_switch(self._state(), spine)
+        if plan is None:
+            return
+        target = plan.path[-1].link.commit
+        try:
+            with trio.move_on_after(BESIDE_WITHIN_S):
+                self._beside = await self._bring(PrepareSwitch(plan.fork, plan.path, sources), lambda: True)
+        except PotluckError as error:
+            log.warning(
+                "not_prepared_beside", unit=self._chain.tools.unit, target=short(target), reason=error.one_line()
+            )
+
+    def beside(self, spine: SpineView) -> PreparedSwitch | None:
+        """What was prepared, if that is what this unit has to do when the spine stands there."""
+        plan, prepared = would_switch(self._state(), spine), self._beside
+        if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):
+            return None
+        self._leave(prepared)
+        return prepared
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A lineage that is being left: what for, its commits since the fork, and its last anchor, (N,) float32."""
+
+    prepared: PreparedSwitch
+    lost: tuple[ChainLink, ...]
+    anchor_N: torch.Tensor

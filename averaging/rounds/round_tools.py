@@ -4,39 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 import trio
 
 from averaging.network.seams import Clock, Network, Offload, Publish, Trainer
+from averaging.rounds.unit import PreparedSwitch
 from protocol.errors import PotluckError
-from protocol.ids import PeerId
+from protocol.ids import PeerId, UnitName
+from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import RoundMessage
-from protocol.rounds.state import Event
+from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.state import Event, OpenRound
 
 log = structlog.get_logger()
 
 Tell = Callable[[Event], Awaitable[None]]
 """Give the round machine an event; waits while it has too many."""
 
+Seal = Callable[[bytes], Awaitable[bytes]]
+"""Signs a payload under the round domain with the next durable sequence number."""
+
+IsMember = Callable[[PeerId], Awaitable[bool]]
+"""Whether a peer holds a good credential."""
+
 SendMessage = Callable[[tuple[PeerId, ...], RoundMessage], Awaitable[None]]
 """Sign a message and have it brought to these peers."""
 
 
+class Peerwide(Protocol):
+    """What the rounds of one unit have in common with those of this peer's other units."""
+
+    @property
+    def spine(self) -> SpineView | None:
+        """The spine as it is followed here; None before it is known."""
+        ...
+
+    async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
+        ...
+
+    async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """As `send`, until everybody has it or cannot be reached."""
+        ...
+
+    async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
+        """Tell these peers where all units stand, unless that was just done for another unit."""
+        ...
+
+    def spine_moved(self, spine: SpineView) -> None:
+        """The spine has another head, or more of it is known."""
+        ...
+
+    async def prepare_others(self, unit: UnitName, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """Bring to our disk what the other units need to follow the spine to another lineage; nothing for any other unit."""
+        ...
+
+    async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
+        """Flip a unit to another lineage, and with the spine all units that have to follow it; what is known of votes on its new head.
+
+        Raises:
+            StorageError: the record could not be written. LocalProtocolError: the unit has moved meanwhile. Nothing has changed.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RoundTools:
-    """The seams and the keys of a round service.
-
-    `seal(payload)` signs under the round domain with the next durable sequence number; `is_member(peer)` says whether a peer
-    holds a good credential.
-    """
+    """The seams and the keys of one unit's rounds; `trainer` is its part of the local training."""
 
     network: Network
     clock: Clock
     offload: Offload
     trainer: Trainer
-    seal: Callable[[bytes], Awaitable[bytes]]
-    is_member: Callable[[PeerId], Awaitable[bool]]
+    seal: Seal
     publish: Publish
 
 

@@ -1,8 +1,8 @@
-"""The round service: drives the round machine of one unit on the seams. It decides nothing: events in, orders out.
+"""The round service: drives the round machine of one unit. It decides nothing: events in, orders out.
 
 One task feeds events to `core.step` in order and performs the orders; whatever waits (sending, taking a delta, moving bytes,
 applying a commit) runs in a task of its own and comes back as an event. What the orders mean is in exchanging.py (contribution and
-exchange), pursuing.py (commits and lineages) and adopting.py (the trainer).
+exchange), pursuing.py (commits and lineages) and adopting.py (the trainer). What comes from the network is brought by peer_rounds.py.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ import trio
 
 from averaging.network.seams import Stream
 from averaging.rounds.adopting import Adopter
-from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.exchanging import Exchanging
 from averaging.rounds.gathering import Gatherer
 from averaging.rounds.healing import Healer
 from averaging.rounds.pursuing import Pursuer
-from averaging.rounds.round_tools import RoundTools, Tasks
-from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
-from averaging.rounds.unit import UnitChain
-from protocol.envelope import ReplayGuard, open_envelope
-from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, StorageError
-from protocol.ids import CommitId, PeerId, short
+from averaging.rounds.round_tools import Peerwide, RoundTools, Tasks
+from averaging.rounds.transfer import TransferService
+from averaging.rounds.unit import PreparedSwitch, UnitChain
+from protocol.errors import PotluckError, StorageError
+from protocol.ids import CommitId, PeerId, UnitName, short
 from protocol.rounds import core, liveness
-from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Committed, Heartbeat, Leave, RoundMessage, Settle
+from protocol.rounds.lineage import SpineView
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Committed, Leave, RoundMessage, Settle
 from protocol.rounds.orders import (
     Action,
     AnswerWithCertificate,
@@ -46,62 +44,67 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.requests import FetchState
+from protocol.rounds.requests import ExchangeHello, FetchRequest, FetchState
 from protocol.rounds.state import (
     AckLogged,
     BytesHeld,
     Event,
+    FlipOrdered,
     LeaveLogged,
     LeaveOrdered,
     MessageArrived,
     OpenRound,
-    PeerAnswered,
-    PeerLost,
-    PeersListed,
     Progressed,
     PromiseLogged,
     RoundConfig,
     RoundState,
+    SpineMoved,
     Step,
+    SwitchFailed,
     Ticked,
 )
 from protocol.rounds.views import own_heartbeat
-from protocol.wire import decode_certificate, decode_message, decode_record, encode_message
+from protocol.wire import decode_certificate, decode_record
 
 log = structlog.get_logger()
 
-ROUND_CHANNEL: Final = "round"
-CALL_WITHIN_S: Final = 2.0
 LEAVE_WITHIN_S: Final = 3.0
 MAX_EVENTS: Final = 1000
 """Events that may wait; senders of messages are slowed beyond it."""
 
 
 class RoundService:
-    """One unit's rounds at one peer. `serve` before the network starts, then `run`."""
+    """One unit's rounds at one peer."""
 
-    def __init__(self, config: RoundConfig, chain: UnitChain, open_round: OpenRound, tools: RoundTools) -> None:
+    def __init__(
+        self, config: RoundConfig, chain: UnitChain, open_round: OpenRound, tools: RoundTools, peer: Peerwide
+    ) -> None:
         self.config = config
         self.chain = chain
         self._tools = tools
+        self._peer = peer
         self._open_round = open_round
         self._state: RoundState | None = None
-        self._send_events, self._receive_events = trio.open_memory_channel[Event](MAX_EVENTS)
+        self._send_events, self._receive_events = trio.open_memory_channel[Event | trio.Event](MAX_EVENTS)
         self._tasks = Tasks(tools.publish)
-        self._replays = ReplayGuard()
         self._hurry = trio.Event()
         self._has_left = trio.Event()
-        self._adopter = Adopter(config.me.peer, chain, tools.trainer, tools.offload)
-        self._exchanging = Exchanging(config, chain, tools, self._tasks, self._send_events.send, self._send)
+        self._adopter = Adopter(config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens)
+        self._exchanging = Exchanging(config, chain, tools, self._tasks, self.tell, peer.send)
         self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes
         self._gatherer = Gatherer(tools.network, chain, self._exchanging.is_exchanging, self._changes.wait)
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
-        self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self._send_events.send, lambda: self.state)
+        self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
         self.reason = "starting"
+
+    @property
+    def unit(self) -> UnitName:
+        """Whose rounds these are."""
+        return self.config.unit
 
     @property
     def state(self) -> RoundState:
@@ -114,19 +117,18 @@ class RoundService:
                 state_root=self.chain.root,
                 open_round=self._open_round,
                 tree=self.chain.tree,
+                spine=None if self.config.is_spine else self._peer.spine,
             )
         return self._state
+
+    def _run_tokens(self, own: int) -> int:
+        spine = None if self.config.is_spine else self._peer.spine
+        return own if spine is None else spine.link.total_tokens
 
     @property
     def has_adopted(self) -> bool:
         """Whether the trainer has heard of every commit that the machine knows as applied."""
         return self._adopter.is_idle and self.state.link.commit == self.chain.state.head
-
-    def serve(self) -> None:
-        """Answer on the round, exchange and fetch channels from now on."""
-        self._tools.network.serve_calls(ROUND_CHANNEL, self._on_call)
-        self._tools.network.serve_streams(EXCHANGE_CHANNEL, self._exchanging.serve)
-        self._tools.network.serve_streams(FETCH_CHANNEL, self._on_fetch)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -137,11 +139,22 @@ class RoundService:
             nursery.start_soon(self._tick)
             task_status.started()
             while True:
-                await self._step(await self._receive_events.receive())
+                event = await self._receive_events.receive()
+                await self._follow_spine()
+                if isinstance(event, trio.Event):
+                    event.set()
+                else:
+                    await self._step(event)
 
-    async def list_peers(self, peers: tuple[PeerId, ...]) -> None:
-        """The directory names these credentialed peers."""
-        await self._send_events.send(PeersListed(peers))
+    async def tell(self, event: Event) -> None:
+        """Give the machine an event; waits while it has too many."""
+        await self._send_events.send(event)
+
+    async def drained(self) -> None:
+        """Until the machine has taken all events that it was told before."""
+        taken = trio.Event()
+        await self._send_events.send(taken)
+        await taken.wait()
 
     async def wait_changed(self) -> None:
         """Until something happened to the head, the exchange or the bytes on disk."""
@@ -150,8 +163,45 @@ class RoundService:
     async def leave(self) -> None:
         """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (rule 3)."""
         with trio.move_on_after(LEAVE_WITHIN_S):
-            await self._send_events.send(LeaveOrdered())
+            await self.tell(LeaveOrdered())
             await self._has_left.wait()
+
+    # --- beside the spine ---
+
+    async def _follow_spine(self) -> None:
+        """The machine hears of the spine before anything else: what it decides must not rest on a lineage that was left."""
+        spine = self._peer.spine
+        if not self.config.is_spine and spine is not None and spine is not self.state.spine:
+            await self._step(SpineMoved(spine))
+
+    def note_spine(self) -> None:
+        """The spine moved: have the machine look."""
+        self._tasks.spawn(self.drained)
+
+    async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """Get ready to follow the spine to another lineage."""
+        await self._pursuer.ask_beside(sources)
+        await self.drained()
+        await self._pursuer.prepare_beside(spine, sources)
+
+    async def join_move(self, spine: SpineView) -> PreparedSwitch | None:
+        """What this unit has to flip to when the spine stands there; its rounds stand still until `moved` or `not_moved`."""
+        prepared = self._pursuer.beside(spine)
+        if prepared is None:
+            return None
+        await self.tell(FlipOrdered(prepared.fork, prepared.path))
+        await self.drained()
+        switching = self.state.switching
+        is_ready = switching is not None and switching.is_flipping and switching.target == prepared.state.head
+        return prepared if is_ready else None
+
+    async def moved(self, open_round: OpenRound) -> None:
+        """The head is where the spine asked for."""
+        await self._pursuer.moved(open_round)
+
+    async def not_moved(self, target: CommitId, why: str) -> None:
+        """The move did not come about."""
+        await self.tell(SwitchFailed(target, why))
 
     # --- the loop ---
 
@@ -160,8 +210,8 @@ class RoundService:
         expected_s = clock.monotonic_s()
         while True:
             now_s = clock.monotonic_s()
-            await self._send_events.send(self._progress())
-            await self._send_events.send(Ticked(max(0.0, now_s - expected_s)))
+            await self.tell(self._progress())
+            await self.tell(Ticked(max(0.0, now_s - expected_s)))
             pause_s = liveness.next_tick_s(self.state)
             expected_s = clock.monotonic_s() + pause_s
             with trio.move_on_after(pause_s):
@@ -187,9 +237,18 @@ class RoundService:
             self._has_left.set()
         if before.link.commit != self.state.link.commit:
             self._changes.notify()
+        self._tell_spine(before)
         if liveness.next_tick_s(self.state) < liveness.next_tick_s(before):
             hurry, self._hurry = self._hurry, trio.Event()
             hurry.set()
+
+    def _tell_spine(self, before: RoundState) -> None:
+        """Where this unit is the spine, the others hear where it stands; not between a flip and the machine's word of it."""
+        state = self.state
+        is_flipping = state.switching is not None and state.switching.is_flipping
+        has_moved = state.link is not before.link or state.tree is not before.tree
+        if self.config.is_spine and has_moved and not is_flipping:
+            self._peer.spine_moved(SpineView(state.link.commit, state.tree))
 
     def _judge(self, event: Event) -> Step:
         """One step of the machine. What a stranger says may be refused, never end us."""
@@ -206,7 +265,7 @@ class RoundService:
             case Send():
                 await self._send(action.to, action.message)
             case SendHeartbeat():
-                await self._send(action.to, action.heartbeat)
+                await self._peer.send_heartbeat(self.unit, action)
             case PrepareContribution():
                 self._exchanging.prepare(action.base, self._adopter)
             case BeginExchange():
@@ -254,75 +313,38 @@ class RoundService:
                     raise
                 told = LeaveLogged(action.leave)
         # the loop must not wait for itself
-        self._tasks.spawn(self._send_events.send, told)
+        self._tasks.spawn(self.tell, told)
 
     # --- messages ---
 
     async def _send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
-        raw = await self._tools.seal(encode_message(message))
         if isinstance(message, Leave):
-            self._tasks.spawn(self._say_goodbye, to, raw)
-            return
-        for peer in to:
-            if peer == self.config.me.peer:
-                self._tasks.spawn(self._send_events.send, MessageArrived(peer, message, raw))
-            else:
-                self._tasks.spawn(self._deliver, peer, raw)
+            self._tasks.spawn(self._say_goodbye, to, message)
+        else:
+            await self._peer.send(to, message)
+
+    async def _say_goodbye(self, to: tuple[PeerId, ...], message: Leave) -> None:
+        await self._peer.send_and_wait(to, message)
+        self._has_left.set()
 
     def _probe(self, peer: PeerId) -> None:
         """A refused connection is a death at once; an answer is a sign of life (rule 12)."""
-        self._tasks.spawn(self._send, (peer,), own_heartbeat(self.state, self._tools.clock.monotonic_s()))
-
-    async def _say_goodbye(self, to: tuple[PeerId, ...], raw: bytes) -> None:
-        async with trio.open_nursery() as nursery:
-            for peer in to:
-                nursery.start_soon(self._tasks.guarded, self._deliver, peer, raw)
-        self._has_left.set()
-
-    async def _deliver(self, peer: PeerId, raw: bytes) -> None:
-        try:
-            await self._tools.network.call(peer, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S)
-        except PeerUnreachable:
-            await self._send_events.send(PeerLost(peer))
-        except (CallTimeout, RemoteProtocolError) as error:
-            log.debug("not_delivered", to=short(peer), reason=error.one_line())
-        else:
-            await self._send_events.send(PeerAnswered(peer))
-
-    async def _on_call(self, sender: PeerId, request: bytes) -> bytes:
-        await self._check_member(sender)
-        now_ms = int(self._tools.clock.unix_s() * 1000)
-        envelope = open_envelope(
-            request, verifier=self.config.verifier, domain=ROUND_DOMAIN, run_id=self.config.run_id, now_unix_ms=now_ms
-        )
-        if envelope.sender != sender:
-            raise RemoteProtocolError(f"a message of {short(envelope.sender)} from {short(sender)}", "its own messages")
-        if not self._replays.admit(envelope):
-            raise RemoteProtocolError(
-                f"a repeated message of {short(sender)}", "a new sequence number", "it was ignored"
-            )
-        message = decode_message(envelope.payload)
-        if isinstance(message, Heartbeat | Leave) and message.member.peer != sender:
-            raise RemoteProtocolError("a heartbeat in another's name", "the sender's own")
-        await self._send_events.send(MessageArrived(sender, message, request))
-        return b""
-
-    async def _check_member(self, sender: PeerId) -> None:
-        if not await self._tools.is_member(sender):
-            raise RemoteProtocolError(
-                f"{short(sender)} has shown no credential of this run", "a member", "join the run first"
-            )
+        heartbeat = own_heartbeat(self.state, self._tools.clock.monotonic_s())
+        self._tasks.spawn(self._peer.send_heartbeat, self.unit, SendHeartbeat((peer,), heartbeat, is_question=True))
 
     async def _answer_with_certificate(self, to: PeerId, base: CommitId) -> None:
         raw = self.chain.certificate_on(base)
         if raw is not None:
-            await self._send((to,), Committed(self.config.unit, decode_certificate(raw)))
+            await self._peer.send((to,), Committed(self.config.unit, decode_certificate(raw)))
 
     # --- bytes ---
 
-    async def _on_fetch(self, sender: PeerId, stream: Stream) -> None:
-        await self._check_member(sender)
-        request = await read_request(stream)
+    async def serve_exchange(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
+        """A member brings its chunks for one of our slices. Raises as `Exchanging.serve`."""
+        await self._exchanging.serve(sender, hello, stream)
+
+    async def serve_fetch(self, sender: PeerId, request: FetchRequest, stream: Stream) -> None:
+        """Somebody asks for what we hold."""
         if isinstance(request, FetchState) and not self.chain.is_sound:
             return  # an empty end: ask somebody else
         await self._transfer.serve(sender, request, stream)
@@ -332,7 +354,7 @@ class RoundService:
         reducers = (part.reducer for part in record.slices)
         first = (*settle.holders, settle.ballot.peer, *reducers)
         if await self._gatherer.gather(record, tuple(dict.fromkeys((*first, *self._live_peers())))):
-            await self._send_events.send(BytesHeld(settle))
+            await self.tell(BytesHeld(settle))
 
     def _live_peers(self) -> tuple[PeerId, ...]:
         return tuple(peer for peer, view in sorted(self.state.peers.items()) if not (view.lost or view.left))

@@ -9,21 +9,15 @@ import structlog
 import torch
 import trio
 
-from averaging.codecs import Codec
-from averaging.generations import Generations
-from averaging.network.seams import Offload
-from averaging.outer_step import apply_outer_step
-from averaging.rounds.contribution import result_root, split_chunks
-from averaging.state import UnitState, state_root
-from averaging.unit_log import LoggedContribution, LoggedRounds, UnitLog
+from averaging.rounds.updates import UnitTools, Updates
+from averaging.state import UnitState
+from averaging.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
-from protocol.identity import Verifier
-from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink, attested_roots, genesis_link, verify_certificate
 from protocol.rounds.lineage import CommitTree, TreeNode, tree_of
-from protocol.rounds.messages import LAST_ATTEMPT, Certificate, CommitRecord, SliceRecord
+from protocol.rounds.messages import LAST_ATTEMPT, Certificate
 from protocol.rounds.state import OpenRound
-from protocol.tensor_schema import ChunkGrid
 from protocol.wire import commit_id, decode_certificate, encode_certificate
 
 log = structlog.get_logger()
@@ -36,23 +30,6 @@ KEPT_UPDATE_SNAPSHOTS = 4
 
 KEPT_ROOTS = 64
 """Own roots kept to be compared with what later commits attest."""
-
-APPLY_COST_S = 0.005
-"""What applying a commit costs in virtual time."""
-
-
-@dataclass(frozen=True)
-class UnitTools:
-    """What a unit's state works with."""
-
-    run_id: RunId
-    unit: UnitName
-    verifier: Verifier
-    codec: Codec
-    grid: ChunkGrid
-    offload: Offload
-    log: UnitLog
-    generations: Generations
 
 
 @dataclass(frozen=True)
@@ -86,13 +63,16 @@ class UnitChain:
 
     def __init__(self, tools: UnitTools, start_record: bytes, genesis: UnitState) -> None:
         self.tools = tools
+        self.updates = Updates(tools)
         self.genesis = genesis
         self.links: list[ChainLink] = [genesis_link(start_record, tools.unit)]
         self.certificates: list[bytes] = []
         self.state = genesis
         self.root = Root(bytes(32))
         self._roots: dict[CommitId, Root] = {}
-        self._moving = trio.Lock()
+        self.moving = trio.Lock()
+        """Held while the head moves; taken from outside where several units move together."""
+
         self.is_sound = True
         """False while our state is not the one that the run attests (rule 21); healing.py makes it so again."""
         self.became_unsound = trio.Event()
@@ -181,13 +161,13 @@ class UnitChain:
             state = newest[0]
         position = commits.index(state.head)
         for link in self.links[position + 1 :]:
-            data = await self._read_good_results(link)
+            data = await self.updates.read_good(link)
             if data is None:
                 break
-            state = await self._advance(state, link, data)
+            state = await self.updates.advance(state, link, data)
         del self.links[commits.index(state.head) + 1 :]
         del self.certificates[len(self.links) - 1 :]
-        self._stand_at(state, await self._root(state))
+        self._stand_at(state, await self.updates.root(state))
 
     def data_position(self, me: PeerId) -> int:
         """The local step to go on from: after the last one that a commit of this chain counted, or may still count. What came later
@@ -226,7 +206,7 @@ class UnitChain:
             tree = tree.add(links[-1], certificate)
         if links[-1].commit != state.head:
             raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
-        root = await self._root(state)
+        root = await self.updates.root(state)
         # certificates first: a generation that the log does not lead to is worth nothing at the next start
         for link, raw in list(zip(links[1:], raws, strict=True))[len(self.certificates) :]:
             await self.tools.log.log_certificate(link.parent or CommitId(b""), raw)
@@ -252,19 +232,19 @@ class UnitChain:
             LocalProtocolError: the bytes are not here, or the link does not follow our head.
             StorageError: the certificate could not be written.
         """
-        async with self._moving:
+        async with self.moving:
             return await self._apply(link, certificate)
 
     async def _apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
         if link.parent != self.head.commit:
             raise LocalProtocolError("a commit that does not follow our head", "the next one")
-        data = await self._read_results(link)
+        data = await self.updates.read(link)
         if data is None:
             raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
         raw = encode_certificate(certificate)
         previous = self.state
-        state = await self._advance(previous, link, data)
-        root = await self._root(state)
+        state = await self.updates.advance(previous, link, data)
+        root = await self.updates.root(state)
         await self.tools.log.log_certificate(self.head.commit, raw)
         self.links.append(link)
         self.certificates.append(raw)
@@ -295,13 +275,13 @@ class UnitChain:
         last_good: UnitState | None = None
         for link in self.links[[link.commit for link in self.links].index(state.head) :]:
             if link.commit != state.head:
-                data = await self._read_good_results(link)
+                data = await self.updates.read_good(link)
                 if data is None:
                     break
-                state = await self._advance(state, link, data)
+                state = await self.updates.advance(state, link, data)
             expected = attested.get(link.commit)
             if expected is not None:
-                if await self._root(state) != expected:
+                if await self.updates.root(state) != expected:
                     return None  # the same arithmetic, the same mistake: this state must come from others
                 last_good = state
         return last_good
@@ -312,17 +292,17 @@ class UnitChain:
         Raises:
             LocalProtocolError: that commit is not on our lineage, or bytes since then are gone.
         """
-        async with self._moving:
+        async with self.moving:
             commits = [link.commit for link in self.links]
             if state.head not in commits:
                 raise LocalProtocolError("a state of another lineage", "one of ours")
             for link in self.links[commits.index(state.head) + 1 :]:
-                data = await self._read_good_results(link)
+                data = await self.updates.read_good(link)
                 if data is None:
                     raise LocalProtocolError("bytes that are no longer here", "a newer state")
-                state = await self._advance(state, link, data)
+                state = await self.updates.advance(state, link, data)
             shift_N = torch.sub(state.anchor_N, self.state.anchor_N)
-            self._stand_at(state, await self._root(state))
+            self._stand_at(state, await self.updates.root(state))
             self.is_sound, self.became_unsound = True, trio.Event()
             await self._keep_generation()
             return shift_N
@@ -379,10 +359,10 @@ class UnitChain:
         newest = await self.tools.generations.load_newest(before, attested_roots(self.links))
         state = newest[0] if newest is not None else self.genesis
         for link in self.links[before.index(state.head) + 1 : position + 1]:
-            data = await self._read_good_results(link)
+            data = await self.updates.read_good(link)
             if data is None:
                 return None
-            state = await self._advance(state, link, data)
+            state = await self.updates.advance(state, link, data)
         return state
 
     async def replay(self, state: UnitState, path: Sequence[TreeNode]) -> UnitState:
@@ -392,10 +372,10 @@ class UnitChain:
             LocalProtocolError: bytes of one of them are not here.
         """
         for node in path:
-            data = await self._read_good_results(node.link)
+            data = await self.updates.read_good(node.link)
             if data is None:
                 raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
-            state = await self._advance(state, node.link, data)
+            state = await self.updates.advance(state, node.link, data)
         return state
 
     async def prepared(
@@ -403,7 +383,11 @@ class UnitChain:
     ) -> PreparedSwitch:
         """A switch to `state`, to be made later."""
         anchor_N = fork_state.anchor_N if fork_state is not None else None
-        return PreparedSwitch(fork, path, anchor_N, state, await self._root(state))
+        return PreparedSwitch(fork, path, anchor_N, state, await self.updates.root(state))
+
+    def has(self, commit: CommitId) -> bool:
+        """Whether a commit is on our lineage."""
+        return any(link.commit == commit for link in self.links)
 
     async def switch(self, prepared: PreparedSwitch) -> OpenRound:
         """Flip the head in one durable record (rule 24); returns what is known of votes on the new head.
@@ -411,16 +395,27 @@ class UnitChain:
         Raises:
             StorageError: the record could not be written; nothing has changed.
         """
-        async with self._moving:
-            return await self._switch(prepared)
+        async with self.moving:
+            await self.tools.log.log_switch(prepared.fork, _certificates_of(prepared))
+            return await self._flip(prepared)
 
-    async def _switch(self, prepared: PreparedSwitch) -> OpenRound:
-        raws = [encode_certificate(node.certificate) for node in prepared.path if node.certificate is not None]
+    async def flip(self, prepared: PreparedSwitch) -> tuple[OpenRound, bool]:
+        """Flip the head where a record of all units says so already; `moving` is held by the caller. Returns what is known of votes on
+        the new head, and whether our own log tells of it, too.
+        """
+        is_written = True
+        try:
+            await self.tools.log.log_switch(prepared.fork, _certificates_of(prepared))
+        except StorageError as error:
+            is_written = False
+            log.warning("switch_not_logged", unit=self.tools.unit, reason=error.one_line())
+        return await self._flip(prepared), is_written
+
+    async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
         position = next(i for i, link in enumerate(self.links) if link.commit == prepared.fork)
-        await self.tools.log.log_switch(prepared.fork, raws)
         lost = self.links[position + 1 :]
         self.links[position + 1 :] = [node.link for node in prepared.path]
-        self.certificates[position:] = raws
+        self.certificates[position:] = _certificates_of(prepared)
         self._stand_at(prepared.state, prepared.root)
         await self._keep_generation()
         await self._drop_lost(lost, prepared.path[0].link)
@@ -437,57 +432,6 @@ class UnitChain:
         except StorageError as error:
             log.warning("updates_not_dropped", reason=error.one_line())
 
-    # --- bytes and arithmetic -------------------------------------------------------------------------------------------------
 
-    async def _read_results(self, link: ChainLink) -> list[bytes] | None:
-        if link.record is None:
-            return None
-        parts: list[bytes] = []
-        for part in link.record.slices:
-            data = await self.tools.log.read_result(link.record.parent, part.result_hash)
-            if data is None:
-                return None
-            parts.append(data)
-        return parts
-
-    async def _read_good_results(self, link: ChainLink) -> list[bytes] | None:
-        """As `_read_results`, for bytes that an earlier process wrote: what was damaged since is deleted, to be fetched again."""
-        data, record = await self._read_results(link), link.record
-        if data is None or record is None:
-            return None
-        pairs = list(zip(record.slices, data, strict=True))
-        good = await self.tools.offload.run(
-            lambda: [part.result_hash for part, blob in pairs if self._is_result(part, blob)], cost_s=APPLY_COST_S
-        )
-        if len(good) < len(pairs):
-            log.warning("result_damaged", index=link.index, good=len(good), of=len(pairs))
-            await self.tools.log.drop_results(record.parent, good)
-            return None
-        return data
-
-    def _is_result(self, part: SliceRecord, data: bytes) -> bool:
-        try:
-            chunks = split_chunks(data, self.tools.codec, self.tools.grid, part.first_chunk, part.stop_chunk)
-        except RemoteProtocolError:
-            return False
-        return result_root(chunks) == part.result_hash
-
-    async def _advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes]) -> UnitState:
-        record = link.record
-        if record is None:
-            raise LocalProtocolError("a link without a record", "a commit")
-        return await self.tools.offload.run(lambda: self._outer(state, link, record, data), cost_s=APPLY_COST_S)
-
-    def _outer(self, state: UnitState, link: ChainLink, record: CommitRecord, data: Sequence[bytes]) -> UnitState:
-        grid, codec = self.tools.grid, self.tools.codec
-        update_N = torch.empty(grid.num_elements, dtype=torch.float32)
-        for part, blob in zip(record.slices, data, strict=True):
-            chunks = split_chunks(blob, codec, grid, part.first_chunk, part.stop_chunk)
-            for chunk, encoded in zip(range(part.first_chunk, part.stop_chunk), chunks, strict=True):
-                begin, stop = grid.bounds(chunk)
-                update_N[begin:stop] = codec.decode(encoded, stop - begin)
-        anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, record.outer)
-        return UnitState(state.unit, link.commit, link.index, link.total_tokens, anchor_N, momentum_N)
-
-    async def _root(self, state: UnitState) -> Root:
-        return await self.tools.offload.run(lambda: state_root(state, self.tools.grid), cost_s=APPLY_COST_S)
+def _certificates_of(prepared: PreparedSwitch) -> list[bytes]:
+    return [encode_certificate(node.certificate) for node in prepared.path if node.certificate is not None]

@@ -13,6 +13,7 @@ from protocol.ids import PeerId, short
 from protocol.rounds.chain import link_after
 from protocol.rounds.messages import (
     MAX_SLICES,
+    NO_SPINE,
     Ack,
     AckedRecord,
     Certificate,
@@ -69,6 +70,7 @@ def propose(state: RoundState, now_s: float) -> Step:
         weight_cap_tokens=weight_cap([tokens for tokens in ready if tokens > 0] or [1]),
         reduce_within_s=_reduce_within_s(state, others),
         lone=bool(led.lone_voters),
+        spine=NO_SPINE if state.spine is None else state.spine.head,
     )
     led = replace(led, stage="collecting", deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))

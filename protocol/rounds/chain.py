@@ -62,9 +62,10 @@ def genesis_link(start_record: bytes, unit: UnitName) -> ChainLink:
         RemoteProtocolError: not a start record, or one without this unit.
     """
     start = decode_body(StartRecord, start_record)
-    if all(part.unit != unit for part in start.units):
+    part = next((part for part in start.units if part.unit == unit), None)
+    if part is None:
         raise RemoteProtocolError(f"a start record without unit {unit}", "every unit of the manifest")
-    return ChainLink(unit, genesis_id(start_record), 0, start.roster, 0, start.target_tokens)
+    return ChainLink(unit, genesis_id(start_record), 0, part.roster or start.roster, 0, start.target_tokens)
 
 
 def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:

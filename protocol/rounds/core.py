@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.envelope import open_envelope
-from protocol.errors import RemoteProtocolError, VersionError
+from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
 from protocol.ids import PeerId, Root, short
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
-from protocol.rounds.lineage import CommitTree, tree_of
+from protocol.rounds.lineage import CommitTree, SpineView, Standing, tree_of
 from protocol.rounds.messages import (
+    NO_SPINE,
     Ack,
     Ballot,
     Committed,
@@ -49,6 +50,7 @@ from protocol.rounds.state import (
     ContributionReady,
     Event,
     ExchangeMeasured,
+    FlipOrdered,
     LeaveLogged,
     LeaveOrdered,
     MessageArrived,
@@ -60,6 +62,7 @@ from protocol.rounds.state import (
     PromiseLogged,
     RoundConfig,
     RoundState,
+    SpineMoved,
     Step,
     Switched,
     SwitchFailed,
@@ -80,8 +83,18 @@ def start(
     state_root: Root,
     open_round: OpenRound | None = None,
     tree: CommitTree | None = None,
+    spine: SpineView | None = None,
 ) -> RoundState:
-    """The machine at a verified head; `open_round` is what the log knows of the round on it (rule 19), `tree` all that is verified."""
+    """The machine at a verified head; `open_round` is what the log knows of the round on it (rule 19), `tree` all that is verified,
+    `spine` the run's own lineage where that is another unit (rule 23).
+
+    Raises:
+        LocalProtocolError: a unit that is not the spine, and nothing known of the spine.
+    """
+    if config.is_spine != (spine is None):
+        raise LocalProtocolError(
+            f"unit {config.unit} {'with' if spine else 'without'} a spine", "what its place asks for"
+        )
     return RoundState(
         config=config,
         link=link,
@@ -92,6 +105,7 @@ def start(
         state_commit=link.commit,
         state_root=state_root,
         ticked_at_s=now_s,
+        spine=spine,
     )
 
 
@@ -138,7 +152,14 @@ def _voted(
 
 def _followed(
     state: RoundState,
-    event: Applied | CommitStalled | CommitsFetched | SwitchPrepared | SwitchFailed | Switched,
+    event: Applied
+    | CommitStalled
+    | CommitsFetched
+    | SwitchPrepared
+    | SwitchFailed
+    | Switched
+    | SpineMoved
+    | FlipOrdered,
     now_s: float,
 ) -> Step:
     match event:
@@ -154,6 +175,10 @@ def _followed(
             return following.switch_failed(state, event)
         case Switched():
             return following.switched(state, event, now_s)
+        case SpineMoved():
+            return following.spine_moved(state, event, now_s)
+        case FlipOrdered():
+            return following.flip_ordered(state, event)
 
 
 def _progressed(state: RoundState, event: Progressed) -> RoundState:
@@ -263,6 +288,7 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
         upload_bytes_per_s=message.upload_bytes_per_s,
         exchange_s=message.exchange_ms / 1000,
         silent=message.silent,
+        spine_head=next((h.head for h in message.heads if h.unit == state.config.spine), None),
         left=known.left and known.member == message.member,
     )
     state = liveness.with_view(state, view)
@@ -317,6 +343,10 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
         return "left out of the proposal: it names another session of ours, or none"
     if proposal.codec != config.codec or proposal.num_chunks != config.num_chunks:
         return f"{short(sender)} proposed codec {proposal.codec} over {proposal.num_chunks} chunks, not the run's"
+    if (proposal.spine == NO_SPINE) != config.is_spine:
+        return f"{short(sender)} proposed a round of {proposal.unit} {'with' if config.is_spine else 'without'} a spine"
+    if state.spine is not None and state.spine.standing(proposal.spine) is Standing.OTHER:
+        return f"{short(sender)} stands on another lineage of the spine"
     if state.open.committing is not None or state.is_leaving:
         return "a commit on this base is already being applied, or we are leaving"
     return ""

@@ -10,15 +10,17 @@ from dataclasses import replace
 from protocol.errors import RemoteProtocolError, VersionError
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, verify_certificate
-from protocol.rounds.lineage import TreeNode, best_head, known_commits
+from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
 from protocol.rounds.messages import Certificate, Committed
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
 from protocol.rounds.state import (
     Applied,
     CommitsFetched,
     CommitStalled,
+    FlipOrdered,
     OpenRound,
     RoundState,
+    SpineMoved,
     Step,
     Switched,
     SwitchFailed,
@@ -79,7 +81,7 @@ def consider(state: RoundState, source: PeerId | None, now_s: float) -> Step:
         return Step(state)
     if state.switching is not None and state.switching.is_prepared:
         return _flip(state, state.switching, now_s)
-    target = best_head(state.tree)
+    target = best_head(state.tree, spine=state.spine)
     if target == state.link.commit:
         return Step(state)
     ahead = state.tree.path(state.link.commit, target)
@@ -92,7 +94,7 @@ def consider(state: RoundState, source: PeerId | None, now_s: float) -> Step:
 def _go_on(preparing: Step, source: PeerId | None) -> Step:
     """Until all of the other lineage is here, ours goes on: bringing it may take hours (rule 24)."""
     state = preparing.state
-    ahead = state.tree.path(state.link.commit, best_head(state.tree, state.link.commit))
+    ahead = state.tree.path(state.link.commit, best_head(state.tree, state.link.commit, state.spine))
     if not ahead or _needs_state(state, ahead):
         return preparing
     own = _commit_next(state, ahead[0].link, ahead[0].certificate, source)
@@ -149,13 +151,41 @@ def _flip(state: RoundState, switching: Switching, now_s: float) -> Step:
     target = switching.target
     fork = state.tree.common(state.link.commit, target)
     path = state.tree.path(fork, target) if fork is not None else None
-    is_best = state.tree.path(target, best_head(state.tree)) is not None
+    is_best = state.tree.path(target, best_head(state.tree, spine=state.spine)) is not None
     if not is_best or fork != switching.fork or not path:  # or our own lineage moved in the meantime, or it is ours now
         return consider(replace(state, switching=None), None, now_s)
     opened = replace(state.open, leading=None, gathering=None)
     state = replace(state, switching=replace(switching, is_flipping=True), open=opened)
     orders: tuple[Action, ...] = (EndExchange(state.link.commit, "switching lineages"), Switch(fork, path))
     return Step(state, orders, f"switching to lineage {short(target)}")
+
+
+def spine_moved(state: RoundState, event: SpineMoved, now_s: float) -> Step:
+    """What was trained with another spine than the followed one may have to be left."""
+    return consider(replace(state, spine=event.spine), None, now_s)
+
+
+def would_switch(state: RoundState, spine: SpineView) -> Switch | None:
+    """The change of lineage that this unit would have to make if the spine stood at `spine`; None when it stays on its own."""
+    target = best_head(state.tree, spine=spine)
+    fork = state.tree.common(state.link.commit, target)
+    path = state.tree.path(fork, target) if fork is not None else None
+    if fork is None or fork == state.link.commit or not path:
+        return None
+    return Switch(fork, path)
+
+
+def flip_ordered(state: RoundState, event: FlipOrdered) -> Step:
+    """Change lineages together with the spine, unless the head is moving already; whoever orders it looks at what became of it."""
+    is_moving = state.open.committing is not None or (state.switching is not None and state.switching.is_flipping)
+    if is_moving or state.tree.path(event.fork, state.link.commit) is None:
+        return Step(state)
+    target = event.path[-1].link.commit
+    opened = replace(state.open, leading=None, gathering=None)
+    switching = Switching(event.fork, target, is_prepared=True, is_flipping=True)
+    state = replace(state, switching=switching, open=opened)
+    reason = f"switching to lineage {short(target)} with the spine"
+    return Step(state, (EndExchange(state.link.commit, "switching lineages"),), reason)
 
 
 def switch_failed(state: RoundState, event: SwitchFailed) -> Step:

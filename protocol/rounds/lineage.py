@@ -2,19 +2,23 @@
 
 Lineages are compared only when their certificates were verified here. At every fork the child is kept whose best descendant has
 the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth.
+
+Where a run has several units, one of them, the spine, decides for all (rule 23): a branch of another unit that was trained with the
+spine's followed lineage comes before one that was trained with another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
 from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.messages import Certificate
+from protocol.rounds.messages import NO_SPINE, Certificate
 from protocol.rounds.requests import MAX_KNOWN
 
 MAX_DEPTH: Final = 4096
@@ -97,30 +101,78 @@ def tree_of(root: ChainLink) -> CommitTree:
     return CommitTree(root.commit, root.commit, MappingProxyType({root.commit: TreeNode(root, None)}))
 
 
-def best_head(tree: CommitTree, start: CommitId | None = None) -> CommitId:
-    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22)."""
+class Standing(IntEnum):
+    """How a cited spine commit stands to the lineage of the spine that is followed here; more is better."""
+
+    OTHER = 0
+    UNKNOWN = 1
+    FOLLOWED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpineView:
+    """The spine as this peer knows and follows it: `head` is the newest commit that it adopted, in `tree`."""
+
+    head: CommitId
+    tree: CommitTree
+
+    @property
+    def link(self) -> ChainLink:
+        """The head."""
+        return self.tree.nodes[self.head].link
+
+    def standing(self, cited: CommitId) -> Standing:
+        """How a spine commit stands to the followed lineage. One that comes after the head stands with it: we are merely behind."""
+        if cited in (self.head, NO_SPINE):
+            return Standing.FOLLOWED
+        node = self.tree.nodes.get(cited)
+        if node is None:
+            return Standing.UNKNOWN
+        older, newer = (cited, self.head) if node.link.index <= self.link.index else (self.head, cited)
+        return Standing.OTHER if self.tree.path(older, newer) is None else Standing.FOLLOWED
+
+
+@dataclass(frozen=True, slots=True)
+class _Merit:
+    """What speaks for a branch: of its descendants those count that stand best with the spine, and of these the one with most work."""
+
+    standing: Standing
+    tokens: int
+
+
+def best_head(tree: CommitTree, start: CommitId | None = None, spine: SpineView | None = None) -> CommitId:
+    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22; with `spine` rule 23 comes first)."""
     if not tree.has_fork:
         return tree.tip
     children: dict[CommitId, list[ChainLink]] = {}
     for commit, node in tree.nodes.items():
         if node.link.parent is not None and commit != tree.root:
             children.setdefault(node.link.parent, []).append(node.link)
-    best = _best_tokens(tree, children)
+    merits = _merits(tree, children, spine)
     here = tree.root if start is None else start
     while here in children:
         fork = tree.nodes[here].link
-        here = max(children[here], key=lambda child: _preference(fork, child, best[child.commit])).commit
+        here = max(children[here], key=lambda child: _preference(fork, child, merits[child.commit])).commit
     return here
 
 
-def _best_tokens(tree: CommitTree, children: Mapping[CommitId, list[ChainLink]]) -> dict[CommitId, int]:
-    """For each commit the most tokens that any of its descendants, or it, has committed in all."""
-    best: dict[CommitId, int] = {}
+def _merits(
+    tree: CommitTree, children: Mapping[CommitId, list[ChainLink]], spine: SpineView | None
+) -> dict[CommitId, _Merit]:
+    """For each commit the best standing of a line from it to an end, and the most tokens at such an end. One commit that was made
+    with another spine spoils the whole line: what came before it was averaged into it.
+    """
+    merits: dict[CommitId, _Merit] = {}
     newest_first = sorted(tree.nodes.values(), key=lambda node: -node.link.index)
     for node in newest_first:
-        below = [best[child.commit] for child in children.get(node.link.commit, ())]
-        best[node.link.commit] = max([node.link.total_tokens, *below])
-    return best
+        link = node.link
+        cited = link.record.spine if link.record is not None else NO_SPINE
+        own = spine.standing(cited) if spine is not None else Standing.FOLLOWED
+        below = [merits[child.commit] for child in children.get(link.commit, ())]
+        standing = min(own, max((merit.standing for merit in below), default=own))
+        tokens = [merit.tokens for merit in below if min(own, merit.standing) == standing]
+        merits[link.commit] = _Merit(standing, max([link.total_tokens, *tokens]))
+    return merits
 
 
 def work_class(fork: ChainLink, total_tokens: int) -> int:
@@ -128,9 +180,10 @@ def work_class(fork: ChainLink, total_tokens: int) -> int:
     return ((total_tokens - fork.total_tokens) // max(1, fork.target_tokens)).bit_length()
 
 
-def _preference(fork: ChainLink, child: ChainLink, best_tokens: int) -> tuple[int, bool, int, int]:
+def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[Standing, int, bool, int, int]:
     return (
-        work_class(fork, best_tokens),
+        merit.standing,
+        work_class(fork, merit.tokens),
         not child.is_lone,
         len(child.roster),
         -int.from_bytes(child.commit, "big"),

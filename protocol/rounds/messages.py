@@ -23,6 +23,9 @@ MAX_CHUNKS: Final = 1 << 20
 LAST_ATTEMPT: Final = (1 << 32) - 1
 """No attempt is numbered so high: a promise of it says that its peer left (rule 3)."""
 
+NO_SPINE: Final = CommitId(b"")
+"""What the spine's own proposals and records cite: their base says it."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
@@ -78,6 +81,7 @@ class Proposal:
         weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
         reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
         lone: made without a quorum of the base roster, after patience: every member must ack (rule 18).
+        spine: the spine commit on which the opener stands (rule 23); NO_SPINE where the unit is the spine itself.
     """
 
     unit: UnitName
@@ -91,9 +95,11 @@ class Proposal:
     reduce_within_s: float
     level: int = 0
     lone: bool = False
+    spine: CommitId = NO_SPINE
 
     def __post_init__(self) -> None:
         require_hash("base", self.base)
+        _require_spine(self.spine)
         require(1 <= len(self.members) <= MAX_MEMBERS, f"{len(self.members)} members", f"1 to {MAX_MEMBERS}")
         require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
         require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
@@ -109,6 +115,11 @@ class Proposal:
     def num_chunks(self) -> int:
         """Chunks of the whole unit."""
         return self.slices[-1].stop_chunk
+
+
+def _require_spine(spine: CommitId) -> None:
+    if spine != NO_SPINE:
+        require_hash("spine", spine)
 
 
 def _require_tiling(slices: tuple[SliceSpec, ...] | tuple[SliceRecord, ...]) -> None:
@@ -240,6 +251,7 @@ class CommitRecord:
         roster: who votes on the next round: the proposal's members not suspected at settle time.
         incarnations: the disks that they vote with, in the roster's order: a peer that lost its disk may have voted already.
         lone: committed without a quorum, after patience.
+        spine: the spine commit on which the opener stood (rule 23); NO_SPINE in records of the spine itself.
     """
 
     unit: UnitName
@@ -258,9 +270,11 @@ class CommitRecord:
     attested: Attestation | None = None
     lone: bool = False
     level: int = 0
+    spine: CommitId = NO_SPINE
 
     def __post_init__(self) -> None:
         require_hash("parent", self.parent)
+        _require_spine(self.spine)
         require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
         require(
             1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
@@ -277,11 +291,12 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class StartUnit:
-    """A unit at the start of the run."""
+    """A unit at the start of the run. `roster` votes on its first round; where it is empty, the run's roster does."""
 
     unit: UnitName
     schema_fingerprint: bytes
     state_root: Root
+    roster: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

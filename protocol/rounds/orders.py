@@ -20,10 +20,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Tell these peers where we stand."""
+    """Tell these peers where we stand. A question wants an answer now: it is not spared for one that was just sent."""
 
     to: tuple[PeerId, ...]
     heartbeat: Heartbeat
+    is_question: bool = False
 
 
 @dataclass(frozen=True, slots=True)

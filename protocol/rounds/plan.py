@@ -128,6 +128,7 @@ def make_record(
         incarnations=tuple(m.incarnation for peer in sorted(roster) if (m := proposal.member(peer)) is not None),
         attested=_attestation(results),
         lone=proposal.lone,
+        spine=proposal.spine,
     )
 
 

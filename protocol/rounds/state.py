@@ -14,7 +14,7 @@ from typing import Final
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.lineage import CommitTree
+from protocol.rounds.lineage import CommitTree, SpineView, TreeNode
 from protocol.rounds.messages import (
     AckedRecord,
     Ballot,
@@ -51,6 +51,7 @@ class RoundConfig:
         replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
         settle_within_s: how long a settled record waits for its acks before the attempt ends.
+        spine: the run's spine (rule 23); None where this unit is it.
     """
 
     run_id: RunId
@@ -74,6 +75,12 @@ class RoundConfig:
     settle_within_s: float = 20.0
     lone_patience_s: float = 60.0
     replay_at_most: int = 16
+    spine: UnitName | None = None
+
+    @property
+    def is_spine(self) -> bool:
+        """Whether this unit decides for all others."""
+        return self.spine in (None, self.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class PeerView:
         lost: its process refused or reset a connection since it was last heard.
         exchange_s: how long its uploads took, 0 when it has not told.
         silent: members of the running exchange whom it does not hear.
+        spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine.
     """
 
     peer: PeerId
@@ -97,6 +105,7 @@ class PeerView:
     left: bool = False
     exchange_s: float = 0.0
     silent: tuple[PeerId, ...] = ()
+    spine_head: CommitId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +230,7 @@ class RoundState:
         switching: the lineage that is being fetched, if another one is to be followed.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first.
+        spine: the spine as this peer follows it; None where this unit is the spine.
     """
 
     config: RoundConfig
@@ -242,6 +252,12 @@ class RoundState:
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     reason: str = "starting"
+    spine: SpineView | None = None
+
+    @property
+    def run_tokens(self) -> int:
+        """W of the run: tokens credited on the spine (rule 23)."""
+        return self.link.total_tokens if self.spine is None else self.spine.link.total_tokens
 
     @property
     def may_vote(self) -> bool:
@@ -380,6 +396,21 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True)
+class SpineMoved:
+    """The spine has another head here, or more of it is known (rule 23)."""
+
+    spine: SpineView
+
+
+@dataclass(frozen=True, slots=True)
+class FlipOrdered:
+    """The spine changes to another lineage, and this unit with it: its bytes are on our disk. `Switched` or `SwitchFailed` follows."""
+
+    fork: CommitId
+    path: tuple[TreeNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveOrdered:
     """The owner wants to go."""
 
@@ -427,6 +458,8 @@ Event = (
     | SwitchPrepared
     | SwitchFailed
     | Switched
+    | SpineMoved
+    | FlipOrdered
     | LeaveOrdered
     | LeaveLogged
 )

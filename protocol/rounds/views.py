@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from protocol.ids import PeerId
+from protocol.rounds.lineage import Standing
 from protocol.rounds.messages import Ballot, Heartbeat, UnitHead
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import PeerView, RoundState
@@ -100,8 +101,16 @@ def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
         and view.head is not None
         and view.head.head == state.link.commit
         and view.head.can_contribute
+        and stands_with_us(state, view)
         and is_alive(state, peer, now_s, patience_s)
     )
+
+
+def stands_with_us(state: RoundState, view: PeerView) -> bool:
+    """Whether a peer trains with our lineage of the spine, as far as it has told: deltas made beside another one do not fit."""
+    if state.spine is None or view.spine_head is None:
+        return True
+    return state.spine.standing(view.spine_head) is not Standing.OTHER
 
 
 def ready_tokens(state: RoundState, now_s: float) -> int:
@@ -112,7 +121,7 @@ def ready_tokens(state: RoundState, now_s: float) -> int:
 
 def is_due(state: RoundState, now_s: float) -> bool:
     """Ready tokens reach the target, or the longest interval has passed and there is anything to average (rule 5)."""
-    if state.link.total_tokens >= state.config.total_tokens:
+    if state.run_tokens >= state.config.total_tokens:
         return False
     ready = ready_tokens(state, now_s)
     if ready >= state.link.target_tokens:

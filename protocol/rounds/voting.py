@@ -12,6 +12,7 @@ from protocol.ids import PeerId, short
 from protocol.rounds import leading
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.messages import (
+    NO_SPINE,
     Ack,
     AckedRecord,
     Leave,
@@ -80,6 +81,8 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return f"refused a record with outer step {record.outer} and codec {record.codec}: not the run's"
     if record.slices[-1].stop_chunk != state.config.num_chunks:
         return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
+    if (record.spine == NO_SPINE) != state.config.is_spine:
+        return f"refused a record of {record.unit} {'with' if state.config.is_spine else 'without'} a spine commit"
     if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
     return ""
@@ -127,7 +130,7 @@ def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest,
     question = PendingPreVote(sender, request.ballot, opener, now_s)
     asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
     state = replace(state, open=replace(state.open, asked=asked))
-    return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s)),))
+    return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), is_question=True),))
 
 
 def _answer(state: RoundState, asker: PeerId, request: PreVoteRequest, objection: str) -> Send:

@@ -8,7 +8,8 @@ import trio
 
 from averaging.generations import Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.rounds.unit import UnitChain, UnitTools
+from averaging.rounds.unit import UnitChain
+from averaging.rounds.updates import UnitTools
 from averaging.unit_log import UnitLog
 from peer.snapshot_join import catch_up_by_snapshot
 from protocol.ids import PeerId
@@ -25,8 +26,9 @@ def _chain(world: World, disk: MemoryDisk) -> UnitChain:
     timers = world.swarm.timers
     storage, offload = MemoryStorage(disk, timers=timers), SimulatedOffload(timers)
     log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
-    tools = UnitTools(world.run_id, world.unit, world.verifier, world.codec, world.grid, offload, log, generations)
-    return UnitChain(tools, world.start_record, world.genesis)
+    unit = world.layout.spine
+    tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
+    return UnitChain(tools, world.start_record, world.genesis(unit))
 
 
 class _LyingFiles(dict[str, bytes]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -14,18 +15,23 @@ from averaging.generations import Generations
 from averaging.network.clocks import Timers, VirtualClock
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.seams import DirectoryEntry
+from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.membership import announce, list_peers
-from averaging.rounds.service import RoundService, RoundTools
-from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain, UnitTools
+from averaging.rounds.peer_rounds import PeerRounds, PeerTools
+from averaging.rounds.round_tools import RoundTools
+from averaging.rounds.service import RoundService
+from averaging.rounds.spine_follower import SpineFollower
+from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
+from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
 from averaging.unit_log import UnitLog
 from protocol.envelope import seal
 from protocol.errors import PotluckError
-from protocol.ids import CommitId, PeerId, Root
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
-from tests.simulation.invariants import check_applied_bytes
+from tests.simulation.invariants import Observed, check_applied_bytes
 from tests.simulation.signing import HashSigner
 from tests.simulation.trainer import SimulatedTrainer
 from tests.simulation.virtual_time import PROCESS, Process
@@ -64,18 +70,24 @@ class WatchedChain(UnitChain):
     world: World
     node: Node
 
-    async def switch(self, prepared: PreparedSwitch) -> OpenRound:
+    @property
+    def observed(self) -> Observed:
+        """What was seen of this unit."""
+        return self.world.observed_of[self.tools.unit]
+
+    async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
         """Tell the trainer which tokens come back, and look at where it leads."""
         commits = [link.commit for link in self.links]
         lost = self.links[commits.index(prepared.fork) + 1 :]
-        observed, me = self.world.observed, self.node.peer
-        open_round = await super().switch(prepared)
+        observed, me, unit = self.observed, self.node.peer, self.tools.unit
+        open_round = await super()._flip(prepared)
         self.look()
-        self.world.happened("switch", f"{self.node.name} from {len(lost)} to {len(prepared.path)} commits")
-        if self.node.trainer is not None:
+        self.world.happened("switch", f"{self.node.name} {unit} from {len(lost)} to {len(prepared.path)} commits")
+        trainer = self.node.trainers.get(unit)
+        if trainer is not None:
             regained = [part for link in lost for part in observed.commits[link.commit].counted.get(me, [])]
             spent = [part for node in prepared.path for part in observed.commits[node.link.commit].counted.get(me, [])]
-            self.node.trainer.expect_switch(prepared.state.anchor_N, regained, spent)
+            trainer.expect_switch(prepared.state.anchor_N, regained, spent)
         return open_round
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
@@ -99,10 +111,10 @@ class WatchedChain(UnitChain):
 
     def look(self) -> None:
         """Where it stands; a rotten state is nobody's yardstick."""
-        observed = self.world.observed
-        if self.node.is_rotten and observed.roots.get(self.state.head) == self.root:
-            self.node.is_rotten = False
-        observed.hold(self.links, self.state.head, None if self.node.is_rotten else self.root)
+        is_rotten = self.node.is_rotten and self.tools.unit == self.node.units[0]
+        if is_rotten and self.observed.roots.get(self.state.head) == self.root:
+            self.node.is_rotten = is_rotten = False
+        self.observed.hold(self.links, self.state.head, None if is_rotten else self.root)
 
 
 class Node:
@@ -117,8 +129,10 @@ class Node:
         self.clock = SettableClock(skew_s=skew_s)
         self.session = 0
         self.process = Process()
-        self.service: RoundService | None = None
-        self.trainer: SimulatedTrainer | None = None
+        self.units = world.layout.held(number)
+        self.services: dict[UnitName, RoundService] = {}
+        self.trainers: dict[UnitName, SimulatedTrainer] = {}
+        self.follower: SpineFollower | None = None
         self.is_up = False
         self.has_left = False
         self.was_ever_killed = False
@@ -132,17 +146,39 @@ class Node:
         return self.signer.peer_id
 
     @property
+    def service(self) -> RoundService | None:
+        """The rounds of its first unit: of the spine, where it holds that."""
+        return self.services.get(self.units[0])
+
+    @property
+    def trainer(self) -> SimulatedTrainer | None:
+        """The training of its first unit."""
+        return self.trainers.get(self.units[0])
+
+    @property
     def head(self) -> CommitId | None:
-        """Where it stands: applied, and taken over by its trainer and its round machine."""
-        service = self.service
+        """Where its first unit stands."""
+        return self.head_of(self.units[0])
+
+    @property
+    def index(self) -> int:
+        """Commits applied to its first unit."""
+        return self.index_of(self.units[0])
+
+    def head_of(self, unit: UnitName) -> CommitId | None:
+        """Where a unit stands: applied, and taken over by its trainer and its round machine."""
+        service = self.services.get(unit)
         if not self.is_up or service is None or not service.has_adopted:
             return None
         return service.chain.state.head
 
-    @property
-    def index(self) -> int:
-        """Commits applied."""
-        return self.service.chain.head.index if self.service is not None else 0
+    def index_of(self, unit: UnitName) -> int:
+        """Commits of a unit applied; of the spine, where it is only followed, commits known."""
+        service = self.services.get(unit)
+        if service is not None:
+            return service.chain.head.index
+        follows = self.follower is not None and unit == self.follower.unit
+        return self.follower.view.link.index if follows and self.follower is not None else 0
 
     async def live(self) -> None:
         """One process life, until it is killed or has left."""
@@ -165,66 +201,95 @@ class Node:
     async def _serve(self, process: Process) -> None:
         world = self.world
         network = world.swarm.start(self.peer)
-        chain, offload = await self._restored(process)
-        open_round = await chain.restore()
-        chain.look()
-        first_step = chain.data_position(self.peer)
-        trainer = SimulatedTrainer(
-            chain.tools.grid.num_elements, self.tokens_per_s, first_step, process, world.swarm.timers
-        )
-        await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
         sequence = iter(range(self.session << 32, (self.session + 1) << 32))
 
         async def sealed(payload: bytes) -> bytes:
             process.check_alive()
             expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
-            return seal(self.signer, ROUND_DOMAIN, chain.tools.run_id, next(sequence), expires_ms, payload)
+            return seal(self.signer, ROUND_DOMAIN, world.run_id, next(sequence), expires_ms, payload)
 
-        def publish(event: str, fields: Mapping[str, object]) -> None:
-            if process.is_alive:
-                self._published(service, trainer, event, fields)
-
-        service = RoundService(
-            world.round_config(Member(self.peer, 1, self.session)),
-            chain,
-            open_round,
-            RoundTools(network, self.clock, offload, trainer, sealed, _is_member, publish),
-        )
-        self.service, self.trainer = service, trainer
-        service.serve()
+        tools = PeerTools(network, self.clock, sealed, _is_member, partial(self._told, process))
+        rounds = await self._rounds(process, tools)
+        rounds.serve()
 
         async def listed(entries: Sequence[DirectoryEntry]) -> None:
-            await service.list_peers(tuple(PeerId(entry.subkey) for entry in entries))
+            await rounds.list_peers(tuple(PeerId(entry.subkey) for entry in entries))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(announce, network, self.clock, chain.tools.run_id, _no_value)
-            nursery.start_soon(list_peers, network, chain.tools.run_id, listed, world.profile.list_every_s)
-            nursery.start_soon(self._leave_when_told, service)
-            await service.run()
+            nursery.start_soon(announce, network, self.clock, world.run_id, _no_value)
+            nursery.start_soon(list_peers, network, world.run_id, listed, world.profile.list_every_s)
+            nursery.start_soon(self._leave_when_told, rounds)
+            await rounds.run()
 
-    async def _restored(self, process: Process) -> tuple[WatchedChain, SimulatedOffload]:
+    async def _rounds(self, process: Process, tools: PeerTools) -> PeerRounds:
+        """All units, restored from the disk."""
+        world, storage = self.world, self._storage("")
+        vector, spine = HeadVector(storage), world.layout.spine
+        logs = {unit: UnitLog(self._unit_storage(unit)) for unit in (*self.units, spine)}
+        await vector.finish(logs)
+        self.follower, self.services, self.trainers = None, {}, {}
+        if spine not in self.units:
+            self.follower = SpineFollower(
+                spine, world.start_record, logs[spine], tools.network, world.verifier, world.run_id
+            )
+            await self.follower.restore()
+        rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
+        for unit in self.units:
+            rounds.add(await self._unit(process, tools, rounds, unit, logs[unit]))
+        return rounds
+
+    async def _unit(
+        self, process: Process, tools: PeerTools, rounds: PeerRounds, unit: UnitName, log: UnitLog
+    ) -> RoundService:
+        world = self.world
+        chain = self._chain(unit, log)
+        open_round = await chain.restore()
+        chain.look()
+        first_step = chain.data_position(self.peer)
+        trainer = SimulatedTrainer(world.grid.num_elements, self.tokens_per_s, first_step, process, world.swarm.timers)
+        await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
+        config = world.round_config(Member(self.peer, 1, self.session), unit)
+        publish = partial(self._published, process, unit)
+        round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish)
+        service = RoundService(config, chain, open_round, round_tools, rounds)
+        self.services[unit], self.trainers[unit] = service, trainer
+        return service
+
+    def _storage(self, folder: str) -> MemoryStorage:
+        return MemoryStorage(self.disk, folder, timers=self.world.swarm.timers)
+
+    def _unit_storage(self, unit: UnitName) -> MemoryStorage:
+        return self._storage("" if unit == self.world.layout.spine else unit)
+
+    def _chain(self, unit: UnitName, log: UnitLog) -> WatchedChain:
         world = self.world
         offload = SimulatedOffload(world.swarm.timers)
-        storage = MemoryStorage(self.disk, timers=world.swarm.timers)
-        log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
-        tools = UnitTools(world.run_id, world.unit, world.verifier, world.codec, world.grid, offload, log, generations)
-        chain = WatchedChain(tools, world.start_record, world.genesis)
+        generations = Generations(self._unit_storage(unit), world.grid, offload)
+        tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
+        chain = WatchedChain(tools, world.start_record, world.genesis(unit))
         chain.world, chain.node = world, self
-        return chain, offload
+        return chain
 
-    def _published(
-        self, service: RoundService, trainer: SimulatedTrainer, event: str, fields: Mapping[str, object]
-    ) -> None:
-        self.world.trace.add(f"{self.name} {event} {fields.get('reason', '')}")
+    def _told(self, process: Process, event: str, fields: Mapping[str, object]) -> None:
+        if process.is_alive:
+            self.world.trace.add(f"{self.name} {event} {fields.get('reason', '')}")
+            if event == "heads_moved":
+                self.world.happened("vector", f"{self.name} {fields.get('units')}")
+
+    def _published(self, process: Process, unit: UnitName, event: str, fields: Mapping[str, object]) -> None:
+        if not process.is_alive:
+            return
+        name = self.name if unit == self.world.layout.spine else f"{self.name}/{unit}"
+        self.world.trace.add(f"{name} {event} {fields.get('reason', '')}")
         root, link = fields.get("root"), fields.get("link")
         if event == "contributed" and isinstance(root, bytes):
-            self.world.observed.claim(self.peer, Root(root), trainer.last_snapshot)
+            self.world.observed_of[unit].claim(self.peer, Root(root), self.trainers[unit].last_snapshot)
         if event == "committed" and isinstance(link, ChainLink):
-            self.world.trace.add(f"{self.name} commit {link.index} {link.commit.hex()}")
+            self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
 
-    async def _leave_when_told(self, service: RoundService) -> None:
+    async def _leave_when_told(self, rounds: PeerRounds) -> None:
         await self._must_leave.wait()
-        await service.leave()
+        await rounds.leave()
         self.has_left = True
         self._end("has left")
 
@@ -276,12 +341,12 @@ class Node:
         self.clock.jump(seconds)
 
     def check_tokens(self) -> None:
-        """Every token of a process that was never killed is accounted for."""
-        if self.head is None or self.trainer is None or self.was_ever_killed:
-            return
-        self.world.observed.check_tokens(
-            self.peer, self.head, self.trainer.minted, self.trainer.ready, self.trainer.dropped
-        )
+        """Every token of a process that was never killed is accounted for, in each unit."""
+        for unit, trainer in self.trainers.items():
+            head = self.head_of(unit)
+            if head is not None and not self.was_ever_killed:
+                observed = self.world.observed_of[unit]
+                observed.check_tokens(self.peer, head, trainer.minted, trainer.ready, trainer.dropped)
 
 
 async def _is_member(peer: PeerId) -> bool:

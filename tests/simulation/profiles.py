@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
+
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot")
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "directory", "slow link", "lossy link")
@@ -25,7 +27,8 @@ class Profile:
         turnover: share of the peers that may go or come in each round, for stories that last hours.
         hours: how long such a story lasts by default; 0 for stories of faults.
         converge_s: within this time after everything has healed all stand on one head.
-        num_elements: of the unit; it has eight chunks.
+        num_elements: of each unit; it has eight chunks.
+        layout: which units there are, and who holds them.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Profile:
     turnover: float = 0.0
     hours: float = 0.0
     num_elements: int = 48
+    layout: Layout = WHOLE
 
     @property
     def has_skew(self) -> bool:
@@ -83,6 +87,27 @@ PROFILES = {
         Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
         Profile("long-partition", _SIDES, num_peers=(2, 8), fault_s=(50.0, 160.0), spread_s=60.0, converge_s=600.0),
+        Profile("fragments", _MIXED, layout=FRAGMENTS),
+        Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS),
+        Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),
+        Profile(
+            "units-apart",
+            _SIDES,
+            num_peers=(3, 7),
+            fault_s=(50.0, 160.0),
+            spread_s=60.0,
+            converge_s=600.0,
+            layout=FRAGMENTS,
+        ),
+        Profile(
+            "experts-apart",
+            _SIDES,
+            num_peers=(6, 8),
+            fault_s=(50.0, 160.0),
+            spread_s=60.0,
+            converge_s=600.0,
+            layout=EXPERTS,
+        ),
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile("freeze", {"freeze": 5, "crash": 1, "join": 1}, num_faults=(3, 7), fault_s=(0.5, 40.0)),
         Profile(

@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds import core
 from protocol.rounds.orders import Action, Send
 from protocol.rounds.quorum import first_opener, tie_holder
@@ -92,6 +92,11 @@ class Scene:
     hooks: list[Callable[[Seen], None]] = field(default_factory=list)
     switches: Counter[str] = field(default_factory=Counter)
     """Changes of lineage, by node."""
+
+    @property
+    def unit(self) -> UnitName:
+        """Whose machines the hooks see: the spine's."""
+        return self.world.layout.spine
 
     def __post_init__(self) -> None:
         self.hooks.append(self._count_switches)
@@ -351,6 +356,8 @@ def _watched(scenes: list[Scene]) -> Iterator[None]:
     def step(before: RoundState, event: Event, now_s: float) -> Step:
         taken = real(before, event, now_s)
         scene = scenes[0]
+        if before.config.unit != scene.unit:
+            return taken
         seen = Seen(scene.node(before.config.me.peer), before, event, taken)
         for hook in list(scene.hooks):
             hook(seen)

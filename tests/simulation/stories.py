@@ -10,6 +10,7 @@ from functools import partial
 
 import trio
 
+from protocol.ids import UnitName
 from tests.simulation import transitions, virtual_time
 from tests.simulation.faults import FAULTS, restart
 from tests.simulation.invariants import Violation
@@ -173,28 +174,39 @@ async def come_together(world: World) -> None:
     profile = world.profile
     await world.wait_for(partial(agree, world), profile.converge_s, "agreement")
     _check_tokens(world)
-    index = world.rounds()
-    everybody = {node.peer for node in world.live_nodes()}
+    indices = {unit: max(node.index_of(unit) for node in world.nodes) for unit in world.layout.units}
 
-    def is_together() -> bool:
-        """A later round on the common chain counts every live peer, and all hold it."""
-        head = world.live_nodes()[0].head
-        if head is None or not agree(world):
-            return False
-        later = [commit for commit in world.observed.lineage(head) if commit.index > index]
+    def is_together(unit: UnitName) -> bool:
+        """A later round on the common chain of a unit counts every live holder, and all hold it."""
+        holders = world.holders(unit)
+        head = holders[0].head_of(unit) if holders else None
+        if head is None:
+            return not holders
+        everybody = {node.peer for node in holders}
+        later = [commit for commit in world.observed_of[unit].lineage(head) if commit.index > indices[unit]]
         return any(everybody <= {entry.peer for entry in commit.record.contributors} for commit in later)
 
-    await world.wait_for(is_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
+    def are_together() -> bool:
+        return agree(world) and all(is_together(unit) for unit in world.layout.units)
+
+    await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
     _check_tokens(world)
     for node in world.live_nodes():
-        if node.service is not None and node.head is not None:
-            world.observed.hold(node.service.chain.links, node.head, node.service.chain.root)
+        for unit, service in node.services.items():
+            head = node.head_of(unit)
+            if head is not None:
+                world.observed_of[unit].hold(service.chain.links, head, service.chain.root)
 
 
 def agree(world: World) -> bool:
-    """Whether all live nodes stand on one head."""
-    heads = [node.head for node in world.live_nodes()]
-    return bool(heads) and heads[0] is not None and all(head == heads[0] for head in heads)
+    """Whether all live holders of each unit stand on one head."""
+    if not world.live_nodes():
+        return False
+    for unit in world.layout.units:
+        heads = {node.head_of(unit) for node in world.holders(unit)}
+        if len(heads) > 1 or None in heads:
+            return False
+    return True
 
 
 def _check_tokens(world: World) -> None:

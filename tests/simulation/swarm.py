@@ -24,13 +24,13 @@ from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
 from tests.simulation.signing import HashVerifier
 
-UNIT = UnitName("fragment-0")
 RUN_ID = RunId(sha256(b"simulated run").digest())
 NUM_CHUNKS = 8
 CODEC = codec_by_name("int8")
 SPEEDS = (0.5, 1.0, 2.0)
 MAX_SKEW_S = 60.0
 POLL_S = 0.25
+STAGGER = 0.15
 
 
 class Trace:
@@ -57,7 +57,6 @@ class World:
     """The swarm, its trace and its invariants."""
 
     run_id = RUN_ID
-    unit = UNIT
     codec = CODEC
 
     def __init__(
@@ -65,6 +64,7 @@ class World:
     ) -> None:
         self.seed = seed
         self.profile = profile or Profile("calm")
+        self.layout = self.profile.layout
         self.grid = ChunkGrid(self.profile.num_elements, self.profile.num_elements // NUM_CHUNKS)
         self.chooser = random.Random(f"world {seed}")
         self.nursery = nursery
@@ -72,18 +72,38 @@ class World:
         chooser, speed = random.Random(f"network {seed}"), LinkSpeed(0.02, 1_000_000.0)
         self.swarm = MemorySwarm(nursery, chooser, speed, timers=virtual_time.driven_timers())
         self.trace = Trace()
-        self.observed = Observed()
+        self.observed_of = {unit: Observed() for unit in self.layout.units}
         self.faults: Counter[str] = Counter()
         self.nodes: list[Node] = []
         for _ in range(num_peers):
             self.add_node()
-        founders = tuple(sorted(node.peer for node in self.nodes[:num_founders]))
-        zeros = torch.zeros(self.grid.num_elements, dtype=torch.float32)
-        draft = UnitState(UNIT, CommitId(bytes(32)), 0, 0, zeros, zeros.clone())
-        unit = StartUnit(UNIT, bytes(32), state_root(draft, self.grid))
+        founders = self.nodes[:num_founders]
         self.target_tokens = int(self.profile.tokens_per_s * num_founders * self.profile.round_s)
-        self.start_record = encode_body(StartRecord(RUN_ID, (unit,), founders, self.target_tokens, 0))
-        self.genesis = UnitState(UNIT, genesis_id(self.start_record), 0, 0, zeros, zeros.clone())
+        roster = tuple(sorted(node.peer for node in founders))
+        units = tuple(self._start_unit(unit, founders) for unit in self.layout.units)
+        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0))
+
+    def _start_unit(self, unit: UnitName, founders: list[Node]) -> StartUnit:
+        root = state_root(self._zeros(unit, CommitId(bytes(32))), self.grid)
+        holders = tuple(sorted(node.peer for node in founders if unit in node.units))
+        return StartUnit(unit, bytes(32), root, holders if len(self.layout.units) > 1 else ())
+
+    def _zeros(self, unit: UnitName, commit: CommitId) -> UnitState:
+        zeros = torch.zeros(self.grid.num_elements, dtype=torch.float32)
+        return UnitState(unit, commit, 0, 0, zeros, zeros.clone())
+
+    def genesis(self, unit: UnitName) -> UnitState:
+        """A unit's first state."""
+        return self._zeros(unit, genesis_id(self.start_record))
+
+    @property
+    def observed(self) -> Observed:
+        """What was seen of the spine."""
+        return self.observed_of[self.layout.spine]
+
+    def holders(self, unit: UnitName) -> list[Node]:
+        """Live nodes that hold a unit."""
+        return [node for node in self.live_nodes() if unit in node.units]
 
     def add_node(self) -> Node:
         """One more peer, not running yet."""
@@ -96,23 +116,29 @@ class World:
         self.nodes.append(node)
         return node
 
-    def round_config(self, me: Member) -> RoundConfig:
+    def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
         """The run's rounds for one member."""
         return RoundConfig(
             run_id=RUN_ID,
-            unit=UNIT,
+            unit=unit,
             me=me,
             verifier=self.verifier,
             num_chunks=self.grid.num_chunks,
             codec=CODEC.name,
             outer=OuterStep("nesterov", 0.7, 0.5),
-            target_tokens=self.target_tokens,
+            target_tokens=self.target_tokens_of(unit),
             min_members=1,
             max_members=64,
             longest_interval_s=self.profile.longest_interval_s,
             heartbeat_s=self.profile.heartbeat_s,
             lone_patience_s=max(60.0, self.profile.longest_interval_s),
+            spine=None if unit == self.layout.spine else self.layout.spine,
         )
+
+    def target_tokens_of(self, unit: UnitName) -> int:
+        """A little more for each unit, so that their rounds drift past each other."""
+        place = self.layout.units.index(unit)
+        return int(self.target_tokens * (1.0 + STAGGER * place))
 
     def boot(self, node: Node) -> None:
         """Start a process."""
@@ -131,16 +157,20 @@ class World:
         return [node for node in self.nodes if node.is_up]
 
     def rounds(self) -> int:
-        """Commits on the longest chain that anybody holds."""
-        return max(node.index for node in self.nodes)
+        """Commits on the longest chain of the spine that anybody holds."""
+        spine = self.layout.spine
+        return max(node.index_of(spine) for node in self.nodes)
 
     def describe(self) -> str:
         """One word per node on where it stands."""
-        return "; ".join(
-            f"{n.name} {'up' if n.is_up else 'down'} {n.index} {n.head.hex()[:6] if n.head else '-'}"
-            f" {n.service.reason if n.service else ''!r}"
-            for n in self.nodes
+        return "; ".join(self._describe(node) for node in self.nodes)
+
+    def _describe(self, node: Node) -> str:
+        where = " ".join(
+            f"{unit}:{service.chain.head.index}:{service.chain.head.commit.hex()[:6]} {service.reason!r}"
+            for unit, service in sorted(node.services.items())
         )
+        return f"{node.name} {'up' if node.is_up else 'down'} {where}"
 
     async def wait_for(self, is_true: Callable[[], bool], within_s: float, what: str) -> None:
         """Until a condition on the world holds, in virtual time."""

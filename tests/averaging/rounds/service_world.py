@@ -13,18 +13,24 @@ import torch
 import trio
 
 from averaging.network.clocks import VirtualClock
+from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Snapshot, TrainerProgress
 from averaging.rounds.adopting import Adopter
+from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.peer_rounds import ROUND_CHANNEL, PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools, Tasks
-from averaging.rounds.service import ROUND_CHANNEL, RoundService
+from averaging.rounds.service import RoundService
+from averaging.rounds.unit import PreparedSwitch
 from protocol.envelope import open_envelope
 from protocol.errors import LocalProtocolError, PotluckError
-from protocol.ids import CommitId, PeerId, Root
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import Ballot, Heartbeat, Promise, PromiseRequest, Proposal, RoundMessage, UnitHead
-from protocol.rounds.state import Event, PeerView, RoundConfig, RoundState
+from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.state import Event, OpenRound, PeerView, RoundConfig, RoundState
 from protocol.wire import decode_message, encode_message
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -193,10 +199,8 @@ class Bench:
         self.config = config_of(party.world, party)
         self.tasks = Tasks(self._publish)
         self.tasks.use(nursery)
-        self.tools = RoundTools(
-            party.network, VirtualClock(), InlineOffload(), self.trainer, self.seal, _everybody, self._publish
-        )
-        self.adopter = Adopter(party.peer, party.chain, self.trainer, InlineOffload())
+        self.tools = RoundTools(party.network, VirtualClock(), InlineOffload(), self.trainer, self.seal, self._publish)
+        self.adopter = Adopter(party.peer, party.chain, self.trainer, InlineOffload(), lambda own: own)
         nursery.start_soon(self.adopter.run)
         self.sealing: trio.Event | None = None
         self.state: RoundState = core.start(self.config, party.chain.head, 0.0, state_root=Root(bytes(32)))
@@ -228,8 +232,34 @@ class Bench:
         return event
 
 
-async def _everybody(peer: PeerId) -> bool:
-    return True
+class OneUnit:
+    """A peer without other units: what one unit's rounds would share with them."""
+
+    spine: SpineView | None = None
+
+    def __init__(self, party: Party) -> None:
+        self._party = party
+        self.prepared_for: list[SpineView] = []
+
+    async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """Nobody hears it."""
+
+    async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """Nobody hears it."""
+
+    async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
+        """Nobody hears it."""
+
+    def spine_moved(self, spine: SpineView) -> None:
+        """Nobody cares."""
+
+    async def prepare_others(self, unit: UnitName, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """There are none."""
+        self.prepared_for.append(spine)
+
+    async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
+        """Alone."""
+        return await self._party.chain.switch(prepared)
 
 
 @asynccontextmanager
@@ -257,6 +287,7 @@ class Life:
 
     party: Party
     service: RoundService
+    rounds: PeerRounds
     scope: trio.CancelScope
     told: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
     signing_waits_for: trio.Event | None = None
@@ -283,27 +314,32 @@ async def live(world: RoundWorld, nursery: trio.Nursery, party: Party, trainer: 
             await life.signing_waits_for.wait()
         return await party.seal(payload)
 
+    def publish(event: str, fields: Mapping[str, object]) -> None:
+        told.append((event, fields))
+
     tools = RoundTools(
         party.network,
         VirtualClock(),
         InlineOffload(),
         trainer,
         sealed,
-        is_member,
-        lambda event, fields: told.append((event, fields)),
+        publish,
     )
-    service = RoundService(config_of(world, party), party.chain, open_round, tools)
-    service.serve()
-    life = Life(party, service, trio.CancelScope(), told)
+    peer_tools = PeerTools(party.network, tools.clock, sealed, is_member, publish)
+    rounds = PeerRounds(RUN_ID, VERIFIER, peer_tools, HeadVector(MemoryStorage(party.disk)))
+    service = RoundService(config_of(world, party), party.chain, open_round, tools, rounds)
+    rounds.add(service)
+    rounds.serve()
+    life = Life(party, service, rounds, trio.CancelScope(), told)
 
     async def run() -> None:
         with life.scope:
             async with trio.open_nursery() as inner:
                 inner.start_soon(trainer.run)
-                inner.start_soon(service.run)
+                inner.start_soon(rounds.run)
 
     nursery.start_soon(run)
-    await service.list_peers(tuple(sorted(members)))
+    await rounds.list_peers(tuple(sorted(members)))
     return life
 
 

@@ -68,8 +68,8 @@ def test_meanwhile_it_serves_no_state() -> None:
         assert node.service is not None
         asker = world.swarm.start(PeerId("asker"))
         node.service.chain.is_sound = False
-        assert await ask_generation(asker, node.peer, world.unit) == ()
+        assert await ask_generation(asker, node.peer, world.layout.spine) == ()
         node.service.chain.is_sound = True
-        assert len(await ask_generation(asker, node.peer, world.unit)) > 0
+        assert len(await ask_generation(asker, node.peer, world.layout.spine)) > 0
 
     _run(story)

@@ -33,6 +33,7 @@ from tests.averaging.rounds.round_world import TOKENS, MadeCommit, Party, RoundW
 from tests.averaging.rounds.service_world import (
     Bench,
     HandTrainer,
+    OneUnit,
     bench_in,
     heartbeat_at,
     heartbeat_of,
@@ -85,7 +86,9 @@ async def _scene(trainer: HandTrainer | None = None) -> AsyncIterator[Scene]:
     async with open_world() as world, bench_in(world, trainer=trainer) as (bench, nursery):
         party = bench.party
         gatherer = Gatherer(party.network, party.chain, lambda base: False, trio.sleep_forever)
-        pursuer = Pursuer(party.chain, bench.tools, gatherer, bench.adopter, bench.tell, lambda: bench.state)
+        pursuer = Pursuer(
+            party.chain, bench.tools, gatherer, bench.adopter, bench.tell, OneUnit(party), lambda: bench.state
+        )
         for other in world.parties[1:]:
             other.serve_fetches()
         yield Scene(world, bench, pursuer, nursery)

@@ -468,6 +468,15 @@ async def test_a_stream_that_opens_with_garbage_is_reset_and_the_service_still_a
         await assert_answers(world, life, heard)
 
 
+@pytest.mark.parametrize("channel", [EXCHANGE_CHANNEL, FETCH_CHANNEL])
+async def test_a_stream_without_a_greeting_is_waited_for_but_not_for_ever(channel: str, autojump_clock: Clock) -> None:
+    async with one_service() as (world, life, heard):
+        stream = await world.parties[1].network.open_stream(life.party.peer, channel, timeout_s=1.0)
+        with pytest.raises(PeerUnreachable), trio.fail_after(25.0):
+            await stream.receive_frame()
+        await assert_answers(world, life, heard)
+
+
 # --- what is here ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,151 @@
+"""The heads of all units of a peer, moved together (rules 23 and 24): one durable record says where each of them goes.
+
+The record is the truth from the moment it is on disk. The units' own logs are brought up to it afterwards, and again at the next
+start where a crash came between.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams import Storage
+from averaging.unit_log import UnitLog
+from protocol.errors import LocalProtocolError, StorageError
+from protocol.ids import CommitId, UnitName
+from protocol.rounds.lineage import TreeNode
+from protocol.wire import encode_certificate
+
+log = structlog.get_logger()
+
+VECTOR_LOG: Final = "heads.log"
+_MOVE, _DONE = b"M", b"D"
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMove:
+    """Where one unit goes: what of its lineage stays, up to `fork`, and the certificates that follow, oldest first."""
+
+    unit: UnitName
+    fork: CommitId
+    certificates: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Mover:
+    """One unit that is ready to go. `has(commit)` says whether it is on its lineage, `flip()` does it in memory and in the unit's own
+    log, and tells whether that log could be written; `moving` is held meanwhile.
+    """
+
+    move: UnitMove
+    moving: trio.Lock
+    has: Callable[[CommitId], bool]
+    flip: Callable[[], Awaitable[bool]]
+
+
+class HeadVector:
+    """Moves the heads of several units at once. `storage` belongs to the peer, not to a unit."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    async def finish(self, logs: Mapping[UnitName, UnitLog]) -> None:
+        """Before the units read their logs: write into each what a crash left out of it.
+
+        Raises:
+            StorageError: the disk refuses, or holds a record that no version of this log writes.
+        """
+        records = await self._storage.read_records(VECTOR_LOG)
+        if not records or records[-1] == _DONE:
+            return
+        for move in _decode(records[-1]):
+            unit_log = logs.get(move.unit)
+            if unit_log is not None:
+                await _bring_up(unit_log, move)
+        await self._storage.append(VECTOR_LOG, _DONE)
+
+    async def move(self, movers: Sequence[Mover]) -> None:
+        """Flip these units, all or none.
+
+        Raises:
+            LocalProtocolError: one of them has moved off the lineage that its switch leaves. StorageError: the record could not be
+                written. Nothing has changed in either case.
+        """
+        ordered = sorted(movers, key=lambda mover: mover.move.unit)
+        async with AsyncExitStack() as stack:
+            for mover in ordered:
+                await stack.enter_async_context(mover.moving)
+            for mover in ordered:
+                if not mover.has(mover.move.fork):
+                    raise LocalProtocolError(
+                        f"unit {mover.move.unit} has left the lineage to be switched", "its old fork"
+                    )
+            await self._storage.append(VECTOR_LOG, _encode([mover.move for mover in ordered]))
+            if all([await mover.flip() for mover in ordered]):
+                await self._note_done()
+
+    async def _note_done(self) -> None:
+        try:
+            await self._storage.append(VECTOR_LOG, _DONE)
+        except (
+            StorageError
+        ) as error:  # the next start looks at the units' logs once more, and finds them as they should be
+            log.warning("heads_not_noted", reason=error.one_line())
+
+
+def unit_move(unit: UnitName, fork: CommitId, path: Sequence[TreeNode]) -> UnitMove:
+    """The move to the end of `path`."""
+    raws = tuple(encode_certificate(node.certificate) for node in path if node.certificate is not None)
+    return UnitMove(unit, fork, raws)
+
+
+async def _bring_up(unit_log: UnitLog, move: UnitMove) -> None:
+    logged = await unit_log.load()
+    if not move.certificates or move.certificates[-1] in {raw for _, raw in logged.certificates}:
+        return
+    log.info("head_moved_at_start", unit=move.unit, commits=len(move.certificates))
+    await unit_log.log_switch(move.fork, move.certificates)
+
+
+def _encode(moves: Sequence[UnitMove]) -> bytes:
+    parts = [_MOVE]
+    for move in moves:
+        for field in (move.unit.encode(), move.fork, b"".join(_framed(raw) for raw in move.certificates)):
+            parts.append(_framed(field))
+    return b"".join(parts)
+
+
+def _framed(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def _decode(record: bytes) -> list[UnitMove]:
+    if record[:1] != _MOVE:
+        raise StorageError(
+            f"an entry {record[:1]!r} in {VECTOR_LOG}", "entries written by potluck", "restore or rejoin"
+        )
+    fields = _unframed(record[1:])
+    if len(fields) % 3:
+        raise StorageError(f"{len(fields)} fields in {VECTOR_LOG}", "three a unit", "restore or rejoin")
+    return [
+        UnitMove(UnitName(fields[i].decode()), CommitId(fields[i + 1]), tuple(_unframed(fields[i + 2])))
+        for i in range(0, len(fields), 3)
+    ]
+
+
+def _unframed(data: bytes) -> list[bytes]:
+    parts: list[bytes] = []
+    offset = 0
+    while offset < len(data):
+        (length,) = _LENGTH.unpack_from(data, offset)
+        offset += _LENGTH.size
+        parts.append(data[offset : offset + length])
+        offset += length
+    return parts

@@ -1,0 +1,338 @@
+"""All rounds of one peer: what comes from the network is brought to the unit that it is about, what all units have in common is here.
+
+One heartbeat tells of all units (rule 4); a sign of life, or of death, is one for all of them; and the heads of all units move
+together when the spine changes to another lineage (rules 23 and 24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams import Clock, Network, Publish, Stream
+from averaging.rounds.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.round_tools import IsMember, Seal, Tasks
+from averaging.rounds.service import RoundService
+from averaging.rounds.spine_follower import SpineFollower, SpineMove
+from averaging.rounds.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_request
+from averaging.rounds.unit import PreparedSwitch, UnitChain
+from protocol.envelope import ReplayGuard, open_envelope
+from protocol.errors import (
+    CallTimeout,
+    PeerUnreachable,
+    PotluckError,
+    RemoteProtocolError,
+    TransportError,
+)
+from protocol.identity import Verifier
+from protocol.ids import PeerId, RunId, UnitName, short
+from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.lineage import SpineView
+from protocol.rounds.messages import MAX_MEMBERS, Committed, Heartbeat, Leave, RoundMessage
+from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.requests import ExchangeHello, FetchCommits
+from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerAnswered, PeerLost, PeersListed
+from protocol.rounds.views import own_head, silent_members
+from protocol.wire import decode_body, decode_message, encode_message
+
+log = structlog.get_logger()
+
+ROUND_CHANNEL: Final = "round"
+CALL_WITHIN_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class PeerTools:
+    """The seams and the keys of all rounds of one peer."""
+
+    network: Network
+    clock: Clock
+    seal: Seal
+    is_member: IsMember
+    publish: Publish
+
+
+class PeerRounds:
+    """The rounds of all units at one peer. `add` each of them, `serve` before the network starts, then `run`.
+
+    `vector` keeps the record of moves of several units at once; `follower` follows the spine where this peer does not hold it.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        verifier: Verifier,
+        tools: PeerTools,
+        vector: HeadVector,
+        follower: SpineFollower | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._verifier = verifier
+        self._tools = tools
+        self._vector = vector
+        self._follower = follower
+        self._services: dict[UnitName, RoundService] = {}
+        self._spine: SpineView | None = None if follower is None else follower.view
+        self._tasks = Tasks(tools.publish)
+        self._replays = ReplayGuard()
+        self._beats: dict[PeerId, tuple[float, UnitName]] = {}
+
+    def add(self, service: RoundService) -> None:
+        """One unit more, before `run`; the spine first."""
+        self._services[service.unit] = service
+        if service.config.is_spine:
+            state = service.state
+            self._spine = SpineView(state.link.commit, state.tree)
+
+    @property
+    def services(self) -> Sequence[RoundService]:
+        """The units' rounds, by name."""
+        return [service for _, service in sorted(self._services.items())]
+
+    @property
+    def spine(self) -> SpineView | None:
+        """The spine as it is followed here."""
+        return self._spine
+
+    def serve(self) -> None:
+        """Answer on the round, exchange and fetch channels from now on."""
+        network = self._tools.network
+        network.serve_calls(ROUND_CHANNEL, self._on_call)
+        network.serve_streams(EXCHANGE_CHANNEL, self._on_exchange)
+        network.serve_streams(FETCH_CHANNEL, self._on_fetch)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._tasks.use(nursery)
+            for service in self.services:
+                await nursery.start(service.run)
+            task_status.started()
+
+    async def list_peers(self, peers: tuple[PeerId, ...]) -> None:
+        """The directory names these credentialed peers."""
+        if self._follower is not None:
+            self._follower.keep_holders(peers)
+        await self._tell_all(PeersListed(peers))
+
+    async def leave(self) -> None:
+        """Promise on disk to vote no more on these bases, and say goodbye, so that nobody waits for us (rule 3)."""
+        async with trio.open_nursery() as nursery:
+            for service in self.services:
+                nursery.start_soon(service.leave)
+
+    async def _tell_all(self, event: Event) -> None:
+        for service in self.services:
+            await service.tell(event)
+
+    # --- to others ------------------------------------------------------------------------------------------------------------
+
+    async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
+        raw = await self._tools.seal(encode_message(message))
+        for peer in to:
+            if peer == self._tools.network.peer_id:
+                self._tasks.spawn(self._route, peer, message, raw)
+            else:
+                self._tasks.spawn(self._deliver, peer, raw)
+
+    async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
+        """As `send`, until everybody has it or cannot be reached."""
+        raw = await self._tools.seal(encode_message(message))
+        async with trio.open_nursery() as nursery:
+            for peer in to:
+                nursery.start_soon(self._tasks.guarded, self._deliver, peer, raw)
+
+    async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
+        """Tell these peers where all units stand, unless that was just done for another unit."""
+        now_s = self._tools.clock.monotonic_s()
+        to = tuple(peer for peer in order.to if order.is_question or not self._was_told(peer, unit, now_s))
+        for peer in to:
+            self._beats[peer] = (now_s, unit)
+        if to:
+            await self.send(to, self._of_all_units(order.heartbeat, now_s))
+
+    def _was_told(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
+        at_s, by = self._beats.get(peer, (-1e9, unit))
+        config = self._services[unit].config
+        interval_s = config.ping_s if self._is_exchanging() else config.heartbeat_s
+        return by != unit and now_s - at_s < interval_s / 2
+
+    def _is_exchanging(self) -> bool:
+        return any(service.state.open.exchange is not None for service in self.services)
+
+    def _of_all_units(self, heartbeat: Heartbeat, now_s: float) -> Heartbeat:
+        """One for all: where each unit stands; whom any of them misses; the slowest of their uploads."""
+        states = [service.state for service in self.services]
+        if len(states) == 1:
+            return heartbeat
+        silent = dict.fromkeys(peer for state in states for peer in silent_members(state, now_s))
+        slowest_s = max(state.exchange_s for state in states)
+        return replace(
+            heartbeat,
+            heads=tuple(own_head(state) for state in states),
+            silent=tuple(silent)[:MAX_MEMBERS],
+            upload_bytes_per_s=max(state.upload_bytes_per_s for state in states),
+            exchange_ms=min(round(slowest_s * 1000), (1 << 32) - 1),
+        )
+
+    async def _deliver(self, peer: PeerId, raw: bytes) -> None:
+        try:
+            await self._tools.network.call(peer, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S)
+        except PeerUnreachable:
+            await self._tell_all(PeerLost(peer))
+        except (CallTimeout, RemoteProtocolError) as error:
+            log.debug("not_delivered", to=short(peer), reason=error.one_line())
+        else:
+            await self._tell_all(PeerAnswered(peer))
+
+    # --- from others ----------------------------------------------------------------------------------------------------------
+
+    async def _on_call(self, sender: PeerId, request: bytes) -> bytes:
+        await self._check_member(sender)
+        now_ms = int(self._tools.clock.unix_s() * 1000)
+        envelope = open_envelope(
+            request, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=now_ms
+        )
+        if envelope.sender != sender:
+            raise RemoteProtocolError(f"a message of {short(envelope.sender)} from {short(sender)}", "its own messages")
+        if not self._replays.admit(envelope):
+            raise RemoteProtocolError(
+                f"a repeated message of {short(sender)}", "a new sequence number", "it was ignored"
+            )
+        message = decode_message(envelope.payload)
+        if isinstance(message, Heartbeat | Leave) and message.member.peer != sender:
+            raise RemoteProtocolError("a heartbeat in another's name", "the sender's own")
+        await self._route(sender, message, request)
+        return b""
+
+    async def _check_member(self, sender: PeerId) -> None:
+        if not await self._tools.is_member(sender):
+            raise RemoteProtocolError(
+                f"{short(sender)} has shown no credential of this run", "a member", "join the run first"
+            )
+
+    async def _route(self, sender: PeerId, message: RoundMessage, raw: bytes) -> None:
+        """To all units, to the one that it is about, or to whoever follows the spine here."""
+        if isinstance(message, Heartbeat):
+            await self._tell_all(MessageArrived(sender, message, raw))
+            if self._follower is not None:
+                self._tasks.spawn(self._hear_of_spine, sender, message)
+            return
+        service = self._services.get(message.unit)
+        if service is not None:
+            await service.tell(MessageArrived(sender, message, raw))
+        elif self._follower is not None and message.unit == self._follower.unit and isinstance(message, Committed):
+            self._tasks.spawn(self._hear_of_spine, sender, message)
+
+    async def _on_exchange(self, sender: PeerId, stream: Stream) -> None:
+        """A member brings its chunks for one of our slices."""
+        await self._check_member(sender)
+        frame: bytes | None = None
+        with trio.move_on_after(FRAME_WITHIN_S):
+            frame = await stream.receive_frame()
+        if frame is None:
+            raise RemoteProtocolError("an exchange without a greeting", "an ExchangeHello")
+        hello = decode_body(ExchangeHello, frame)
+        service = self._services.get(hello.unit)
+        if service is None:
+            raise TransportError(f"unit {hello.unit} is not held here", "a unit of ours")
+        await service.serve_exchange(sender, hello, stream)
+
+    async def _on_fetch(self, sender: PeerId, stream: Stream) -> None:
+        """Somebody asks for what we hold; what is not here is answered by an empty end."""
+        await self._check_member(sender)
+        request = await read_request(stream)
+        service, follower = self._services.get(request.unit), self._follower
+        if service is not None:
+            await service.serve_fetch(sender, request, stream)
+        elif follower is not None and request.unit == follower.unit and isinstance(request, FetchCommits):
+            await follower.serve_commits(request, stream)
+
+    # --- the spine ------------------------------------------------------------------------------------------------------------
+
+    def spine_moved(self, spine: SpineView) -> None:
+        """The spine has another head, or more of it is known."""
+        self._spine = spine
+        for service in self.services:
+            if not service.config.is_spine:
+                service.note_spine()
+
+    async def prepare_others(self, unit: UnitName, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
+        """Bring to our disk what the other units need to follow the spine to another lineage; nothing for any other unit."""
+        if unit in self._services and not self._services[unit].config.is_spine:
+            return
+        async with trio.open_nursery() as nursery:
+            for service in self.services:
+                if not service.config.is_spine:
+                    nursery.start_soon(service.prepare_beside, spine, sources)
+
+    async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
+        """Flip a unit to another lineage, and with the spine all units that have to follow it. Raises as `HeadVector.move`."""
+        service = self._services[unit]
+        if not service.config.is_spine or len(self._services) == 1:
+            return await service.chain.switch(prepared)
+        opened: dict[UnitName, OpenRound] = {}
+        mover = _chain_mover(service.chain, prepared, opened)
+        await self._move_all(SpineView(prepared.path[-1].link.commit, service.state.tree), mover, opened)
+        return opened[unit]
+
+    async def _move_all(self, spine: SpineView, first: Mover, opened: dict[UnitName, OpenRound]) -> None:
+        """Move the spine by `first`, and beside it every unit that has to follow and is ready to."""
+        joined: list[tuple[RoundService, PreparedSwitch]] = []
+        for service in self.services:
+            if not service.config.is_spine:
+                prepared = await service.join_move(spine)
+                if prepared is not None:
+                    joined.append((service, prepared))
+        movers = [first, *(_chain_mover(service.chain, prepared, opened) for service, prepared in joined)]
+        try:
+            await self._vector.move(movers)
+        except PotluckError as error:
+            for service, prepared in joined:
+                await service.not_moved(prepared.path[-1].link.commit, error.one_line())
+            raise
+        self.spine_moved(spine)
+        for service, _ in joined:
+            await service.moved(opened[service.unit])
+        log.info("heads_moved", units=[mover.move.unit for mover in movers])
+        self._tools.publish("heads_moved", {"units": tuple(mover.move.unit for mover in movers)})
+
+    async def _hear_of_spine(self, sender: PeerId, message: Heartbeat | Committed) -> None:
+        follower = self._follower
+        if follower is None:
+            return
+        before = follower.view
+        if isinstance(message, Heartbeat):
+            await follower.take_heartbeat(sender, message)
+        else:
+            await follower.take_committed(sender, message)
+        await follower.follow(partial(self._follow_to, follower, sender))
+        after = follower.view
+        if after.head != before.head or after.tree is not before.tree:
+            self.spine_moved(after)
+
+    async def _follow_to(self, follower: SpineFollower, source: PeerId, spine: SpineView, move: SpineMove) -> None:
+        """The spine's holders are on another lineage: our units follow, in one step."""
+        await self.prepare_others(follower.unit, spine, (source,))
+        mover = Mover(
+            unit_move(follower.unit, move.fork, move.path), follower.moving, follower.has, partial(follower.flip, move)
+        )
+        await self._move_all(spine, mover, {})
+
+
+def _chain_mover(chain: UnitChain, prepared: PreparedSwitch, opened: dict[UnitName, OpenRound]) -> Mover:
+    """A unit that flips to what was prepared; what is known of votes on its new head is put into `opened`."""
+    unit = chain.tools.unit
+
+    async def flip() -> bool:
+        opened[unit], is_written = await chain.flip(prepared)
+        return is_written
+
+    return Mover(unit_move(unit, prepared.fork, prepared.path), chain.moving, chain.has, flip)

@@ -1,0 +1,106 @@
+"""The results that commits of a unit name: read from the disk, checked, and turned into the next state, beside trio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import torch
+
+from averaging.codecs import Codec
+from averaging.generations import Generations
+from averaging.network.seams import Offload
+from averaging.outer_step import apply_outer_step
+from averaging.rounds.contribution import result_root, split_chunks
+from averaging.state import UnitState, state_root
+from averaging.unit_log import UnitLog
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.ids import Root, RunId, UnitName
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import CommitRecord, SliceRecord
+from protocol.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+APPLY_COST_S: Final = 0.005
+"""What applying a commit costs in virtual time."""
+
+
+@dataclass(frozen=True)
+class UnitTools:
+    """What a unit's state works with."""
+
+    run_id: RunId
+    unit: UnitName
+    verifier: Verifier
+    codec: Codec
+    grid: ChunkGrid
+    offload: Offload
+    log: UnitLog
+    generations: Generations
+
+
+class Updates:
+    """The results of one unit on our disk."""
+
+    def __init__(self, tools: UnitTools) -> None:
+        self._tools = tools
+
+    async def read(self, link: ChainLink) -> list[bytes] | None:
+        """A commit's results, slice by slice; None where one is missing."""
+        if link.record is None:
+            return None
+        parts: list[bytes] = []
+        for part in link.record.slices:
+            data = await self._tools.log.read_result(link.record.parent, part.result_hash)
+            if data is None:
+                return None
+            parts.append(data)
+        return parts
+
+    async def read_good(self, link: ChainLink) -> list[bytes] | None:
+        """As `read`, for bytes that an earlier process wrote: what was damaged since is deleted, to be fetched again."""
+        data, record = await self.read(link), link.record
+        if data is None or record is None:
+            return None
+        pairs = list(zip(record.slices, data, strict=True))
+        good = await self._tools.offload.run(
+            lambda: [part.result_hash for part, blob in pairs if self._is_result(part, blob)], cost_s=APPLY_COST_S
+        )
+        if len(good) < len(pairs):
+            log.warning("result_damaged", index=link.index, good=len(good), of=len(pairs))
+            await self._tools.log.drop_results(record.parent, good)
+            return None
+        return data
+
+    def _is_result(self, part: SliceRecord, data: bytes) -> bool:
+        try:
+            chunks = split_chunks(data, self._tools.codec, self._tools.grid, part.first_chunk, part.stop_chunk)
+        except RemoteProtocolError:
+            return False
+        return result_root(chunks) == part.result_hash
+
+    async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes]) -> UnitState:
+        """The state after one more commit, whose results are `data`."""
+        record = link.record
+        if record is None:
+            raise LocalProtocolError("a link without a record", "a commit")
+        return await self._tools.offload.run(lambda: self._outer(state, link, record, data), cost_s=APPLY_COST_S)
+
+    def _outer(self, state: UnitState, link: ChainLink, record: CommitRecord, data: Sequence[bytes]) -> UnitState:
+        grid, codec = self._tools.grid, self._tools.codec
+        update_N = torch.empty(grid.num_elements, dtype=torch.float32)
+        for part, blob in zip(record.slices, data, strict=True):
+            chunks = split_chunks(blob, codec, grid, part.first_chunk, part.stop_chunk)
+            for chunk, encoded in zip(range(part.first_chunk, part.stop_chunk), chunks, strict=True):
+                begin, stop = grid.bounds(chunk)
+                update_N[begin:stop] = codec.decode(encoded, stop - begin)
+        anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, record.outer)
+        return UnitState(state.unit, link.commit, link.index, link.total_tokens, anchor_N, momentum_N)
+
+    async def root(self, state: UnitState) -> Root:
+        """The Merkle root of a state."""
+        return await self._tools.offload.run(lambda: state_root(state, self._tools.grid), cost_s=APPLY_COST_S)
