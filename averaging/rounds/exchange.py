@@ -91,6 +91,9 @@ class Exchange:
         self._upload = UploadMeter()
         self._num_running = 0
         self._has_ended = False
+        self._takes_part = proposal.member(tools.me.peer) is not None
+        """Else we only lend ourselves as a reducer, and need nobody's result."""
+
         self.begun = trio.Event()
         """Set when its slices are under way."""
 
@@ -170,10 +173,11 @@ class Exchange:
         if self._nursery is None:
             return
         for part in self.proposal.slices:
-            if part in self._scopes:
+            is_ours = part.reducer == self._tools.me.peer
+            if part in self._scopes or not (is_ours or self._takes_part):
                 continue
             scope = self._scopes[part] = trio.CancelScope()
-            if part.reducer == self._tools.me.peer:
+            if is_ours:
                 reduction = Reduction(self.proposal, part, self._offers, self._tools.codec, self._tools.grid)
                 for peer, reason in self._left_out.items():
                     reduction.set_absent(peer, reason)

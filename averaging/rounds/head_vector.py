@@ -65,7 +65,7 @@ class HeadVector:
         records = await self._storage.read_records(VECTOR_LOG)
         if not records or records[-1] == _DONE:
             return
-        for move in _decode(records[-1]):
+        for move in read_moves(records[-1]):
             unit_log = logs.get(move.unit)
             if unit_log is not None:
                 await _bring_up(unit_log, move)
@@ -126,7 +126,12 @@ def _framed(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def _decode(record: bytes) -> list[UnitMove]:
+def read_moves(record: bytes) -> list[UnitMove]:
+    """The moves in a record of the log.
+
+    Raises:
+        StorageError: a record that no version of this log writes.
+    """
     if record[:1] != _MOVE:
         raise StorageError(
             f"an entry {record[:1]!r} in {VECTOR_LOG}", "entries written by potluck", "restore or rejoin"

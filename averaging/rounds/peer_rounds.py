@@ -6,7 +6,7 @@ together when the spine changes to another lineage (rules 23 and 24).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -14,9 +14,10 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Clock, Network, Publish, Stream
+from averaging.network.seams import Clock, Network, Offload, Publish, Stream
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.lending import Lender, LenderTools, UnitShape
 from averaging.rounds.round_tools import IsMember, Seal, Tasks
 from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower, SpineMove
@@ -34,12 +35,12 @@ from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lineage import SpineView
-from protocol.rounds.messages import MAX_MEMBERS, Committed, Heartbeat, Leave, RoundMessage
+from protocol.rounds.messages import MAX_MEMBERS, Committed, Heartbeat, Leave, Member, Proposal, RoundMessage
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.requests import ExchangeHello, FetchCommits
+from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchResult
 from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerAnswered, PeerLost, PeersListed
 from protocol.rounds.views import own_head, silent_members
-from protocol.wire import decode_body, decode_message, encode_message
+from protocol.wire import decode_body, decode_message, decode_record, encode_message
 
 log = structlog.get_logger()
 
@@ -61,7 +62,8 @@ class PeerTools:
 class PeerRounds:
     """The rounds of all units at one peer. `add` each of them, `serve` before the network starts, then `run`.
 
-    `vector` keeps the record of moves of several units at once; `follower` follows the spine where this peer does not hold it.
+    `vector` keeps the record of moves of several units at once; `follower` follows the spine where this peer does not hold it;
+    `lend(...)` says that this peer reduces for units that it does not hold.
     """
 
     def __init__(
@@ -82,6 +84,15 @@ class PeerRounds:
         self._tasks = Tasks(tools.publish)
         self._replays = ReplayGuard()
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
+        self._lender: Lender | None = None
+
+    def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
+        """Reduce for units that are not held here when asked to, before `run`; `shapes` are those of all units of the run."""
+        tools = self._tools
+        lender_tools = LenderTools(
+            self._run_id, me, self._verifier, tools.network, offload, tools.seal, self.send, shapes
+        )
+        self._lender = Lender(lender_tools, self._tasks)
 
     def add(self, service: RoundService) -> None:
         """One unit more, before `run`; the spine first."""
@@ -228,8 +239,13 @@ class PeerRounds:
         service = self._services.get(message.unit)
         if service is not None:
             await service.tell(MessageArrived(sender, message, raw))
-        elif self._follower is not None and message.unit == self._follower.unit and isinstance(message, Committed):
+            return
+        if self._follower is not None and message.unit == self._follower.unit and isinstance(message, Committed):
             self._tasks.spawn(self._hear_of_spine, sender, message)
+        if self._lender is not None and isinstance(message, Proposal):
+            self._lender.take_proposal(sender, message)
+        if self._lender is not None and isinstance(message, Committed):
+            self._lender.end(sender, message.unit, decode_record(message.certificate.record).parent)
 
     async def _on_exchange(self, sender: PeerId, stream: Stream) -> None:
         """A member brings its chunks for one of our slices."""
@@ -241,9 +257,12 @@ class PeerRounds:
             raise RemoteProtocolError("an exchange without a greeting", "an ExchangeHello")
         hello = decode_body(ExchangeHello, frame)
         service = self._services.get(hello.unit)
-        if service is None:
+        if service is not None:
+            await service.serve_exchange(sender, hello, stream)
+        elif self._lender is not None:
+            await self._lender.serve_exchange(sender, hello, stream)
+        else:
             raise TransportError(f"unit {hello.unit} is not held here", "a unit of ours")
-        await service.serve_exchange(sender, hello, stream)
 
     async def _on_fetch(self, sender: PeerId, stream: Stream) -> None:
         """Somebody asks for what we hold; what is not here is answered by an empty end."""
@@ -254,6 +273,8 @@ class PeerRounds:
             await service.serve_fetch(sender, request, stream)
         elif follower is not None and request.unit == follower.unit and isinstance(request, FetchCommits):
             await follower.serve_commits(request, stream)
+        elif self._lender is not None and isinstance(request, FetchResult):
+            await self._lender.serve_result(request, stream)
 
     # --- the spine ------------------------------------------------------------------------------------------------------------
 

@@ -24,11 +24,11 @@ from protocol.rounds.messages import (
     Settle,
     SliceSpec,
 )
-from protocol.rounds.orders import Send
+from protocol.rounds.orders import Action, Send
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
-from protocol.rounds.views import caught_up, is_gone, is_suspected, may_hand_on, quorum_in_reach
+from protocol.rounds.views import caught_up, is_gone, is_suspected, lenders, may_hand_on, quorum_in_reach
 from protocol.wire import encode_record
 
 MAX_BACKOFF_EXPONENT: Final = 16
@@ -65,7 +65,7 @@ def propose(state: RoundState, now_s: float) -> Step:
         index=state.link.index + 1,
         ballot=led.ballot,
         members=tuple(m for _, m in sorted(members.items())),
-        slices=_slices(state, members),
+        slices=_slices(state, members, now_s),
         codec=config.codec,
         weight_cap_tokens=weight_cap([tokens for tokens in ready if tokens > 0] or [1]),
         reduce_within_s=_reduce_within_s(state, others),
@@ -76,7 +76,7 @@ def propose(state: RoundState, now_s: float) -> Step:
     state = replace(state, open=replace(state.open, leading=led))
     alone = "alone, " if led.lone_voters else ""
     reason = f"opening round {proposal.index}, attempt {led.ballot.attempt}, {alone}with {len(members)} members"
-    return Step(state, (Send(tuple(sorted(members)), proposal),), reason)
+    return Step(state, (Send(tuple(sorted(proposal.participants)), proposal),), reason)
 
 
 def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
@@ -96,22 +96,28 @@ def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) ->
     return now_s + reduce_within_s + state.config.suspect_after_s
 
 
-def _offers(state: RoundState, members: dict[PeerId, Member]) -> list[ReducerOffer]:
-    """Who can sum: reachable members that let no attempt of ours run out of time, and ourselves."""
+def _offers(state: RoundState, members: dict[PeerId, Member], now_s: float) -> list[ReducerOffer]:
+    """Who can sum: reachable members that let no attempt of ours run out of time, and ourselves; where these are fewer than half of
+    the members, reachable peers that do not hold the unit fill up the number (rule 7).
+    """
     config = state.config
     offers = [
         ReducerOffer(peer, state.peers[peer].upload_bytes_per_s)
         for peer in members
         if peer != config.me.peer and state.peers[peer].is_inbound_reachable and peer not in state.open.unfit
     ]
-    if config.is_inbound_reachable or not offers:
+    if config.is_inbound_reachable:
         offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
-    return offers
+    num_missing = -(-len(members) // 2) - len(offers)
+    if num_missing > 0 and len(members) > 1:
+        borrowed = lenders(state, now_s)[:num_missing]
+        offers += [ReducerOffer(view.peer, view.upload_bytes_per_s) for view in borrowed]
+    return offers or [ReducerOffer(config.me.peer, state.upload_bytes_per_s)]
 
 
-def _slices(state: RoundState, members: dict[PeerId, Member]) -> tuple[SliceSpec, ...]:
+def _slices(state: RoundState, members: dict[PeerId, Member], now_s: float) -> tuple[SliceSpec, ...]:
     """The slices of the attempt before, where their reducers are still there: what was scattered is not sent again (rule 16)."""
-    offers = _offers(state, members)
+    offers = _offers(state, members, now_s)
     before = state.open.proposal
     if before is None:
         return plan_slices(state.config.num_chunks, offers, len(members))
@@ -212,7 +218,7 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
 def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float) -> Step:
     """Give slices to other reducers; only what moves is sent again (rule 12)."""
     alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
-    offers = [offer for offer in _offers(state, alive) if all(offer.peer != part.reducer for part in lost)]
+    offers = [offer for offer in _offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)]
     revision = state.open.revision + 1
     if not offers or revision >= min(MAX_SLICES, len(proposal.members) + 1):
         return failed(state, now_s, f"reducer {short(lost[0].reducer)} is gone and nobody can take its slice")
@@ -220,7 +226,17 @@ def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceS
     led = replace(led, deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))
     reason = f"reducer {short(lost[0].reducer)} is gone or late; its slice is given to others"
-    return Step(state, (Send(tuple(m.peer for m in proposal.members), mend),), reason)
+    borrowed = _borrowed(proposal, mend)
+    orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend),)
+    if borrowed:  # they may not know the proposal yet
+        orders = (*orders, Send(borrowed, replace(proposal, slices=mend.slices)))
+    return Step(state, orders, reason)
+
+
+def _borrowed(proposal: Proposal, mend: Mend) -> tuple[PeerId, ...]:
+    """Who reduces without being a member, now or before: the latter have to hear that they do no longer."""
+    reducers = {part.reducer for part in (*proposal.slices, *mend.slices)}
+    return tuple(sorted(peer for peer in reducers if proposal.member(peer) is None))
 
 
 # --- acks, and how an attempt ends --------------------------------------------------------------------------------------------

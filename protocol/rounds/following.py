@@ -27,7 +27,7 @@ from protocol.rounds.state import (
     Switching,
     SwitchPrepared,
 )
-from protocol.rounds.views import is_gone
+from protocol.rounds.views import is_gone, may_hold
 from protocol.wire import decode_record
 
 NUM_FORWARDS = 2
@@ -240,11 +240,18 @@ def _still_wanted(state: RoundState, head: CommitId) -> Switching | None:
 
 
 def _forward_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """Its leader tells everybody it knows; others tell two successors in the order of ids (rule 15)."""
-    others = [p for p in sorted(state.peers) if not is_gone(state, p)]
+    """Its leader tells everybody it knows; others tell two successors in the order of ids (rule 15). Of a unit that is not the spine
+    those hear who hold it or reduced for it.
+    """
+    proposal = state.open.proposal
+    reducers = {part.reducer for part in proposal.slices} if proposal is not None else set()
+    others = [
+        p
+        for p in sorted(state.peers)
+        if not is_gone(state, p) and (state.config.is_spine or may_hold(state, p) or p in reducers)
+    ]
     if not others:
         return ()
-    proposal = state.open.proposal
     me = state.config.me.peer
     if proposal is not None and proposal.ballot.peer == me:
         return tuple(others)

@@ -15,6 +15,7 @@ from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.state import PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
 from protocol.rounds.views import (
     NUM_HEARTBEAT_PEERS,
+    beat_peers,
     idle_patience_s,
     is_alive,
     is_gone,
@@ -92,8 +93,8 @@ def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
     """The members of a running exchange, all of them; else the next opener and a few in turn."""
     me = state.config.me.peer
     if state.open.exchange is not None and state.open.proposal is not None:
-        return tuple(m.peer for m in state.open.proposal.members if m.peer != me and not is_gone(state, m.peer))
-    others = [peer for peer in sorted(state.peers) if not state.peers[peer].left]
+        return tuple(p for p in state.open.proposal.participants if p != me and not is_gone(state, p))
+    others = beat_peers(state)
     if not others:
         return ()
     begin = state.num_heartbeats * NUM_HEARTBEAT_PEERS % len(others)

@@ -112,6 +112,11 @@ class Proposal:
         return next((m for m in self.members if m.peer == peer), None)
 
     @property
+    def participants(self) -> tuple[PeerId, ...]:
+        """The members, and reducers that are none: they do not hold the unit (rule 7)."""
+        return tuple(dict.fromkeys((*(m.peer for m in self.members), *(part.reducer for part in self.slices))))
+
+    @property
     def num_chunks(self) -> int:
         """Chunks of the whole unit."""
         return self.slices[-1].stop_chunk

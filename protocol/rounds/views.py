@@ -37,11 +37,17 @@ def is_gone(state: RoundState, peer: PeerId) -> bool:
     return view is not None and (view.lost or view.left)
 
 
+def beat_peers(state: RoundState) -> tuple[PeerId, ...]:
+    """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders."""
+    is_spine = state.config.is_spine
+    return tuple(p for p in sorted(state.peers) if not state.peers[p].left and (is_spine or may_hold(state, p)))
+
+
 def idle_patience_s(state: RoundState) -> float:
     """While nothing is open each peer gives a sign to a few others at a time, so that all have had one after a whole turn; three
     heartbeats more, and the suspicion, before silence means anything.
     """
-    turns = -(-len(state.peers) // NUM_HEARTBEAT_PEERS)
+    turns = -(-len(beat_peers(state)) // NUM_HEARTBEAT_PEERS)
     return (max(1, turns) + 3) * state.config.heartbeat_s + state.config.suspect_after_s
 
 
@@ -85,10 +91,31 @@ def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:
+    """Who takes part in the running exchange and is known here: the members, and who reduces without being one."""
     proposal = state.open.proposal
     if proposal is None:
         return ()
-    return tuple(m.peer for m in proposal.members if m.peer == state.config.me.peer or m.peer in state.peers)
+    return tuple(peer for peer in proposal.participants if peer == state.config.me.peer or peer in state.peers)
+
+
+def may_hold(state: RoundState, peer: PeerId) -> bool:
+    """Whether a peer holds this unit, or has not told yet what it holds."""
+    view = state.peers.get(peer)
+    return view is not None and (view.member is None or view.head is not None)
+
+
+def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
+    """Live, reachable peers that do not hold the unit and may be asked to reduce (rule 7), best upload first."""
+    patience_s = idle_patience_s(state)
+    able = [
+        view
+        for peer, view in state.peers.items()
+        if not may_hold(state, peer)
+        and view.is_inbound_reachable
+        and peer not in state.open.unfit
+        and is_alive(state, peer, now_s, patience_s)
+    ]
+    return tuple(sorted(able, key=lambda view: (-view.upload_bytes_per_s, view.peer)))
 
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:

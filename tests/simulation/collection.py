@@ -8,6 +8,7 @@ from tests.simulation import (
     scenarios_links,
     scenarios_sides,
     scenarios_turnover,
+    scenarios_units,
     scenarios_votes,
 )
 from tests.simulation.scenario import SCENARIOS
@@ -19,6 +20,7 @@ THEMES = (
     scenarios_clocks,
     scenarios_links,
     scenarios_turnover,
+    scenarios_units,
 )
 
 __all__ = ["SCENARIOS", "THEMES"]

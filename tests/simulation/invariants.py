@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -132,6 +133,32 @@ class Observed:
             best = max(children[commits[commit].parent], key=merit)
             if best != commit:
                 raise Violation(f"commit {commit.hex()[:8]} is kept, {best.hex()[:8]} is preferred beside it")
+
+    def check_stands_with(
+        self, head: CommitId, followed: set[CommitId], is_there: Callable[[KnownCommit], bool]
+    ) -> None:
+        """At every fork of this unit behind the head: where a branch was made with the followed lineage of the spine alone, such a one
+        is kept. Of other lineages only those commits count whose bytes are there.
+        """
+        kept = [*(known.parent for known in self.lineage(head)), head]
+        children: dict[CommitId, list[CommitId]] = {}
+        for commit, known in self.commits.items():
+            if commit in kept or is_there(known):
+                children.setdefault(known.parent, []).append(commit)
+
+        def is_pure(commit: CommitId) -> bool:
+            below = children.get(commit, [])
+            return self.commits[commit].record.spine in followed and (not below or any(map(is_pure, below)))
+
+        for parent, child in itertools.pairwise(kept):
+            others = [commit for commit in children.get(parent, []) if commit != child]
+            after = kept[kept.index(child) :]
+            if any(map(is_pure, others)) and not all(self.commits[c].record.spine in followed for c in after):
+                raise Violation(f"commit {child.hex()[:8]} is kept, a branch beside it stands with the followed spine")
+
+    def lineage_ids(self, head: CommitId) -> set[CommitId]:
+        """The commits from the start to a head, both with it."""
+        return {head, *(known.parent for known in self.lineage(head))}
 
     def counted(self, peer: PeerId, head: CommitId) -> Tokens:
         """All tokens of a peer that the lineage of a head counted."""

@@ -16,6 +16,7 @@ from averaging.network.clocks import Timers, VirtualClock
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.seams import DirectoryEntry
 from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.lending import UnitShape
 from averaging.rounds.membership import announce, list_peers
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
@@ -128,6 +129,7 @@ class Node:
         self.tokens_per_s = tokens_per_s
         self.clock = SettableClock(skew_s=skew_s)
         self.session = 0
+        self.is_inbound_reachable = True
         self.process = Process()
         self.units = world.layout.held(number)
         self.services: dict[UnitName, RoundService] = {}
@@ -234,6 +236,9 @@ class Node:
             )
             await self.follower.restore()
         rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
+        shape = UnitShape(world.codec, world.grid)
+        me, offload = Member(self.peer, 1, self.session), SimulatedOffload(world.swarm.timers)
+        rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape))
         for unit in self.units:
             rounds.add(await self._unit(process, tools, rounds, unit, logs[unit]))
         return rounds
@@ -248,7 +253,8 @@ class Node:
         first_step = chain.data_position(self.peer)
         trainer = SimulatedTrainer(world.grid.num_elements, self.tokens_per_s, first_step, process, world.swarm.timers)
         await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
-        config = world.round_config(Member(self.peer, 1, self.session), unit)
+        me = Member(self.peer, 1, self.session)
+        config = replace(world.round_config(me, unit), is_inbound_reachable=self.is_inbound_reachable)
         publish = partial(self._published, process, unit)
         round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish)
         service = RoundService(config, chain, open_round, round_tools, rounds)

@@ -29,6 +29,7 @@ class Profile:
         converge_s: within this time after everything has healed all stand on one head.
         num_elements: of each unit; it has eight chunks.
         layout: which units there are, and who holds them.
+        outbound: share of the peers whom nobody can reach from outside.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Profile:
     hours: float = 0.0
     num_elements: int = 48
     layout: Layout = WHOLE
+    outbound: float = 0.0
 
     @property
     def has_skew(self) -> bool:
@@ -88,7 +90,7 @@ PROFILES = {
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
         Profile("long-partition", _SIDES, num_peers=(2, 8), fault_s=(50.0, 160.0), spread_s=60.0, converge_s=600.0),
         Profile("fragments", _MIXED, layout=FRAGMENTS),
-        Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS),
+        Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS, outbound=0.4),
         Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),
         Profile(
             "units-apart",

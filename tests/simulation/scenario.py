@@ -276,13 +276,8 @@ class Scene:
         await come_together(self.world)
         head = self.world.live_nodes()[0].head
         if head is not None:
-            self.world.observed.check_preferred(head, self.world.target_tokens, self._is_there)
-
-    def _is_there(self, known: KnownCommit) -> bool:
-        """Whether those who run have all bytes of this commit."""
-        names = [f"results/{known.parent.hex()}/{part.result_hash.hex()}" for part in known.record.slices]
-        disks = [node.disk.files for node in self.world.live_nodes()]
-        return all(any(name in files for files in disks) for name in names)
+            is_there = partial(self.world.is_there, self.unit)
+            self.world.observed.check_preferred(head, self.world.target_tokens, is_there)
 
     def lineage(self, node: Node) -> list[KnownCommit]:
         """The commits that it stands on."""

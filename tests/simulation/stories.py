@@ -190,12 +190,26 @@ async def come_together(world: World) -> None:
         return agree(world) and all(is_together(unit) for unit in world.layout.units)
 
     await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
+    check_spine(world)
     _check_tokens(world)
     for node in world.live_nodes():
         for unit, service in node.services.items():
             head = node.head_of(unit)
             if head is not None:
                 world.observed_of[unit].hold(service.chain.links, head, service.chain.root)
+
+
+def check_spine(world: World) -> None:
+    """All units stand with one lineage of the spine."""
+    spine = world.layout.spine
+    heads = [node.head_of(spine) for node in world.holders(spine)]
+    if not heads or heads[0] is None:
+        return
+    followed = world.observed.lineage_ids(heads[0])
+    for unit in world.layout.units[1:]:
+        head = next((node.head_of(unit) for node in world.holders(unit)), None)
+        if head is not None:
+            world.observed_of[unit].check_stands_with(head, followed, partial(world.is_there, unit))
 
 
 def agree(world: World) -> bool:

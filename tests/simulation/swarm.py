@@ -19,7 +19,7 @@ from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body, genesis_id
 from tests.simulation import virtual_time
-from tests.simulation.invariants import Observed, Violation
+from tests.simulation.invariants import KnownCommit, Observed, Violation
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
 from tests.simulation.signing import HashVerifier
@@ -113,8 +113,17 @@ class World:
             self.faults["clock skew"] += 1
         speed = self.profile.tokens_per_s * self.chooser.choice(SPEEDS)
         node = Node(self, len(self.nodes), speed, skew_s)
+        if self.profile.outbound:
+            node.is_inbound_reachable = self.chooser.random() >= self.profile.outbound
         self.nodes.append(node)
         return node
+
+    def is_there(self, unit: UnitName, known: KnownCommit) -> bool:
+        """Whether those who run have all bytes of this commit."""
+        folder = "" if unit == self.layout.spine else f"{unit}/"
+        names = [f"{folder}results/{known.parent.hex()}/{part.result_hash.hex()}" for part in known.record.slices]
+        disks = [node.disk.files for node in self.live_nodes()]
+        return all(any(name in files for files in disks) for name in names)
 
     def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
         """The run's rounds for one member."""

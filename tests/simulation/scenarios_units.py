@@ -1,0 +1,249 @@
+"""Several units: fragments, experts and stages on both sides of a cut, and the one step in which all heads move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from averaging.rounds.head_vector import VECTOR_LOG, read_moves
+from protocol.ids import CommitId, UnitName
+from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES
+from tests.simulation.node import Node
+from tests.simulation.scenario import CALM, PATIENCE_S, Scenario, Scene, add, expect, replaced, scenario
+
+LONG_S = 2.0 * PATIENCE_S
+QUIET = replace(CALM, round_s=12.0, heartbeat_s=1.0, longest_interval_s=20.0, converge_s=240.0)
+APART = replace(QUIET, layout=EXPERTS)
+
+
+def _commits(scene: Scene, unit: UnitName, node: Node) -> set[CommitId]:
+    """The lineage of a unit at a node."""
+    head = node.services[unit].chain.head.commit
+    return scene.world.observed_of[unit].lineage_ids(head)
+
+
+def _index(scene: Scene, unit: UnitName) -> int:
+    return max(node.index_of(unit) for node in scene.world.holders(unit))
+
+
+async def _all_move(scene: Scene, rounds: int = 1) -> None:
+    """Until every unit has made so many more rounds."""
+    goals = {unit: _index(scene, unit) + rounds for unit in scene.world.layout.units}
+    await scene.until(lambda: all(_index(scene, u) >= goal for u, goal in goals.items()), "rounds of all units", 240.0)
+
+
+def _is_one(scene: Scene) -> bool:
+    """Whether all holders of each unit stand on one head."""
+    for unit in scene.world.layout.units:
+        heads = {node.head_of(unit) for node in scene.world.holders(unit)}
+        if None in heads or len(heads) != 1:
+            return False
+    return True
+
+
+def _spine_of(scene: Scene, side: Sequence[Node]) -> CommitId:
+    spine = scene.world.layout.spine
+    holders = [node for node in side if spine in node.units]
+    return max(holders, key=lambda node: node.index_of(spine)).services[spine].chain.head.commit
+
+
+def _winner(scene: Scene, sides: Sequence[Sequence[Node]], heads: Sequence[CommitId]) -> Sequence[Node]:
+    """The side whose spine is followed in the end."""
+    spine = scene.world.layout.spine
+    followed = _commits(scene, spine, scene.world.holders(spine)[0])
+    won = [side for side, head in zip(sides, heads, strict=True) if head in followed]
+    expect(len(won) == 1, "the spine of one side is followed")
+    return won[0]
+
+
+# --- fragments ----------------------------------------------------------------------------------------------------------------
+
+
+async def _fragments(scene: Scene, sizes: tuple[int, int]) -> None:
+    """Four fragments; the cut comes when fragment 2 has a commit that fragment 3 answers only on two sides. Every fragment goes on at
+    each side; in the end all four are those of one side.
+    """
+    units = scene.world.layout.units
+    nodes = list(scene.nodes)
+    scene.chooser.shuffle(nodes)
+    sides = (nodes[: sizes[0]], nodes[sizes[0] :])
+    await _all_move(scene)
+    await scene.until(partial(_is_one, scene), "agreement")
+    second, third = (_index(scene, unit) for unit in units[2:])
+    await scene.until(lambda: _index(scene, units[2]) > second or _index(scene, units[3]) > third, "a fragment's round")
+    with scene.cut(*sides):
+        await scene.sleep(LONG_S)
+        heads = [_spine_of(scene, side) for side in sides]
+        mine = {unit: [_commits(scene, unit, side[0]) for side in sides] for unit in units}
+        expect(all(one - other and other - one for one, other in mine.values()), "each side has all four on its own")
+    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    winner = sides.index(list(_winner(scene, sides, heads)))
+    for unit in units:
+        final = _commits(scene, unit, scene.nodes[0])
+        expect(mine[unit][winner] <= final, f"{unit} is the one of the side whose spine is followed")
+        expect(not (mine[unit][1 - winner] - mine[unit][winner]) & final, f"nothing of the other side's {unit}")
+    expect(scene.world.faults["vector"] > 0, "heads have moved together")
+
+
+for _sizes in ((3, 2), (2, 2)):
+    add(
+        Scenario(
+            f"fragments-cut-{_sizes[0]}-{_sizes[1]}",
+            partial(_fragments, sizes=_sizes),
+            sum(_sizes),
+            replace(QUIET, layout=FRAGMENTS),
+            num_seeds=sum(_sizes) // 2 + (_sizes[0] == _sizes[1]),
+        )
+    )
+
+
+# --- experts ------------------------------------------------------------------------------------------------------------------
+
+
+@scenario(6, APART)
+async def expert_of_the_losing_side(scene: Scene) -> None:
+    """Only the side that loses holds expert 2: nobody else moved it, so that its work stands, and goes on with the other spine."""
+    lost = [node for node in scene.nodes if "expert-2" in node.units]
+    won = [node for node in scene.nodes if node not in lost]
+    expert = UnitName("expert-2")
+    await _all_move(scene)
+    with scene.cut(won, lost):
+        before = _index(scene, expert)
+        await scene.sleep(LONG_S)
+        expect(_index(scene, expert) > before, "the expert goes on beside its lone trunk")
+        heads = [_spine_of(scene, side) for side in (won, lost)]
+        made = _commits(scene, expert, lost[0])
+    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    expect(_winner(scene, (won, lost), heads) == won, "four trunks outweigh two")
+    expect(made <= _commits(scene, expert, lost[0]), "the expert keeps what it did alone")
+    await _all_move(scene)
+    trunk = _commits(scene, scene.world.layout.spine, won[0])
+    record = lost[0].services[expert].chain.head.record
+    expect(record is not None and record.spine in trunk, "it cites the followed trunk from then on")
+
+
+@scenario(6, APART)
+async def only_holders_apart(scene: Scene) -> None:
+    """The two holders of expert 0 cannot reach each other, everybody else can reach both. The trunk goes on with all; the expert parts
+    after the patience, and becomes one again when they meet.
+    """
+    expert, trunk = UnitName("expert-0"), scene.world.layout.spine
+    one, other = (node for node in scene.nodes if expert in node.units)
+    await _all_move(scene)
+    with scene.cut([one], [other]):
+        before = scene.world.rounds()
+        await scene.sleep(LONG_S)
+        expect(scene.world.rounds() >= before + 3, "the trunk goes on")
+        expect(not scene.world.observed.num_lone, "nobody leaves the trunk")
+        parted = [_commits(scene, expert, node) for node in (one, other)]
+        expect(bool(parted[0] - parted[1]) and bool(parted[1] - parted[0]), "the expert has two lineages")
+    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    expect(len({node.head_of(trunk) for node in scene.nodes}) == 1, "one trunk")
+
+
+@scenario(6, APART)
+async def holders_behind_walls(scene: Scene) -> None:
+    """Nobody can reach the two holders of expert 1: others who do not hold it reduce for them, and both count in full."""
+    expert = UnitName("expert-1")
+    holders = [node for node in scene.nodes if expert in node.units]
+    for node in holders:
+        node.crash()
+        node.is_inbound_reachable = False
+    await scene.sleep(3.0)
+    scene.boot(*holders)
+    await scene.until(partial(_is_one, scene), "agreement")
+    before = _index(scene, expert)
+    await scene.until(lambda: _index(scene, expert) >= before + 4, "four rounds of the expert", 240.0)
+    lineage = scene.world.observed_of[expert].lineage(holders[0].services[expert].chain.head.commit)
+    last = [known.record for known in lineage[-2:]]
+    peers = {node.peer for node in holders}
+    expect(all({c.peer for c in record.contributors} == peers for record in last), "both count")
+    expect(all(part.reducer not in peers for record in last for part in record.slices), "others reduce")
+    expect(all(not part.omitted for record in last for part in record.slices), "nobody is left out")
+
+
+# --- stages -------------------------------------------------------------------------------------------------------------------
+
+
+@scenario(4, replace(QUIET, layout=STAGES), num_seeds=2)
+async def stages_cut_across(scene: Scene) -> None:
+    """Two replicas of each of two stages, cut so that each side has one of each. Both stages end up with the same side's work, also
+    for those who hold the second stage only and follow the first one by its records.
+    """
+    sides = (scene.nodes[:2], scene.nodes[2:])
+    units = scene.world.layout.units
+    await _all_move(scene)
+    with scene.cut(*sides):
+        await scene.sleep(LONG_S)
+        heads = [_spine_of(scene, side) for side in sides]
+        mine = [_commits(scene, units[1], side[1]) for side in sides]
+        expect(bool(mine[0] - mine[1]) and bool(mine[1] - mine[0]), "the second stage has two lineages")
+    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    winner = sides.index(list(_winner(scene, sides, heads)))
+    expect(mine[winner] <= _commits(scene, units[1], sides[winner][1]), "the second stage follows the first one's side")
+    followed = scene.world.observed.lineage_ids(_spine_of(scene, scene.nodes))
+    for node in scene.nodes:
+        if node.follower is not None:
+            expect(node.follower.view.head in followed, "who holds no first stage follows it")
+
+
+# --- the one step in which all heads move -----------------------------------------------------------------------------------
+
+
+async def _dies_while_heads_move(scene: Scene, num_writes: int) -> None:
+    """Power goes after so many writes from the record of all heads on. What the record says is so after the restart."""
+    nodes = list(scene.nodes)
+    lost, won = nodes[:2], nodes[2:]
+    victim, disk = lost[0], lost[0].disk
+    await _all_move(scene)
+    writes: list[str] = []
+    begin, finish = disk.begin, disk.finish
+    names: dict[int, str] = {}
+
+    def watched_begin(name: str, record: bytes) -> int:
+        write = begin(name, record)
+        names[write] = name
+        return write
+
+    def watched_finish(write: int) -> None:
+        finish(write)
+        if victim.is_up and (writes or names.get(write) == VECTOR_LOG):
+            writes.append(names.get(write, ""))
+            if len(writes) == num_writes:
+                scene.world.nursery.start_soon(_crash, victim)
+
+    with replaced(disk, begin=watched_begin, finish=watched_finish):
+        with scene.cut(lost, won):
+            await scene.sleep(LONG_S)
+        await scene.until(lambda: not victim.is_up, "the crash", 300.0)
+    moves = read_moves(disk.logs[VECTOR_LOG][[r[:1] for r in disk.logs[VECTOR_LOG]].index(b"M")])
+    await scene.sleep(2.0)
+    before = victim.session
+    scene.boot(victim)
+
+    def has_started() -> bool:
+        services = [victim.services.get(unit) for unit in victim.units]
+        return all(service is not None and service.config.me.session > before for service in services)
+
+    await scene.until(has_started, "the start")
+    expect(len(moves) == len(victim.units), "all fragments were to move")
+    for move in moves:
+        certificates = victim.services[move.unit].chain.certificates
+        expect(set(move.certificates) <= set(certificates), f"{move.unit} is where the record says, from the start on")
+    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+
+
+async def _crash(node: Node) -> None:
+    node.crash()
+
+
+for _num_writes in (1, 2, 3, 5, 8):
+    add(
+        Scenario(
+            f"power-cut-after-{_num_writes}-writes-of-heads",
+            partial(_dies_while_heads_move, num_writes=_num_writes),
+            5,
+            replace(QUIET, layout=FRAGMENTS),
+        )
+    )
