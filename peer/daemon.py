@@ -269,7 +269,7 @@ async def _train(
     board, verifier = life.board, Ed25519Verifier()
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
     network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), roster.is_member))
-    reporter = Reporter(client, board)
+    reporter = Reporter(client, board, roster.host_was_heard)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         nursery.start_soon(
@@ -300,6 +300,7 @@ async def _train(
             rounds = _peer_rounds(life, membership, verifier, network, roster)
             service = RoundService(_round_config(life, membership, verifier), chain, open_round, tools, rounds)
             rounds.add(service)
+            roster.rely_on(lambda: service.state.link.roster)
             board.trainer, board.service = trainer, service
             rounds.serve()
             await _rounds(life, membership, rounds, service, trainer, network, roster, reporter)

@@ -58,7 +58,8 @@ def make_report(board: Board, *, is_ready_to_start: bool, want_from_index: int) 
 class Reporter:
     """Reports every few seconds; remembers what the coordinator said last."""
 
-    def __init__(self, client: CoordinatorClient, board: Board) -> None:
+    def __init__(self, client: CoordinatorClient, board: Board, was_heard: Callable[[], None]) -> None:
+        self._was_heard = was_heard
         self._client = client
         self._board = board
         self._want_from_index = 1
@@ -81,10 +82,12 @@ class Reporter:
             if error.found != self._refused:
                 log.warning("report_refused", reason=error.one_line())
             self._refused = error.found
+            self._was_heard()
             return False
         except PotluckError as error:
             log.debug("report_not_delivered", reason=error.one_line())
             return False
+        self._was_heard()
         self._refused = ""
         self._want_from_index = reply.want_from_index
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
@@ -19,6 +19,9 @@ log = structlog.get_logger()
 CREDENTIAL_CHANNEL: Final = "credential"
 ASK_WITHIN_S: Final = 3.0
 MAX_MEMBERS: Final = 4096
+HOST_AWAY_S: Final = 600.0
+"""Host not heard for so long: nobody can renew a credential. Peers report every few seconds, and a restart of it takes a minute."""
+
 KEPT_PEERS: Final = 16
 KEPT_ADDRESSES_EACH: Final = 4
 
@@ -45,6 +48,23 @@ class Roster:
         self._values: dict[PeerId, bytes] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._network: Network | None = None
+        self._voters: Callable[[], Collection[PeerId]] = tuple
+        self._host_heard_s = clock.unix_s()
+
+    def rely_on(self, voters: Callable[[], Collection[PeerId]]) -> None:
+        """These vote on our head: while the host is away, they are judged as of when it was heard last (rule 25). Else a run would end
+        with the last credential that an absent host cannot renew.
+        """
+        self._voters = voters
+
+    def host_was_heard(self) -> None:
+        """The host answered: credentials are judged as of now again."""
+        self._host_heard_s = self._clock.unix_s()
+
+    def _judged_as_of_s(self, peer: PeerId) -> float:
+        now_s = self._clock.unix_s()
+        is_away = now_s - self._host_heard_s > HOST_AWAY_S
+        return self._host_heard_s if is_away and peer in self._voters() else now_s
 
     def serve(self, network: Network) -> None:
         """Show our credential to whoever asks."""
@@ -111,10 +131,10 @@ class Roster:
         return True
 
     def _is_known(self, peer: PeerId) -> bool:
-        return self._valid_until_s.get(peer, 0.0) > self._clock.unix_s()
+        return self._valid_until_s.get(peer, 0.0) > self._judged_as_of_s(peer)
 
     def _admit(self, peer: PeerId, credential: bytes) -> None:
-        now_s = self._clock.unix_s()
+        now_s = self._judged_as_of_s(peer)
         checked = check_credential(credential, self._ca, peer_id=peer, run_id=self._run_id, now_unix_s=now_s)
         if len(self._valid_until_s) >= MAX_MEMBERS:
             self._valid_until_s = {p: end for p, end in self._valid_until_s.items() if end > now_s}

@@ -55,7 +55,7 @@ def _raiser(error: PotluckError) -> Callable[[], ReportReply]:
 
 def _reporter() -> tuple[Reporter, _Client, Board]:
     client, board = _Client(), Board(ME, VirtualClock(), 0.0)
-    return Reporter(client, board), client, board  # type: ignore[arg-type]
+    return Reporter(client, board, lambda: None), client, board  # type: ignore[arg-type]
 
 
 async def test_a_report_says_where_we_are_and_what_the_coordinator_asked_for_is_remembered(

@@ -78,6 +78,27 @@ async def test_a_member_is_one_until_its_credential_ends(autojump_clock: Clock) 
     assert not await roster.is_member(BOB.peer_id)
 
 
+async def test_who_votes_on_our_head_stays_a_member_while_the_host_is_away(autojump_clock: Clock) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    carol = Identity(b"c" * 32)
+    roster.take_records([_entry(BOB, _credential(BOB, days=1)), _entry(carol, _credential(carol, days=1))])
+    roster.rely_on(lambda: (ALICE.peer_id, BOB.peer_id))
+    await trio.sleep(0.5 * 86400)
+    roster.host_was_heard()
+    await trio.sleep(40 * 86400)
+    assert await roster.is_member(BOB.peer_id), "nobody could renew its credential"
+    assert not await roster.is_member(carol.peer_id), "it has no vote that the run would miss"
+    roster.host_was_heard()
+    assert not await roster.is_member(BOB.peer_id), "it may ask for a new one again"
+
+
+async def test_a_voter_that_was_not_seen_before_is_judged_as_of_the_hosts_last_word(autojump_clock: Clock) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    roster.rely_on(lambda: (BOB.peer_id,))
+    await trio.sleep(2 * 86400)
+    assert roster.take_records([_entry(BOB, _credential(BOB, days=1))]) == (BOB.peer_id,)
+
+
 def _address(identity: Identity, number: int = 1) -> str:
     return f"/ip4/192.0.2.{number}/tcp/4001/p2p/{identity.peer_id}"
 

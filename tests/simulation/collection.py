@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation import (
     scenarios_clocks,
     scenarios_crashes,
+    scenarios_host,
     scenarios_links,
     scenarios_sides,
     scenarios_turnover,
@@ -17,6 +18,7 @@ THEMES = (
     scenarios_sides,
     scenarios_votes,
     scenarios_crashes,
+    scenarios_host,
     scenarios_clocks,
     scenarios_links,
     scenarios_turnover,

@@ -1,0 +1,69 @@
+"""The host is away, and comes back with an old copy of its ledger while the swarm has two lineages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.chain_log import ChainLog
+from protocol.rounds.chain import genesis_link
+from tests.simulation.node import Node
+from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario
+from tests.simulation.swarm import RUN_ID
+
+QUIET = replace(CALM, round_s=20.0, heartbeat_s=2.0, longest_interval_s=25.0, weights={"clock skew": 1})
+MAX_REPORTS = 8
+
+
+class _Host:
+    """What the host knows of the run: the production log of commits, and the ledger that it was read from."""
+
+    def __init__(self, scene: Scene, ledger: list[bytes]) -> None:
+        genesis = genesis_link(scene.world.start_record, scene.world.layout.spine)
+        self.log = ChainLog(genesis, RUN_ID, scene.world.verifier)
+        self.ledger = list(ledger)
+        self.log.replay(ledger)
+
+    def hear(self, node: Node) -> None:
+        """A peer reports, from the commit on that is asked for, until nothing new comes."""
+        want = self.log.head.index + 1
+        for _ in range(MAX_REPORTS):
+            certificates = node.services[node.units[0]].chain.certificates
+            accepted = self.log.verify(certificates[max(0, want - 1) :])
+            self.log.add(accepted.new)
+            self.ledger.extend(item.certificate for item in accepted.new)
+            if accepted.want_from_index > len(certificates):
+                return
+            want = accepted.want_from_index
+
+
+@scenario(5, QUIET, num_seeds=2)
+async def host_returns_with_an_old_copy(scene: Scene) -> None:
+    """While the host is away the swarm parts for longer than the patience. It comes back with a ledger from before, hears of both
+    lineages in turn, of lower indices after higher ones, and then of the end of one: it follows what the swarm follows.
+    """
+    one, two = scene.nodes[:3], scene.nodes[3:]
+    await scene.everybody_votes()
+    host = _Host(scene, [])
+    for node in scene.nodes:
+        host.hear(node)
+    old_copy = list(host.ledger)
+    await scene.rounds(2)
+    with scene.cut(one, two):
+        await scene.sleep(1.5 * PATIENCE_S)
+        for node in one:
+            host.hear(node)
+        host = _Host(scene, old_copy)
+        for node in (two[0], one[0], two[1], one[1]):
+            host.hear(node)
+        heads = {node.services[node.units[0]].chain.head.commit for node in (one[0], two[0])}
+        expect(len(heads) == 2, "the swarm has two lineages")
+        expect(all(host.log.knows(head) for head in heads), "the host knows both")
+        expect(host.log.head.commit in heads, "and follows one of them")
+    await scene.agreement()
+    await scene.rounds(1)
+    await scene.agreement()
+    for node in scene.nodes:
+        host.hear(node)
+    expect(host.log.head.commit == scene.nodes[0].head, "the host follows what the swarm follows")
+    again = _Host(scene, host.ledger)
+    expect(again.log.head.commit == host.log.head.commit, "also after one more restart")
