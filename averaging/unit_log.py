@@ -13,11 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import structlog
+
 from averaging.network.seams import Storage
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import AckedRecord, Ballot
 from protocol.wire import decode_certificate, decode_record
+
+log = structlog.get_logger()
 
 LOG_NAME: Final = "rounds.log"
 _CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
@@ -76,6 +80,7 @@ class UnitLog:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._owed: list[bytes] = []
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
         """Before the contribution's first byte leaves (rule 8)."""
@@ -95,12 +100,35 @@ class UnitLog:
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
         """Before the commit is applied (rule 19)."""
+        await self.settle()
         await self._storage.append(LOG_NAME, _CERTIFICATE + base + certificate)
 
     async def log_switch(self, fork: CommitId, certificates: Sequence[bytes]) -> None:
         """From `fork` on this lineage is followed instead: the whole head moves in one record (rule 24)."""
-        body = b"".join(_LENGTH.pack(len(raw)) + raw for raw in certificates)
-        await self._storage.append(LOG_NAME, _SWITCH + fork + body)
+        await self.settle()
+        await self._storage.append(LOG_NAME, _switch_entry(fork, certificates))
+
+    async def log_moved(self, fork: CommitId, certificates: Sequence[bytes]) -> bool:
+        """As `log_switch`, of a switch that a record of all units tells of already: what the disk refuses now is written before any
+        further entry of the lineage, which would leave a gap without it. Whether it is on disk.
+        """
+        self._owed.append(_switch_entry(fork, certificates))
+        try:
+            await self.settle()
+        except StorageError as error:
+            log.warning("switch_not_logged", fork=fork.hex(), reason=error.one_line())
+            return False
+        return True
+
+    async def settle(self) -> None:
+        """Write the switches that the disk has refused.
+
+        Raises:
+            StorageError: it refuses again.
+        """
+        while self._owed:
+            await self._storage.append(LOG_NAME, self._owed[0])
+            del self._owed[0]
 
     async def write_result(self, base: CommitId, result_hash: Root, data: bytes) -> None:
         """The bytes of one slice's result."""
@@ -143,6 +171,10 @@ class UnitLog:
             else:
                 bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
         return LoggedRounds(certificates, bases)
+
+
+def _switch_entry(fork: CommitId, certificates: Sequence[bytes]) -> bytes:
+    return _SWITCH + fork + b"".join(_LENGTH.pack(len(raw)) + raw for raw in certificates)
 
 
 def _switched(certificates: list[tuple[CommitId, bytes]], fork: CommitId, body: bytes) -> list[tuple[CommitId, bytes]]:

@@ -16,11 +16,11 @@ import structlog
 import trio
 
 from averaging.network.seams import Storage
-from averaging.unit_log import UnitLog
+from averaging.unit_log import LoggedRounds, UnitLog
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.rounds.lineage import TreeNode
-from protocol.wire import encode_certificate
+from protocol.wire import commit_id, decode_certificate, encode_certificate
 
 log = structlog.get_logger()
 
@@ -45,6 +45,7 @@ class Mover:
     """
 
     move: UnitMove
+    log: UnitLog
     moving: trio.Lock
     has: Callable[[CommitId], bool]
     flip: Callable[[], Awaitable[bool]]
@@ -55,6 +56,8 @@ class HeadVector:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._behind: dict[UnitName, Mover] = {}
+        self._busy = trio.Lock()
 
     async def finish(self, logs: Mapping[UnitName, UnitLog]) -> None:
         """Before the units read their logs: write into each what a crash left out of it.
@@ -76,10 +79,11 @@ class HeadVector:
 
         Raises:
             LocalProtocolError: one of them has moved off the lineage that its switch leaves. StorageError: the record could not be
-                written. Nothing has changed in either case.
+                written, or the disk still refuses the log of a unit that moved before. Nothing has changed in either case.
         """
         ordered = sorted(movers, key=lambda mover: mover.move.unit)
-        async with AsyncExitStack() as stack:
+        async with self._busy, AsyncExitStack() as stack:
+            await self._settle()
             for mover in ordered:
                 await stack.enter_async_context(mover.moving)
             for mover in ordered:
@@ -88,8 +92,16 @@ class HeadVector:
                         f"unit {mover.move.unit} has left the lineage to be switched", "its old fork"
                     )
             await self._storage.append(VECTOR_LOG, _encode([mover.move for mover in ordered]))
-            if all([await mover.flip() for mover in ordered]):
+            self._behind = {mover.move.unit: mover for mover in ordered if not await mover.flip()}
+            if not self._behind:
                 await self._note_done()
+
+    async def _settle(self) -> None:
+        """The next record takes the place of the last one, so all logs must tell of that first."""
+        for unit, mover in tuple(self._behind.items()):
+            async with mover.moving:
+                await mover.log.settle()
+            self._behind.pop(unit, None)
 
     async def _note_done(self) -> None:
         try:
@@ -110,8 +122,15 @@ async def _bring_up(unit_log: UnitLog, move: UnitMove) -> None:
     logged = await unit_log.load()
     if not move.certificates or move.certificates[-1] in {raw for _, raw in logged.certificates}:
         return
+    if logged.certificates and move.fork not in _commits(logged):
+        return  # it was there, and has left that lineage since
     log.info("head_moved_at_start", unit=move.unit, commits=len(move.certificates))
     await unit_log.log_switch(move.fork, move.certificates)
+
+
+def _commits(logged: LoggedRounds) -> set[CommitId]:
+    parent, raw = logged.certificates[-1]
+    return {*(base for base, _ in logged.certificates), commit_id(parent, decode_certificate(raw).record)}
 
 
 def _encode(moves: Sequence[UnitMove]) -> bytes:
@@ -140,7 +159,7 @@ def read_moves(record: bytes) -> list[UnitMove]:
     if len(fields) % 3:
         raise StorageError(f"{len(fields)} fields in {VECTOR_LOG}", "three a unit", "restore or rejoin")
     return [
-        UnitMove(UnitName(fields[i].decode()), CommitId(fields[i + 1]), tuple(_unframed(fields[i + 2])))
+        UnitMove(UnitName(fields[i].decode(errors="replace")), CommitId(fields[i + 1]), tuple(_unframed(fields[i + 2])))
         for i in range(0, len(fields), 3)
     ]
 
@@ -149,8 +168,10 @@ def _unframed(data: bytes) -> list[bytes]:
     parts: list[bytes] = []
     offset = 0
     while offset < len(data):
-        (length,) = _LENGTH.unpack_from(data, offset)
-        offset += _LENGTH.size
-        parts.append(data[offset : offset + length])
-        offset += length
+        begin = offset + _LENGTH.size
+        length = int.from_bytes(data[offset:begin], "little")
+        offset = begin + length
+        if offset > len(data):
+            raise StorageError(f"a record cut short in {VECTOR_LOG}", "whole records", "restore or rejoin")
+        parts.append(data[begin:offset])
     return parts

@@ -343,7 +343,11 @@ class PeerRounds:
         """The spine's holders are on another lineage: our units follow, in one step."""
         await self.prepare_others(follower.unit, spine, (source,))
         mover = Mover(
-            unit_move(follower.unit, move.fork, move.path), follower.moving, follower.has, partial(follower.flip, move)
+            unit_move(follower.unit, move.fork, move.path),
+            follower.log,
+            follower.moving,
+            follower.has,
+            partial(follower.flip, move),
         )
         await self._move_all(spine, mover, {})
 
@@ -356,4 +360,4 @@ def _chain_mover(chain: UnitChain, prepared: PreparedSwitch, opened: dict[UnitNa
         opened[unit], is_written = await chain.flip(prepared)
         return is_written
 
-    return Mover(unit_move(unit, prepared.fork, prepared.path), chain.moving, chain.has, flip)
+    return Mover(unit_move(unit, prepared.fork, prepared.path), chain.tools.log, chain.moving, chain.has, flip)

@@ -83,7 +83,7 @@ class Pursuer:
         self._prepared: PreparedSwitch | None = None
         self._beside: PreparedSwitch | None = None
         self._leaving: _Left | None = None
-        self._asking: set[PeerId] = set()
+        self._asking: dict[PeerId, trio.Event] = {}
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
     # --- the next commit ------------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ class Pursuer:
         not_before_s, pause_s = self._pauses.get(source, (0.0, 0.0))
         if source in self._asking or now_s < not_before_s:
             return
-        self._asking.add(source)
+        self._asking[source] = trio.Event()
         pause_s = min(MAX_PAUSE_S, 2 * pause_s or USELESS_PAUSE_S)
         try:
             with trio.move_on_after(CATCH_UP_WITHIN_S):
                 if await self._fetch_commits(action):
                     pause_s = 0.0
         finally:
-            self._asking.discard(source)
+            self._asking.pop(source).set()
             if len(self._pauses) >= MAX_SOURCES:
                 self._pauses.clear()
             self._pauses[source] = (self._tools.clock.monotonic_s() + pause_s, pause_s)
@@ -246,8 +246,12 @@ class Pursuer:
     # --- beside the spine -----------------------------------------------------------------------------------------------------
 
     async def ask_beside(self, sources: tuple[PeerId, ...]) -> None:
-        """Ask some of these what they know of this unit."""
+        """Ask some of these what they know of this unit; whoever is being asked already is waited for."""
         for source in sources[:NUM_ASKED_BESIDE]:
+            asked = self._asking.get(source)
+            if asked is not None:
+                await asked.wait()
+                continue
             known = known_commits(self._state().tree, self._chain.head.commit)
             with contextlib.suppress(PotluckError):
                 await self.catch_up(CatchUp(source, known))

@@ -15,7 +15,7 @@ import trio
 from averaging.network.seams import Network, Stream
 from averaging.rounds.transfer import MAX_CHAIN_BYTES, fetch_commits
 from averaging.unit_log import UnitLog
-from protocol.errors import RemoteProtocolError, StorageError
+from protocol.errors import RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import spine
@@ -70,10 +70,9 @@ class SpineFollower:
             StorageError: a log of another run.
         """
         for _, raw in (await self.log.load()).certificates:
-            certificate = decode_certificate(raw)
             try:
-                state, is_known = self._with([certificate])
-            except RemoteProtocolError as error:
+                state, is_known = self._with([decode_certificate(raw)])
+            except (RemoteProtocolError, VersionError) as error:
                 raise StorageError(
                     "a certificate that proves nothing", "the spine's log of this run", "use another folder"
                 ) from error
@@ -166,12 +165,7 @@ class SpineFollower:
         """
         raws = [encode_certificate(node.certificate) for node in move.path if node.certificate is not None]
         self._state = replace(self._state, head=move.path[-1].link.commit)
-        try:
-            await self.log.log_switch(move.fork, raws)
-        except StorageError as error:
-            log.warning("switch_not_logged", unit=self.unit, reason=error.one_line())
-            return False
-        return True
+        return await self.log.log_moved(move.fork, raws)
 
     # --- for others -----------------------------------------------------------------------------------------------------------
 

@@ -403,12 +403,7 @@ class UnitChain:
         """Flip the head where a record of all units says so already; `moving` is held by the caller. Returns what is known of votes on
         the new head, and whether our own log tells of it, too.
         """
-        is_written = True
-        try:
-            await self.tools.log.log_switch(prepared.fork, _certificates_of(prepared))
-        except StorageError as error:
-            is_written = False
-            log.warning("switch_not_logged", unit=self.tools.unit, reason=error.one_line())
+        is_written = await self.tools.log.log_moved(prepared.fork, _certificates_of(prepared))
         return await self._flip(prepared), is_written
 
     async def _flip(self, prepared: PreparedSwitch) -> OpenRound:

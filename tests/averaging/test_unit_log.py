@@ -5,7 +5,7 @@ from hashlib import sha256
 import pytest
 import trio.testing
 
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from averaging.unit_log import LOG_NAME, LoggedContribution, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -110,6 +110,37 @@ async def test_a_switch_at_the_head_only_adds(autojump_clock: Clock) -> None:
     await log.log_certificate(BASE, b"shared")
     await log.log_switch(NEXT, [following])
     assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, following)]
+
+
+async def test_a_move_that_the_disk_refused_is_written_before_any_further_entry_of_the_lineage(
+    autojump_clock: Clock,
+) -> None:
+    for is_switch in (False, True):
+        disk = MemoryDisk()
+        log = UnitLog(MemoryStorage(disk))
+        ours, theirs, later = (_certificate(base, text) for base, text in ((NEXT, b"o"), (NEXT, b"t"), (LAST, b"l")))
+        await log.log_certificate(BASE, b"shared")
+        await log.log_certificate(NEXT, ours)
+        disk.fail_with_disk_full_after(10)
+        assert not await log.log_moved(NEXT, [theirs])
+        with pytest.raises(StorageError):
+            await (log.log_switch(LAST, [later]) if is_switch else log.log_certificate(LAST, later))
+        assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, ours)]
+        disk.capacity_bytes = UNBOUNDED_BYTES
+        await (log.log_switch(LAST, [later]) if is_switch else log.log_certificate(LAST, later))
+        assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, theirs), (LAST, later)]
+        before = list(disk.logs[LOG_NAME])
+        await log.settle()
+        assert disk.logs[LOG_NAME] == before, "once is enough"
+
+
+async def test_votes_do_not_wait_for_a_move_that_the_disk_refused(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk))
+    disk.fail_with_disk_full_after(80)
+    assert not await log.log_moved(NEXT, [_certificate(NEXT, b"t")])
+    await log.log_promise(LAST, HIGH)
+    assert (await log.load()).bases[LAST].promised == HIGH
 
 
 async def test_an_entry_that_a_full_disk_refused_is_not_there_and_what_was_is(autojump_clock: Clock) -> None:

@@ -19,7 +19,8 @@ from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds.contribution import encode_chunks, result_root
 from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
-from averaging.rounds.unit import AppliedCommit, UnitChain, UnitTools
+from averaging.rounds.unit import AppliedCommit, UnitChain
+from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState, state_root
 from averaging.unit_log import UnitLog
 from protocol.envelope import NEVER_MS, seal
@@ -27,6 +28,7 @@ from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link, link_after, verify_certificate
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.messages import (
+    NO_SPINE,
     Ack,
     Ballot,
     Certificate,
@@ -72,9 +74,13 @@ class MadeCommit:
 
     async def write_results(self, party: Party, slices: Sequence[int] | None = None) -> None:
         """Put the bytes of some slices, or of all, on a party's disk."""
+        await self.write_to(party.log, slices)
+
+    async def write_to(self, log: UnitLog, slices: Sequence[int] | None = None) -> None:
+        """As `write_results`, into the log of some unit."""
         for number, part in enumerate(self.record.slices):
             if slices is None or number in slices:
-                await party.log.write_result(self.record.parent, part.result_hash, self.results[number])
+                await log.write_result(self.record.parent, part.result_hash, self.results[number])
 
 
 @dataclass
@@ -168,20 +174,29 @@ class Party:
 
 
 class RoundWorld:
-    """Peers in the order of their ids, all on the roster of the start record."""
+    """Peers in the order of their ids, all on the roster of the start record. Each of them has a chain of UNIT."""
 
-    def __init__(self, nursery: trio.Nursery, num_peers: int = 3, target_tokens: int = 3000) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        num_peers: int = 3,
+        target_tokens: int = 3000,
+        units: Sequence[UnitName] = (UNIT,),
+    ) -> None:
         self.swarm = MemorySwarm(nursery, random.Random(1), LinkSpeed(0.01, 10_000_000.0))
         signers = sorted((HashSigner(bytes([n])) for n in range(num_peers)), key=lambda signer: signer.peer_id)
-        zeros_N = torch.zeros(GRID.num_elements, dtype=torch.float32)
-        draft = UnitState(UNIT, CommitId(bytes(32)), 0, 0, zeros_N, zeros_N.clone())
         self.target_tokens = target_tokens
         roster = tuple(signer.peer_id for signer in signers)
-        start = StartRecord(RUN_ID, (StartUnit(UNIT, bytes(32), state_root(draft, GRID)),), roster, target_tokens, 0)
-        self.start_record = encode_body(start)
-        self.genesis = UnitState(UNIT, genesis_id(self.start_record), 0, 0, zeros_N, zeros_N.clone())
+        drafts = [_zero_state(unit, CommitId(bytes(32))) for unit in units]
+        started = tuple(StartUnit(draft.unit, bytes(32), state_root(draft, GRID)) for draft in drafts)
+        self.start_record = encode_body(StartRecord(RUN_ID, started, roster, target_tokens, 0))
+        self.genesis = self.genesis_of(UNIT)
         self.parties = [Party(self, signer) for signer in signers]
         self.stranger = Party(self, HashSigner(b"stranger"))
+
+    def genesis_of(self, unit: UnitName) -> UnitState:
+        """The state before a unit's first commit."""
+        return _zero_state(unit, genesis_id(self.start_record))
 
     def proposal(
         self, slices: Sequence[tuple[int, int, int]], *, attempt: int = 0, reduce_within_s: float = 5.0
@@ -210,6 +225,7 @@ class RoundWorld:
         roots: Sequence[Root] = (),
         attested_root: Root | None = None,
         is_lone: bool = False,
+        spine: CommitId = NO_SPINE,
     ) -> MadeCommit:
         """A certified commit with a pseudo-random update: slice 0 by the first member, slice 1 by the second. `members` are all
         parties and `voters` all members unless given; `attested_root` is the parent's, without it the genesis is attested.
@@ -219,7 +235,8 @@ class RoundWorld:
         numbers = tuple(members or range(len(self.parties)))
         ballot = Ballot(0, self.parties[numbers[0]].peer)
         headers, results = [], []
-        attested = (self.genesis.head, state_root(self.genesis, GRID))
+        genesis = self.genesis_of(parent.unit)
+        attested = (genesis.head, state_root(genesis, GRID))
         if attested_root is not None:
             attested = (parent.commit, attested_root)
         reducers = (numbers[0], numbers[1 % len(numbers)])
@@ -229,7 +246,7 @@ class RoundWorld:
             counted = [n for n in numbers if n not in missing]
             headers.append(
                 ResultHeader(
-                    UNIT,
+                    parent.unit,
                     parent.commit,
                     ballot,
                     first,
@@ -244,7 +261,7 @@ class RoundWorld:
                 )
             )
         proposal = Proposal(
-            UNIT,
+            parent.unit,
             parent.commit,
             parent.index + 1,
             ballot,
@@ -254,11 +271,12 @@ class RoundWorld:
             1000,
             5.0,
             lone=is_lone,
+            spine=spine,
         )
         roster = tuple(self.parties[n].peer for n in numbers)
         record = encode_record(make_record(parent, proposal, ballot, headers, roster, OUTER, self.target_tokens))
         commit = link_after(parent, record).commit
-        ack = encode_message(Ack(UNIT, parent.commit, ballot, commit))
+        ack = encode_message(Ack(parent.unit, parent.commit, ballot, commit))
         acks = tuple(seal(self.parties[n].signer, ROUND_DOMAIN, RUN_ID, 0, NEVER_MS, ack) for n in voters or numbers)
         certificate = Certificate(record, acks)
         link = verify_certificate(certificate, parent, verifier=VERIFIER, run_id=RUN_ID)
@@ -278,15 +296,22 @@ class RoundWorld:
         return made
 
 
+def _zero_state(unit: UnitName, head: CommitId) -> UnitState:
+    zeros_N = torch.zeros(GRID.num_elements, dtype=torch.float32)
+    return UnitState(unit, head, 0, 0, zeros_N, zeros_N.clone())
+
+
 def _root_of(seed: int, number: int, roots: Sequence[Root]) -> Root:
     return roots[number] if roots else Root(sha256(f"{seed}/{number}".encode()).digest())
 
 
 @asynccontextmanager
-async def open_world(num_peers: int = 3, target_tokens: int = 3000) -> AsyncIterator[RoundWorld]:
+async def open_world(
+    num_peers: int = 3, target_tokens: int = 3000, units: Sequence[UnitName] = (UNIT,)
+) -> AsyncIterator[RoundWorld]:
     """A world whose background tasks end with the block."""
     async with trio.open_nursery() as nursery:
-        yield RoundWorld(nursery, num_peers, target_tokens)
+        yield RoundWorld(nursery, num_peers, target_tokens, units)
         nursery.cancel_scope.cancel()
 
 

@@ -232,6 +232,31 @@ async def test_a_long_chain_comes_to_the_machine_in_pieces(
         assert [certificate for piece in pieces for certificate in piece] == [c.certificate for c in made]
 
 
+async def test_who_is_asked_already_when_the_spine_is_about_to_move_is_waited_for_and_not_asked_twice(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene() as scene:
+        commit, source = scene.world.commits(1)[0], scene.others[0]
+        await source.apply(commit)
+        scene.ask(source)
+        await trio.sleep(0.001)
+        assert source.asked == [], "the question is on its way"
+        await scene.pursuer.ask_beside((source.peer,))
+        assert scene.bench.events == [CommitsFetched(source.peer, (commit.certificate,))]
+        assert len(source.asked) == 1
+
+
+async def test_a_few_holders_are_asked_when_the_spine_is_about_to_move_and_one_that_is_gone_is_passed_over(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene() as scene:
+        commit, (gone, source) = scene.world.commits(1)[0], scene.others
+        await source.apply(commit)
+        scene.world.swarm.kill(gone.peer)
+        await scene.pursuer.ask_beside((gone.peer, source.peer))
+        assert scene.bench.events == [CommitsFetched(source.peer, (commit.certificate,))]
+
+
 # --- another lineage ----------------------------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from protocol.ids import PeerId, Root
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink, link_after
+from protocol.rounds.lineage import CommitTree, SpineView, tree_of
 from protocol.rounds.messages import (
+    NO_SPINE,
     Ack,
     Ballot,
     Certificate,
@@ -18,7 +20,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.quorum import first_opener
 from protocol.wire import encode_message, encode_record
-from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, TARGET_TOKENS, UNIT, Seat
+from tests.protocol.rounds.round_table import NUM_CHUNKS, OUTER, SPINE, TARGET_TOKENS, Seat
 
 CAP_TOKENS = 1 << 40
 
@@ -39,12 +41,13 @@ def record_on(
     lone: bool = False,
     salt: int = 0,
     ballot: Ballot | None = None,
+    spine: CommitId = NO_SPINE,
 ) -> CommitRecord:
     """A record of one slice and one contributor; another `salt` makes another record of the same worth."""
     peer = roster[0]
     root = Root(sha256(b"made" + salt.to_bytes(8, "big")).digest())
     return CommitRecord(
-        unit=UNIT,
+        unit=parent.unit,
         parent=parent.commit,
         index=parent.index + 1,
         ballot=ballot or Ballot(0, first_opener(parent.commit, parent.roster)),
@@ -58,6 +61,7 @@ def record_on(
         roster=tuple(sorted(roster)),
         incarnations=(1,) * len(roster),
         lone=lone,
+        spine=spine,
     )
 
 
@@ -65,15 +69,21 @@ def certified(parent: ChainLink, record: CommitRecord, voters: Sequence[Seat]) -
     """The record with the acks of these seats."""
     raw = encode_record(record)
     link = link_after(parent, raw)
-    ack = encode_message(Ack(UNIT, parent.commit, record.ballot, link.commit))
+    ack = encode_message(Ack(parent.unit, parent.commit, record.ballot, link.commit))
     return Made(link, Certificate(raw, tuple(seat.sealed(ack) for seat in voters)))
 
 
 def commit_on(
-    parent: ChainLink, voters: Sequence[Seat], *, tokens: int = TARGET_TOKENS, lone: bool = False, salt: int = 0
+    parent: ChainLink,
+    voters: Sequence[Seat],
+    *,
+    tokens: int = TARGET_TOKENS,
+    lone: bool = False,
+    salt: int = 0,
+    spine: CommitId = NO_SPINE,
 ) -> Made:
     """One more commit, whose roster are its voters."""
-    record = record_on(parent, [seat.peer for seat in voters], tokens=tokens, lone=lone, salt=salt)
+    record = record_on(parent, [seat.peer for seat in voters], tokens=tokens, lone=lone, salt=salt, spine=spine)
     return certified(parent, record, voters)
 
 
@@ -85,10 +95,39 @@ def lineage_on(
     tokens: int = TARGET_TOKENS,
     lone: bool = False,
     salt: int = 0,
+    spine: CommitId = NO_SPINE,
 ) -> list[Made]:
     """So many commits, one on another; only the first is lone where `lone` is set."""
     made: list[Made] = []
     for place in range(length):
         base = made[-1].link if made else parent
-        made.append(commit_on(base, voters, tokens=tokens, lone=lone and not place, salt=salt))
+        made.append(commit_on(base, voters, tokens=tokens, lone=lone and not place, salt=salt, spine=spine))
     return made
+
+
+@dataclass(frozen=True)
+class MadeSpine:
+    """A run's own lineage that forked after its first commit: `left` and `right` follow `trunk`."""
+
+    root: ChainLink
+    trunk: ChainLink
+    left: ChainLink
+    right: ChainLink
+    tree: CommitTree
+
+    def at(self, link: ChainLink) -> SpineView:
+        """As a peer follows it that stands there."""
+        return SpineView(link.commit, self.tree)
+
+
+def made_spine(tokens: int = TARGET_TOKENS) -> MadeSpine:
+    """Commits of another unit, which nobody at the table holds; each is worth so many tokens."""
+    peer = PeerId("holder")
+    root = ChainLink(SPINE, CommitId(b"0" * 32), 0, (peer,), 0, TARGET_TOKENS)
+    tree = tree_of(root)
+    links: list[ChainLink] = []
+    for parent, salt in ((0, 0), (1, 1), (1, 2)):
+        record = record_on((root, *links)[parent], [peer], tokens=tokens, salt=salt)
+        links.append(link_after((root, *links)[parent], encode_record(record)))
+        tree = tree.add(links[-1], Certificate(b"", ()))
+    return MadeSpine(root, *links, tree)

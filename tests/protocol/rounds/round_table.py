@@ -14,7 +14,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link
-from protocol.rounds.lineage import CommitTree, TreeNode, tree_of
+from protocol.rounds.lineage import CommitTree, SpineView, TreeNode, tree_of
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     AckedRecord,
@@ -81,6 +81,9 @@ from protocol.wire import decode_body, decode_record, encode_body, encode_messag
 from tests.simulation.signing import HashSigner, HashVerifier
 
 UNIT = UnitName("fragment-0")
+SPINE = UnitName("trunk")
+"""Held by nobody at the table, where it is not UNIT itself."""
+
 RUN_ID = RunId(sha256(b"table").digest())
 NUM_CHUNKS = 12
 TARGET_TOKENS = 300
@@ -204,6 +207,7 @@ class Seat:
             state_root=state_root(head.commit),
             open_round=self.disk.open_round(),
             tree=self.disk.tree,
+            spine=self.table.spine,
         )
         self.feed(PeersListed(tuple(self.table.seats)))
 
@@ -240,7 +244,8 @@ class Seat:
 
 
 class Table:
-    """Machines, a queue of messages between them, and a clock that tests move. `numbers` go into everybody's RoundConfig.
+    """Machines, a queue of messages between them, and a clock that tests move. `numbers` go into everybody's RoundConfig. With `spine`
+    the rounds are those of a unit beside it (rule 23), and everybody follows it so.
 
     Attributes:
         drops: says which messages are lost on their way.
@@ -249,9 +254,12 @@ class Table:
         no_uploads: peers whose link is too slow to give bytes to anybody.
     """
 
-    def __init__(self, num_peers: int = 3, *, num_founders: int | None = None, **numbers: object) -> None:
+    def __init__(
+        self, num_peers: int = 3, *, num_founders: int | None = None, spine: SpineView | None = None, **numbers: object
+    ) -> None:
         self.now_s = 100.0
-        self.numbers = numbers
+        self.spine = spine
+        self.numbers = numbers if spine is None else {"spine": SPINE, **numbers}
         self.queue: deque[Parcel | Answer] = deque()
         self.drops: Callable[[PeerId, PeerId, RoundMessage], bool] = lambda sender, to, message: False
         self.cuts: set[tuple[PeerId, PeerId]] = set()

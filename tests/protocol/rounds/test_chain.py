@@ -7,9 +7,9 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.chain import ChainLink, attested_roots, genesis_link, link_after, verify_certificate
-from protocol.rounds.messages import Ack, Ballot, Certificate, Leave
+from protocol.rounds.messages import Ack, Ballot, Certificate, Leave, StartRecord, StartUnit
 from protocol.rounds.quorum import tie_holder
-from protocol.wire import decode_record, encode_message, encode_record
+from protocol.wire import decode_body, decode_record, encode_body, encode_message, encode_record
 from tests.protocol.rounds.made_commits import certified, commit_on, record_on
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, state_root
 from tests.simulation.signing import HashVerifier
@@ -74,6 +74,17 @@ def test_a_record_whose_sums_are_wrong_is_refused() -> None:
 def test_a_start_record_without_the_unit_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="without unit"):
         genesis_link(Table(3).start_record, UnitName("expert-9"))
+
+
+def test_a_unit_begins_with_its_own_roster_where_the_start_record_gives_it_one() -> None:
+    table = Table(3)
+    start = decode_body(StartRecord, table.start_record)
+    own = (PeerId("one"), PeerId("two"))
+    expert = StartUnit(UnitName("expert-0"), bytes(32), start.units[0].state_root, own)
+    record = encode_body(replace(start, units=(*start.units, expert)))
+    assert genesis_link(record, expert.unit).roster == own
+    assert genesis_link(record, UNIT).roster == start.roster
+    assert genesis_link(record, expert.unit).commit == genesis_link(record, UNIT).commit
 
 
 def test_a_lone_commit_needs_the_ack_of_its_whole_roster_and_no_quorum() -> None:

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from protocol.envelope import NEVER_MS, open_envelope, seal
-from protocol.errors import RemoteProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lineage import known_commits
 from protocol.rounds.messages import (
+    NO_SPINE,
     Ballot,
     Committed,
     Heartbeat,
@@ -46,9 +47,11 @@ from protocol.rounds.state import (
     ExchangeMeasured,
     MessageArrived,
     Progressed,
+    SpineMoved,
     Ticked,
 )
 from protocol.wire import decode_message, encode_body, encode_message
+from tests.protocol.rounds.made_commits import made_spine
 from tests.protocol.rounds.round_table import (
     NUM_CHUNKS,
     RUN_ID,
@@ -267,6 +270,90 @@ def test_a_proposal_below_a_promise_is_refused_and_one_that_is_known_changes_not
     assert third.hear(second, PromiseRequest(UNIT, proposal.base, high)) == (LogPromise(proposal.base, high),)
     (refused,) = third.hear(opener, replace(proposal, ballot=Ballot(2, opener.peer)))
     assert refused == Send((opener.peer,), Refusal(UNIT, proposal.base, high))
+
+
+# --- beside the spine ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_unit_beside_the_spine_starts_with_it_and_the_spine_itself_without() -> None:
+    spine = made_spine()
+    beside, alone = Table(1, spine=spine.at(spine.left)), Table(1)
+    root = state_root(alone.genesis.commit)
+    for table, view in ((beside, None), (alone, spine.at(spine.left))):
+        with pytest.raises(LocalProtocolError, match="spine"):
+            core.start(table.config(table.live()[0].member), table.genesis, 0.0, state_root=root, spine=view)
+    config = replace(alone.config(alone.live()[0].member), spine=UNIT)
+    assert core.start(config, alone.genesis, 0.0, state_root=root).spine is None, "named, it is the spine as well"
+
+
+@pytest.mark.parametrize("cited", ["the head", "before the head", "ahead of the head", "unknown"])
+def test_a_proposal_beside_the_spine_is_joined_unless_it_cites_another_lineage(cited: str) -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.trunk if cited == "ahead of the head" else spine.left))
+    acquaint(table)
+    _mute(table)
+    opener = table.opener()
+    (seat, *_) = table.others(opener)
+    commits = {
+        "the head": spine.left.commit,
+        "before the head": spine.root.commit,
+        "ahead of the head": spine.right.commit,
+        "unknown": CommitId(b"?" * 32),
+    }
+    proposal = replace(_proposal(table), spine=commits[cited])
+    assert seat.hear(opener, proposal) == (PrepareContribution(proposal.base), BeginExchange(proposal))
+
+
+def test_a_proposal_that_cites_another_lineage_of_the_spine_is_declined_and_it_is_said_why() -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.left))
+    acquaint(table)
+    opener = table.opener()
+    (seat, *_) = table.others(opener)
+    assert seat.hear(opener, replace(_proposal(table), spine=spine.right.commit)) == ()
+    assert "another lineage of the spine" in seat.reasons[-1]
+    assert seat.state.open.proposal is None
+
+
+def test_a_proposal_of_the_spine_cites_none_and_one_of_another_unit_must() -> None:
+    spine = made_spine()
+    for table, cited, why in (
+        (Table(3), spine.left.commit, "with a spine"),
+        (Table(3, spine=spine.at(spine.left)), NO_SPINE, "without a spine"),
+    ):
+        acquaint(table)
+        opener = table.opener()
+        (seat, *_) = table.others(opener)
+        assert seat.hear(opener, replace(_proposal(table), spine=cited)) == ()
+        assert why in seat.reasons[-1]
+        assert seat.state.open.proposal is None
+
+
+def test_proposals_and_records_cite_the_spine_commit_on_which_their_opener_stands() -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.left))
+    table.run_until(lambda: table.all_at(2))
+    proposals = [message for seat in table.live() for message in seat.sent(Proposal)]
+    assert {message.spine for message in proposals if isinstance(message, Proposal)} == {spine.left.commit}
+    cited = {link.record.spine for seat in table.live() for link, _ in seat.disk.chain if link.record is not None}
+    assert cited == {spine.left.commit}
+    whole = Table(3)
+    whole.run_until(lambda: whole.all_at(1))
+    record = whole.live()[0].disk.chain[0][0].record
+    assert record is not None
+    assert record.spine == NO_SPINE
+
+
+def test_after_the_spine_moved_the_next_round_cites_where_it_went() -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.left))
+    table.run_until(lambda: table.all_at(1))
+    for seat in table.live():
+        seat.feed(SpineMoved(spine.at(spine.right)))
+    index = max(seat.head.index for seat in table.live())
+    table.run_until(lambda: table.all_at(index + 2))
+    records = [link.record for link, _ in table.live()[0].disk.chain if link.record is not None]
+    assert (records[0].spine, records[-1].spine) == (spine.left.commit, spine.right.commit)
 
 
 # --- results and mending ------------------------------------------------------------------------------------------------------

@@ -1,29 +1,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from protocol.ids import PeerId
-from protocol.rounds.lineage import known_commits
-from protocol.rounds.messages import Certificate, Committed
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.following import would_switch
+from protocol.rounds.lineage import SpineView, TreeNode, known_commits
+from protocol.rounds.messages import Ballot, Certificate, Committed
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
 from protocol.rounds.state import (
     Applied,
     CommitsFetched,
     CommitStalled,
+    FlipOrdered,
+    Leading,
     OpenRound,
     PeerLost,
+    SpineMoved,
     Switched,
     SwitchFailed,
+    Switching,
     SwitchPrepared,
 )
-from tests.protocol.rounds.made_commits import Made, commit_on, lineage_on
+from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, state_root
 
 
-def _muted(num_peers: int = 5, **numbers: object) -> tuple[Table, Seat, Seat]:
+def _muted(num_peers: int = 5, spine: SpineView | None = None, **numbers: object) -> tuple[Table, Seat, Seat]:
     """(table, a seat to judge, another): orders are recorded and not performed."""
-    table = Table(num_peers, **numbers)
+    table = Table(num_peers, spine=spine, **numbers)
     acquaint(table)
     table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
     seat, other = table.live()[:2]
@@ -360,3 +366,162 @@ def test_holders_are_asked_in_an_order_that_begins_with_who_told_us_and_leaves_o
     assert order.holders[0] == other.peer
     assert strangers[0].peer not in order.holders
     assert len(set(order.holders)) == len(order.holders)
+
+
+# --- beside the spine ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A seat two commits along a side that cites the left lineage of the spine, which it follows; it also knows another side, with
+    more work, that cites the right one.
+    """
+
+    table: Table
+    seat: Seat
+    other: Seat
+    spine: MadeSpine
+    ours: list[Made]
+    theirs: list[Made]
+
+    def move_to(self, side: ChainLink) -> tuple[object, ...]:
+        return self.seat.feed(SpineMoved(self.spine.at(side)))
+
+    @property
+    def order(self) -> FlipOrdered:
+        """To the other side."""
+        return FlipOrdered(self.table.genesis.commit, tuple(TreeNode(m.link, m.certificate) for m in self.theirs))
+
+    @property
+    def switching(self) -> Switching | None:
+        return self.seat.state.switching
+
+
+def _beside() -> Beside:
+    spine = made_spine()
+    table, seat, other = _muted(spine=spine.at(spine.left), lone_patience_s=10.0)
+    ours = lineage_on(table.genesis, [seat], 2, lone=True, spine=spine.left.commit)
+    theirs = lineage_on(table.genesis, table.others(seat), 8, salt=1, spine=spine.right.commit)
+    for one in ours:
+        seat.hear(other, _told(one))
+        _apply(seat, one)
+    assert seat.feed(_fetched(other, theirs)) == ()
+    return Beside(table, seat, other, spine, ours, theirs)
+
+
+def test_a_heavier_side_that_cites_another_spine_is_followed_only_when_the_spine_goes_there() -> None:
+    at = _beside()
+    assert at.seat.head == at.ours[-1].link
+    (order,) = at.move_to(at.spine.right)
+    assert isinstance(order, PrepareSwitch)
+    assert [node.link for node in order.path] == [made.link for made in at.theirs]
+    assert at.seat.state.spine == at.spine.at(at.spine.right)
+
+
+def test_when_the_spine_comes_back_before_the_flip_the_unit_stays() -> None:
+    at = _beside()
+    at.move_to(at.spine.right)
+    at.move_to(at.spine.left)
+    assert at.seat.feed(SwitchPrepared(at.theirs[-1].link.commit)) == ()
+    assert (at.seat.head, at.switching) == (at.ours[-1].link, None)
+
+
+def test_a_spine_that_only_grows_moves_no_unit() -> None:
+    at = _beside()
+    ahead = commit_on(at.spine.left, [at.seat])
+    tree = at.spine.tree.add(ahead.link, ahead.certificate)
+    assert at.seat.feed(SpineMoved(SpineView(ahead.link.commit, tree))) == ()
+    assert at.seat.state.run_tokens == ahead.link.total_tokens
+
+
+def test_if_only_one_side_moved_a_unit_it_is_followed_whatever_spine_it_cites() -> None:
+    spine = made_spine()
+    table, seat, other = _muted(spine=spine.at(spine.left))
+    made = commit_on(table.genesis, table.live(), spine=spine.right.commit)
+    (order,) = seat.hear(other, _told(made))
+    assert isinstance(order, Commit)
+    _apply(seat, made)
+    assert seat.feed(SpineMoved(spine.at(spine.right))) == ()
+    assert seat.feed(SpineMoved(spine.at(spine.left))) == ()
+    assert seat.head == made.link
+
+
+def test_what_a_unit_would_have_to_do_beside_the_spine_is_told_and_nothing_is_done() -> None:
+    at = _beside()
+    before = at.seat.state
+    assert would_switch(before, at.spine.at(at.spine.right)) == Switch(at.order.fork, at.order.path)
+    assert would_switch(before, at.spine.at(at.spine.left)) is None
+    assert at.seat.state == before
+
+
+def test_a_unit_that_is_merely_behind_would_not_have_to_switch() -> None:
+    at = _beside()
+    more = commit_on(at.ours[-1].link, [at.seat], spine=at.spine.left.commit)
+    at.seat.hear(at.other, _told(more))
+    assert at.seat.state.open.committing == more.link.commit
+    assert would_switch(at.seat.state, at.spine.at(at.spine.left)) is None
+
+
+def _lead(seat: Seat) -> None:
+    leading = Leading(Ballot(2, seat.peer), "collecting", 1e9)
+    seat.state = replace(seat.state, open=replace(seat.state.open, leading=leading))
+
+
+def test_an_ordered_flip_ends_the_exchange_and_our_own_attempt_until_the_head_has_moved() -> None:
+    at = _beside()
+    _lead(at.seat)
+    assert at.seat.feed(at.order) == (EndExchange(at.ours[-1].link.commit, "switching lineages"),)
+    assert at.switching == Switching(at.order.fork, at.theirs[-1].link.commit, is_prepared=True, is_flipping=True)
+    assert at.seat.state.open.leading is None
+    assert at.seat.head == at.ours[-1].link
+    assert at.move_to(at.spine.right) == (), "nothing else is followed meanwhile"
+    link = at.theirs[-1].link
+    at.seat.feed(Switched(link, state_root(link.commit), OpenRound()))
+    assert (at.seat.head, at.switching) == (link, None)
+
+
+def test_an_ordered_flip_takes_the_place_of_a_lineage_that_was_being_fetched() -> None:
+    at = _beside()
+    third = lineage_on(at.table.genesis, at.table.others(at.seat, at.other), 8, salt=2, spine=at.spine.left.commit)
+    (order,) = at.seat.feed(_fetched(at.other, third))
+    assert isinstance(order, PrepareSwitch)
+    assert at.seat.feed(at.order)
+    assert at.switching is not None
+    assert at.switching.target == at.theirs[-1].link.commit
+
+
+def test_an_ordered_flip_is_refused_while_a_commit_is_applied() -> None:
+    at = _beside()
+    more = commit_on(at.ours[-1].link, [at.seat], spine=at.spine.left.commit)
+    at.seat.hear(at.other, _told(more))
+    _lead(at.seat)
+    before = at.seat.state
+    assert at.seat.feed(at.order) == ()
+    assert at.seat.state == before
+
+
+def test_an_ordered_flip_is_refused_while_the_head_flips_already() -> None:
+    at = _beside()
+    at.move_to(at.spine.right)
+    (_, flip) = at.seat.feed(SwitchPrepared(at.theirs[-1].link.commit))
+    assert isinstance(flip, Switch)
+    before = at.seat.state
+    assert at.seat.feed(replace(at.order, path=at.order.path[:3])) == ()
+    assert at.seat.state == before
+
+
+def test_an_ordered_flip_from_a_fork_that_is_not_on_our_lineage_is_refused() -> None:
+    at = _beside()
+    before = at.seat.state
+    assert at.seat.feed(FlipOrdered(at.theirs[0].link.commit, at.order.path[1:])) == ()
+    assert at.seat.state == before
+
+
+def test_an_ordered_flip_that_did_not_come_about_leaves_the_unit_where_it_was() -> None:
+    at = _beside()
+    at.seat.feed(at.order)
+    assert at.seat.feed(SwitchFailed(at.theirs[-1].link.commit, "the disk is full")) == ()
+    assert (at.seat.head, at.switching) == (at.ours[-1].link, None)
+    more = commit_on(at.ours[-1].link, [at.seat], spine=at.spine.left.commit)
+    (order,) = at.seat.hear(at.other, _told(more))
+    assert isinstance(order, Commit)

@@ -9,11 +9,11 @@ from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import lineage
 from protocol.rounds.chain import ChainLink, link_after
-from protocol.rounds.lineage import CommitTree, best_head, known_commits, tree_of, work_class
-from protocol.rounds.messages import Certificate
+from protocol.rounds.lineage import CommitTree, SpineView, Standing, best_head, known_commits, tree_of, work_class
+from protocol.rounds.messages import NO_SPINE, Certificate
 from protocol.rounds.requests import MAX_KNOWN
 from protocol.wire import encode_record
-from tests.protocol.rounds.made_commits import record_on
+from tests.protocol.rounds.made_commits import made_spine, record_on
 from tests.protocol.rounds.round_table import TARGET_TOKENS, Table
 
 FOUR = tuple(PeerId(f"peer{i}") for i in range(4))
@@ -21,9 +21,17 @@ UNPROVEN = Certificate(b"", ())
 """The tree takes commits that were verified before; these were not."""
 
 
-def _child(parent: ChainLink, salt: int = 0, *, rounds: int = 1, size: int = 4, lone: bool = False) -> ChainLink:
-    """A commit with so many rounds' worth of tokens and so large a roster."""
-    record = record_on(parent, FOUR[:size], tokens=rounds * TARGET_TOKENS, lone=lone, salt=salt)
+def _child(
+    parent: ChainLink,
+    salt: int = 0,
+    *,
+    rounds: int = 1,
+    size: int = 4,
+    lone: bool = False,
+    spine: CommitId = NO_SPINE,
+) -> ChainLink:
+    """A commit with so many rounds' worth of tokens and so large a roster, which cites this spine commit."""
+    record = record_on(parent, FOUR[:size], tokens=rounds * TARGET_TOKENS, lone=lone, salt=salt, spine=spine)
     return link_after(parent, encode_record(record))
 
 
@@ -146,6 +154,103 @@ def test_what_is_followed_has_never_less_than_half_of_the_others_work_but_for_th
             followed = next(link for link in sides if link.commit == best_head(_tree(genesis, *sides)))
             most = max(link.total_tokens for link in sides)
             assert 2 * followed.total_tokens > most or most < 2 * TARGET_TOKENS
+
+
+# --- beside the spine ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cited_commit_stands_with_the_head_that_it_is_or_lies_behind_or_ahead_of() -> None:
+    spine = made_spine()
+    ahead = _child(spine.left)
+    view = SpineView(spine.left.commit, spine.tree.add(ahead, UNPROVEN))
+    for cited in (spine.left, spine.trunk, spine.root, ahead):
+        assert view.standing(cited.commit) is Standing.FOLLOWED
+    assert view.standing(NO_SPINE) is Standing.FOLLOWED
+
+
+def test_a_cited_commit_of_another_lineage_stands_elsewhere_at_every_depth_and_an_unknown_one_may() -> None:
+    spine = made_spine()
+    deeper = _child(spine.right)
+    view = SpineView(spine.left.commit, spine.tree.add(deeper, UNPROVEN))
+    assert view.standing(spine.right.commit) is Standing.OTHER
+    assert view.standing(deeper.commit) is Standing.OTHER
+    assert view.standing(CommitId(b"?" * 32)) is Standing.UNKNOWN
+    assert SpineView(deeper.commit, view.tree).standing(spine.left.commit) is Standing.OTHER
+    assert view.link == spine.left
+
+
+def test_both_sides_of_a_fork_ahead_of_the_head_stand_with_it() -> None:
+    spine = made_spine()
+    view = spine.at(spine.trunk)
+    assert view.standing(spine.left.commit) is view.standing(spine.right.commit) is Standing.FOLLOWED
+
+
+def test_a_branch_that_cites_the_followed_spine_beats_a_heavier_one_that_cites_another(genesis: ChainLink) -> None:
+    spine = made_spine()
+    light = _child(genesis, rounds=1, size=1, lone=True, spine=spine.left.commit)
+    heavy = _child(genesis, 1, rounds=40, spine=spine.right.commit)
+    for tree in (_tree(genesis, light, heavy), _tree(genesis, heavy, light)):
+        assert best_head(tree, spine=spine.at(spine.left)) == light.commit
+        assert best_head(tree, spine=spine.at(spine.right)) == heavy.commit
+        assert best_head(tree) == heavy.commit, "without a spine rule 22 decides alone"
+
+
+def test_of_two_branches_that_cite_the_followed_spine_the_one_with_more_work_is_kept(genesis: ChainLink) -> None:
+    spine = made_spine()
+    light = _child(genesis, rounds=3, spine=spine.left.commit)
+    heavy = _child(genesis, 1, rounds=8, spine=spine.trunk.commit)
+    assert best_head(_tree(genesis, heavy, light), spine=spine.at(spine.left)) == heavy.commit
+
+
+def test_one_commit_made_with_another_spine_spoils_the_line_also_where_later_ones_cite_the_followed_spine(
+    genesis: ChainLink,
+) -> None:
+    spine = made_spine()
+    good = _child(genesis, rounds=1, spine=spine.left.commit)
+    first = _child(genesis, 1, rounds=10, spine=spine.trunk.commit)
+    bad = _child(first, rounds=10, spine=spine.right.commit)
+    again = _child(bad, rounds=10, spine=spine.left.commit)
+    assert best_head(_tree(genesis, good, first, bad, again), spine=spine.at(spine.left)) == good.commit
+    assert best_head(_tree(genesis, good, first), spine=spine.at(spine.left)) == first.commit, "before the bad one"
+
+
+def test_where_both_sides_are_spoilt_the_one_with_more_work_is_kept(genesis: ChainLink) -> None:
+    spine = made_spine()
+    light, heavy = (_child(genesis, rounds, rounds=rounds, spine=spine.right.commit) for rounds in (1, 8))
+    again = _child(light, rounds=2, spine=spine.left.commit)
+    assert best_head(_tree(genesis, light, heavy, again), spine=spine.at(spine.left)) == heavy.commit
+
+
+def test_a_branch_that_cites_an_unknown_spine_commit_ranks_between_the_followed_and_another(
+    genesis: ChainLink,
+) -> None:
+    spine = made_spine()
+    followed = _child(genesis, rounds=1, spine=spine.left.commit)
+    unknown = _child(genesis, 1, rounds=8, spine=CommitId(b"?" * 32))
+    other = _child(genesis, 2, rounds=40, spine=spine.right.commit)
+    assert best_head(_tree(genesis, unknown, followed), spine=spine.at(spine.left)) == followed.commit
+    assert best_head(_tree(genesis, other, unknown), spine=spine.at(spine.left)) == unknown.commit
+
+
+def test_the_work_of_a_branch_is_that_of_its_lines_that_stand_best_with_the_spine(genesis: ChainLink) -> None:
+    spine = made_spine()
+    first = _child(genesis, rounds=1, spine=spine.trunk.commit)
+    good = _child(first, rounds=1, spine=spine.left.commit)
+    spoilt = _child(first, 1, rounds=100, spine=spine.right.commit)
+    sibling = _child(genesis, 2, rounds=8, spine=spine.left.commit)
+    view = spine.at(spine.left)
+    assert best_head(_tree(genesis, first, good, spoilt, sibling), spine=view) == sibling.commit
+    assert best_head(_tree(genesis, first, good, spoilt), spine=view) == good.commit
+
+
+def test_without_a_fork_the_newest_commit_is_followed_whatever_it_cites(genesis: ChainLink) -> None:
+    spine = made_spine()
+    first = _child(genesis, spine=spine.right.commit)
+    second = _child(first, spine=CommitId(b"?" * 32))
+    tree = _tree(genesis, first, second)
+    assert best_head(tree, spine=spine.at(spine.left)) == second.commit
+    third = _child(second, spine=spine.left.commit)
+    assert best_head(tree.add(third, UNPROVEN), spine=spine.at(spine.left)) == third.commit
 
 
 # --- the tree -----------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.rounds.messages import Ballot, Settle
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import Ballot, Settle, UnitHead
 from protocol.rounds.state import PeerLost, Progressed, Ticked
 from protocol.rounds.views import (
     GONE_PATIENCE_S,
@@ -17,8 +18,8 @@ from protocol.rounds.views import (
     ready_tokens,
     silent_members,
 )
-from tests.protocol.rounds.made_commits import commit_on
-from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
+from tests.protocol.rounds.made_commits import commit_on, made_spine
+from tests.protocol.rounds.round_table import SPINE, TARGET_TOKENS, Seat, Table, acquaint, heartbeat_of, state_root
 
 
 def test_ready_tokens_count_live_caught_up_holders_only() -> None:
@@ -66,6 +67,62 @@ def test_in_a_larger_swarm_silence_means_less_while_nothing_is_open_but_for_the_
     small, large = Table(3).live()[0], Table(30).live()[0]
     assert idle_patience_s(small.state) == opener_patience_s(small.state)
     assert idle_patience_s(large.state) > opener_patience_s(large.state) == opener_patience_s(small.state)
+
+
+# --- beside the spine ---------------------------------------------------------------------------------------------------------
+
+
+def _hear_at(seat: Seat, other: Seat, link: ChainLink) -> None:
+    """The other one's heartbeat, which tells of the spine as well."""
+    root = state_root(link.commit)
+    head = UnitHead(SPINE, link.commit, link.index, link.total_tokens, 0, True, link.commit, root)
+    heartbeat = heartbeat_of(other)
+    seat.hear(other, replace(heartbeat, heads=(*heartbeat.heads, head)))
+
+
+def test_who_trains_with_another_lineage_of_the_spine_is_not_caught_up() -> None:
+    spine = made_spine()
+    table = Table(4, spine=spine.at(spine.left))
+    acquaint(table)
+    seat, one, two, three = table.live()
+    for other, link in ((one, spine.right), (two, spine.left), (three, spine.trunk)):
+        _hear_at(seat, other, link)
+    assert [view.peer for view in caught_up(seat.state, table.now_s)] == sorted([two.peer, three.peer])
+    _hear_at(seat, one, spine.left)
+    assert len(caught_up(seat.state, table.now_s)) == 3
+
+
+def test_who_is_ahead_on_the_spine_or_does_not_tell_of_it_is_caught_up() -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.trunk))
+    acquaint(table)
+    seat, one, two = table.live()
+    _hear_at(seat, one, spine.right)
+    assert {view.peer for view in caught_up(seat.state, table.now_s)} == {one.peer, two.peer}
+
+
+def test_tokens_of_those_on_another_lineage_of_the_spine_make_no_round_due() -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.left))
+    acquaint(table)
+    seat, one, _ = table.live()
+    assert is_due(seat.state, table.now_s)
+    _hear_at(seat, one, spine.right)
+    assert not is_due(seat.state, table.now_s)
+
+
+def test_the_run_is_over_when_the_spine_has_its_tokens_whatever_the_unit_has() -> None:
+    spine = made_spine(tokens=1000)
+    running, over = (Table(3, spine=spine.at(spine.left), total_tokens=number) for number in (2001, 2000))
+    for table in (running, over):
+        acquaint(table)
+    assert running.live()[0].state.run_tokens == 2000
+    assert is_due(running.live()[0].state, running.now_s)
+    assert not is_due(over.live()[0].state, over.now_s)
+    own = commit_on(running.genesis, running.live(), tokens=5000)
+    seat = running.live()[0]
+    seat.state = replace(seat.state, link=own.link, tokens_ready=TARGET_TOKENS)
+    assert is_due(seat.state, running.now_s), "tokens of the unit itself end nothing"
 
 
 # --- suspicion ----------------------------------------------------------------------------------------------------------------

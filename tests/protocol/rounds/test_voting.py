@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.rounds.messages import (
+    NO_SPINE,
     Ack,
     AckedRecord,
     Ballot,
@@ -30,7 +31,7 @@ from protocol.rounds.state import (
     Ticked,
 )
 from protocol.wire import decode_record, encode_record
-from tests.protocol.rounds.made_commits import commit_on, record_on
+from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
 
 
@@ -97,6 +98,25 @@ def test_a_second_record_in_one_ballot_is_refused_and_the_first_is_written_and_a
     assert seat.hear(table.opener(), other) == ()
     assert "two records" in seat.reasons[-1]
     assert seat.hear(table.opener(), settle) == (order,)  # a full disk may have refused it the first time
+
+
+def test_a_record_of_the_spine_that_cites_one_and_one_of_another_unit_that_cites_none_are_not_acked() -> None:
+    spine = made_spine()
+    for table, cited, why in (
+        (Table(3), spine.left.commit, "with a spine"),
+        (Table(3, spine=spine.at(spine.left)), NO_SPINE, "without a spine"),
+    ):
+        acquaint(table)
+        _mute(table)
+        opener = table.opener()
+        (seat, *_) = table.others(opener)
+        made = commit_on(table.genesis, table.live(), spine=cited)
+        ballot = Ballot(0, opener.peer)
+        assert seat.hear(opener, Settle(UNIT, table.genesis.commit, ballot, made.certificate.record, ())) == ()
+        assert why in seat.reasons[-1]
+        good = commit_on(table.genesis, table.live(), spine=spine.left.commit if cited == NO_SPINE else NO_SPINE)
+        settle = Settle(UNIT, table.genesis.commit, ballot, good.certificate.record, ())
+        assert seat.hear(opener, settle) == (GatherBytes(settle),)
 
 
 def test_a_record_is_settled_by_the_owner_of_its_ballot_only() -> None:

@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.memory_storage import MemoryStorage
+from averaging.rounds.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.gathering import GATHER_WITHIN_S
+from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
+from averaging.rounds.transfer import ask_all, fetch_commits
+from averaging.rounds.unit import UnitChain
+from averaging.unit_log import UnitLog
+from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
+from protocol.ids import PeerId, UnitName
+from protocol.rounds.lineage import SpineView, tree_of
+from protocol.rounds.messages import Ballot, Committed, Heartbeat, Leave, Promise, PromiseRequest, RoundMessage
+from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.requests import ExchangeHello, FetchResult
+from protocol.rounds.state import ExchangeMeasured, MessageArrived
+from protocol.rounds.views import own_heartbeat
+from protocol.wire import encode_body, encode_certificate, encode_message
+from tests.averaging.rounds.round_world import UNIT, RoundWorld, open_world
+from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
+from tests.averaging.rounds.units_world import (
+    BOTH,
+    SIDE,
+    Sides,
+    UnitsLife,
+    apply_to,
+    chain_of,
+    heads_at,
+    make_sides,
+    serve_units,
+    start_of,
+    storage_of,
+    two_units,
+    units_life,
+)
+
+Clock = trio.testing.MockClock
+NOT_HELD = UnitName("fragment-9")
+QUIET_S = 1000.0
+"""Between two heartbeats, where a test wants none but its own."""
+
+
+# --- heartbeats ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_heartbeat_tells_where_all_units_stand(autojump_clock: Clock) -> None:
+    async with two_units() as life:
+        await until(lambda: len(of_kind(Heartbeat, life.heard)) >= 3, 10.0)
+        for message in of_kind(Heartbeat, life.heard):
+            assert [head.unit for head in message.heads] == sorted(BOTH)
+
+
+async def test_two_units_together_send_no_more_heartbeats_than_one(autojump_clock: Clock) -> None:
+    async with two_units() as life:
+        await trio.sleep(20.0)
+        assert 17 <= len(of_kind(Heartbeat, life.heard)) <= 23
+
+
+async def test_a_heartbeat_tells_of_the_slowest_upload_of_any_unit(autojump_clock: Clock) -> None:
+    async with two_units() as life:
+        await life.services[UNIT].tell(ExchangeMeasured(1.0))
+        await life.services[SIDE].tell(ExchangeMeasured(2.5))
+        life.heard.clear()
+        await trio.sleep(3.0)
+        assert {message.exchange_ms for message in of_kind(Heartbeat, life.heard)[1:]} == {2500}
+
+
+@dataclass
+class Beats:
+    """Peer rounds whose heartbeats are noted and not sent."""
+
+    life: UnitsLife
+    sent: list[tuple[PeerId, ...]]
+
+    @property
+    def peers(self) -> list[PeerId]:
+        return [party.peer for party in self.life.world.parties[1:]]
+
+    async def beat(self, unit: UnitName, *to: PeerId, is_question: bool = False) -> list[tuple[PeerId, ...]]:
+        """To whom the unit's heartbeat goes."""
+        self.sent.clear()
+        heartbeat = own_heartbeat(self.life.services[unit].state, trio.current_time())
+        await self.life.rounds.send_heartbeat(unit, SendHeartbeat(to, heartbeat, is_question))
+        return list(self.sent)
+
+
+@asynccontextmanager
+async def _beats() -> AsyncIterator[Beats]:
+    async with two_units(is_running=False) as life:
+        beats = Beats(life, [])
+
+        async def note(to: tuple[PeerId, ...], message: RoundMessage) -> None:
+            beats.sent.append(to)
+
+        life.rounds.send = note  # type: ignore[method-assign]
+        yield beats
+
+
+async def test_a_regular_heartbeat_is_spared_for_half_an_interval_after_that_of_another_unit(
+    autojump_clock: Clock,
+) -> None:
+    async with _beats() as beats:
+        one, two = beats.peers
+        assert await beats.beat(UNIT, one) == [(one,)]
+        await trio.sleep(0.4)
+        assert await beats.beat(SIDE, one) == []
+        assert await beats.beat(SIDE, one, two) == [(two,)], "only whoever was told is spared"
+        await trio.sleep(0.2)
+        assert await beats.beat(SIDE, one) == [(one,)]
+
+
+async def test_a_unit_is_not_spared_for_its_own_heartbeat(autojump_clock: Clock) -> None:
+    async with _beats() as beats:
+        one, _ = beats.peers
+        assert await beats.beat(UNIT, one) == [(one,)]
+        assert await beats.beat(UNIT, one) == [(one,)]
+
+
+async def test_a_question_is_never_spared_and_spares_the_next_regular_one(autojump_clock: Clock) -> None:
+    async with _beats() as beats:
+        one, _ = beats.peers
+        assert await beats.beat(UNIT, one) == [(one,)]
+        assert await beats.beat(SIDE, one, is_question=True) == [(one,)]
+        assert await beats.beat(UNIT, one) == []
+
+
+async def test_in_an_exchange_of_any_unit_heartbeats_are_spared_for_half_of_the_shorter_interval(
+    autojump_clock: Clock,
+) -> None:
+    async with _beats() as beats:
+        one, _ = beats.peers
+        service = beats.life.services[UNIT]
+        opened = replace(service.state.open, exchange=Ballot(0, one))
+        service._state = replace(service.state, open=opened)
+        await beats.beat(UNIT, one)
+        await trio.sleep(0.2)
+        assert await beats.beat(SIDE, one) == []
+        await trio.sleep(0.1)
+        assert await beats.beat(SIDE, one) == [(one,)]
+
+
+# --- signs of life ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_refused_connection_and_an_answer_are_told_to_all_units(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
+
+        def lost() -> list[bool]:
+            return [life.services[unit].state.peers[other.peer].lost for unit in BOTH]
+
+        life.world.swarm.kill(other.peer)
+        await life.rounds.send((other.peer,), message)
+        await until(lambda: lost() == [True, True], 3.0)
+        other.boot()
+        listen(other)
+        await life.rounds.send((other.peer,), message)
+        await until(lambda: lost() == [False, False], 3.0)
+
+
+async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_does_not_name(
+    autojump_clock: Clock,
+) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        await trio.sleep(5.0)
+        now_s = trio.current_time()
+        await tell(other, life.party, heads_at(other, start_of(life.world, UNIT)))
+        await trio.sleep(0.5)
+        for unit in BOTH:
+            view = life.services[unit].state.peers[other.peer]
+            assert (view.heard_at_s >= now_s, view.member) == (True, other.member)
+            assert (view.head is not None) == (unit == UNIT)
+
+
+async def test_leaving_says_goodbye_for_every_unit(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        await trio.sleep(1.0)
+        await life.rounds.leave()
+        said = of_kind(Leave, life.heard)
+        assert sorted(said, key=lambda leave: leave.unit) == [
+            Leave(life.party.member, unit, life.world.genesis.head) for unit in sorted(BOTH)
+        ]
+
+
+# --- by unit ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", BOTH)
+async def test_a_message_reaches_the_unit_that_it_is_about_and_no_other(unit: UnitName, autojump_clock: Clock) -> None:
+    """The base is no help: the start of the run is the base of all units."""
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        await life.assert_answers(unit)
+        (other,) = set(BOTH) - {unit}
+        assert life.services[unit].state.open.promised is not None
+        assert life.services[other].state.open.promised is None
+        assert [promise.unit for promise in of_kind(Promise, life.heard)] == [unit]
+
+
+async def test_a_message_about_a_unit_that_is_not_held_is_taken_and_nobody_answers_it(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        asker = life.world.parties[1]
+        await tell(asker, life.party, PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(3, asker.peer)))
+        await trio.sleep(3.0)
+        assert life.heard == []
+        for unit in BOTH:
+            assert life.services[unit].state.open.promised is None
+            await life.assert_answers(unit)
+
+
+async def test_commits_of_each_unit_are_served_and_of_one_that_is_not_held_nothing_is(autojump_clock: Clock) -> None:
+    async with open_world(target_tokens=NEVER_DUE, units=BOTH) as world:
+        spine = world.commits(2)
+        side = [world.commit_on(start_of(world, SIDE), 7, spine=spine[0].link.commit)]
+        await apply_to(chain_of(world.parties[0], UNIT), *spine)
+        await apply_to(chain_of(world.parties[0], SIDE), *side)
+        async with units_life(world) as life:
+            asker, known = world.parties[1], [world.genesis.head]
+            for unit, made in ((UNIT, spine), (SIDE, side)):
+                raws = await fetch_commits(asker.network, life.party.peer, unit, known)
+                assert raws == life.chains[unit].certificates
+                assert len(raws) == len(made)
+            assert await fetch_commits(asker.network, life.party.peer, NOT_HELD, known) == []
+
+
+async def test_an_exchange_of_a_unit_that_is_not_held_is_reset(autojump_clock: Clock) -> None:
+    async with two_units() as life:
+        member = life.world.parties[1]
+        stream = await member.network.open_stream(life.party.peer, EXCHANGE_CHANNEL, timeout_s=1.0)
+        hello = ExchangeHello(NOT_HELD, life.world.genesis.head, Ballot(0, member.peer), 0, b"", b"")
+        await stream.send_frame(encode_body(hello))
+        with pytest.raises(PeerUnreachable), trio.fail_after(1.0):
+            await stream.receive_frame()
+        await life.assert_answers(SIDE)
+
+
+# --- who is heard -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_message_is_refused_for_all_units_together(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        sender = life.world.parties[1]
+        request = PromiseRequest(SIDE, life.world.genesis.head, Ballot(2, sender.peer))
+        raw = sender.sign(encode_message(request))
+        await tell_raw(sender, life.party, raw)
+        with pytest.raises(RemoteProtocolError, match="repeated"):
+            await tell_raw(sender, life.party, raw)
+        await trio.sleep(1.0)
+        assert len(of_kind(Promise, life.heard)) == 1
+
+
+async def test_what_is_said_in_anothers_name_reaches_no_unit(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        sender, other = life.world.parties[1:]
+        leave = Leave(other.member, SIDE, life.world.genesis.head)
+        with pytest.raises(RemoteProtocolError, match="another's name"):
+            await tell(sender, life.party, heads_at(other, start_of(life.world, SIDE)))
+        with pytest.raises(RemoteProtocolError, match="another's name"):
+            await tell(sender, life.party, leave)
+        with pytest.raises(RemoteProtocolError, match="its own messages"):
+            await tell_raw(sender, life.party, other.sign(encode_message(leave)))
+        await trio.sleep(0.5)
+        for unit in BOTH:
+            view = life.services[unit].state.peers[other.peer]
+            assert (view.left, view.member) == (False, None)
+
+
+# --- the spine ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_of_the_spine_is_known_to_the_other_units(autojump_clock: Clock) -> None:
+    async with two_units() as life:
+        made, donor = life.world.commits(1)[0], life.world.parties[1]
+        assert life.services[SIDE].state.spine is not None
+        await made.write_to(life.chains[UNIT].tools.log)
+        await tell(donor, life.party, Committed(UNIT, made.certificate))
+        await until(lambda: life.chains[UNIT].head == made.link, 5.0)
+        await until(lambda: life.services[SIDE].state.run_tokens == made.link.total_tokens, 2.0)
+        assert life.services[UNIT].state.spine is None
+
+
+async def test_a_unit_hears_where_the_spine_went_before_any_event_that_comes_after_it(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        sides, opener = make_sides(life.world, UNIT), life.world.parties[1]
+        tree = tree_of(start_of(life.world, UNIT))
+        for made in (sides.agreed, sides.ours, *sides.theirs):
+            tree = tree.add(made.link, made.certificate)
+        proposal = replace(proposal_by(life.world, 1, attempt=1), unit=SIDE, spine=sides.ours.link.commit)
+        raw = encode_message(proposal)
+        # both in one step of the loop: the machine has not run in between
+        life.rounds.spine_moved(SpineView(sides.theirs[-1].link.commit, tree))
+        await life.services[SIDE].tell(MessageArrived(opener.peer, proposal, raw))
+        await life.services[SIDE].drained()
+        assert "another lineage of the spine" in life.services[SIDE].reason
+        assert life.services[SIDE].state.open.proposal is None
+
+
+@dataclass
+class Donors:
+    """The other two parties on their side of both units' forks, serving all of it."""
+
+    world: RoundWorld
+    sides: Mapping[UnitName, Sides]
+    chains: Mapping[UnitName, UnitChain]
+
+    async def beat(self, life: UnitsLife, *units: UnitName) -> None:
+        """The first of them says where it stands."""
+        donor = self.world.parties[1]
+        await tell(donor, life.party, heads_at(donor, *(self.chains[unit].head for unit in units or BOTH)))
+
+    def stand(self, life: UnitsLife, side: str) -> list[bool]:
+        """Whether each held unit is on this side, in memory and in its machine."""
+        expected = {u: (s.ours if side == "ours" else s.theirs[-1]).link for u, s in self.sides.items()}
+        return [service.chain.head == service.state.link == expected[unit] for unit, service in life.services.items()]
+
+
+@asynccontextmanager
+async def _donors(held: Sequence[UnitName] = BOTH) -> AsyncIterator[Donors]:
+    async with open_world(target_tokens=NEVER_DUE, units=BOTH) as world:
+        spine = make_sides(world, UNIT)
+        sides = {UNIT: spine, SIDE: make_sides(world, SIDE, spine)}
+        party, donor = world.parties[:2]
+        chains = {unit: chain_of(donor, unit) for unit in BOTH}
+        for unit in BOTH:
+            await apply_to(chains[unit], sides[unit].agreed, *sides[unit].theirs)
+            if unit in held:
+                await apply_to(chain_of(party, unit), sides[unit].agreed, sides[unit].ours)
+        serve_units(donor, chains)
+        yield Donors(world, sides, chains)
+
+
+async def test_when_the_spine_changes_lineages_all_units_go_with_it_in_one_record(autojump_clock: Clock) -> None:
+    async with _donors() as donors, units_life(donors.world) as life:
+        assert donors.stand(life, "ours") == [True, True]
+        await donors.beat(life)
+        await until(lambda: donors.stand(life, "theirs") == [True, True], 30.0)
+        assert [dict(fields) for event, fields in life.told if event == "heads_moved"] == [{"units": BOTH}]
+        assert len(life.party.disk.logs[VECTOR_LOG]) == 2
+        spine = life.services[SIDE].state.spine
+        assert spine is not None
+        assert spine.head == donors.sides[UNIT].theirs[-1].link.commit
+        for unit in BOTH:
+            assert life.chains[unit].root == donors.chains[unit].root
+            await life.assert_answers(unit)
+
+
+async def test_a_unit_alone_is_not_moved_by_others_that_stand_elsewhere_while_the_spine_stays(
+    autojump_clock: Clock,
+) -> None:
+    async with _donors() as donors, units_life(donors.world) as life:
+        await donors.beat(life, SIDE)
+        await trio.sleep(20.0)
+        assert donors.sides[SIDE].theirs[-1].link.commit in life.services[SIDE].state.tree.nodes
+        assert donors.stand(life, "ours") == [True, True]
+
+
+class RefusingVector(HeadVector):
+    """Its disk is full the first time."""
+
+    num_moves = 0
+
+    async def move(self, movers: Sequence[Mover]) -> None:
+        self.num_moves += 1
+        if self.num_moves == 1:
+            raise StorageError("no space left on the disk", "some")
+        await super().move(movers)
+
+
+async def test_a_move_that_cannot_be_written_leaves_all_units_where_they_are_until_it_can(
+    autojump_clock: Clock,
+) -> None:
+    async with _donors() as donors:
+        vector = RefusingVector(MemoryStorage(donors.world.parties[0].disk))
+        async with units_life(donors.world, vector=vector) as life:
+            await donors.beat(life)
+            await until(lambda: vector.num_moves == 1, 30.0)
+            await trio.sleep(2.0)
+            assert donors.stand(life, "ours") == [True, True]
+            assert [life.services[unit].state.switching for unit in BOTH] == [None, None]
+            for unit in BOTH:
+                await life.assert_answers(unit)
+            await donors.beat(life)
+            await until(lambda: donors.stand(life, "theirs") == [True, True], 30.0)
+
+
+async def test_a_unit_whose_bytes_cannot_be_had_lets_the_spine_go_and_follows_later(autojump_clock: Clock) -> None:
+    async with _donors() as donors, units_life(donors.world) as life:
+        disk = donors.world.parties[1].disk
+        hidden = {name: disk.files[name] for name in list(disk.files) if name.startswith(f"{SIDE}/")}
+        for name in hidden:
+            del disk.files[name]
+        await donors.beat(life)
+        await until(lambda: donors.stand(life, "theirs")[0], 30.0 + 2 * GATHER_WITHIN_S)
+        assert donors.stand(life, "ours") == [False, True]
+        disk.files.update(hidden)
+        await donors.beat(life)
+        await until(lambda: donors.stand(life, "theirs") == [True, True], 30.0)
+
+
+# --- without the spine --------------------------------------------------------------------------------------------------------
+
+
+async def test_who_does_not_hold_the_spine_goes_where_a_holder_says_it_stands(autojump_clock: Clock) -> None:
+    async with two_units(held=(SIDE,)) as life:
+        made, donor = life.world.commits(2), life.world.parties[1]
+        chain = chain_of(donor, UNIT)
+        await apply_to(chain, *made)
+        serve_units(donor, {UNIT: chain})
+        await tell(donor, life.party, heads_at(donor, made[1].link))
+        await until(lambda: life.services[SIDE].state.run_tokens == made[1].link.total_tokens, 5.0)
+        assert life.rounds.spine is not None
+        assert life.rounds.spine.head == made[1].link.commit
+        for message in of_kind(Heartbeat, life.heard):
+            assert [head.unit for head in message.heads] == [SIDE]
+
+
+async def test_a_commit_of_the_spine_is_taken_from_whoever_brings_it_and_followed_once_a_holder_stands_there(
+    autojump_clock: Clock,
+) -> None:
+    async with two_units(held=(SIDE,)) as life:
+        (made,) = life.world.commits(1)
+        teller, holder = life.world.parties[1:]
+        await tell(teller, life.party, Committed(UNIT, made.certificate))
+        await trio.sleep(2.0)
+        assert life.rounds.spine is not None
+        assert made.link.commit in life.rounds.spine.tree.nodes
+        assert life.rounds.spine.head == life.world.genesis.head
+        await tell(holder, life.party, heads_at(holder, made.link))
+        await until(lambda: life.services[SIDE].state.run_tokens == made.link.total_tokens, 2.0)
+
+
+async def test_records_of_the_spine_that_is_only_followed_are_served_and_its_bytes_are_not(
+    autojump_clock: Clock,
+) -> None:
+    async with two_units(held=(SIDE,)) as life:
+        (made,), holder = life.world.commits(1), life.world.parties[1]
+        await tell(holder, life.party, Committed(UNIT, made.certificate))
+        await tell(holder, life.party, heads_at(holder, made.link))
+        await until(lambda: life.services[SIDE].state.run_tokens == made.link.total_tokens, 2.0)
+        known = [life.world.genesis.head]
+        raws = await fetch_commits(holder.network, life.party.peer, UNIT, known)
+        assert raws == [encode_certificate(made.certificate)]
+        part = made.record.slices[0]
+        request = FetchResult(UNIT, made.record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
+        assert await ask_all(holder.network, life.party.peer, request, 1 << 20) == []
+
+
+async def test_peers_that_the_directory_no_longer_names_do_not_decide_about_the_spine(autojump_clock: Clock) -> None:
+    async with two_units(held=(SIDE,)) as life:
+        (made,), holder = life.world.commits(1), life.world.parties[1]
+        await tell(holder, life.party, heads_at(holder, made.link))
+        await life.rounds.list_peers((life.party.peer, life.world.parties[2].peer))
+        await tell(life.world.parties[2], life.party, Committed(UNIT, made.certificate))
+        await trio.sleep(2.0)
+        assert life.rounds.spine is not None
+        assert life.rounds.spine.head == life.world.genesis.head
+
+
+async def test_where_the_holders_of_the_spine_went_to_another_lineage_our_units_go_with_them(
+    autojump_clock: Clock,
+) -> None:
+    async with _donors(held=(SIDE,)) as donors:
+        party, spine = donors.world.parties[0], donors.sides[UNIT]
+        log = UnitLog(storage_of(party, UNIT))
+        for made in (spine.agreed, spine.ours):
+            await log.log_certificate(made.record.parent, encode_certificate(made.certificate))
+        async with units_life(donors.world, held=(SIDE,)) as life:
+            assert life.rounds.spine is not None
+            assert life.rounds.spine.head == spine.ours.link.commit
+            await donors.beat(life)
+            await until(lambda: donors.stand(life, "theirs") == [True], 30.0)
+            assert life.rounds.spine.head == spine.theirs[-1].link.commit
+            assert [dict(fields) for event, fields in life.told if event == "heads_moved"] == [{"units": BOTH}]
+        async with units_life(donors.world, held=(SIDE,)) as life:
+            assert donors.stand(life, "theirs") == [True]
+            assert life.rounds.spine is not None
+            assert life.rounds.spine.head == spine.theirs[-1].link.commit
