@@ -92,22 +92,38 @@ def _members(state: RoundState) -> tuple[PeerId, ...]:
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
     """Live peers (not ourselves) whose head is ours and who may contribute, sorted by peer id: hints, checked by what they send."""
-    patience_s = idle_patience_s(state)
-    return tuple(
+    return tuple(sorted(_caught_up(state, now_s), key=lambda view: view.peer))
+
+
+def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
+    commit, patience_s = state.link.commit, idle_patience_s(state)
+    return [
         view
-        for peer, view in sorted(state.peers.items())
-        if view.member is not None
-        and view.head is not None
-        and view.head.head == state.link.commit
-        and view.head.can_contribute
-        and is_alive(state, peer, now_s, patience_s)
-    )
+        for view in state.peers.values()
+        if (head := view.head) is not None
+        and head.can_contribute
+        and head.head == commit
+        and now_s - view.heard_at_s <= patience_s
+        and view.member is not None
+        and not view.lost
+        and not view.left
+    ]
+
+
+def ready_at(view: PeerView) -> int:
+    """Tokens that a peer says it has ready."""
+    return view.head.tokens_ready if view.head is not None else 0
 
 
 def ready_tokens(state: RoundState, now_s: float) -> int:
-    """Tokens ready at live, caught-up holders, ourselves included."""
+    """Tokens ready at live, caught-up holders, ourselves included: of as many of them as a round may have, or a run with more peers
+    would find its next round due as soon as one is over.
+    """
     own = state.tokens_ready if state.can_contribute else 0
-    return own + sum(view.head.tokens_ready for view in caught_up(state, now_s) if view.head is not None)
+    others = [view.head.tokens_ready for view in _caught_up(state, now_s) if view.head is not None]
+    if len(others) >= state.config.max_members:
+        others = sorted(others, reverse=True)[: state.config.max_members - 1]
+    return own + sum(others)
 
 
 def is_due(state: RoundState, now_s: float) -> bool:
@@ -138,7 +154,17 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
     patience_s = idle_patience_s(state)
-    voters = {p for p in state.link.roster if is_alive(state, p, now_s, patience_s) and has_vote(state, p)}
+    peers, disks, leaves = state.peers, state.link.disks, state.open.leaves
+    voters = {
+        peer
+        for peer in state.link.roster
+        if (view := peers.get(peer)) is not None
+        and now_s - view.heard_at_s <= patience_s
+        and not (view.lost or view.left or peer in leaves)
+        and (view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation)
+    }
+    if state.may_vote:
+        voters.add(state.config.me.peer)
     return is_base_quorum(state, ballot, voters)
 
 
