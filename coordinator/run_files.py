@@ -34,7 +34,7 @@ from protocol.manifest import (
     open_manifest,
     sign_manifest,
 )
-from protocol.rounds.messages import StartUnit
+from protocol.rounds.start import StartUnit
 from protocol.tensor_schema import ChunkGrid
 
 IDENTITY_FILE: Final = "identity.key"

@@ -24,7 +24,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import genesis_link
-from protocol.rounds.messages import StartRecord, StartUnit
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import encode_body
 
 if TYPE_CHECKING:

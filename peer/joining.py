@@ -32,7 +32,7 @@ from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, Root, RunId, short
 from protocol.invite import Invite
 from protocol.manifest import RunManifest, open_manifest
-from protocol.rounds.messages import StartRecord
+from protocol.rounds.start import StartRecord
 from protocol.tensor_schema import TensorSchema
 from protocol.wire import decode_body
 

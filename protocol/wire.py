@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from hashlib import sha256
 from typing import Final, TypeVar, cast
 
@@ -93,28 +94,58 @@ def _check_text(cls: type, field: _Field, value: str) -> None:
         raise RemoteProtocolError(f"{cls.__name__}.{field.name} is {value[:80]!r}", "a peer id: letters and digits")
 
 
-def _take(cls: type[D], source: Message) -> D:
-    values: dict[str, object] = {}
-    for field in _fields(cast("Hashable", cls)):
-        part = getattr(source, field.name)
-        if field.kind == "scalar":
-            if field.is_text:
-                _check_text(cls, field, part)
-            values[field.name] = part
-        elif field.kind == "many scalars":
-            values[field.name] = tuple(part)
-            if field.is_text:
-                for item in part:
-                    _check_text(cls, field, item)
-        elif field.kind == "many messages":
-            values[field.name] = tuple(_take(field.inner, item) for item in part)
-        elif source.HasField(field.name):
-            values[field.name] = _take(field.inner, part)
-        elif field.kind == "message":
+@functools.cache
+def _taker(cls: Hashable) -> Callable[[Message], object]:
+    """How to make a `cls` of its message: one reader per field, in the order of the constructor."""
+    make = cast("Callable[..., object]", cls)
+    readers = tuple(_reader(cast("type", cls), field) for field in _fields(cls))
+    return lambda source: make(*[read(source) for read in readers])
+
+
+def _reader(cls: type, field: _Field) -> Callable[[Message], object]:
+    get = operator.attrgetter(field.name)
+    if field.kind == "scalar":
+        return _text_reader(cls, field) if field.is_text else get
+    if field.kind == "many scalars":
+        return _texts_reader(cls, field) if field.is_text else lambda source: tuple(get(source))
+    take = _taker(cast("Hashable", field.inner))
+    if field.kind == "many messages":
+        return lambda source: tuple(map(take, get(source)))
+    return _inner_reader(cls, field, take)
+
+
+def _text_reader(cls: type, field: _Field) -> Callable[[Message], object]:
+    def read(source: Message) -> object:
+        value = getattr(source, field.name)
+        _check_text(cls, field, value)
+        return value
+
+    return read
+
+
+def _texts_reader(cls: type, field: _Field) -> Callable[[Message], object]:
+    def read(source: Message) -> object:
+        values = tuple(getattr(source, field.name))
+        for value in values:
+            _check_text(cls, field, value)
+        return values
+
+    return read
+
+
+def _inner_reader(cls: type, field: _Field, take: Callable[[Message], object]) -> Callable[[Message], object]:
+    def read(source: Message) -> object:
+        if source.HasField(field.name):
+            return take(getattr(source, field.name))
+        if field.kind == "message":
             raise RemoteProtocolError(f"{cls.__name__} without {field.name}", "the field")
-        else:
-            values[field.name] = None
-    return cls(**values)
+        return None
+
+    return read
+
+
+def _take(cls: type[D], source: Message) -> D:
+    return cast("D", _taker(cast("Hashable", cls))(source))
 
 
 def _proto_class(cls: type) -> type[Message]:
@@ -200,8 +231,9 @@ def encode_record(record: CommitRecord) -> bytes:
     return encode_body(record)
 
 
+@functools.lru_cache(maxsize=16)
 def decode_record(data: bytes) -> CommitRecord:
-    """Read a record; its bytes stay the truth."""
+    """Read a record; its bytes stay the truth. The last ones are remembered: a round looks at the same bytes at each of its steps."""
     return decode_body(CommitRecord, data)
 
 

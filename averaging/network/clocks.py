@@ -124,8 +124,9 @@ class Timers:
 
     def run_due(self, now_s: float) -> None:
         """Call back all that is due."""
-        while self.next_s() <= now_s:
-            callback = heapq.heappop(self._heap)[2].callback
+        heap = self._heap
+        while heap and heap[0][0] <= now_s:
+            callback = heapq.heappop(heap)[2].callback
             if callback is not None:
                 callback()
 

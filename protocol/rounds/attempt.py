@@ -28,7 +28,15 @@ from protocol.rounds.orders import Action, Send
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
-from protocol.rounds.views import caught_up, is_gone, is_suspected, lenders, may_hand_on, quorum_in_reach
+from protocol.rounds.views import (
+    caught_up,
+    is_gone,
+    is_suspected,
+    lenders,
+    may_hand_on,
+    quorum_in_reach,
+    ready_at,
+)
 from protocol.wire import encode_record
 
 MAX_BACKOFF_EXPONENT: Final = 16
@@ -89,7 +97,21 @@ def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ..
     )
     if led.lone_voters:  # every member must ack, and only these promised
         others = tuple(view for view in others if view.peer in led.lone_voters)
-    return others[: state.config.max_members - 1]
+    return _cohort(state, led, others)
+
+
+def _cohort(state: RoundState, led: Leading, others: tuple[PeerView, ...]) -> tuple[PeerView, ...]:
+    """No more than a round may have, whose work waits longest: most tokens ready first, so that nobody waits for ever. Before them as
+    many of the base roster as hand its vote on (`may_hand_on`).
+    """
+    room = state.config.max_members - 1
+    if len(others) <= room:
+        return others
+    longest_first = sorted(others, key=lambda view: (-ready_at(view), view.peer))
+    roster = set(electorate(state.link.roster, led.ballot, state.open.departures))
+    voters = [view for view in longest_first if view.peer in roster][: len(roster) // 2 + 1]
+    chosen = list(dict.fromkeys(view.peer for view in (*voters, *longest_first)))[:room]
+    return tuple(view for view in others if view.peer in chosen)
 
 
 def _collect_until_s(state: RoundState, reduce_within_s: float, now_s: float) -> float:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from protocol.envelope import open_envelope
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
-from protocol.rounds.messages import MAX_MEMBERS, Ack, Ballot, Certificate, CommitRecord, Leave, StartRecord
+from protocol.rounds.messages import MAX_MEMBERS, Ack, Ballot, Certificate, CommitRecord, Leave
 from protocol.rounds.quorum import electorate, is_quorum
+from protocol.rounds.start import StartRecord
 from protocol.wire import commit_id, decode_body, decode_message, decode_record, genesis_id
 
 ROUND_DOMAIN = "potluck round"
@@ -26,6 +28,7 @@ class ChainLink:
         total_tokens: W, tokens credited on this lineage so far.
         target_tokens: ready tokens at which the round that follows is due.
         record: None for the genesis.
+        disks: the incarnations that they vote with, by peer; none for the genesis.
     """
 
     unit: UnitName
@@ -35,6 +38,7 @@ class ChainLink:
     total_tokens: int
     target_tokens: int
     record: CommitRecord | None = None
+    disks: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
     @property
     def parent(self) -> CommitId | None:
@@ -45,9 +49,7 @@ class ChainLink:
         """Whether the peer's votes on the round that follows count: not those of a disk that is newer than its place in the roster
         (rules 3 and 19). Founders are taken at their word.
         """
-        if self.record is None or peer not in self.roster:
-            return True
-        return self.record.incarnations[self.roster.index(peer)] == incarnation
+        return self.disks.get(peer, incarnation) == incarnation
 
     @property
     def is_lone(self) -> bool:
@@ -92,6 +94,7 @@ def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
         record.total_tokens,
         record.next_target_tokens,
         record,
+        MappingProxyType(dict(zip(record.roster, record.incarnations, strict=True))),
     )
 
 

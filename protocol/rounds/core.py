@@ -58,6 +58,7 @@ from protocol.rounds.state import (
     PeerAnswered,
     PeerLost,
     PeersListed,
+    PeerView,
     Progressed,
     PromiseLogged,
     RoundConfig,
@@ -104,7 +105,6 @@ def start(
         committed_at_s=now_s,
         state_commit=link.commit,
         state_root=state_root,
-        ticked_at_s=now_s,
         spine=spine,
     )
 
@@ -115,7 +115,7 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
         case Ticked():
             return liveness.ticked(state, event, now_s)
         case MessageArrived():
-            return _message(liveness.heard(state, event.sender, now_s), event, now_s)
+            return _message(state, event, now_s)
         case PeerAnswered():
             return Step(liveness.heard(state, event.peer, now_s))
         case PeerLost():
@@ -195,9 +195,10 @@ def _progressed(state: RoundState, event: Progressed) -> RoundState:
 
 def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
     message, sender = event.message, event.sender
+    if isinstance(message, Heartbeat):
+        return _heartbeat(state, sender, message, now_s)
+    state = liveness.heard(state, sender, now_s)
     match message:
-        case Heartbeat():
-            return _heartbeat(state, sender, message, now_s)
         case Leave():
             return liveness.peer_left(state, sender, message, event.raw, now_s)
         case Committed():
@@ -275,21 +276,26 @@ def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> Step:
 
 def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> Step:
     head = next((h for h in message.heads if h.unit == state.config.unit), None)
-    if message.member.peer != sender or sender not in state.peers:
-        return Step(state, (), f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}")
-    known = state.peers[sender]
+    if message.member.peer != sender or sender == state.config.me.peer:
+        return Step(
+            liveness.heard(state, sender, now_s),
+            (),
+            f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}",
+        )
+    known = state.peers.get(sender, PeerView(sender, now_s))
     if known.member is not None and message.member.session < known.member.session:
-        return Step(state)  # of an earlier life, overtaken on its way
-    view = replace(
-        known,
+        return Step(liveness.heard(state, sender, now_s))  # of an earlier life, overtaken on its way
+    view = PeerView(
+        sender,
+        now_s,
         member=message.member,
         head=head,
         is_inbound_reachable=message.is_inbound_reachable,
         upload_bytes_per_s=message.upload_bytes_per_s,
+        left=known.left and known.member == message.member,
         exchange_s=message.exchange_ms / 1000,
         silent=message.silent,
         spine_head=next((h.head for h in message.heads if h.unit == state.config.spine), None),
-        left=known.left and known.member == message.member,
     )
     state = liveness.with_view(state, view)
     if head is None or head.head == state.link.commit:

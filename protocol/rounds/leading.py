@@ -52,7 +52,8 @@ def tick(state: RoundState, now_s: float) -> Step:
     if state.open.leading is not None:
         return _tick_leading(state, state.open.leading, now_s)
     if not is_due(state, now_s) and state.open.proposal is None and state.open.acked is None:
-        return Step(replace(state, open=replace(state.open, due_since_s=None)))
+        is_new = state.open.due_since_s is not None
+        return Step(replace(state, open=replace(state.open, due_since_s=None)) if is_new else state)
     if state.open.due_since_s is None:
         state = replace(state, open=replace(state.open, due_since_s=now_s))
     if not state.can_contribute or state.is_leaving or now_s < state.open.quiet_until_s:

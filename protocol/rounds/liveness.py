@@ -39,7 +39,6 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
     if event.lag_s > 0:
         state = _forgive(state, event.lag_s, now_s)
-    state = replace(state, ticked_at_s=now_s)
     state = _watch_quorum(state, now_s)
     state, beats = _heartbeats(state, now_s)
     answered = voting.answer_pre_votes(state, now_s)
@@ -126,7 +125,7 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
 
 def with_view(state: RoundState, view: PeerView) -> RoundState:
     """The state with what we know of one peer replaced."""
-    return replace(state, peers=MappingProxyType({**state.peers, view.peer: view}))
+    return replace(state, peers=MappingProxyType(state.peers | {view.peer: view}))
 
 
 def peer_lost(state: RoundState, peer: PeerId, now_s: float) -> Step:

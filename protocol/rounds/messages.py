@@ -295,27 +295,6 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StartUnit:
-    """A unit at the start of the run. `roster` votes on its first round; where it is empty, the run's roster does."""
-
-    unit: UnitName
-    schema_fingerprint: bytes
-    state_root: Root
-    roster: tuple[PeerId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StartRecord:
-    """Signed by the host: the run begins with this roster from this state. Its hash is the genesis commit id."""
-
-    run_id: bytes
-    units: tuple[StartUnit, ...]
-    roster: tuple[PeerId, ...]
-    target_tokens: int
-    started_unix_s: int
-
-
-@dataclass(frozen=True, slots=True)
 class Ack:
     """All bytes that the record names are on my disk, and so is this ack (rule 14). Signed in an envelope."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 
@@ -21,7 +22,7 @@ def is_quorum(run_id: bytes, roster: Sequence[PeerId], votes: Collection[PeerId]
 
     Any two such sets meet: two majorities do, a majority and a half do, and two halves share the tie-holder or are the same.
     """
-    num_votes = sum(1 for peer in roster if peer in votes)
+    num_votes = sum([peer in votes for peer in roster])
     if not num_votes:
         return False
     if 2 * num_votes > len(roster):
@@ -33,6 +34,8 @@ def electorate(roster: Sequence[PeerId], ballot: Ballot, leaves: Mapping[PeerId,
     """The roster without those who left (rule 3). A goodbye counts for `ballot` only where the leaver had promised nothing higher:
     it may have been in the quorum of promises that closed lower ballots.
     """
+    if not leaves:
+        return tuple(roster)
 
     def has_left(peer: PeerId) -> bool:
         leave = leaves.get(peer)
@@ -47,7 +50,8 @@ def opener_order(base: CommitId, attempt: int, peers: Iterable[PeerId]) -> tuple
     return tuple(sorted(peers, key=lambda peer: (sha256(prefix + peer.encode()).digest(), peer)))
 
 
-def first_opener(base: CommitId, roster: Sequence[PeerId]) -> PeerId:
+@functools.lru_cache(maxsize=1024)
+def first_opener(base: CommitId, roster: tuple[PeerId, ...]) -> PeerId:
     """The owner of attempt 0. It depends on the base roster alone, which all who hold the base agree on: only so may attempt 0 skip
     the promises. Anybody else starts at attempt 1 and collects them.
     """

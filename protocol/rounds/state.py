@@ -236,7 +236,7 @@ class RoundState:
     config: RoundConfig
     link: ChainLink
     tree: CommitTree
-    peers: Mapping[PeerId, PeerView]
+    peers: MappingProxyType[PeerId, PeerView]
     open: OpenRound
     committed_at_s: float
     tokens_ready: int = 0
@@ -248,10 +248,8 @@ class RoundState:
     is_leaving: bool = False
     alone_since_s: float | None = None
     exchange_s: float = 0.0
-    ticked_at_s: float = 0.0
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
-    reason: str = "starting"
     spine: SpineView | None = None
 
     @property

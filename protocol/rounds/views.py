@@ -69,7 +69,7 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
     if peer == state.config.me.peer:
         return False
     view = state.peers.get(peer)
-    if view is None or view.lost or view.left:
+    if view is None or view.lost or view.left or _has_restarted(state, view):
         return True
     limit_s = state.config.suspect_after_s
     if silence_s(state, peer, now_s) <= limit_s:
@@ -81,6 +81,13 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
     ]
     agreeing = sum(1 for other in witnesses if peer in state.peers[other].silent)
     return agreeing >= min(NUM_WITNESSES, len(witnesses))
+
+
+def _has_restarted(state: RoundState, view: PeerView) -> bool:
+    """Whether another process of a member answers than the one that takes part: that one is gone, with what it had of the exchange."""
+    proposal = state.open.proposal
+    entry = proposal.member(view.peer) if proposal is not None else None
+    return entry is not None and view.member is not None and view.member.session > entry.session
 
 
 def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
@@ -120,17 +127,28 @@ def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
     """Live peers (not ourselves) whose head is ours and who may contribute, sorted by peer id: hints, checked by what they send."""
-    patience_s = idle_patience_s(state)
-    return tuple(
+    return tuple(sorted(_caught_up(state, now_s), key=lambda view: view.peer))
+
+
+def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
+    commit, patience_s = state.link.commit, idle_patience_s(state)
+    return [
         view
-        for peer, view in sorted(state.peers.items())
-        if view.member is not None
-        and view.head is not None
-        and view.head.head == state.link.commit
-        and view.head.can_contribute
+        for view in state.peers.values()
+        if (head := view.head) is not None
+        and head.can_contribute
+        and head.head == commit
+        and now_s - view.heard_at_s <= patience_s
+        and view.member is not None
+        and not view.lost
+        and not view.left
         and stands_with_us(state, view)
-        and is_alive(state, peer, now_s, patience_s)
-    )
+    ]
+
+
+def ready_at(view: PeerView) -> int:
+    """Tokens that a peer says it has ready."""
+    return view.head.tokens_ready if view.head is not None else 0
 
 
 def stands_with_us(state: RoundState, view: PeerView) -> bool:
@@ -141,9 +159,14 @@ def stands_with_us(state: RoundState, view: PeerView) -> bool:
 
 
 def ready_tokens(state: RoundState, now_s: float) -> int:
-    """Tokens ready at live, caught-up holders, ourselves included."""
+    """Tokens ready at live, caught-up holders, ourselves included: of as many of them as a round may have, or a run with more peers
+    would find its next round due as soon as one is over.
+    """
     own = state.tokens_ready if state.can_contribute else 0
-    return own + sum(view.head.tokens_ready for view in caught_up(state, now_s) if view.head is not None)
+    others = [view.head.tokens_ready for view in _caught_up(state, now_s) if view.head is not None]
+    if len(others) >= state.config.max_members:
+        others = sorted(others, reverse=True)[: state.config.max_members - 1]
+    return own + sum(others)
 
 
 def is_due(state: RoundState, now_s: float) -> bool:
@@ -174,7 +197,17 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
     patience_s = idle_patience_s(state)
-    voters = {p for p in state.link.roster if is_alive(state, p, now_s, patience_s) and has_vote(state, p)}
+    peers, disks, leaves = state.peers, state.link.disks, state.open.leaves
+    voters = {
+        peer
+        for peer in state.link.roster
+        if (view := peers.get(peer)) is not None
+        and now_s - view.heard_at_s <= patience_s
+        and not (view.lost or view.left or peer in leaves)
+        and (view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation)
+    }
+    if state.may_vote:
+        voters.add(state.config.me.peer)
     return is_base_quorum(state, ballot, voters)
 
 

@@ -22,6 +22,7 @@ def test_every_core_has_its_test_file() -> None:
         "protocol/errors.py",
         "protocol/ids.py",
         "protocol/rounds/messages.py",
+        "protocol/rounds/start.py",
         "protocol/rounds/state.py",
     }
     wanted = {

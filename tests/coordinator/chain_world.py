@@ -19,9 +19,8 @@ from protocol.rounds.messages import (
     Omission,
     OuterStep,
     SliceRecord,
-    StartRecord,
-    StartUnit,
 )
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import commit_id, encode_body, encode_certificate, encode_message, encode_record
 
 UNIT = UnitName("fragment-0")

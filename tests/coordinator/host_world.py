@@ -24,7 +24,7 @@ from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.invite import hash_secret
 from protocol.manifest import RunManifest, parse_run_config, sign_manifest
 from protocol.pb import coordinator_pb2 as pb
-from protocol.rounds.messages import StartUnit
+from protocol.rounds.start import StartUnit
 from protocol.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import HOST, VERIFIER
 

@@ -50,8 +50,9 @@ def _manifest() -> RunManifest:
 
 
 def _wire() -> dict[str, str]:
-    from protocol.rounds.messages import ContributionHeader, StartRecord, StartUnit
+    from protocol.rounds.messages import ContributionHeader
     from protocol.rounds.requests import ExchangeHello
+    from protocol.rounds.start import StartRecord, StartUnit
 
     config = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
     header = ContributionHeader(UNIT, BASE, MEMBERS[0], 77, "int8", ROOT, BASE, ROOT)

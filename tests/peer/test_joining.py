@@ -21,7 +21,7 @@ from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, RefusedError, UnreachableError, VersionError
 from protocol.ids import PeerId, Root, RunId
 from protocol.invite import Invite
-from protocol.rounds.messages import StartRecord, StartUnit
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body
 

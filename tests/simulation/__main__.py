@@ -37,6 +37,7 @@ class Totals:
     errors: dict[int, str] = field(default_factory=dict)
     traces: dict[int, str] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
+    turnover: list[float] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
@@ -48,6 +49,7 @@ class Totals:
         if outcome.error:
             self.errors[outcome.seed] = outcome.error
         self.faults.update(outcome.faults)
+        self.turnover += outcome.turnover
         self.reached.update(outcome.reached)
 
     def merge(self, other: dict[str, Any]) -> None:
@@ -58,6 +60,7 @@ class Totals:
         self.errors.update({int(seed): error for seed, error in other["errors"].items()})
         self.traces.update({int(seed): trace for seed, trace in other["traces"].items()})
         self.faults.update(other["faults"])
+        self.turnover += other["turnover"]
         self.reached.update(other["reached"])
 
 
@@ -162,7 +165,10 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
     never = ", ".join(transitions.missing(totals.reached)) or "none"
     print(f"profile              {args.profile}")
     print(f"seeds                {totals.seeds}")
-    print(f"rounds               {totals.rounds}")
+    print(f"rounds resolved      {totals.rounds}")
+    if totals.turnover:
+        mean, most = sum(totals.turnover) / len(totals.turnover), max(totals.turnover)
+        print(f"turnover a round     {mean:.1%} on average, {most:.1%} at most, in {len(totals.turnover)} intervals")
     print("faults by kind       " + ", ".join(f"{kind} {n}" for kind, n in sorted(totals.faults.items())))
     if unseen:
         print("faults never seen    " + ", ".join(unseen))

@@ -99,9 +99,13 @@ class Observed:
 
     def lineage(self, head: CommitId) -> list[KnownCommit]:
         """The commits from the start to a head."""
+        return self.after(head, 0)
+
+    def after(self, head: CommitId, index: int) -> list[KnownCommit]:
+        """The commits behind a head whose index is above this one, oldest first."""
         found: list[KnownCommit] = []
         commit = self.commits.get(head)
-        while commit is not None:
+        while commit is not None and commit.index > index:
             found.append(commit)
             commit = self.commits.get(commit.parent)
         return found[::-1]

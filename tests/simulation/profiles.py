@@ -24,7 +24,7 @@ class Profile:
         num_peers: least and most peers at the start.
         fault_s: how long a fault lasts, least and most.
         spread_s: faults begin within the first so many seconds.
-        turnover: share of the peers that may go or come in each round, for stories that last hours.
+        turnover: share of the peers that may go, and as many come, between two rounds, for stories that last hours.
         hours: how long such a story lasts by default; 0 for stories of faults.
         converge_s: within this time after everything has healed all stand on one head.
         num_elements: of each unit; it has eight chunks.

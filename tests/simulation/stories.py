@@ -11,13 +11,18 @@ from functools import partial
 import trio
 
 from protocol.ids import UnitName
+from protocol.rounds.messages import MAX_MEMBERS
 from tests.simulation import transitions, virtual_time
 from tests.simulation.faults import FAULTS, restart
 from tests.simulation.invariants import Violation
 from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.sharing import shared_decoding
 from tests.simulation.swarm import World
 
 ROUNDS_WITHIN_S = 900.0
+RETURN = 0.7
+"""Share of those who come that were here before."""
+
 TOGETHER_WITHIN = 2.0
 """A round of everybody comes within so many times `converge_s` of a profile."""
 
@@ -41,6 +46,7 @@ class Outcome:
     virtual_s: float = 0.0
     trace: str = ""
     faults: Counter[str] = field(default_factory=Counter)
+    turnover: list[float] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
 
@@ -49,7 +55,7 @@ def simulate(seed: int, profile: Profile = PROFILES["default"], options: Options
     """Tell one story to its end."""
     outcome = Outcome(seed)
     try:
-        with transitions.counted(outcome.reached):
+        with transitions.counted(outcome.reached), shared_decoding():
             virtual_time.run(seed, partial(_tell, outcome, profile, options))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
@@ -81,7 +87,7 @@ async def _tell(outcome: Outcome, profile: Profile, options: Options) -> None:
         world = World(outcome.seed, nursery, num_peers, num_peers, profile)
         if options.keeps_trace:
             world.trace.lines = outcome.lines
-        outcome.faults = world.faults
+        outcome.faults, outcome.turnover = world.faults, world.turnover
         for node in world.nodes:
             world.boot(node)
         try:
@@ -128,30 +134,56 @@ async def _until(world: World, is_true: Callable[[], bool], within_s: float) -> 
 
 
 async def _hours(world: World, chooser: random.Random, hours: float) -> None:
-    """Peers come and go, up to a share of them in each round."""
+    """Peers come and go, up to a share of them between two rounds, and each of these rounds resolves."""
     profile = world.profile
     num_peers = len(world.nodes)
-    stop_s = hours * 3600.0
-    while trio.current_time() < stop_s:
-        await world.swarm.timers.sleep(profile.longest_interval_s)
-        live = world.live_nodes()
-        num_going = chooser.randint(0, int(profile.turnover * num_peers / 2))
-        for node in chooser.sample(live, min(num_going, len(live) - 2)):
-            how = chooser.choice(("leave", "crash"))
-            world.happened(how, node.name)
-            if how == "leave":
-                node.leave()
-            else:
-                node.crash()
-        gone = [node for node in world.nodes if not node.is_up]
-        for _ in range(num_peers - len(world.live_nodes())):
-            if gone and chooser.random() < 0.7:
-                node = gone.pop(chooser.randrange(len(gone)))
-                world.happened("restart", node.name)
-            else:
-                node = world.add_node()
-                world.happened("join", node.name)
-            world.boot(node)
+    begin_s, stop_s = trio.current_time(), hours * 3600.0
+    while begin_s < stop_s:
+        index = world.rounds()
+        num_changed = chooser.randint(0, int(profile.turnover * num_peers))
+        world.turnover.append(num_changed / num_peers)
+        moments = [
+            (chooser.uniform(0.0, profile.longest_interval_s), change)
+            for change in (_go, _come)
+            for _ in range(num_changed)
+        ]
+        for at_s, change in sorted(moments, key=lambda moment: moment[0]):
+            await world.swarm.timers.sleep(max(0.0, begin_s + at_s - trio.current_time()))
+            change(world, chooser, num_peers)
+        begin_s += profile.longest_interval_s
+        await world.swarm.timers.sleep(max(0.0, begin_s - trio.current_time()))
+        await world.wait_for(partial(_is_above, world, index), profile.longest_interval_s, f"round {index + 1}")
+
+
+def _is_above(world: World, index: int) -> bool:
+    return world.rounds() > index
+
+
+def _go(world: World, chooser: random.Random, num_peers: int) -> None:
+    """A peer leaves, or dies."""
+    live = world.live_nodes()
+    if len(live) <= 2:
+        return
+    node, how = chooser.choice(live), chooser.choice(("leave", "crash"))
+    world.happened(how, node.name)
+    if how == "leave":
+        node.leave()
+    else:
+        node.crash()
+
+
+def _come(world: World, chooser: random.Random, num_peers: int) -> None:
+    """One who went comes back, or somebody new comes."""
+    if len(world.live_nodes()) >= num_peers * (1 + world.profile.turnover):
+        return
+    gone = [node for node in world.nodes if not node.is_up]
+    if gone and chooser.random() < RETURN:
+        node = chooser.choice(gone)
+        world.happened("restart", node.name)
+    else:
+        node = world.add_node()
+        world.happened("join", node.name)
+    world.boot(node)
 
 
 # --- the end ------------------------------------------------------------------------------------------------------------------
@@ -177,14 +209,22 @@ async def come_together(world: World) -> None:
     indices = {unit: max(node.index_of(unit) for node in world.nodes) for unit in world.layout.units}
 
     def is_together(unit: UnitName) -> bool:
-        """A later round on the common chain of a unit counts every live holder, and all hold it."""
+        """A later round on the common chain of a unit counts every live holder, and all hold it; where they are more than a round may
+        have, later rounds count each of them.
+        """
         holders = world.holders(unit)
         head = holders[0].head_of(unit) if holders else None
         if head is None:
             return not holders
         everybody = {node.peer for node in holders}
-        later = [commit for commit in world.observed_of[unit].lineage(head) if commit.index > indices[unit]]
-        return any(everybody <= {entry.peer for entry in commit.record.contributors} for commit in later)
+        waiting = set(everybody)
+        for commit in reversed(world.observed_of[unit].after(head, indices[unit])):
+            counted = {entry.peer for entry in commit.record.contributors}
+            if everybody <= counted:
+                return True
+            if len(everybody) > MAX_MEMBERS:
+                waiting -= counted
+        return not waiting
 
     def are_together() -> bool:
         return agree(world) and all(is_together(unit) for unit in world.layout.units)

@@ -14,7 +14,8 @@ from averaging.codecs import codec_by_name
 from averaging.network.memory_network import LinkSpeed, MemorySwarm
 from averaging.state import UnitState, state_root
 from protocol.ids import CommitId, RunId, UnitName
-from protocol.rounds.messages import Member, OuterStep, StartRecord, StartUnit
+from protocol.rounds.messages import MAX_MEMBERS, Member, OuterStep
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body, genesis_id
@@ -74,10 +75,13 @@ class World:
         self.trace = Trace()
         self.observed_of = {unit: Observed() for unit in self.layout.units}
         self.faults: Counter[str] = Counter()
+        self.turnover: list[float] = []
+        """Share of the peers that went, and of as many that came, between two rounds."""
+
         self.nodes: list[Node] = []
         for _ in range(num_peers):
             self.add_node()
-        founders = self.nodes[:num_founders]
+        founders = self.nodes[: min(num_founders, MAX_MEMBERS)]
         self.target_tokens = int(self.profile.tokens_per_s * num_founders * self.profile.round_s)
         roster = tuple(sorted(node.peer for node in founders))
         units = tuple(self._start_unit(unit, founders) for unit in self.layout.units)
@@ -137,7 +141,7 @@ class World:
             outer=OuterStep("nesterov", 0.7, 0.5),
             target_tokens=self.target_tokens_of(unit),
             min_members=1,
-            max_members=64,
+            max_members=MAX_MEMBERS,
             longest_interval_s=self.profile.longest_interval_s,
             heartbeat_s=self.profile.heartbeat_s,
             lone_patience_s=max(60.0, self.profile.longest_interval_s),

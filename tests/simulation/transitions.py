@@ -27,11 +27,9 @@ def counted(reached: Counter[str]) -> Iterator[None]:
 
     def step(before: Any, event: Any, *args: Any) -> Any:
         taken = real(before, event, *args)
-        message = getattr(event, "message", None)
-        reached["event " + type(event).__name__ if message is None else "message " + type(message).__name__] += 1
+        reached[_named("event", "message", event)] += 1
         for action in taken.actions:
-            message = getattr(action, "message", None)
-            reached["order " + type(action).__name__ if message is None else "sent " + type(message).__name__] += 1
+            reached[_named("order", "sent", action)] += 1
         led, was = taken.state.open.leading, before.open.leading
         if led is not None and (was is None or was.stage != led.stage):
             reached["stage " + led.stage] += 1
@@ -42,6 +40,11 @@ def counted(reached: Counter[str]) -> Iterator[None]:
         yield
     finally:
         setattr(core, "step", real)  # noqa: B010
+
+
+def _named(group: str, messages: str, what: Any) -> str:
+    message = getattr(what, "message", None)
+    return f"{group} {type(what).__name__}" if message is None else f"{messages} {type(message).__name__}"
 
 
 def missing(reached: Counter[str]) -> list[str]:

@@ -40,11 +40,10 @@ from protocol.rounds.messages import (
     Proposal,
     ResultHeader,
     SliceSpec,
-    StartRecord,
-    StartUnit,
 )
 from protocol.rounds.plan import make_record
 from protocol.rounds.requests import FetchRequest
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_certificate, encode_body, encode_message, encode_record, genesis_id
 from tests.simulation.signing import HashSigner, HashVerifier

@@ -32,8 +32,6 @@ from protocol.rounds.messages import (
     ResultReady,
     RoundMessage,
     SliceSpec,
-    StartRecord,
-    StartUnit,
 )
 from protocol.rounds.orders import (
     Action,
@@ -52,6 +50,7 @@ from protocol.rounds.orders import (
     Switch,
 )
 from protocol.rounds.quorum import first_opener
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import (
     AckLogged,
     Applied,

@@ -9,6 +9,7 @@ from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady
 from protocol.rounds.orders import LogAck
 from protocol.rounds.quorum import tie_holder
 from protocol.rounds.state import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
+from protocol.rounds.views import ready_tokens
 from protocol.wire import decode_record
 from tests.protocol.rounds.round_table import RUN_ID, Seat, Table, acquaint, contribution_root
 
@@ -53,6 +54,17 @@ def test_no_more_members_are_named_than_the_run_allows() -> None:
     opener, proposal = _proposed(table)
     assert len(proposal.members) == 4
     assert proposal.member(opener.peer) == opener.member
+
+
+def test_where_more_peers_are_there_than_a_round_may_have_those_with_most_work_take_part() -> None:
+    table = Table(6, max_members=4)
+    waiting = sorted(table.others(table.opener()), key=lambda seat: seat.peer)[-2:]
+    for seat in waiting:
+        seat.tokens = 300
+    table.drops = lambda sender, to, message: isinstance(message, Proposal)
+    opener, proposal = _proposed(table)
+    assert all(proposal.member(seat.peer) is not None for seat in (opener, *waiting))
+    assert ready_tokens(opener.state, table.now_s) == 100 + 300 + 300 + 100
 
 
 def test_one_weight_cap_holds_for_all_reducers_and_counts_those_with_work_only() -> None:

@@ -7,8 +7,9 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.chain import ChainLink, attested_roots, genesis_link, link_after, verify_certificate
-from protocol.rounds.messages import Ack, Ballot, Certificate, Leave, StartRecord, StartUnit
+from protocol.rounds.messages import Ack, Ballot, Certificate, Leave
 from protocol.rounds.quorum import tie_holder
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import decode_body, decode_record, encode_body, encode_message, encode_record
 from tests.protocol.rounds.made_commits import certified, commit_on, record_on
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, state_root

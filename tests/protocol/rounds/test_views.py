@@ -149,6 +149,16 @@ def test_silence_is_said_before_it_is_suspicion() -> None:
     assert is_suspected(seat.state, other.peer, table.now_s)
 
 
+def test_a_member_that_answers_from_another_process_is_suspected_at_once() -> None:
+    table = Table(4)
+    seat, other, *_ = _exchanging(table)
+    beat = heartbeat_of(other)
+    seat.hear(other, beat)
+    assert not is_suspected(seat.state, other.peer, table.now_s)
+    seat.hear(other, replace(beat, member=replace(beat.member, session=beat.member.session + 1)))
+    assert is_suspected(seat.state, other.peer, table.now_s), "what it had of the exchange died with the process before"
+
+
 def test_one_dead_link_makes_no_suspect_while_others_hear_the_peer() -> None:
     table = Table(4)
     seat, other, *_ = _exchanging(table)

@@ -1,0 +1,28 @@
+"""The start of a run, signed by the host: who votes first, and the state from which each unit begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.ids import PeerId, Root, UnitName
+
+
+@dataclass(frozen=True, slots=True)
+class StartUnit:
+    """A unit at the start of the run. `roster` votes on its first round; where it is empty, the run's roster does."""
+
+    unit: UnitName
+    schema_fingerprint: bytes
+    state_root: Root
+    roster: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """Signed by the host: the run begins with this roster from this state. Its hash is the genesis commit id."""
+
+    run_id: bytes
+    units: tuple[StartUnit, ...]
+    roster: tuple[PeerId, ...]
+    target_tokens: int
+    started_unix_s: int
