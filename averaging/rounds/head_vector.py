@@ -81,18 +81,17 @@ class HeadVector:
             LocalProtocolError: one of them has moved off the lineage that its switch leaves. StorageError: the record could not be
                 written, or the disk still refuses the log of a unit that moved before. Nothing has changed in either case.
         """
-        ordered = sorted(movers, key=lambda mover: mover.move.unit)
         async with self._busy, AsyncExitStack() as stack:
             await self._settle()
-            for mover in ordered:
+            for mover in movers:
                 await stack.enter_async_context(mover.moving)
-            for mover in ordered:
+            for mover in movers:
                 if not mover.has(mover.move.fork):
                     raise LocalProtocolError(
                         f"unit {mover.move.unit} has left the lineage to be switched", "its old fork"
                     )
-            await self._storage.append(VECTOR_LOG, _encode([mover.move for mover in ordered]))
-            self._behind = {mover.move.unit: mover for mover in ordered if not await mover.flip()}
+            await self._storage.append(VECTOR_LOG, _encode([mover.move for mover in movers]))
+            self._behind = {mover.move.unit: mover for mover in movers if not await mover.flip()}
             if not self._behind:
                 await self._note_done()
 

@@ -10,12 +10,12 @@ import trio.testing
 
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
-from averaging.unit_log import LOG_NAME
+from averaging.unit_log import LOG_NAME, UnitLog
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import UnitName
 from protocol.wire import encode_certificate
 from tests.averaging.rounds.round_world import UNIT
-from tests.averaging.rounds.units_world import BOTH, SIDE, Forked, forked_units, prepared_for
+from tests.averaging.rounds.units_world import BOTH, SIDE, Forked, forked_units, prepared_for, storage_of
 
 Clock = trio.testing.MockClock
 OURS, THEIRS = ["ours", "ours"], ["theirs", "theirs"]
@@ -270,6 +270,38 @@ async def test_the_next_move_waits_until_all_logs_tell_of_the_last_one(autojump_
         await forked.restart()
         assert forked.chains[UNIT].head == elsewhere.theirs[-1].link
         assert forked.chains[SIDE].head == forked.sides[SIDE].theirs[-1].link, "it is where the first move put it"
+
+
+class RefusedLog(UnitLog):
+    """What it owes it cannot write."""
+
+    async def settle(self) -> None:
+        raise StorageError("no space left on the disk", "some")
+
+
+async def test_a_move_that_comes_while_another_is_under_way_waits_for_what_becomes_of_its_logs(
+    autojump_clock: Clock,
+) -> None:
+    async with forked_units() as forked:
+        vector, told = forked.vector, []
+
+        async def flip() -> bool:
+            await trio.sleep(1.0)
+            return False
+
+        async def second() -> None:
+            with pytest.raises(StorageError, match="no space"):
+                await vector.move([forked.mover(UNIT)])
+            told.append(trio.current_time())
+
+        refused = replace(forked.mover(SIDE), log=RefusedLog(storage_of(forked.party, SIDE)), flip=flip)
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(vector.move, [refused])
+            await trio.sleep(0.1)
+            nursery.start_soon(second)
+        assert told[0] - began_s >= 1.0
+        assert forked.chains[UNIT].state.head == forked.sides[UNIT].ours.link.commit
 
 
 # --- a damaged record ---------------------------------------------------------------------------------------------------------

@@ -288,6 +288,19 @@ async def test_a_commit_of_the_spine_is_known_to_the_other_units(autojump_clock:
         assert life.services[UNIT].state.spine is None
 
 
+async def test_a_unit_hears_that_the_spine_moved_without_waiting_for_an_event_of_its_own(
+    autojump_clock: Clock,
+) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        (made,) = life.world.commits(1)
+        tree = tree_of(start_of(life.world, UNIT)).add(made.link, made.certificate)
+        await trio.sleep(1.0)
+        life.rounds.spine_moved(SpineView(made.link.commit, tree))
+        await trio.sleep(0.001)
+        assert life.services[SIDE].state.run_tokens == made.link.total_tokens
+        assert life.services[UNIT].state.link == start_of(life.world, UNIT)
+
+
 async def test_a_unit_hears_where_the_spine_went_before_any_event_that_comes_after_it(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         sides, opener = make_sides(life.world, UNIT), life.world.parties[1]
@@ -351,6 +364,18 @@ async def test_when_the_spine_changes_lineages_all_units_go_with_it_in_one_recor
         for unit in BOTH:
             assert life.chains[unit].root == donors.chains[unit].root
             await life.assert_answers(unit)
+
+
+async def test_after_a_move_every_units_schedule_goes_by_the_tokens_of_the_spine_where_it_went(
+    autojump_clock: Clock,
+) -> None:
+    async with _donors() as donors, units_life(donors.world) as life:
+        await donors.beat(life)
+        await until(lambda: donors.stand(life, "theirs") == [True, True], 30.0)
+        await until(lambda: all(service.has_adopted for service in life.services.values()), 5.0)
+        went, left = donors.sides[UNIT].theirs[-1].link, donors.sides[UNIT].ours.link
+        assert went.total_tokens != left.total_tokens
+        assert [life.trainers[unit].schedule for unit in BOTH] == [went.total_tokens] * 2
 
 
 async def test_a_unit_alone_is_not_moved_by_others_that_stand_elsewhere_while_the_spine_stays(

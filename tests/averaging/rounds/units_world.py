@@ -194,6 +194,7 @@ class UnitsLife:
     rounds: PeerRounds
     chains: dict[UnitName, UnitChain]
     services: dict[UnitName, RoundService]
+    trainers: dict[UnitName, HandTrainer]
     follower: SpineFollower | None
     heard: list[RoundMessage]
     told: list[tuple[str, Mapping[str, object]]]
@@ -248,10 +249,11 @@ async def units_life(
     tools = PeerTools(party.network, clock, party.seal, is_member, publish)
     rounds = PeerRounds(RUN_ID, VERIFIER, tools, vector or HeadVector(MemoryStorage(party.disk)), follower)
     services: dict[UnitName, RoundService] = {}
+    trainers = {unit: HandTrainer() for unit in held}
     for unit, chain in chains.items():
         open_round = await chain.restore()
         config = replace(config_of(world, party), unit=unit, spine=UNIT, heartbeat_s=heartbeat_s)
-        unit_tools = RoundTools(party.network, clock, InlineOffload(), HandTrainer(), party.seal, publish)
+        unit_tools = RoundTools(party.network, clock, InlineOffload(), trainers[unit], party.seal, publish)
         services[unit] = RoundService(config, chain, open_round, unit_tools, rounds)
         rounds.add(services[unit])
     rounds.serve()
@@ -264,7 +266,7 @@ async def units_life(
         if is_running:
             for service in services.values():
                 await service.drained()
-        yield UnitsLife(world, rounds, chains, services, follower, heard, told)
+        yield UnitsLife(world, rounds, chains, services, trainers, follower, heard, told)
         nursery.cancel_scope.cancel()
 
 
