@@ -38,7 +38,7 @@ from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import MAX_MEMBERS, Committed, Heartbeat, Leave, Member, Proposal, RoundMessage
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchResult
-from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerAnswered, PeerLost, PeersListed
+from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerLost, PeersListed
 from protocol.rounds.views import own_head, silent_members
 from protocol.wire import decode_body, decode_message, decode_record, encode_message
 
@@ -201,7 +201,8 @@ class PeerRounds:
         except (CallTimeout, RemoteProtocolError) as error:
             log.debug("not_delivered", to=short(peer), reason=error.one_line())
         else:
-            await self._tell_all(PeerAnswered(peer))
+            for service in self._services.values():
+                service.note_answer(peer)
 
     # --- from others ----------------------------------------------------------------------------------------------------------
 

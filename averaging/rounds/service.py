@@ -54,6 +54,7 @@ from protocol.rounds.state import (
     LeaveOrdered,
     MessageArrived,
     OpenRound,
+    PeersAnswered,
     Progressed,
     PromiseLogged,
     RoundConfig,
@@ -87,6 +88,7 @@ class RoundService:
         self._state: RoundState | None = None
         self._send_events, self._receive_events = trio.open_memory_channel[Event | trio.Event](MAX_EVENTS)
         self._tasks = Tasks(tools.publish)
+        self._answers: dict[PeerId, float] = {}
         self._hurry = trio.Event()
         self._has_left = trio.Event()
         self._adopter = Adopter(config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens)
@@ -140,11 +142,27 @@ class RoundService:
             task_status.started()
             while True:
                 event = await self._receive_events.receive()
-                await self._follow_spine()
+                await self._before(event)
                 if isinstance(event, trio.Event):
                     event.set()
                 else:
                     await self._step(event)
+
+    async def _before(self, event: Event | trio.Event) -> None:
+        """What the machine hears before anything else: where the spine is, who answered, and with a tick how training goes."""
+        await self._follow_spine()
+        if self._answers:
+            heard, self._answers = tuple(self._answers.items()), {}
+            await self._step(PeersAnswered(heard))
+        if isinstance(event, Ticked):
+            await self._step(self._progress())
+
+    def note_answer(self, peer: PeerId) -> None:
+        """A message to this peer was answered: told with the next event, at once where the peer was taken for dead."""
+        self._answers[peer] = self._tools.clock.monotonic_s()
+        view = self.state.peers.get(peer)
+        if view is None or view.lost:
+            self._tasks.spawn(self.drained)
 
     async def tell(self, event: Event) -> None:
         """Give the machine an event; waits while it has too many."""
@@ -210,7 +228,6 @@ class RoundService:
         expected_s = clock.monotonic_s()
         while True:
             now_s = clock.monotonic_s()
-            await self.tell(self._progress())
             await self.tell(Ticked(max(0.0, now_s - expected_s)))
             pause_s = liveness.next_tick_s(self.state)
             expected_s = clock.monotonic_s() + pause_s

@@ -55,8 +55,8 @@ from protocol.rounds.state import (
     LeaveOrdered,
     MessageArrived,
     OpenRound,
-    PeerAnswered,
     PeerLost,
+    PeersAnswered,
     PeersListed,
     PeerView,
     Progressed,
@@ -116,8 +116,8 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
             return liveness.ticked(state, event, now_s)
         case MessageArrived():
             return _message(state, event, now_s)
-        case PeerAnswered():
-            return Step(liveness.heard(state, event.peer, now_s))
+        case PeersAnswered():
+            return Step(liveness.answered(state, event))
         case PeerLost():
             return liveness.peer_lost(state, event.peer, now_s)
         case PeersListed():

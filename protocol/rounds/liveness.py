@@ -12,10 +12,11 @@ from protocol.rounds import attempt, leading, voting
 from protocol.rounds.chain import link_after
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Leave
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.state import PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
+from protocol.rounds.state import PeersAnswered, PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
 from protocol.rounds.views import (
     NUM_HEARTBEAT_PEERS,
     beat_peers,
+    do_ping,
     idle_patience_s,
     is_alive,
     is_gone,
@@ -25,14 +26,22 @@ from protocol.rounds.views import (
 )
 
 BUSY_TICK_S: Final = 0.25
+DUE_TICK_S: Final = 1.0
+"""Who waits for the opener looks as often as the delay from one rank to the next."""
+
 NEVER_HEARD_S: Final = 3600.0
 
 
 def next_tick_s(state: RoundState) -> float:
-    """How long the machine may be left alone: a quarter of a second while a round is open, else half of a heartbeat."""
-    opened = state.open
-    is_busy = opened.proposal is not None or opened.leading is not None or opened.due_since_s is not None
-    return BUSY_TICK_S if is_busy or opened.asked else max(BUSY_TICK_S, state.config.heartbeat_s / 2)
+    """How long the machine may be left alone: a quarter of a second while a round is open, longer where one is due and heartbeats
+    are slow anyway, else half of a heartbeat.
+    """
+    opened, heartbeat_s = state.open, state.config.heartbeat_s
+    if opened.proposal is not None or opened.leading is not None or opened.asked:
+        return BUSY_TICK_S
+    if opened.due_since_s is not None:
+        return max(BUSY_TICK_S, min(DUE_TICK_S, heartbeat_s / 8))
+    return max(BUSY_TICK_S, heartbeat_s / 2)
 
 
 def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
@@ -92,7 +101,8 @@ def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
     """The members of a running exchange, all of them; else the next opener and a few in turn."""
     me = state.config.me.peer
     if state.open.exchange is not None and state.open.proposal is not None:
-        return tuple(p for p in state.open.proposal.participants if p != me and not is_gone(state, p))
+        participants = state.open.proposal.participants
+        return tuple(p for p in participants if p != me and do_ping(state, me, p) and not is_gone(state, p))
     others = beat_peers(state)
     if not others:
         return ()
@@ -121,6 +131,16 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
             return state
         view = PeerView(peer, now_s)
     return with_view(state, replace(view, heard_at_s=now_s, lost=False))
+
+
+def answered(state: RoundState, event: PeersAnswered) -> RoundState:
+    """Signs of life of several peers, one look at the state for all."""
+    peers = dict(state.peers)
+    for peer, at_s in event.heard:
+        view = peers.get(peer, PeerView(peer, at_s))
+        if peer != state.config.me.peer:
+            peers[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
+    return replace(state, peers=MappingProxyType(peers))
 
 
 def with_view(state: RoundState, view: PeerView) -> RoundState:

@@ -283,10 +283,10 @@ class PeersListed:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAnswered:
-    """A control message of ours was answered: a sign of life."""
+class PeersAnswered:
+    """Control messages of ours were answered, by whom and at what monotonic time: signs of life, told together."""
 
-    peer: PeerId
+    heard: tuple[tuple[PeerId, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +440,7 @@ class CommitStalled:
 Event = (
     Ticked
     | PeersListed
-    | PeerAnswered
+    | PeersAnswered
     | PeerLost
     | MessageArrived
     | Progressed

@@ -17,6 +17,11 @@ NUM_WITNESSES: Final = 2
 NUM_HEARTBEAT_PEERS: Final = 3
 """Constant fan-out of heartbeats while nothing is open (rule 4)."""
 
+FULL_MESH: Final = 16
+"""With more participants than this, members ping the leader and the reducers only: pings of everybody to everybody would be 64 kB a
+second for each of 64 members, and nobody acts on what one mere member knows of another.
+"""
+
 GONE_PATIENCE_S: Final = 10.0
 """Patience when every missing voter refuses connections (rule 18 says none). A broken link of our own looks just the same, so we
 give it the time of a router's restart before we take everybody for dead.
@@ -47,7 +52,8 @@ def idle_patience_s(state: RoundState) -> float:
     """While nothing is open each peer gives a sign to a few others at a time, so that all have had one after a whole turn; three
     heartbeats more, and the suspicion, before silence means anything.
     """
-    turns = -(-len(beat_peers(state)) // NUM_HEARTBEAT_PEERS)
+    num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
+    turns = -(-num_peers // NUM_HEARTBEAT_PEERS)
     return (max(1, turns) + 3) * state.config.heartbeat_s + state.config.suspect_after_s
 
 
@@ -77,7 +83,9 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
     witnesses = [
         other
         for other in _members(state)
-        if other not in (peer, state.config.me.peer) and silence_s(state, other, now_s) <= limit_s / 2
+        if other not in (peer, state.config.me.peer)
+        and do_ping(state, other, peer)
+        and silence_s(state, other, now_s) <= limit_s / 2
     ]
     agreeing = sum(1 for other in witnesses if peer in state.peers[other].silent)
     return agreeing >= min(NUM_WITNESSES, len(witnesses))
@@ -94,7 +102,20 @@ def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
     limit_s = state.config.suspect_after_s - state.config.ping_s
     me = state.config.me.peer
-    return tuple(peer for peer in _members(state) if peer != me and silence_s(state, peer, now_s) > limit_s)
+    return tuple(
+        peer
+        for peer in _members(state)
+        if peer != me and do_ping(state, me, peer) and silence_s(state, peer, now_s) > limit_s
+    )
+
+
+def do_ping(state: RoundState, one: PeerId, other: PeerId) -> bool:
+    """Whether these two participants of the running exchange ping each other (rule 12)."""
+    proposal = state.open.proposal
+    if proposal is None or len(proposal.members) <= FULL_MESH:
+        return True
+    hubs = {proposal.ballot.peer, *(part.reducer for part in proposal.slices)}
+    return one in hubs or other in hubs
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:

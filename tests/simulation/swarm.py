@@ -191,4 +191,4 @@ class World:
         while not is_true():
             if trio.current_time() >= deadline_s:
                 raise Violation(f"{what} did not happen within {within_s:.0f} virtual seconds: {self.describe()}")
-            await self.swarm.timers.sleep(POLL_S)
+            await self.swarm.timers.sleep(POLL_S * self.profile.heartbeat_s)

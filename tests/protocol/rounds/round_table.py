@@ -63,8 +63,8 @@ from protocol.rounds.state import (
     LeaveLogged,
     MessageArrived,
     OpenRound,
-    PeerAnswered,
     PeerLost,
+    PeersAnswered,
     PeersListed,
     Progressed,
     PromiseLogged,
@@ -377,7 +377,7 @@ class Table:
                 seat.disk.results.add(_hash_in(item.message))
             seat.feed(MessageArrived(item.sender, item.message, item.raw))
             if hears_back:
-                sender.feed(PeerAnswered(item.to))
+                sender.feed(PeersAnswered(((item.to, self.now_s),)))
 
     def run_until(self, is_true: Callable[[], bool], limit_s: float = 200.0) -> None:
         """Tick until the condition holds."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from protocol.rounds.liveness import BUSY_TICK_S, next_tick_s
 from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
-from protocol.rounds.state import LeaveOrdered, PeerAnswered, PeerLost, PeersListed, Ticked
+from protocol.rounds.state import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.views import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
 from protocol.wire import encode_record
 from tests.protocol.rounds.made_commits import record_on
@@ -26,7 +26,7 @@ def test_a_reset_is_a_death_at_once_and_the_next_word_a_return() -> None:
     assert is_alive(seat.state, other.peer, table.now_s, 5.0)
     seat.feed(PeerLost(other.peer))
     assert not is_alive(seat.state, other.peer, table.now_s, 5.0)
-    seat.feed(PeerAnswered(other.peer))
+    seat.feed(PeersAnswered(((other.peer, table.now_s),)))
     assert is_alive(seat.state, other.peer, table.now_s, 5.0)
 
 
