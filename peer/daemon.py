@@ -322,10 +322,10 @@ async def _rounds(
 
     async with trio.open_nursery() as nursery:
         try:
-            await trainer.load(service.chain.state.anchor_N, schedule_tokens=service.chain.head.total_tokens)
+            # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
+            nursery.start_soon(_begin_training, life.board, service.chain, trainer)
             await nursery.start(service.run)
             nursery.start_soon(list_peers, network, membership.run_id, listed)
-            life.board.say("training", "training")
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
             await _finish(life, service, reporter)
         finally:
@@ -334,6 +334,13 @@ async def _rounds(
                 await service.leave()
                 await reporter.report_once()
         nursery.cancel_scope.cancel()
+
+
+async def _begin_training(board: Board, chain: UnitChain, trainer: WorkerTrainer) -> None:
+    """The anchor for a training process that is still importing what it needs, which takes seconds."""
+    board.say("catching up", "the training process is starting")
+    await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
+    board.say("training", "training")
 
 
 async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> None:
