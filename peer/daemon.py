@@ -58,6 +58,7 @@ from peer.snapshot_join import catch_up_by_snapshot
 from peer.status import write_final_status
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
+from peer.worker_process import EarlyWorker
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.envelope import first_sequence, seal
 from protocol.errors import PotluckError
@@ -115,6 +116,7 @@ class _Life:
     sequence: _Sequence
     clock: SystemClock
     board: Board
+    worker: EarlyWorker | None
 
     @property
     def identity(self) -> Identity:
@@ -132,8 +134,10 @@ class _Life:
         return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
 
 
-def run_peer(config: PeerConfig, invite_text: str) -> int:
+def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
     """Take part in a run until it is over or the user says stop; without an invite in the last one. Returns the exit code 0.
+
+    `worker` is a training process that was started before us.
 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
@@ -149,7 +153,7 @@ def run_peer(config: PeerConfig, invite_text: str) -> int:
         session = take_session(config.state_dir)
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
-        return _unwrapped(partial(_main, config, invite, held, folder, session, clock))
+        return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
 
 
 def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:
@@ -175,11 +179,17 @@ def _first(group: BaseExceptionGroup[PotluckError]) -> PotluckError:
 
 
 async def _main(
-    config: PeerConfig, invite: Invite, held: HeldIdentity, folder: Path, session: int, clock: SystemClock
+    config: PeerConfig,
+    invite: Invite,
+    held: HeldIdentity,
+    folder: Path,
+    session: int,
+    clock: SystemClock,
+    worker: EarlyWorker | None,
 ) -> int:
     board = Board(held.identity.peer_id, clock, clock.unix_s())
     incarnation = take_incarnation(folder / WHOLE_MODEL)
-    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board)
+    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker)
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(serve_http, listener, peer_app(board.read))
@@ -285,7 +295,7 @@ async def _train(
         with trio.move_on_after(CATCH_UP_WITHIN_S):
             await catch_up_by_snapshot(network, chain, donors, partial(board.say, "catching up"))
         plan = _training_plan(life, membership, cache, chain.data_position(life.identity.peer_id))
-        async with open_worker_trainer(plan, chain.state.anchor_N) as trainer:
+        async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
             tools = RoundTools(
                 network,
                 life.clock,
