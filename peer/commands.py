@@ -45,9 +45,13 @@ def join(
 
         decode_invite(text)  # a mistyped line is told before anything heavy is imported
 
-    from peer.daemon import run_peer
+    from peer.worker_process import early_worker
 
-    raise typer.Exit(run_peer(config, text))
+    with early_worker() as worker:
+        # both import torch, which takes seconds: side by side
+        from peer.daemon import run_peer
+
+        raise typer.Exit(run_peer(config, text, worker))
 
 
 def demo(

@@ -12,14 +12,12 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.codecs import codec_by_name
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
-from averaging.generations import Generations
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from averaging.network.directory import member_record_rule
-from averaging.network.file_storage import FileStorage, clear_unfinished
+from averaging.network.file_storage import FileStorage
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
@@ -31,10 +29,8 @@ from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
 from averaging.rounds.unit import UnitChain
-from averaging.rounds.updates import UnitTools
-from averaging.start_state import start_root, start_state
-from averaging.unit_log import UnitLog
 from peer.addresses import announced, check_listen_address, multiaddress
+from peer.assembly import open_chain, round_config, training_plan
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
@@ -44,13 +40,11 @@ from peer.joining import (
     admit,
     check_clock_again,
     check_invite,
-    check_start,
     fetch_data,
     invite_of_last_run,
     open_start_record,
     saved_membership,
 )
-from peer.local_training import TrainingPlan
 from peer.membership_file import is_known, remember_start, run_folder, take_incarnation, take_session
 from peer.membership_upkeep import MembershipUpkeep
 from peer.reporting import Reporter, evaluate_commits
@@ -61,6 +55,7 @@ from peer.snapshot_join import catch_up_by_snapshot
 from peer.status import write_final_status
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
+from peer.worker_process import EarlyWorker
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.envelope import first_sequence, seal
 from protocol.errors import PotluckError
@@ -69,19 +64,13 @@ from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import PeerId
 from protocol.invite import Invite, decode_invite
 from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Member, OuterStep
-from protocol.rounds.state import OpenRound, RoundConfig
-from protocol.tensor_schema import ChunkGrid
-from protocol.wire import genesis_id
+from protocol.rounds.messages import Member
 
 log = structlog.get_logger()
 
 MESSAGE_LIFE_S: Final = 120.0
 NEWS_RETRY_S: Final = 1.0
 CATCH_UP_WITHIN_S: Final = 120.0
-MIN_LONE_PATIENCE_S: Final = 60.0
-"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
-
 GOODBYE_WITHIN_S: Final = 3.0
 LINGER_S: Final = 30.0
 """How long a peer stays after the last commit, so that everybody and the final checkpoint can have it."""
@@ -118,6 +107,7 @@ class _Life:
     sequence: _Sequence
     clock: SystemClock
     board: Board
+    worker: EarlyWorker | None
 
     @property
     def identity(self) -> Identity:
@@ -135,8 +125,10 @@ class _Life:
         return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
 
 
-def run_peer(config: PeerConfig, invite_text: str) -> int:
+def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
     """Take part in a run until it is over or the user says stop; without an invite in the last one. Returns the exit code 0.
+
+    `worker` is a training process that was started before us.
 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
@@ -152,7 +144,7 @@ def run_peer(config: PeerConfig, invite_text: str) -> int:
         session = take_session(config.state_dir)
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
-        return _unwrapped(partial(_main, config, invite, held, folder, session, clock))
+        return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
 
 
 def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:
@@ -178,11 +170,17 @@ def _first(group: BaseExceptionGroup[PotluckError]) -> PotluckError:
 
 
 async def _main(
-    config: PeerConfig, invite: Invite, held: HeldIdentity, folder: Path, session: int, clock: SystemClock
+    config: PeerConfig,
+    invite: Invite,
+    held: HeldIdentity,
+    folder: Path,
+    session: int,
+    clock: SystemClock,
+    worker: EarlyWorker | None,
 ) -> int:
     board = Board(held.identity.peer_id, clock, clock.unix_s())
     incarnation = take_incarnation(folder / WHOLE_MODEL)
-    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board)
+    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker)
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(serve_http, listener, peer_app(board.read))
@@ -282,13 +280,13 @@ async def _train(
         await _fetch_data(life, membership, network, roster, cache)
         sealed_start = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
-        chain, open_round = await _open_chain(life, membership, start, verifier)
+        chain, open_round = await open_chain(life.folder, membership, start, verifier)
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)
         with trio.move_on_after(CATCH_UP_WITHIN_S):
             await catch_up_by_snapshot(network, chain, donors, partial(board.say, "catching up"))
-        plan = _training_plan(life, membership, cache, chain.data_position(life.identity.peer_id))
-        async with open_worker_trainer(plan, chain.state.anchor_N) as trainer:
+        plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain)
+        async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
             tools = RoundTools(
                 network,
                 life.clock,
@@ -298,7 +296,13 @@ async def _train(
                 board.publish,
             )
             rounds = _peer_rounds(life, membership, verifier, network, roster)
-            service = RoundService(_round_config(life, membership, verifier), chain, open_round, tools, rounds)
+            service = RoundService(
+                round_config(membership, life.member, verifier, is_inbound_reachable=not life.config.no_listen),
+                chain,
+                open_round,
+                tools,
+                rounds,
+            )
             rounds.add(service)
             roster.rely_on(lambda: service.state.link.roster)
             board.trainer, board.service = trainer, service
@@ -335,10 +339,10 @@ async def _rounds(
 
     async with trio.open_nursery() as nursery:
         try:
-            await trainer.load(service.chain.state.anchor_N, schedule_tokens=service.chain.head.total_tokens)
+            # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
+            nursery.start_soon(_begin_training, life.board, service.chain, trainer)
             await nursery.start(rounds.run)
             nursery.start_soon(list_peers, network, membership.run_id, listed)
-            life.board.say("training", "training")
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
             await _finish(life, service, reporter)
         finally:
@@ -347,6 +351,13 @@ async def _rounds(
                 await rounds.leave()
                 await reporter.report_once()
         nursery.cancel_scope.cancel()
+
+
+async def _begin_training(board: Board, chain: UnitChain, trainer: WorkerTrainer) -> None:
+    """The anchor for a training process that is still importing what it needs, which takes seconds."""
+    board.say("catching up", "the training process is starting")
+    await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
+    board.say("training", "training")
 
 
 async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> None:
@@ -427,68 +438,3 @@ async def _wait_for_start(life: _Life, membership: Membership, client: Coordinat
         except PotluckError as error:
             life.board.say("waiting", f"for the coordinator: {error.found}")
             await trio.sleep(NEWS_RETRY_S)
-
-
-async def _open_chain(
-    life: _Life, membership: Membership, start: bytes, verifier: Ed25519Verifier
-) -> tuple[UnitChain, OpenRound]:
-    manifest = membership.manifest
-    schema = manifest.unit_schemas()[WHOLE_MODEL]
-    grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
-    offload = ThreadOffload()
-    await offload.run(lambda: clear_unfinished(life.folder / WHOLE_MODEL))
-    storage = FileStorage(life.folder / WHOLE_MODEL, offload)
-    codec = codec_by_name(manifest.config.round.codec)
-    tools = UnitTools(
-        membership.run_id,
-        WHOLE_MODEL,
-        verifier,
-        codec,
-        grid,
-        offload,
-        UnitLog(storage),
-        Generations(storage, grid, offload),
-    )
-    own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed))
-    check_start(start, schema, own_root)
-    genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
-    chain = UnitChain(tools, start, genesis)
-    return chain, await chain.restore()
-
-
-def _training_plan(life: _Life, membership: Membership, cache: ShardCache, first_step: int) -> TrainingPlan:
-    config, dataset = membership.manifest.config, membership.dataset
-    return TrainingPlan(
-        model=config.model,
-        inner=config.inner,
-        seed=config.run.seed,
-        peer=life.identity.peer_id,
-        total_tokens=config.run.total_tokens,
-        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
-        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
-        device=life.config.device,
-        num_threads=life.config.num_threads,
-        slowdown=life.config.slowdown,
-        first_step=first_step,
-    )
-
-
-def _round_config(life: _Life, membership: Membership, verifier: Ed25519Verifier) -> RoundConfig:
-    config = membership.manifest.config
-    schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
-    return RoundConfig(
-        run_id=membership.run_id,
-        unit=WHOLE_MODEL,
-        me=life.member,
-        verifier=verifier,
-        num_chunks=ChunkGrid(schema.num_elements, config.round.chunk_elements).num_chunks,
-        codec=config.round.codec,
-        outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
-        target_tokens=config.round.target_tokens,
-        min_members=1,  # who is left goes on
-        max_members=config.run.max_members,
-        longest_interval_s=config.round.longest_interval_s,
-        lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
-        total_tokens=config.run.total_tokens,
-        is_inbound_reachable=not life.config.no_listen,
-    )

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import subprocess
-import sys
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,6 +34,7 @@ from peer.worker_channel import (
     mapping_bytes,
     parse_event,
 )
+from peer.worker_process import EarlyWorker, shared_memory, start_worker
 from protocol.decoder_schema import decoder_schema
 from protocol.errors import LocalProtocolError, MachineError, TemporaryError
 
@@ -72,10 +70,11 @@ class LossNotFinite(TemporaryError):
 class WorkerTrainer:
     """The Trainer seam over a worker process; made by `open_worker_trainer`."""
 
-    def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor) -> None:
+    def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None) -> None:
         self._plan = plan
         self._num_elements = decoder_schema(plan.model).num_elements
-        self._memory_fd = _shared_memory()
+        self._early = early.take() if early is not None else None
+        self._memory_fd = early.memory_fd if early is not None else shared_memory()
         os.ftruncate(self._memory_fd, mapping_bytes(self._num_elements))
         self._vectors = SharedVectors(self._memory_fd, self._num_elements)
         self._vectors.write(Area.ANCHOR, anchor_N)
@@ -319,24 +318,18 @@ class WorkerTrainer:
 
     async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
         """One life of a worker; returns why it ended where it said so."""
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(self._memory_fd)]
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(), self._memory_fd), stdin=subprocess.DEVNULL, env=_environment()
-            )
+            worker, self._early = self._early or start_worker(self._memory_fd), None
         except OSError as error:
-            ours.close()
             if self._restarts:
                 self._kill_reason = f"the training process cannot be started: {error}"
                 return None
             raise MachineError(
                 f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
             ) from error
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        self._process = worker.process
+        worker.channel.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
         self._stream = stream
         try:
             await stream.send_all(frame(plan))
@@ -415,25 +408,14 @@ class WorkerTrainer:
         os.close(self._memory_fd)
 
 
-def _shared_memory() -> int:
-    """An open file without a name: in memory where the system can do that."""
-    if sys.platform == "linux":
-        return os.memfd_create("potluck", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
-
-
-def _environment() -> dict[str, str]:
-    """The worker needs neither our secrets nor a second set of busy threads."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("POTLUCK_")}
-    return {**kept, "OMP_WAIT_POLICY": "PASSIVE"}
-
-
 @asynccontextmanager
-async def open_worker_trainer(plan: TrainingPlan, anchor_N: torch.Tensor) -> AsyncIterator[WorkerTrainer]:
-    """A running trainer that begins at `anchor_N`; its worker ends with the context."""
-    trainer = WorkerTrainer(plan, anchor_N)
+async def open_worker_trainer(
+    plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None
+) -> AsyncIterator[WorkerTrainer]:
+    """A running trainer that begins at `anchor_N`, with the worker that was started early if there is one; its worker ends with the
+    context.
+    """
+    trainer = WorkerTrainer(plan, anchor_N, early)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.supervise)

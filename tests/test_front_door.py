@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -196,11 +197,12 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
 ) -> None:
     heard: list[str] = []
 
-    def run_peer(_config: object, text: str) -> int:
+    def run_peer(_config: object, text: str, _worker: object) -> int:
         heard.append(text)
         return 0
 
     monkeypatch.setattr("peer.daemon.run_peer", run_peer)
+    monkeypatch.setattr("peer.worker_process.early_worker", nullcontext)
     with pytest.raises(typer.Exit):
         join(pieces)
     assert heard == [understood]

@@ -52,6 +52,10 @@ def _nobody(_: PeerId) -> None:
     pass
 
 
+async def _nothing(_: ResultReady) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class ExchangeTools:
     """What every exchange of a unit works with."""
@@ -69,6 +73,8 @@ class ExchangeTools:
     announce: Callable[[ResultReady], Awaitable[None]]
     probe: Callable[[PeerId], None] = _nobody
     """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
+    learn: Callable[[ResultReady], Awaitable[None]] = _nothing
+    """A reducer's result came to us on our own stream: its announcement may have been lost on the way."""
 
 
 class Exchange:
@@ -331,8 +337,13 @@ class Exchange:
             raise RemoteProtocolError("a result of another slice or attempt", "the one that was asked for")
         if await tools.holds_result(header):  # the same sum of the same members, of an attempt before
             await stream.send_frame(_HAVE)
-            return
-        await stream.send_frame(_NEED)
+        else:
+            await stream.send_frame(_NEED)
+            await self._take_result_chunks(part, header, stream)
+        await tools.learn(ResultReady(self.proposal.unit, header.base, header.ballot, signed))
+
+    async def _take_result_chunks(self, part: SliceSpec, header: ResultHeader, stream: Stream) -> None:
+        tools = self._tools
         chunks: list[bytes] = []
         for chunk in range(part.first_chunk, part.stop_chunk):
             begin, stop = tools.grid.bounds(chunk)

@@ -183,6 +183,7 @@ class Exchanging:
             holds_result=self._holds_result,
             announce=self._announce,
             probe=self._probe,
+            learn=self._learn,
         )
 
     def _probe(self, peer: PeerId) -> None:
@@ -201,6 +202,11 @@ class Exchanging:
         exchange = self._exchange
         if exchange is not None and exchange.proposal.ballot == ready.ballot:
             await self._send(tuple(member.peer for member in exchange.proposal.members), ready)
+
+    async def _learn(self, ready: ResultReady) -> None:
+        """A leader settles on the reducers' word. What was said while its network was away is not said again."""
+        if ready.ballot.peer == self._config.me.peer:
+            await self._send((self._config.me.peer,), ready)
 
     async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
         """A member brings its chunks for one of our slices.

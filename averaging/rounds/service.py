@@ -236,7 +236,8 @@ class RoundService:
 
     def _progress(self) -> Progressed:
         progress = self._tools.trainer.progress()
-        can = progress.state in ("training", "starting", "paused") and self.chain.is_sound
+        # a process that is starting has nothing to give, and a round that counts on it would wait for it
+        can = progress.state in ("training", "paused") and self.chain.is_sound
         ready = max(0, progress.tokens_ready - self._adopter.pending_tokens)
         return Progressed(ready, can, self._exchanging.upload_bytes_per_s)
 

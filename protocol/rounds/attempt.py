@@ -30,7 +30,6 @@ from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.views import (
     caught_up,
-    is_gone,
     is_suspected,
     lenders,
     may_hand_on,
@@ -45,7 +44,9 @@ DEADLINE_FACTOR: Final = 2.0
 """A slice waits twice as long as the slowest upload took last time (rule 11)."""
 
 GONE_GRACE_S: Final = 0.5
-"""Whoever holds all bytes of a settled record has acked by then; a reducer that refuses connections will not bring them any more."""
+"""Whoever holds all bytes of a settled record has acked by then; a reducer that refuses connections, or was silent long enough to be
+suspected, will not bring them any more.
+"""
 
 LEAST_REDUCE_S: Final = 5.0
 """Below this a deadline measures the load of somebody's machine, not of its link."""
@@ -216,11 +217,7 @@ def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: 
     if led.acks:
         return False
     waited_s = now_s - (led.deadline_s - state.config.settle_within_s)
-    for part in proposal.slices:
-        grace_s = GONE_GRACE_S if is_gone(state, part.reducer) else state.config.suspect_after_s
-        if waited_s >= grace_s and is_suspected(state, part.reducer, now_s):
-            return True
-    return False
+    return waited_s >= GONE_GRACE_S and any(is_suspected(state, part.reducer, now_s) for part in proposal.slices)
 
 
 def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:

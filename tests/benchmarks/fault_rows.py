@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.benchmarks.fault_trials import Fault, Trial
 from tests.benchmarks.hivemind_kill import NUM_PEERS, HivemindTrial
+from tests.benchmarks.points import POINTS
 from tests.benchmarks.results import Row, always, at_most
 
 BENCH: Final = "faults"
@@ -16,6 +17,7 @@ KILL_SUSPICION_S: Final = 0.5
 SILENCE_SUSPICION_S: Final = 2.5
 EXTRA_S: Final = 3.0
 ROUNDS_TO_COUNT: Final = 2
+AT_POINTS: Final = "opener killed in its commit"
 
 Settings = Mapping[str, object]
 
@@ -26,34 +28,48 @@ def fault_rows(
     """All figures of our own; `calm_s` are the times of undisturbed rounds of the same run."""
     rows = [at_most(BENCH, "undisturbed round", calm_s, None, settings)]
     usual_s = statistics.median(calm_s) if calm_s else 0.0
-    kinds = dict.fromkeys(trial.fault for trial in trials)
-    for fault in kinds:
-        rows += _rows_of(fault, [t for t in trials if t.fault == fault], usual_s, settings)
+    kinds = dict.fromkeys(_kind(trial) for trial in trials)
+    for kind in kinds:
+        rows += _rows_of(kind, [t for t in trials if _kind(t) == kind], usual_s, settings)
     return [_beside(row, hivemind) for row in rows]
 
 
-def _rows_of(fault: Fault, trials: Sequence[Trial], usual_s: float, common: Settings) -> list[Row]:
-    name = fault.name
+def _kind(trial: Trial) -> str:
+    """Trials at a point of a commit are judged together."""
+    return AT_POINTS if trial.fault.point is not None else trial.fault.name
+
+
+def _rows_of(name: str, trials: Sequence[Trial], usual_s: float, common: Settings) -> list[Row]:
+    fault = trials[0].fault
     settings = {**common, "victim_led": [t.was_opener for t in trials], "rounds": [t.index for t in trials]}
-    rows = [] if fault.step or fault.means == "worker" else _suspicions(fault, trials, settings)
+    rows = [] if fault.point or fault.means == "worker" else _suspicions(fault, trials, settings)
+    if fault.point:
+        settings["points"] = [str(t.fault.point) for t in trials]
+        reached = [any(t.fault.point == point and t.is_at_point for t in trials) for point in POINTS]
+        rows = [
+            always(BENCH, f"{name}: each of the {len(POINTS)} points was reached", reached, settings),
+            always(BENCH, f"{name}: the opener's disk shows the point", [t.is_at_point for t in trials], settings),
+        ]
     rows += [
         _extra(name, trials, usual_s, settings),
         always(BENCH, f"{name}: survivors' state roots equal", [t.are_roots_equal for t in trials], settings),
         always(BENCH, f"{name}: one certificate a base, everybody's", [t.is_one_chain for t in trials], settings),
     ]
-    if fault.step:
-        rows[0] = replace(rows[0], settings={**settings, "log_ended_at": [t.step_reached for t in trials]})
     if fault.heals:
-        counted = [t.rounds_to_count is not None and t.rounds_to_count <= ROUNDS_TO_COUNT for t in trials]
-        details = {**settings, "rounds_to_count": [t.rounds_to_count for t in trials]}
-        row = always(BENCH, f"{name}: counted again within {ROUNDS_TO_COUNT} rounds", counted, details)
-        # after a cut the transport's own back-off comes first: no promise of ours
-        rows.append(row if fault.means == "freeze" else replace(row, target="", met=None))
+        rows.append(_counted_again(fault, trials, settings))
     back = [t.back_s for t in trials if t.back_s is not None]
     rows.append(
         at_most(BENCH, f"{name}: until it is counted again", back, None, {**settings, "never": len(trials) - len(back)})
     )
     return rows
+
+
+def _counted_again(fault: Fault, trials: Sequence[Trial], settings: Settings) -> Row:
+    counted = [t.rounds_to_count is not None and t.rounds_to_count <= ROUNDS_TO_COUNT for t in trials]
+    details = {**settings, "rounds_to_count": [t.rounds_to_count for t in trials]}
+    row = always(BENCH, f"{fault.name}: counted again within {ROUNDS_TO_COUNT} rounds", counted, details)
+    # after a cut the transport's own back-off comes first: no promise of ours
+    return row if fault.means == "freeze" else replace(row, target="", met=None)
 
 
 def _suspicions(fault: Fault, trials: Sequence[Trial], settings: Settings) -> list[Row]:

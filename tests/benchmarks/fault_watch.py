@@ -19,16 +19,15 @@ SLOW_S: Final = 0.15
 HOST: Final = 0
 """The host's number among the observers; peers count from 1."""
 
+LEADING: Final = re.compile(r"leading attempt 0 of round (\d+)")
 PROPOSED: Final = re.compile(r"round (\d+), attempt (\d+): (\d+) members, by (\S+)")
 CONTRIBUTING: Final = re.compile(r"contributing (\d+) tokens")
 SETTLED: Final = re.compile(r"settling round \d+|finishing the acked record")
-ACKED: Final = re.compile(r"acked round \d+")
-CERTIFIED: Final = re.compile(r"round \d+ has \d+ acks")
 COMMITTED: Final = re.compile(r"round (\d+) committed")
 GONE: Final = re.compile(r"(?:reducer )?(\S{6}) is gone")
 FORKED: Final = "another lineage is preferred to ours"
-STEPS: Final = {"proposed": PROPOSED, "settled": SETTLED, "acked": ACKED, "certified": CERTIFIED}
-"""The steps of a commit as its opener logs them, in order."""
+LAST_LINES: Final = 200
+"""More than a peer says in one round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,6 @@ class Watch:
         ]
         return min(times, default=None)
 
-    def proposed_at(self, index: int, since_s: float) -> float | None:
-        """When the first proposal of this round was heard by anybody."""
-        found = [opening.unix_s for opening in self.openings(since_s) if opening.index == index]
-        return min(found, default=None)
-
     def openings(self, since_s: float) -> list[Opening]:
         """The first attempts that were proposed since then, to all peers of the swarm."""
         found = []
@@ -167,13 +161,11 @@ class Watch:
         lines = (line for peer in self.swarm.peers.values() for line in peer.log.since(since_s))
         return any(FORKED in line.text for line in lines if line.unix_s < until_s)
 
-    def step_reached(self, opener: BenchPeer, opening: Opening) -> str:
-        """The last step of the commit that an opener's log tells of."""
-        reached = ""
-        for line in opener.log.since(opening.unix_s - 1.0):
-            if line.base == opening.index - 1:
-                reached = next((step for step, said in STEPS.items() if said.search(line.text)), reached)
-            match = COMMITTED.search(line.text)
-            if match is not None and int(match.group(1)) == opening.index:
-                return "committed"
-        return reached
+    def led_by(self, opener: BenchPeer, until_s: float) -> Opening | None:
+        """The last round that it said it would lead, by then."""
+        led: Opening | None = None
+        for line in opener.log.lines[-LAST_LINES:]:
+            match = LEADING.search(line.text)
+            if match is not None and line.unix_s <= until_s:
+                led = Opening(int(match.group(1)), opener, line.unix_s)
+        return led

@@ -2,9 +2,9 @@
 everybody ends with the same model.
 
 One swarm of a host and four peers, as real processes, is disturbed again and again: a round's exchange is slowed to two or three
-seconds by a cap on uploads, and in the middle of it one of the four is killed, in part or whole, stopped, or cut off; or the opener is
-killed at a step of its commit. Peers mostly idle between steps, so that two cores are enough. Every target is judged by the worst
-trial. Beside it stands what hivemind's own averager does in the same situation.
+seconds by a cap on uploads, and in the middle of it one of the four is killed, in part or whole, stopped, or cut off; or the opener
+ends itself at a point of its commit (doomed_peer.py). Peers mostly idle between steps, so that two cores are enough. Every target is
+judged by the worst trial. Beside it stands what hivemind's own averager does in the same situation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,9 +25,10 @@ from protocol.errors import PotluckError
 from protocol.manifest import CheckpointSection, DataSection, InnerSection, RoundSection, RunConfig, RunSection
 from tests.benchmarks.fault_rows import fault_rows, hivemind_rows
 from tests.benchmarks.fault_trials import Fault, Stage, Trial
-from tests.benchmarks.fault_watch import STEPS, Watch
-from tests.benchmarks.hivemind_kill import HivemindTrial, kill_in_mid_exchange
+from tests.benchmarks.fault_watch import Watch
+from tests.benchmarks.hivemind_kill import HivemindTrial, open_averagers
 from tests.benchmarks.places import Places, open_places
+from tests.benchmarks.points import DOOM_VARIABLE, DOOMED_PEER, POINTS, DoomFile
 from tests.benchmarks.processes import Children, open_children
 from tests.benchmarks.results import machine, print_rows, write_rows
 from tests.benchmarks.swarm import start_swarm
@@ -34,7 +36,7 @@ from tests.benchmarks.swarm import start_swarm
 NUM_PEERS: Final = 4
 UPLOAD_BYTES_PER_S: Final = 140_000
 SLOWDOWN: Final = 30.0
-INTERVAL_S: Final = 3.0
+INTERVAL_S: Final = 2.0
 HIVEMIND_EXCHANGE_S: Final = 2.5
 HIVEMIND_LIMIT_S: Final = 30.0
 NEVER_TOKENS: Final = 1 << 50
@@ -45,22 +47,36 @@ MID_EXCHANGE: Final = (
     Fault("p2pd killed", "p2pd"),
     Fault("worker killed", "worker"),
     Fault("whole session killed", "session"),
-    Fault("frozen for 8 s", "freeze"),
+    Fault("frozen for 6 s", "freeze"),
 )
-CUT_OFF: Final = Fault("cut off for 8 s", "cut")
-OPENER: Final = tuple(Fault(f"opener killed when it had {step}", "session", step) for step in STEPS)
+CUT_OFF: Final = Fault("cut off for 6 s", "cut")
+AT_POINTS: Final = tuple(Fault(f"opener killed: {point}", "point", point) for point in POINTS)
 
 
 @dataclass
 class Plan:
-    """How much is measured: trials of each kind, and after how many seconds no further one is begun."""
+    """How much is measured: trials of each kind in mid-exchange, and at each point of a commit; after how many seconds no further one
+    is begun.
+    """
 
     num_trials: int
+    num_at_points: int
     num_hivemind_trials: int
     limit_s: float
     seed: int
     only: str = ""
     began_s: float = field(default_factory=time.monotonic)
+
+    def faults(self, can_cut: bool) -> list[Fault]:
+        """All kinds in turn, again and again, so that all of them see the same machine."""
+        in_exchange = [*MID_EXCHANGE, *([CUT_OFF] if can_cut else [])]
+        at_points = list(AT_POINTS * self.num_at_points)
+        planned: list[Fault] = []
+        for cycle in range(self.num_trials):
+            share = -(-len(at_points) // (self.num_trials - cycle))
+            planned += [*in_exchange, *at_points[:share]]
+            del at_points[:share]
+        return [fault for fault in planned if self.only in fault.name]
 
     @property
     def left_s(self) -> float:
@@ -68,11 +84,11 @@ class Plan:
         return self.began_s + self.limit_s - time.monotonic()
 
 
-def run_config() -> RunConfig:
+def run_config(num_peers: int = NUM_PEERS) -> RunConfig:
     """A run whose rounds follow the clock: tiny model, tiny steps, the project's own sources as text."""
     sources = Path(__file__).parents[2] / "protocol"
     return RunConfig(
-        run=RunSection(name="faults", total_tokens=NEVER_TOKENS, min_members=NUM_PEERS),
+        run=RunSection(name="faults", total_tokens=NEVER_TOKENS, min_members=num_peers),
         model=DecoderConfig(dim=64, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=176, context_tokens=32),
         data=DataSection(source="text", glob=f"{sources}/**/*.py", heldout_every=5),
         inner=InnerSection(learning_rate=0.001, batch_tokens=64),
@@ -82,23 +98,25 @@ def run_config() -> RunConfig:
 
 
 def run_trials(stage: Stage, faults: Sequence[Fault], plan: Plan) -> list[Trial]:
-    """The kinds in turn, so that all of them see the same machine; ends early when time is short, or the swarm is broken."""
+    """One after another; ends early when time is short, or the swarm is broken."""
     trials: list[Trial] = []
     longest_s = 0.0
-    for cycle in range(plan.num_trials):
-        for fault in faults:
+    try:
+        for position, fault in enumerate(faults):
             if plan.left_s < longest_s:
-                print(f"time is up in cycle {cycle + 1} of {plan.num_trials}", flush=True)
+                print(f"time is up after {position} of {len(faults)} trials", flush=True)
                 return trials
             begin_s = time.monotonic()
-            try:
-                trials.append(stage.run(fault))
-            except PotluckError as error:
-                print(f"no more trials: {error.one_line()}", flush=True)
-                return trials
-            took_s = time.monotonic() - begin_s
-            longest_s = max(longest_s, took_s)
-            print(describe(trials[-1], took_s), flush=True)
+            trial = stage.run(fault)
+            longest_s = max(longest_s, time.monotonic() - begin_s)
+            if trial is None:
+                print(f"{fault.name}: no opener came there", flush=True)
+                continue
+            trials.append(trial)
+            print(describe(trial, time.monotonic() - begin_s), flush=True)
+        stage.await_return()
+    except PotluckError as error:
+        print(f"no more trials: {error.one_line()}", flush=True)
     return trials
 
 
@@ -108,9 +126,9 @@ def describe(trial: Trial, took_s: float) -> str:
     suspected = " ".join(f"{number}:{at_s:.2f}" for number, at_s in sorted(trial.suspected_s.items()))
     took = "never committed" if trial.round_s is None else f"{trial.round_s:.2f} s"
     back = "" if trial.back_s is None else f", back in {trial.back_s:.1f} s and {trial.rounds_to_count} rounds"
-    reached = f", log ends at {trial.step_reached}" if trial.step_reached else ""
+    missed = ", not at that point" if trial.fault.point and not trial.is_at_point else ""
     return (
-        f"{trial.fault.name}: round {trial.index}, {who}{reached}: {took}"
+        f"{trial.fault.name}: round {trial.index}, {who}{missed}: {took}"
         f"{', suspected ' + suspected if suspected else ''}{back} ({took_s:.0f} s)"
     )
 
@@ -119,44 +137,58 @@ def run_hivemind(children: Children, directory: Path, plan: Plan) -> list[Hivemi
     """hivemind's averager with a vector of the same size."""
     num_elements = decoder_schema(run_config().model).num_elements
     trials = []
-    for number in range(plan.num_hivemind_trials):
-        folder = directory / f"hivemind-{number}"
-        try:
-            trial = kill_in_mid_exchange(children, folder, num_elements, HIVEMIND_EXCHANGE_S, HIVEMIND_LIMIT_S)
-        except PotluckError as error:
-            print(f"hivemind: {error.one_line()}", flush=True)
-            continue
-        print(f"hivemind: {trial}", flush=True)
-        trials.append(trial)
+    with open_averagers(children, directory / "hivemind", num_elements, HIVEMIND_EXCHANGE_S) as averagers:
+        for number in range(plan.num_hivemind_trials):
+            try:
+                trials.append(averagers.kill_in_mid_exchange(number, HIVEMIND_LIMIT_S))
+                print(f"hivemind: {trials[-1]}", flush=True)
+            except PotluckError as error:
+                print(f"hivemind: {error.one_line()}", flush=True)
     return trials
+
+
+@contextmanager
+def open_stage(children: Children, directory: Path, places: Places, chance: random.Random) -> Iterator[Stage]:
+    """A swarm with a peer in each place that has made its first rounds, ready for trials."""
+    doom = DoomFile(directory / "doom")
+    swarm = start_swarm(
+        children,
+        directory,
+        places,
+        run_config(len(places.peers)),
+        peer_environment={"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S), DOOM_VARIABLE: str(doom.path)},
+        peer_flags=("--device", "cpu", "--num-threads", "1", "--slowdown", str(SLOWDOWN)),
+        peer_module=DOOMED_PEER,
+    )
+    try:
+        stage = Stage(Watch(swarm), chance, doom)
+        stage.warm_up()
+        yield stage
+    finally:
+        swarm.close_logs()
 
 
 def measure(directory: Path, places: Places, plan: Plan) -> tuple[list[Trial], list[float], list[HivemindTrial]]:
     """Everything, in one go: trials, times of undisturbed rounds, and hivemind's trials."""
-    faults = [*MID_EXCHANGE, *([CUT_OFF] if places.peers[0].can_be_cut else []), *OPENER]
-    faults = [fault for fault in faults if plan.only in fault.name]
+    faults = plan.faults(places.peers[0].can_be_cut)
     with open_children(directory / "logs") as children:
         hivemind = run_hivemind(children, directory, plan)
-        flags = ("--device", "cpu", "--num-threads", "1", "--slowdown", str(SLOWDOWN))
-        environment = {"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S)}
-        swarm = start_swarm(children, directory, places, run_config(), peer_environment=environment, peer_flags=flags)
-        stage = Stage(Watch(swarm), random.Random(plan.seed))
-        stage.warm_up()
-        trials = run_trials(stage, faults, plan)
-        stage.judge(trials)
-        return trials, stage.calm_rounds_s(trials), hivemind
+        with open_stage(children, directory, places, random.Random(plan.seed)) as stage:
+            trials = run_trials(stage, faults, plan)
+            stage.judge(trials)
+            return trials, stage.calm_rounds_s(trials), hivemind
 
 
 def main(arguments: Sequence[str]) -> int:
     """0 when every target was met."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.faults", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
-    parser.add_argument("--quick", action="store_true", help="two trials of each kind, at most five minutes")
+    parser.add_argument("--quick", action="store_true", help="one trial of each kind, at most five minutes")
     parser.add_argument("--keep", type=Path, help="keep logs and state in this new folder")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="only kinds with this in their name")
     options = parser.parse_args(arguments)
-    plan = Plan(2, 1, 280.0, options.seed) if options.quick else Plan(10, 3, 1740.0, options.seed)
+    plan = Plan(1, 1, 1, 270.0, options.seed) if options.quick else Plan(10, 2, 10, 1740.0, options.seed)
     plan.only = options.only
     before = machine()
     with tempfile.TemporaryDirectory(prefix="potluck-faults-") as temporary, open_places(NUM_PEERS) as places:

@@ -46,6 +46,10 @@ class LogFollower:
         self.lines.extend(new)
         return new
 
+    def close(self) -> None:
+        """Read no further."""
+        self._file.close()
+
     def since(self, unix_s: float) -> Iterator[LogLine]:
         """Lines that were read so far and are not older than this, oldest first."""
         begin = len(self.lines)

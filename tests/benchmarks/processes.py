@@ -41,7 +41,8 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                # compiled once, as in an installation: who is started again and again should not pay for it each time
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", **environment},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
@@ -75,11 +76,23 @@ def _leave(number: int, _frame: object) -> None:
 
 def family(running: Running) -> list[psutil.Process]:
     """The process and all that descend from it, itself first; empty when it is gone."""
+    return family_of(running.process.pid)
+
+
+def family_of(pid: int) -> list[psutil.Process]:
+    """The same by process id."""
     try:
-        root = psutil.Process(running.process.pid)
+        root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def kill_family(pid: int) -> None:
+    """SIGKILL to a process and all its descendants."""
+    for process in family_of(pid):
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def child_named(running: Running, word: str) -> psutil.Process | None:

@@ -70,6 +70,7 @@ class Swarm:
     places: Places
     peer_environment: Mapping[str, str]
     peer_flags: tuple[str, ...]
+    peer_module: str
     host: Running
     host_url: str
     invite: str
@@ -79,7 +80,16 @@ class Swarm:
         """Start a peer on its state folder, or start it again."""
         place, state_dir = self.places.peers[number - 1], self.directory / f"peer-{number}"
         port = free_port()
-        command = [*place.prefix, *_POTLUCK, "join", self.invite, "--state-dir", str(state_dir)]
+        command = [
+            *place.prefix,
+            sys.executable,
+            "-m",
+            self.peer_module,
+            "join",
+            self.invite,
+            "--state-dir",
+            str(state_dir),
+        ]
         command += ["--listen-host", place.address, "--http-port", str(port), *self.peer_flags]
         environment = {"POTLUCK_PEER_HTTP_HOST": place.address, "POTLUCK_PEER_SCREEN": "plain"}
         running = self.children.start(f"peer-{number}", command, {**environment, **self.peer_environment})
@@ -93,6 +103,11 @@ class Swarm:
     def host_status(self) -> HostStatus | None:
         """The host's view of the run."""
         return fetch(self.host_url, HostStatus)
+
+    def close_logs(self) -> None:
+        """Read no further."""
+        for peer in self.peers.values():
+            peer.log.close()
 
     def by_short(self, short: str) -> BenchPeer | None:
         """The peer that logs call so."""
@@ -126,8 +141,9 @@ def start_swarm(
     *,
     peer_environment: Mapping[str, str],
     peer_flags: tuple[str, ...],
+    peer_module: str = "potluck",
 ) -> Swarm:
-    """Open the run and start a peer in each place; returns when all of them train.
+    """Open the run and start a peer in each place; returns when all of them train. `peer_module` is run with potluck's arguments.
 
     Raises:
         MachineError: somebody did not start in time.
@@ -139,7 +155,7 @@ def start_swarm(
     host = children.start("host", [*command, "--listen-host", places.host_address], {})
     invite = wait_for_invite(host, HOST_START_LIMIT_S)
     url = f"http://127.0.0.1:{port}/api/status"
-    swarm = Swarm(children, directory, places, peer_environment, peer_flags, host, url, invite)
+    swarm = Swarm(children, directory, places, peer_environment, peer_flags, peer_module, host, url, invite)
     for number in range(1, len(places.peers) + 1):
         swarm.start_peer(number)
     for peer in swarm.peers.values():

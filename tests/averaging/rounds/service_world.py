@@ -101,6 +101,25 @@ class AwayTrainer(StepTrainer):
         raise LocalProtocolError("the worker is being brought back", "a snapshot")
 
 
+class StartingTrainer(StepTrainer):
+    """Its training process is still importing what it needs until `ready` is set; orders wait for it."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self.ready = trio.Event()
+
+    async def snapshot(self) -> Snapshot:
+        await self.ready.wait()
+        return await super().snapshot()
+
+    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+        await self.ready.wait()
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens)
+
+    def progress(self) -> TrainerProgress:
+        return super().progress() if self.ready.is_set() else TrainerProgress(0, 0, None, 0.0, 0, "starting", "")
+
+
 class SlowTrainer(StepTrainer):
     """Trains on for a while before it takes a shift."""
 

@@ -17,11 +17,20 @@ from protocol.envelope import open_envelope
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.ids import PeerId, Root
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.core import open_result
 from protocol.rounds.messages import Ballot, ContributionHeader, ResultHeader, ResultReady
 from protocol.rounds.requests import ExchangeHello
 from protocol.rounds.state import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.wire import decode_body, encode_body
-from tests.averaging.rounds.exchange_world import all_frames, contribution_of, hello_of, talk, theta
+from tests.averaging.rounds.exchange_world import (
+    Side,
+    all_frames,
+    contribution_of,
+    hello_of,
+    running,
+    talk,
+    theta,
+)
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,
@@ -336,6 +345,29 @@ async def test_an_upload_that_no_other_needed_is_not_measured(autojump_clock: Cl
 
 
 # --- members that come to us --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leader", [0, 1])
+async def test_a_leader_hears_of_a_result_that_came_on_its_own_stream(leader: int, autojump_clock: Clock) -> None:
+    """Its reducer said so to all, perhaps while the leader's network was away; nobody says it twice."""
+    async with _scene() as scene:
+        reducer = scene.world.parties[1]
+        proposal = replace(
+            proposal_by(scene.world, 1),
+            ballot=Ballot(0, scene.world.parties[leader].peer),
+            members=(scene.party.member, reducer.member),
+        )
+        side = Side(reducer, contribution_of(reducer, 2))
+        async with running([side], proposal):
+            scene.prepare()
+            await scene.bench.until_told(ContributionReady)
+            scene.exchanging.begin(proposal)
+            await until(lambda: not scene.exchanging.is_exchanging(proposal.base), 5.0)
+        heard = [(to, message) for to, message in scene.bench.sent if isinstance(message, ResultReady)]
+        assert [to for to, _ in heard] == ([(scene.party.peer,)] if leader == 0 else [])
+        for _, message in heard:
+            header = open_result(scene.bench.config, proposal, message)
+            assert header == side.kept[0][0]
 
 
 async def test_a_stream_that_comes_before_its_proposal_waits_for_it(autojump_clock: Clock) -> None:

@@ -39,6 +39,7 @@ from tests.averaging.rounds.service_world import (
     AwayTrainer,
     Life,
     SlowTrainer,
+    StartingTrainer,
     StepTrainer,
     assert_answers,
     heartbeat_of,
@@ -94,6 +95,23 @@ async def test_a_round_goes_on_without_a_member_whose_trainer_is_away(autojump_c
         assert [entry.peer for entry in record.contributors] == [party.peer for party in world.parties[:2]]
         named = {(o.peer, o.reason) for part in record.slices for o in part.omitted}
         assert named == {(world.parties[2].peer, "nothing to offer")}
+
+
+async def test_a_peer_whose_trainer_is_starting_follows_the_rounds_and_no_round_waits_for_it(
+    autojump_clock: Clock,
+) -> None:
+    starting = StartingTrainer("starting")
+    async with _swarm({2: starting}) as (world, lives, _):
+        peer = world.parties[2].peer
+        await until(lambda: min(life.index for life in lives) >= 3)
+        records = [link.record for link in lives[2].service.chain.links if link.record is not None]
+        assert all(record.contributor(peer) is None for record in records)
+        assert all(o.peer != peer for record in records for part in record.slices for o in part.omitted)
+        index = lives[2].index
+        starting.ready.set()
+        await until(lambda: lives[2].index >= index + 3)
+        records = [link.record for link in lives[2].service.chain.links if link.record is not None]
+        assert records[-1].contributor(peer) is not None
 
 
 async def test_a_trainer_that_is_slow_to_adopt_holds_up_nobody_and_no_token_counts_twice(autojump_clock: Clock) -> None:

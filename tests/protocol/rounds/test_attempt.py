@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.ids import PeerId
 from protocol.rounds.attempt import LEAST_REDUCE_S
-from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, Settle
+from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
 from protocol.rounds.orders import LogAck
 from protocol.rounds.quorum import tie_holder
 from protocol.rounds.state import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
 from protocol.rounds.views import ready_tokens
 from protocol.wire import decode_record
-from tests.protocol.rounds.round_table import RUN_ID, Seat, Table, acquaint, contribution_root
+from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root
 
 
 def _proposal(seat: Seat) -> Proposal:
@@ -236,6 +237,31 @@ def test_a_reducer_that_dies_with_the_only_copy_ends_the_attempt_before_its_time
     record = opener.disk.chain[0][0].record
     assert record is not None
     assert record.ballot.attempt >= 1
+
+
+def test_a_reducer_that_falls_silent_with_the_only_copy_is_not_waited_for_twice() -> None:
+    """The last result comes when one reducer has been silent for a while already."""
+    table = Table(3)
+    opener = table.opener()
+    victim, other = table.others(opener)
+    late: list[RoundMessage] = []
+
+    def is_late(sender: PeerId, to: PeerId, message: RoundMessage) -> bool:
+        if isinstance(message, ResultReady) and (sender, to) == (other.peer, opener.peer):
+            late.append(message)
+            return True
+        return False
+
+    table.drops, table.gathers = is_late, False
+    table.run_until(lambda: bool(late), 10.0)
+    table.freeze(victim)
+    frozen_s = table.now_s
+    table.run_for(1.5)
+    table.drops = lambda sender, to, message: False
+    table.deliver(Parcel(other.peer, opener.peer, late[0], b""))
+    assert opener.sent(Settle)
+    table.run_until(lambda: "a reducer died with the only copy of its result" in opener.reasons, 30.0)
+    assert table.now_s - frozen_s <= opener.state.config.suspect_after_s + 0.5
 
 
 def _results_of(leader: Seat, reducer: Seat) -> set[bytes]:

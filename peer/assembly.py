@@ -1,0 +1,103 @@
+"""The parts of a peer's rounds and training, put together from the run's manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from averaging.codecs import codec_by_name
+from averaging.data.shards import ShardCache
+from averaging.generations import Generations
+from averaging.network.file_storage import FileStorage, clear_unfinished
+from averaging.network.offload import ThreadOffload
+from averaging.rounds.unit import UnitChain
+from averaging.rounds.updates import UnitTools
+from averaging.start_state import start_root, start_state
+from averaging.unit_log import UnitLog
+from peer.config import PeerConfig
+from peer.joining import Membership, check_start
+from peer.local_training import TrainingPlan
+from protocol.decoder_schema import WHOLE_MODEL
+from protocol.identity import Verifier
+from protocol.ids import PeerId
+from protocol.rounds.messages import Member, OuterStep
+from protocol.rounds.state import OpenRound, RoundConfig
+from protocol.tensor_schema import ChunkGrid
+from protocol.wire import genesis_id
+
+MIN_LONE_PATIENCE_S: Final = 60.0
+"""Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
+
+
+async def open_chain(
+    folder: Path, membership: Membership, start: bytes, verifier: Verifier
+) -> tuple[UnitChain, OpenRound]:
+    """The model's lineage and state as they are in `folder`, and what is known of the open round.
+
+    Raises:
+        VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
+    """
+    manifest = membership.manifest
+    schema = manifest.unit_schemas()[WHOLE_MODEL]
+    grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
+    offload = ThreadOffload()
+    await offload.run(lambda: clear_unfinished(folder / WHOLE_MODEL))
+    storage = FileStorage(folder / WHOLE_MODEL, offload)
+    codec = codec_by_name(manifest.config.round.codec)
+    tools = UnitTools(
+        membership.run_id,
+        WHOLE_MODEL,
+        verifier,
+        codec,
+        grid,
+        offload,
+        UnitLog(storage),
+        Generations(storage, grid, offload),
+    )
+    own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed))
+    check_start(start, schema, own_root)
+    genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
+    chain = UnitChain(tools, start, genesis)
+    return chain, await chain.restore()
+
+
+def training_plan(
+    own: PeerConfig, me: PeerId, membership: Membership, cache: ShardCache, chain: UnitChain
+) -> TrainingPlan:
+    """What the training process does, from where this peer's data was left."""
+    config, dataset = membership.manifest.config, membership.dataset
+    return TrainingPlan(
+        model=config.model,
+        inner=config.inner,
+        seed=config.run.seed,
+        peer=me,
+        total_tokens=config.run.total_tokens,
+        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
+        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
+        device=own.device,
+        num_threads=own.num_threads,
+        slowdown=own.slowdown,
+        first_step=chain.data_position(me),
+    )
+
+
+def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_inbound_reachable: bool) -> RoundConfig:
+    """The run's rounds for one member."""
+    config = membership.manifest.config
+    schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
+    return RoundConfig(
+        run_id=membership.run_id,
+        unit=WHOLE_MODEL,
+        me=me,
+        verifier=verifier,
+        num_chunks=ChunkGrid(schema.num_elements, config.round.chunk_elements).num_chunks,
+        codec=config.round.codec,
+        outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
+        target_tokens=config.round.target_tokens,
+        min_members=1,  # who is left goes on
+        max_members=config.run.max_members,
+        longest_interval_s=config.round.longest_interval_s,
+        lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
+        total_tokens=config.run.total_tokens,
+        is_inbound_reachable=is_inbound_reachable,
+    )

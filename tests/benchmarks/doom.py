@@ -1,0 +1,102 @@
+"""What a doomed peer (doomed_peer.py) wraps around its daemon, so that it ends at a point of a commit that it leads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import peer.daemon
+from averaging.unit_log import UnitLog
+from protocol.envelope import seal
+from protocol.errors import PotluckError
+from protocol.identity import Identity
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.messages import Ballot, Settle
+from protocol.wire import decode_certificate, decode_message, decode_record
+from tests.benchmarks.points import DOOM_VARIABLE, DoomFile, Struck
+
+
+class Doom:
+    """What is known of the commit that this process leads, and the end of it."""
+
+    def __init__(self, file: DoomFile) -> None:
+        self._file = file
+        self._me = PeerId("")
+        self._settled: Settle | None = None
+
+    def hear(self, me: PeerId, payload: bytes) -> None:
+        """A round message is being signed."""
+        self._me = me
+        try:
+            message = decode_message(payload)
+        except PotluckError:
+            return  # a header of the exchange
+        if isinstance(message, Settle) and self._is_ours(message.ballot):
+            self._settled = message
+
+    def _is_ours(self, ballot: Ballot) -> bool:
+        return ballot == Ballot(0, self._me)
+
+    async def around(self, step: str, base: CommitId, ballot: Ballot, write: Awaitable[None]) -> None:
+        """A durable write that belongs to this step of the commit with this ballot."""
+        is_ours = self._is_ours(ballot)
+        if is_ours:
+            self._strike_at(step, "before", base)
+        await write
+        if is_ours:
+            self._strike_at(step, "after", base)
+
+    async def around_result(self, base: CommitId, write: Awaitable[None]) -> None:
+        """A result; it belongs to the commit that we settled, if it is one of that."""
+        if self._settled is None or self._settled.base != base:
+            await write
+        else:
+            await self.around("settled", base, self._settled.ballot, write)
+
+    def _strike_at(self, step: str, side: str, base: CommitId) -> None:
+        """End here if this is the point."""
+        if self._file.is_meant(step, side) and self._file.take(Struck(self._me, step, side, base.hex(), time.time())):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrap_log(doom: Doom) -> None:
+    """What the log of the rounds writes for good passes the doom before and after."""
+    promise, ack = UnitLog.log_promise, UnitLog.log_ack
+    certificate, result = UnitLog.log_certificate, UnitLog.write_result
+
+    async def log_promise(log: UnitLog, base: CommitId, ballot: Ballot) -> None:
+        await doom.around("proposed", base, ballot, promise(log, base, ballot))
+
+    async def log_ack(log: UnitLog, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
+        await doom.around("acked", base, ballot, ack(log, base, ballot, record, lone=lone))
+
+    async def log_certificate(log: UnitLog, base: CommitId, raw: bytes) -> None:
+        ballot = decode_record(decode_certificate(raw).record).ballot
+        await doom.around("certified", base, ballot, certificate(log, base, raw))
+
+    async def write_result(log: UnitLog, base: CommitId, result_hash: Root, data: bytes) -> None:
+        await doom.around_result(base, result(log, base, result_hash, data))
+
+    for wrapped in (log_promise, log_ack, log_certificate, write_result):
+        setattr(UnitLog, wrapped.__name__, wrapped)
+
+
+def wrap_signing(doom: Doom) -> None:
+    """Whatever the daemon signs for the round channel is heard first."""
+
+    def heard(identity: Identity, *arguments: Any) -> bytes:
+        doom.hear(identity.peer_id, arguments[-1])
+        return seal(identity, *arguments)
+
+    setattr(peer.daemon, "seal", heard)  # noqa: B010
+
+
+def install() -> None:
+    """Doom this process as its environment says."""
+    doom = Doom(DoomFile(Path(os.environ[DOOM_VARIABLE])))
+    wrap_log(doom)
+    wrap_signing(doom)

@@ -1,0 +1,63 @@
+"""Three peers and a host as real processes, and what volunteers' machines do to them in the middle of a round.
+
+The staging is the benchmark's (tests/benchmarks/faults.py), which measures how fast all this goes; here only what comes of it counts.
+Peers train slowly and send slowly, so that an exchange lasts long enough to be struck in its middle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.benchmarks.fault_trials import Fault, Stage, Trial
+from tests.benchmarks.faults import open_stage
+from tests.benchmarks.places import LOOPBACK, Place, Places
+from tests.benchmarks.points import Point
+from tests.benchmarks.processes import open_children
+
+NUM_PEERS = 3
+ROUNDS_TO_BE_BACK = 2
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A swarm that has made its first rounds; each test leaves it whole, or on its way."""
+    directory = tmp_path_factory.mktemp("faults")
+    places = Places(LOOPBACK, (Place(),) * NUM_PEERS, "loopback")
+    with (
+        open_children(directory / "logs") as children,
+        open_stage(children, directory, places, random.Random(1)) as stage,
+    ):
+        yield stage
+
+
+def _judged(stage: Stage, trial: Trial | None) -> Trial:
+    assert trial is not None, "nobody came to that point"
+    stage.judge([trial])
+    assert trial.round_s is not None, "the survivors did not commit the round"
+    assert trial.are_roots_equal
+    assert trial.is_one_chain, "two certificates on one base, or somebody without it"
+    return trial
+
+
+@pytest.mark.timeout(240)
+def test_a_round_survives_a_peer_killed_in_its_middle_and_counts_it_again_when_it_is_back(stage: Stage) -> None:
+    trial = stage.run(Fault("whole session killed", "session"))
+    stage.await_return()
+    assert _judged(stage, trial).back_s is not None, "it was not counted again"
+
+
+@pytest.mark.timeout(240)
+def test_a_frozen_peer_that_wakes_up_is_back_within_two_rounds_and_makes_no_fork(stage: Stage) -> None:
+    trial = _judged(stage, stage.run(Fault("frozen", "freeze")))
+    assert trial.suspected_s, "nobody missed it"
+    assert trial.rounds_to_count is not None, "it was not counted again"
+    assert trial.rounds_to_count <= ROUNDS_TO_BE_BACK
+
+
+@pytest.mark.timeout(240)
+def test_an_opener_that_dies_with_its_ack_on_disk_leaves_one_certificate(stage: Stage) -> None:
+    trial = _judged(stage, stage.run(Fault("opener killed", "point", Point("acked", "after"))))
+    assert trial.is_at_point
