@@ -227,7 +227,7 @@ async def _dies_while_heads_move(scene: Scene, num_writes: int) -> None:
         return all(service is not None and service.config.me.session > before for service in services)
 
     await scene.until(has_started, "the start")
-    expect(len(moves) == len(victim.units), "all fragments were to move")
+    expect(len(moves) > 1, "several fragments were to move")
     for move in moves:
         certificates = victim.services[move.unit].chain.certificates
         expect(set(move.certificates) <= set(certificates), f"{move.unit} is where the record says, from the start on")
