@@ -12,7 +12,8 @@ from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, verify_certificate
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
 from protocol.rounds.messages import Certificate, Committed
-from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
+from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
+from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     Applied,
     CommitsFetched,
@@ -27,7 +28,7 @@ from protocol.rounds.state import (
     Switching,
     SwitchPrepared,
 )
-from protocol.rounds.views import is_gone, may_hold
+from protocol.rounds.views import is_gone, may_hold, own_heartbeat
 from protocol.wire import decode_record
 
 NUM_FORWARDS = 2
@@ -225,7 +226,17 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     if forward:
         actions.append(Send(forward, Committed(state.config.unit, event.certificate)))
     considered = consider(state, None, now_s)
-    return Step(considered.state, (*actions, *considered.actions), reason)
+    return Step(considered.state, (*actions, *_tell_opener(state, now_s), *considered.actions), reason)
+
+
+def _tell_opener(state: RoundState, now_s: float) -> tuple[Action, ...]:
+    """Who opens the next round proposes it to those whose head it knows to be this one. Whoever comes last, like a peer that was away
+    and had to fetch the commit, would miss round after round with its usual heartbeats.
+    """
+    opener = first_opener(state.link.commit, state.link.roster)
+    if opener not in state.peers:
+        return ()
+    return (SendHeartbeat((opener,), own_heartbeat(state, now_s), is_question=True),)
 
 
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:

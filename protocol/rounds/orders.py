@@ -20,7 +20,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Tell these peers where we stand. A question wants an answer now: it is not spared for one that was just sent."""
+    """Tell these peers where we stand. A question, like news that somebody waits for, is not spared for one that was just sent."""
 
     to: tuple[PeerId, ...]
     heartbeat: Heartbeat

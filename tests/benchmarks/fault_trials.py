@@ -22,7 +22,7 @@ Means = Literal["daemon", "p2pd", "worker", "session", "freeze", "cut", "point"]
 HEAL_AFTER_S: Final = 6.0
 """How long a peer stays frozen or cut off."""
 STRIKE_S: Final = (0.3, 1.2)
-"""Earliest and latest moment of a strike after the victim began to contribute; exchanges last two to three seconds."""
+"""Earliest and latest moment of a strike after the victim began to contribute; exchanges last about two seconds."""
 WARM_UP_ROUNDS: Final = 2
 ROUND_LIMIT_S: Final = 60.0
 BACK_LIMIT_S: Final = 90.0
@@ -108,7 +108,7 @@ class Stage:
         self._swarm = watch.swarm
         self._chance = chance
         self._doom = doom
-        self._warm_s = time.time()
+        self._calm_s = time.time()
         self._returns: list[_Return] = []
         self._last_index = 0
 
@@ -134,16 +134,19 @@ class Stage:
             self.await_return()
         return trial
 
-    def warm_up(self) -> None:
-        """The first rounds of a swarm meet workers that are still starting: from the third on they count."""
-        for _ in range(WARM_UP_ROUNDS):
+    def warm_up(self, num_calm: int = 0) -> None:
+        """The first rounds of a swarm meet workers that are still starting: from the third on they count. `num_calm` more are let
+        pass: what an undisturbed round takes is measured before anybody is hurt, since whoever comes back is slower for a while.
+        """
+        for number in range(WARM_UP_ROUNDS + num_calm):
+            if number == WARM_UP_ROUNDS:
+                self._calm_s = time.time()
             opening = self._next_opening(time.time(), SLOW_S)
             self._look_until(lambda first=opening: self._have_committed(first, None), ROUND_LIMIT_S, SLOW_S)  # type: ignore[misc]
-        self._warm_s = time.time()
 
-    def calm_rounds_s(self, trials: Sequence[Trial]) -> list[float]:
-        """The time of every round that nothing was done to."""
-        return self.watch.calm_rounds_s(self._warm_s, {trial.index for trial in trials})
+    def calm_rounds_s(self) -> list[float]:
+        """The time of every round that was let pass."""
+        return self.watch.rounds_s(self._calm_s)
 
     # --- the moment -----------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,10 +121,8 @@ class Watch:
                     found.append(Opening(int(match.group(1)), opener, line.unix_s))
         return sorted(found, key=lambda opening: opening.unix_s)
 
-    def calm_rounds_s(self, since_s: float, disturbed: Collection[int]) -> list[float]:
-        """How long the rounds of all peers took since then, from the first word of the proposal to the last peer's commit; all but
-        the disturbed ones.
-        """
+    def rounds_s(self, since_s: float) -> list[float]:
+        """How long the rounds of all peers took since then, from the first word of the proposal to the last peer's commit."""
         begun: dict[int, float] = {}
         for opening in self.openings(since_s):
             begun.setdefault(opening.index, opening.unix_s)
@@ -132,7 +130,7 @@ class Watch:
         for index, begun_s in begun.items():
             ends = [self.committed_at(peer, index, begun_s) for peer in self.swarm.peers.values()]
             known = [end for end in ends if end is not None]
-            if index not in disturbed and len(known) == len(ends):
+            if len(known) == len(ends):
                 times.append(max(known) - begun_s)
         return times
 

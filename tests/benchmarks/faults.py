@@ -1,7 +1,7 @@
 """`python -m tests.benchmarks.faults --json FILE [--quick]`: how fast a round gets over a dead, frozen or cut-off peer, and whether
 everybody ends with the same model.
 
-One swarm of a host and four peers, as real processes, is disturbed again and again: a round's exchange is slowed to two or three
+One swarm of a host and four peers, as real processes, is disturbed again and again: a round's exchange is slowed to about two
 seconds by a cap on uploads, and in the middle of it one of the four is killed, in part or whole, stopped, or cut off; or the opener
 ends itself at a point of its commit (doomed_peer.py). Peers mostly idle between steps, so that two cores are enough. Every target is
 judged by the worst trial. Beside it stands what hivemind's own averager does in the same situation.
@@ -34,9 +34,10 @@ from tests.benchmarks.results import machine, print_rows, write_rows
 from tests.benchmarks.swarm import start_swarm
 
 NUM_PEERS: Final = 4
-UPLOAD_BYTES_PER_S: Final = 140_000
+UPLOAD_BYTES_PER_S: Final = 200_000
 SLOWDOWN: Final = 30.0
-INTERVAL_S: Final = 2.0
+INTERVAL_S: Final = 3.0
+"""Longer than one peer takes to give a whole commit to all others: else a roster that shrank leaves them behind for good."""
 HIVEMIND_EXCHANGE_S: Final = 2.5
 HIVEMIND_LIMIT_S: Final = 30.0
 NEVER_TOKENS: Final = 1 << 50
@@ -55,12 +56,13 @@ AT_POINTS: Final = tuple(Fault(f"opener killed: {point}", "point", point) for po
 
 @dataclass
 class Plan:
-    """How much is measured: trials of each kind in mid-exchange, and at each point of a commit; after how many seconds no further one
-    is begun.
+    """How much is measured: trials of each kind in mid-exchange, and at each point of a commit, and undisturbed rounds; after how many
+    seconds no further trial is begun.
     """
 
     num_trials: int
     num_at_points: int
+    num_calm: int
     num_hivemind_trials: int
     limit_s: float
     seed: int
@@ -149,7 +151,7 @@ def run_hivemind(children: Children, directory: Path, plan: Plan) -> list[Hivemi
 
 @contextmanager
 def open_stage(children: Children, directory: Path, places: Places, chance: random.Random) -> Iterator[Stage]:
-    """A swarm with a peer in each place that has made its first rounds, ready for trials."""
+    """A swarm with a peer in each place, all of them training."""
     doom = DoomFile(directory / "doom")
     swarm = start_swarm(
         children,
@@ -161,9 +163,7 @@ def open_stage(children: Children, directory: Path, places: Places, chance: rand
         peer_module=DOOMED_PEER,
     )
     try:
-        stage = Stage(Watch(swarm), chance, doom)
-        stage.warm_up()
-        yield stage
+        yield Stage(Watch(swarm), chance, doom)
     finally:
         swarm.close_logs()
 
@@ -174,9 +174,11 @@ def measure(directory: Path, places: Places, plan: Plan) -> tuple[list[Trial], l
     with open_children(directory / "logs") as children:
         hivemind = run_hivemind(children, directory, plan)
         with open_stage(children, directory, places, random.Random(plan.seed)) as stage:
+            stage.warm_up(plan.num_calm)
+            calm_s = stage.calm_rounds_s()
             trials = run_trials(stage, faults, plan)
             stage.judge(trials)
-            return trials, stage.calm_rounds_s(trials), hivemind
+            return trials, calm_s, hivemind
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="only kinds with this in their name")
     options = parser.parse_args(arguments)
-    plan = Plan(1, 1, 1, 270.0, options.seed) if options.quick else Plan(10, 2, 10, 1740.0, options.seed)
+    plan = Plan(1, 1, 3, 1, 270.0, options.seed) if options.quick else Plan(10, 2, 10, 10, 1740.0, options.seed)
     plan.only = options.only
     before = machine()
     with tempfile.TemporaryDirectory(prefix="potluck-faults-") as temporary, open_places(NUM_PEERS) as places:

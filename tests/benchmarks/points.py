@@ -97,11 +97,18 @@ def is_on_disk(state_dir: Path, struck: Struck) -> bool:
     """Whether the folder that a struck peer left behind shows just that point: what was before it is there, what follows is not."""
     logged = trio.run(_load, next(_logs(state_dir)).parent)
     known = logged.bases.get(CommitId(bytes.fromhex(struck.base)), LoggedBase())
+    is_promised, is_acked = known.promised is not None, known.acked is not None
     is_certified = any(parent.hex() == struck.base for parent, _ in logged.certificates)
-    written = [known.promised is not None, known.acked is not None, is_certified]
-    before = {"proposed": 0, "settled": 1, "acked": 1, "certified": 2}[struck.step]
-    num_written = before + (struck.side == "after" and struck.step != "settled")
-    return written == [position < num_written for position in range(len(written))]
+    is_after = struck.side == "after"
+    match struck.step:
+        case "proposed":
+            return is_promised == is_after and not is_acked and not is_certified
+        case "settled":
+            return is_promised and not is_acked and not is_certified
+        case "acked":
+            return is_promised and is_acked == is_after and not is_certified
+        case _:  # the others' acks may have been enough before our own was written
+            return is_promised and is_certified == is_after
 
 
 def _logs(state_dir: Path) -> Iterator[Path]:

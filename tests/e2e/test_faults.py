@@ -30,6 +30,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         open_children(directory / "logs") as children,
         open_stage(children, directory, places, random.Random(1)) as stage,
     ):
+        stage.warm_up()
         yield stage
 
 

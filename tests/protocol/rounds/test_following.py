@@ -8,7 +8,8 @@ from protocol.rounds.chain import ChainLink
 from protocol.rounds.following import would_switch
 from protocol.rounds.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.messages import Ballot, Certificate, Committed
-from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, Switch
+from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
+from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     Applied,
     CommitsFetched,
@@ -92,6 +93,17 @@ def test_a_commit_is_forwarded_to_two_successors_and_by_its_leader_to_all() -> N
             if isinstance(order, Send) and isinstance(order.message, Committed) and order.to != (seat.peer,)
         )
         assert len(sent.to) == (5 if base.record.ballot.peer == seat.peer else 2)
+
+
+def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
+    """However late it was: the proposal goes to those whose head the opener knows."""
+    table, _, _ = _muted()
+    made = commit_on(table.genesis, table.live())
+    opener = first_opener(made.link.commit, made.link.roster)
+    for one in table.live():
+        beats = [action for action in _apply(one, made) if isinstance(action, SendHeartbeat)]
+        assert [beat.to for beat in beats] == ([] if one.peer == opener else [(opener,)])
+        assert all(beat.heartbeat.heads[0].head == made.link.commit for beat in beats)
 
 
 def test_a_commit_whose_parent_is_unknown_makes_us_ask_its_sender() -> None:
