@@ -10,6 +10,8 @@ from averaging.data.shards import ShardCache
 from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
+from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.lending import UnitShape
 from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.start_state import start_root, start_state
@@ -19,7 +21,7 @@ from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Verifier
-from protocol.ids import PeerId
+from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages import Member, OuterStep
 from protocol.rounds.state import OpenRound, RoundConfig
 from protocol.tensor_schema import ChunkGrid
@@ -44,6 +46,8 @@ async def open_chain(
     await offload.run(lambda: clear_unfinished(folder / WHOLE_MODEL))
     storage = FileStorage(folder / WHOLE_MODEL, offload)
     codec = codec_by_name(manifest.config.round.codec)
+    log = UnitLog(storage)
+    await HeadVector(FileStorage(folder, offload)).finish({WHOLE_MODEL: log})
     tools = UnitTools(
         membership.run_id,
         WHOLE_MODEL,
@@ -51,7 +55,7 @@ async def open_chain(
         codec,
         grid,
         offload,
-        UnitLog(storage),
+        log,
         Generations(storage, grid, offload),
     )
     own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed))
@@ -59,6 +63,17 @@ async def open_chain(
     genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
     chain = UnitChain(tools, start, genesis)
     return chain, await chain.restore()
+
+
+def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
+    """Codec and chunks of every unit of the run."""
+    numbers = membership.manifest.config.round
+    codec = codec_by_name(numbers.codec)
+    schemas = membership.manifest.unit_schemas()
+    return {
+        unit: UnitShape(codec, ChunkGrid(schema.num_elements, numbers.chunk_elements))
+        for unit, schema in schemas.items()
+    }
 
 
 def training_plan(

@@ -30,7 +30,7 @@ from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
 from averaging.rounds.unit import UnitChain
 from peer.addresses import announced, check_listen_address, multiaddress
-from peer.assembly import open_chain, round_config, training_plan
+from peer.assembly import open_chain, round_config, training_plan, unit_shapes
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
@@ -315,7 +315,10 @@ def _peer_rounds(
     life: _Life, membership: Membership, verifier: Ed25519Verifier, network: Network, roster: Roster
 ) -> PeerRounds:
     tools = PeerTools(network, life.clock, life.sealed, roster.is_member, life.board.publish)
-    return PeerRounds(membership.run_id, verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
+    rounds = PeerRounds(membership.run_id, verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
+    if not life.config.no_listen:
+        rounds.lend(life.member, ThreadOffload(), unit_shapes(membership))
+    return rounds
 
 
 async def _rounds(
