@@ -14,7 +14,7 @@ from protocol.rounds import attempt
 from protocol.rounds.messages import Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import first_opener, opener_order
-from protocol.rounds.state import Leading, RoundState, Step
+from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.views import (
     caught_up,
     has_vote,
@@ -33,6 +33,12 @@ from protocol.rounds.views import (
 
 RANK_DELAY_S: Final = 1.0
 """Rank r may take over after 2 s + r s without the opener (rule 6): two who think alike do not duel."""
+
+CLOSE_BEHIND: Final = 2
+"""Commits: who is further behind is fetching many, or a whole state, and is not waited for."""
+
+LEAST_FOLLOWER_S: Final = 5.0
+"""Below this, applying a commit measures the load of somebody's machine."""
 
 OVERDUE_FACTOR: Final = 2.0
 """An opener that answers but does not open lacks our view of the tokens, or cannot be reached by most: it gets twice the time."""
@@ -75,14 +81,26 @@ def _may_open_first(state: RoundState) -> bool:
 
 
 def _is_early(state: RoundState, now_s: float) -> bool:
-    """Voters who are there have not told yet that they applied the last commit. Where rounds follow each other closely, opening
-    without them would leave the roster to those whose heartbeats are fastest, then to the fastest of these.
+    """Somebody who is there and close behind has not told yet that it applied the last commit. Where rounds follow each other closely,
+    opening without it would leave the roster to the fastest, and one that is alone in the roster would run ahead of all others for
+    ever. Waiting costs nothing: training goes on.
     """
-    if now_s - state.committed_at_s >= state.config.suspect_after_s:
-        return False
+    waited_s = now_s - state.committed_at_s
     patience_s = idle_patience_s(state)
-    views = (state.peers.get(peer) for peer in state.link.roster if is_alive(state, peer, now_s, patience_s))
-    return any(v is not None and v.head is not None and v.head.head != state.link.commit for v in views)
+    for view in state.peers.values():
+        head = view.head
+        if head is None or head.head == state.link.commit or not is_alive(state, view.peer, now_s, patience_s):
+            continue
+        is_voter = view.peer in state.link.roster and waited_s < state.config.suspect_after_s
+        is_close = 0 < state.link.index - head.index <= CLOSE_BEHIND and head.can_contribute
+        if is_voter or (is_close and waited_s < _follower_patience_s(state, view)):
+            return True
+    return False
+
+
+def _follower_patience_s(state: RoundState, view: PeerView) -> float:
+    """As long as a peer may take for the bytes of a commit: twice its last upload, at most the longest interval."""
+    return min(state.config.longest_interval_s, max(LEAST_FOLLOWER_S, OVERDUE_FACTOR * view.exchange_s))
 
 
 def _open_first(state: RoundState, now_s: float) -> Step:

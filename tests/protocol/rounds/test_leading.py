@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.rounds.leading import expected_opener
@@ -100,6 +102,46 @@ def test_a_round_with_fewer_than_the_least_members_is_put_off_and_it_is_said() -
     table.run_for(30.0)
     assert all(seat.head.index == 0 for seat in table.live())
     assert any("of at least 3 members" in reason for seat in table.live() for reason in seat.reasons)
+
+
+def _opens_after_s(num_behind: int, exchange_ms: int = 0) -> float:
+    """How long the opener waits, of two whose third one tells again and again that it stands so many commits back."""
+    table = Table(3)
+    acquaint(table)
+    slow = table.others(table.opener())[0]
+    heads = [heartbeat_of(slow).heads]
+    for index in range(1, 4):
+        table.run_until(lambda index=index: table.all_at(index))  # type: ignore[misc]
+        heads.append(heartbeat_of(slow).heads)
+    opener = table.opener()
+    slow, quick = table.others(opener)
+    link = opener.state.link
+    opener.state = replace(opener.state, link=replace(link, roster=(opener.peer,)), committed_at_s=table.now_s)
+    opener.orders.clear()
+    _mute(table)
+    begun_s = table.now_s
+    while not opener.ordered(LogPromise) and table.now_s < begun_s + 50.0:
+        table.now_s += 0.5
+        old = replace(heartbeat_of(slow), heads=heads[3 - num_behind], exchange_ms=exchange_ms)
+        opener.hear(slow, old)
+        opener.hear(quick, heartbeat_of(quick))
+        opener.feed(Progressed(1000, True))
+        opener.feed(Ticked())
+    return table.now_s - begun_s
+
+
+def test_who_is_close_behind_is_waited_for_also_by_one_that_is_alone_in_the_roster() -> None:
+    assert _opens_after_s(0) < 1.0
+    assert 5.0 <= _opens_after_s(1) < 6.0
+    assert 5.0 <= _opens_after_s(2) < 6.0
+
+
+def test_a_follower_with_a_slow_line_gets_the_time_of_two_uploads() -> None:
+    assert 20.0 <= _opens_after_s(1, exchange_ms=10_000) < 21.0
+
+
+def test_who_is_far_behind_is_not_waited_for() -> None:
+    assert _opens_after_s(3) < 1.0
 
 
 # --- asking before a take-over ------------------------------------------------------------------------------------------------

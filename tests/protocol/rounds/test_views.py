@@ -6,8 +6,10 @@ from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import Ballot, Settle, UnitHead
 from protocol.rounds.state import PeerLost, Progressed, Ticked
 from protocol.rounds.views import (
+    FULL_MESH,
     GONE_PATIENCE_S,
     caught_up,
+    do_ping,
     idle_patience_s,
     is_due,
     is_suspected,
@@ -184,6 +186,32 @@ def test_our_sign_of_life_at_the_start_of_an_exchange_is_enough_for_the_first_tw
     table.now_s += 5.0
     seat, other, _ = _exchanging(table)
     assert not is_suspected(seat.state, other.peer, seat.state.open.proposal_at_s + 1.9)
+
+
+def test_in_a_large_round_mere_members_leave_each_other_alone() -> None:
+    table = Table(FULL_MESH + 4, max_members=64)
+    acquaint(table)
+    opener, *_ = _exchanging(table)
+    proposal = opener.state.open.proposal
+    assert proposal is not None
+    hubs = {opener.peer, *(part.reducer for part in proposal.slices)}
+    mere = [seat for seat in table.live() if seat.peer not in hubs]
+    assert len(mere) > 1
+    table.run_for(5.0)
+    for seat in mere:
+        assert not any(do_ping(seat.state, seat.peer, other.peer) for other in mere if other is not seat)
+        assert not silent_members(seat.state, table.now_s), "whom it does not ping it does not call silent"
+    table.kill(mere[0])
+    table.cuts = {(mere[0].peer, seat.peer) for seat in table.live()}
+    table.run_for(3.0)
+    for hub in sorted(hubs):
+        assert is_suspected(table.seats[hub].state, mere[0].peer, table.now_s)
+
+
+def test_in_a_round_of_a_few_everybody_pings_everybody() -> None:
+    table = Table(5)
+    seat, *others = _exchanging(table)
+    assert all(do_ping(one.state, one.peer, other.peer) for one in others for other in (seat, *others))
 
 
 # --- quorum and patience ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.offload import InlineOffload
+from averaging.network.seams import Stream
+from averaging.rounds.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.lending import EXTRA_S, MAX_LENT, Lender, LenderTools, UnitShape
+from averaging.rounds.round_tools import Tasks
+from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, read_request
+from protocol.errors import PeerUnreachable
+from protocol.ids import PeerId, Root, UnitName
+from protocol.rounds.messages import Ballot, Member, Proposal, ResultReady, RoundMessage
+from protocol.rounds.requests import ExchangeHello, FetchResult
+from protocol.wire import decode_body
+from tests.averaging.rounds.exchange_world import Side, contribution_of, hello_of, running, talk
+from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
+from tests.averaging.rounds.service_world import until
+
+Clock = trio.testing.MockClock
+OTHERS = tuple(UnitName(f"expert-{number}") for number in range(MAX_LENT))
+
+
+@dataclass
+class Scene:
+    """Two holders, and a third peer that does not hold the unit and lends itself."""
+
+    world: RoundWorld
+    lender: Lender
+    sent: list[tuple[tuple[PeerId, ...], RoundMessage]] = field(default_factory=list)
+
+    @property
+    def party(self) -> Party:
+        """The lender's."""
+        return self.world.parties[2]
+
+    @property
+    def holders(self) -> list[Party]:
+        return self.world.parties[:2]
+
+    def proposal(self, attempt: int = 0, unit: UnitName = UNIT) -> Proposal:
+        """By the first holder: the lender reduces everything."""
+        whole = self.world.proposal(((0, 6, 2),), attempt=attempt)
+        return replace(whole, unit=unit, members=tuple(party.member for party in self.holders))
+
+    def is_reducing(self, unit: UnitName = UNIT) -> bool:
+        """Whether it has begun an exchange of that unit."""
+        return unit in self.lender._loans
+
+
+@asynccontextmanager
+async def _scene() -> AsyncIterator[Scene]:
+    async with open_world() as world, trio.open_nursery() as nursery:
+        tasks = Tasks(lambda event, fields: None)
+        tasks.use(nursery)
+        party = world.parties[2]
+        sent: list[tuple[tuple[PeerId, ...], RoundMessage]] = []
+
+        async def send(to: tuple[PeerId, ...], message: RoundMessage) -> None:
+            sent.append((to, message))
+
+        shape = UnitShape(CODEC, GRID)
+        tools = LenderTools(
+            RUN_ID,
+            Member(party.peer, 1, party.session),
+            VERIFIER,
+            party.network,
+            InlineOffload(),
+            party.seal,
+            send,
+            dict.fromkeys((UNIT, *OTHERS), shape),
+        )
+        lender = Lender(tools, tasks)
+
+        async def exchange(sender: PeerId, stream: Stream) -> None:
+            hello = decode_body(ExchangeHello, await stream.receive_frame() or b"")
+            await lender.serve_exchange(sender, hello, stream)
+
+        async def fetch(sender: PeerId, stream: Stream) -> None:
+            request = await read_request(stream)
+            assert isinstance(request, FetchResult)
+            await lender.serve_result(request, stream)
+
+        party.network.serve_streams(EXCHANGE_CHANNEL, exchange)
+        party.network.serve_streams(FETCH_CHANNEL, fetch)
+        yield Scene(world, lender, sent)
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_sums_what_the_holders_bring_and_tells_them(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        proposal = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, proposal)
+        sides = [Side(party, contribution_of(party, n)) for n, party in enumerate(scene.holders)]
+        async with running(sides, proposal):
+            await until(lambda: bool(scene.sent), 5.0)
+        (to, ready) = scene.sent[0]
+        assert isinstance(ready, ResultReady)
+        assert set(to) == {party.peer for party in scene.holders}
+        (one, data), (other, _) = sides[0].kept[0], sides[1].kept[0]
+        assert one == other
+        assert {entry.peer for entry in one.included} == {party.peer for party in scene.holders}
+        request = FetchResult(UNIT, proposal.base, 0, 6, one.result_hash)
+        assert b"".join(await ask_all(scene.holders[1].network, scene.party.peer, request, 1 << 20)) == data
+        nothing = replace(request, result_hash=Root(bytes(32)))
+        assert await ask_all(scene.holders[1].network, scene.party.peer, nothing, 1 << 20) == []
+
+
+@pytest.mark.parametrize("wrong", ["unit", "sender", "stranger", "codec", "grid", "nothing for us"])
+async def test_what_does_not_fit_the_run_or_asks_for_nothing_is_not_lent_to(wrong: str, autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        proposal, sender = scene.proposal(), scene.holders[0].peer
+        mine = proposal.slices[0]
+        proposals = {
+            "unit": replace(proposal, unit=UnitName("expert-99")),
+            "sender": replace(proposal, ballot=Ballot(0, scene.holders[1].peer)),
+            "stranger": replace(proposal, members=proposal.members[1:]),
+            "codec": replace(proposal, codec="fp16"),
+            "grid": replace(proposal, slices=(replace(mine, stop_chunk=5),)),
+            "nothing for us": replace(proposal, slices=(replace(mine, reducer=sender),)),
+        }
+        scene.lender.take_proposal(sender, proposals[wrong])
+        assert not scene.is_reducing()
+        with pytest.raises(PeerUnreachable), trio.fail_after(10.0):
+            await talk(scene.holders[0], scene.party, hello_of(proposal, contribution_of(scene.holders[0], 0)), [])
+
+
+async def test_no_more_units_are_lent_to_at_a_time_than_its_own_can_spare(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        sender = scene.holders[0].peer
+        for unit in OTHERS:
+            scene.lender.take_proposal(sender, scene.proposal(unit=unit))
+        scene.lender.take_proposal(sender, scene.proposal())
+        assert all(map(scene.is_reducing, OTHERS))
+        assert not scene.is_reducing()
+        await trio.sleep(scene.proposal().reduce_within_s + EXTRA_S + 1.0)
+        assert not any(map(scene.is_reducing, OTHERS)), "a loan ends by itself"
+        scene.lender.take_proposal(sender, scene.proposal())
+        assert scene.is_reducing()
+
+
+async def test_a_loan_ends_when_a_member_says_so_and_not_on_a_strangers_word(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        proposal = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, proposal)
+        await trio.sleep(0.5)
+        scene.lender.end(scene.party.peer, UNIT, proposal.base)
+        await trio.sleep(0.5)
+        assert scene.is_reducing()
+        scene.lender.end(scene.holders[1].peer, UNIT, proposal.base)
+        await trio.sleep(0.5)
+        assert not scene.is_reducing()
+
+
+async def test_a_later_attempt_takes_over_what_was_brought_and_an_earlier_one_is_refused(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        first, sender = scene.proposal(), scene.holders[0].peer
+        scene.lender.take_proposal(sender, first)
+        sides = [Side(party, contribution_of(party, n)) for n, party in enumerate(scene.holders)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sides[0].begin(first).run)
+            await trio.sleep(1.0)
+            nursery.cancel_scope.cancel()
+        second = scene.proposal(attempt=1)
+        scene.lender.take_proposal(sender, second)
+        scene.lender.take_proposal(sender, first)
+        assert scene.lender._loans[UNIT].exchange.proposal == second
+        assert scene.lender._loans[UNIT].offers.get(sender) is not None, "it is not sent again"
+        async with running(sides, second):
+            pass
+        assert len(sides[1].kept[0][0].included) == len(scene.holders)
