@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import structlog
 
-from tests.simulation.collection import SCENARIOS
-from tests.simulation.scenario import play
+from tests.simulation.cases import CASES, case_name
 
-CASES = [(name, seed) for name, told in SCENARIOS.items() for seed in range(told.num_seeds)]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """What dozens of services log in virtual hours is nobody's to read, and costs as much as they do."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(**before)
+NUM_PROCESSES = 2
+NAMES = [case_name(name, seed) for name, seed in CASES]
 
 
-@pytest.mark.parametrize(("name", "seed"), CASES, ids=[f"{name}-{seed}" for name, seed in CASES])
-def test_promises_are_kept(name: str, seed: int) -> None:
-    assert play(SCENARIOS[name], seed).error == ""
+def _play(part: int) -> dict[str, str]:
+    command = [sys.executable, "-m", "tests.simulation.cases", str(part), str(NUM_PROCESSES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.stdout, done.stderr
+    errors: dict[str, str] = json.loads(done.stdout)
+    return errors
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, str]:
+    """What went wrong, by case: they are played side by side."""
+    with ThreadPoolExecutor() as pool:
+        return {name: error for played in pool.map(_play, range(NUM_PROCESSES)) for name, error in played.items()}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_promises_are_kept(name: str, errors: dict[str, str]) -> None:
+    assert errors[name] == ""
