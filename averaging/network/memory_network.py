@@ -58,6 +58,9 @@ class Host:
     peer: PeerId
     context: contextvars.Context
     is_alive: bool = True
+    has_ended: bool = False
+    """The world around it came to its end, while something was still on its way here."""
+
     thawed: trio.Event | None = None
     parked: list[Callable[[], None]] = field(default_factory=list)
     died: trio.Event = field(default_factory=trio.Event)
@@ -100,17 +103,20 @@ class Host:
 
     async def run(self) -> None:
         """The handlers' nursery, until the process dies."""
-        async with trio.open_nursery() as nursery:
-            self.nursery = nursery
-            for function in self.early:
-                nursery.start_soon(function)
-            self.early.clear()
-            await self.died.wait()
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                for function in self.early:
+                    nursery.start_soon(function)
+                self.early.clear()
+                await self.died.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.has_ended = True
 
     def start(self, function: Callable[[], Awaitable[None]]) -> None:
         """Run a handler; it ends when the process dies."""
-        if not self.is_alive:
+        if not self.is_alive or self.has_ended:
             return
         if self.nursery is None:
             self.early.append(function)

@@ -139,3 +139,17 @@ async def test_a_call_costs_a_fraction_of_a_millisecond_of_real_time(autojump_cl
             await networks[ALICE].call(BOB, "echo", b"x", timeout_s=10)
         mean_s = (time.perf_counter() - began_s) / 500
         assert mean_s < 0.002
+
+
+async def test_what_arrives_after_the_end_of_the_world_is_dropped(autojump_clock: MockClock) -> None:
+    """Four fragments with seed 502: a call that was on its way arrived at a peer whose handlers had been ended with the story."""
+    async with _swarm() as (swarm, _):
+        await trio.sleep(0.1)
+        host = swarm.host_of(ALICE, BOB)
+    assert host is not None
+
+    async def handle() -> None:
+        raise AssertionError("nobody is there any more")
+
+    host.start(handle)
+    await trio.sleep(0.1)
