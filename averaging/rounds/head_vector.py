@@ -101,6 +101,8 @@ class HeadVector:
             async with mover.moving:
                 await mover.log.settle()
             self._behind.pop(unit, None)
+            if not self._behind:
+                await self._note_done()
 
     async def _note_done(self) -> None:
         try:

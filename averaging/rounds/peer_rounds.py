@@ -322,7 +322,7 @@ class PeerRounds:
             raise
         self.spine_moved(spine)
         for service, _ in joined:
-            await service.moved(opened[service.unit])
+            await self._tasks.guarded(service.moved, opened[service.unit])
         log.info("heads_moved", units=[mover.move.unit for mover in movers])
         self._tools.publish("heads_moved", {"units": tuple(mover.move.unit for mover in movers)})
 

@@ -220,7 +220,7 @@ class Pursuer:
         if prepared is None or (prepared.fork, prepared.path[-1].link.commit) != (action.fork, target):
             await self._tell(SwitchFailed(target, "another switch was prepared meanwhile"))
             return
-        self._leave(prepared)
+        self.leave(prepared)
         try:
             open_round = await self._peer.switch(self._chain.tools.unit, prepared)
         except PotluckError as error:
@@ -228,8 +228,8 @@ class Pursuer:
             return
         await self.moved(open_round)
 
-    def _leave(self, prepared: PreparedSwitch) -> None:
-        """What is left behind, as long as it is here."""
+    def leave(self, prepared: PreparedSwitch) -> None:
+        """The head is about to flip, and nothing else moves it: remember what is left behind, as long as it is here."""
         links = self._chain.links
         position = next((i for i, link in enumerate(links) if link.commit == prepared.fork), len(links))
         self._leaving = _Left(prepared, tuple(links[position + 1 :]), self._chain.state.anchor_N)
@@ -278,7 +278,6 @@ class Pursuer:
         plan, prepared = would_switch(self._state(), spine), self._beside
         if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):
             return None
-        self._leave(prepared)
         return prepared
 
 

@@ -210,8 +210,10 @@ class RoundService:
         await self.tell(FlipOrdered(prepared.fork, prepared.path))
         await self.drained()
         switching = self.state.switching
-        is_ready = switching is not None and switching.is_flipping and switching.target == prepared.state.head
-        return prepared if is_ready else None
+        if switching is None or not switching.is_with_spine or switching.target != prepared.state.head:
+            return None  # its own head is moving: it follows by itself later
+        self._pursuer.leave(prepared)
+        return prepared
 
     async def moved(self, open_round: OpenRound) -> None:
         """The head is where the spine asked for."""

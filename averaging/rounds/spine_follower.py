@@ -29,6 +29,7 @@ from protocol.wire import decode_certificate, encode_certificate
 log = structlog.get_logger()
 
 ASK_WITHIN_S: Final = 60.0
+CERTIFICATES_AT_ONCE: Final = 16
 ASK_PAUSE_S: Final = 1.0
 """Between two questions to one holder whose answer leads nowhere."""
 
@@ -56,6 +57,7 @@ class SpineFollower:
         genesis = genesis_link(start_record, unit)
         self._state = FollowedSpine(tree_of(genesis), genesis.commit)
         self._asked: dict[PeerId, float] = {}
+        self._asking: set[PeerId] = set()
         self._is_busy = False
 
     @property
@@ -112,14 +114,26 @@ class SpineFollower:
 
     async def _ask(self, source: PeerId) -> None:
         now_s = trio.current_time()
-        if now_s - self._asked.get(source, -ASK_PAUSE_S) < ASK_PAUSE_S:
+        if source in self._asking or now_s - self._asked.get(source, -ASK_PAUSE_S) < ASK_PAUSE_S:
             return
-        self._asked[source] = now_s
+        self._asking.add(source)
+        try:
+            await self._fetch(source)
+        finally:
+            self._asking.discard(source)
+            self._asked[source] = trio.current_time()
+
+    async def _fetch(self, source: PeerId) -> None:
         known = known_commits(self._state.tree, self._state.head)
         with trio.move_on_after(ASK_WITHIN_S):
             raws = await fetch_commits(self._network, source, self.unit, known)
-            state, _ = self._with([decode_certificate(raw) for raw in raws])
-            self._state = replace(state, holders=self._state.holders)
+            for begin in range(0, len(raws), CERTIFICATES_AT_ONCE):
+                self._state, _ = self._with(
+                    [decode_certificate(raw) for raw in raws[begin : begin + CERTIFICATES_AT_ONCE]]
+                )
+                await (
+                    trio.lowlevel.checkpoint()
+                )  # signatures take milliseconds each, and messages shall not wait for a whole chain
 
     # --- following ------------------------------------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ def flip_ordered(state: RoundState, event: FlipOrdered) -> Step:
         return Step(state)
     target = event.path[-1].link.commit
     opened = replace(state.open, leading=None, gathering=None)
-    switching = Switching(event.fork, target, is_prepared=True, is_flipping=True)
+    switching = Switching(event.fork, target, is_prepared=True, is_flipping=True, is_with_spine=True)
     state = replace(state, switching=switching, open=opened)
     reason = f"switching to lineage {short(target)} with the spine"
     return Step(state, (EndExchange(state.link.commit, "switching lineages"),), reason)

@@ -121,6 +121,11 @@ class SpineView:
         """The head."""
         return self.tree.nodes[self.head].link
 
+    def lineage(self) -> frozenset[CommitId]:
+        """The head and what lies behind it."""
+        behind = self.tree.path(self.tree.root, self.head) or ()
+        return frozenset((self.tree.root, *(node.link.commit for node in behind)))
+
     def standing(self, cited: CommitId) -> Standing:
         """How a spine commit stands to the followed lineage. One that comes after the head stands with it: we are merely behind."""
         if cited in (self.head, NO_SPINE):
@@ -163,11 +168,12 @@ def _merits(
     with another spine spoils the whole line: what came before it was averaged into it.
     """
     merits: dict[CommitId, _Merit] = {}
+    followed = spine.lineage() if spine is not None else frozenset[CommitId]()
     newest_first = sorted(tree.nodes.values(), key=lambda node: -node.link.index)
     for node in newest_first:
         link = node.link
         cited = link.record.spine if link.record is not None else NO_SPINE
-        own = spine.standing(cited) if spine is not None else Standing.FOLLOWED
+        own = Standing.FOLLOWED if spine is None or cited in followed else spine.standing(cited)
         below = [merits[child.commit] for child in children.get(link.commit, ())]
         standing = min(own, max((merit.standing for merit in below), default=own))
         tokens = [merit.tokens for merit in below if min(own, merit.standing) == standing]

@@ -14,6 +14,7 @@ from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Leave
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.state import PeersAnswered, PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
 from protocol.rounds.views import (
+    FULL_MESH,
     NUM_HEARTBEAT_PEERS,
     beat_peers,
     do_ping,
@@ -102,14 +103,29 @@ def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
     me = state.config.me.peer
     if state.open.exchange is not None and state.open.proposal is not None:
         participants = state.open.proposal.participants
-        return tuple(p for p in participants if p != me and do_ping(state, me, p) and not is_gone(state, p))
-    others = beat_peers(state)
-    if not others:
-        return ()
-    begin = state.num_heartbeats * NUM_HEARTBEAT_PEERS % len(others)
-    in_turn = [others[(begin + i) % len(others)] for i in range(min(NUM_HEARTBEAT_PEERS, len(others)))]
+        pinged = tuple(p for p in participants if p != me and do_ping(state, me, p) and not is_gone(state, p))
+        return tuple(dict.fromkeys((*pinged, *_beside_pings(state))))
     opener = leading.expected_opener(state)
-    return tuple(dict.fromkeys([opener, *in_turn] if opener in state.peers else in_turn))
+    in_turn = _in_turn(state, state.num_heartbeats)
+    return tuple(dict.fromkeys([opener, *in_turn] if opener in state.peers and in_turn else in_turn))
+
+
+def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:
+    """In a large round mere members do not ping each other: they go on telling a few in turn that they live, or a long exchange would
+    look like the end of a quorum.
+    """
+    proposal, config = state.open.proposal, state.config
+    if proposal is None or len(proposal.members) <= FULL_MESH:
+        return ()
+    pings_a_beat = max(1, round(config.heartbeat_s / config.ping_s))
+    turn, rest = divmod(state.num_heartbeats, pings_a_beat)
+    return _in_turn(state, turn) if rest == 0 else ()
+
+
+def _in_turn(state: RoundState, turn: int) -> tuple[PeerId, ...]:
+    others = beat_peers(state)
+    begin = turn * NUM_HEARTBEAT_PEERS % max(1, len(others))
+    return tuple(others[(begin + i) % len(others)] for i in range(min(NUM_HEARTBEAT_PEERS, len(others))))
 
 
 def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
@@ -119,7 +135,7 @@ def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
     return tuple(
         DropMember(m.peer, "lost" if is_gone(state, m.peer) else "silent")
         for m in proposal.members
-        if is_suspected(state, m.peer, now_s)
+        if do_ping(state, state.config.me.peer, m.peer) and is_suspected(state, m.peer, now_s)
     )
 
 

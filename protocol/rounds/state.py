@@ -212,12 +212,13 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """Another lineage is being brought here, is here (`is_prepared`), or is being flipped to."""
+    """Another lineage is being brought here, is here (`is_prepared`), or is being flipped to, with the spine where that ordered it."""
 
     fork: CommitId
     target: CommitId
     is_prepared: bool = False
     is_flipping: bool = False
+    is_with_spine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

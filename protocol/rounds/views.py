@@ -84,11 +84,16 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         other
         for other in _members(state)
         if other not in (peer, state.config.me.peer)
+        and _is_member(state, other)  # who only reduces tells nobody whom it misses
         and do_ping(state, other, peer)
         and silence_s(state, other, now_s) <= limit_s / 2
     ]
     agreeing = sum(1 for other in witnesses if peer in state.peers[other].silent)
     return agreeing >= min(NUM_WITNESSES, len(witnesses))
+
+
+def _is_member(state: RoundState, peer: PeerId) -> bool:
+    return state.open.proposal is not None and state.open.proposal.member(peer) is not None
 
 
 def _has_restarted(state: RoundState, view: PeerView) -> bool:

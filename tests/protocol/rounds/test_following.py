@@ -483,7 +483,8 @@ def test_an_ordered_flip_ends_the_exchange_and_our_own_attempt_until_the_head_ha
     at = _beside()
     _lead(at.seat)
     assert at.seat.feed(at.order) == (EndExchange(at.ours[-1].link.commit, "switching lineages"),)
-    assert at.switching == Switching(at.order.fork, at.theirs[-1].link.commit, is_prepared=True, is_flipping=True)
+    expected = Switching(at.order.fork, at.theirs[-1].link.commit, is_prepared=True, is_flipping=True)
+    assert at.switching == replace(expected, is_with_spine=True)
     assert at.seat.state.open.leading is None
     assert at.seat.head == at.ours[-1].link
     assert at.move_to(at.spine.right) == (), "nothing else is followed meanwhile"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.messages import Ballot, Settle, UnitHead
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
 from protocol.rounds.state import PeerLost, Progressed, Ticked
 from protocol.rounds.views import (
     FULL_MESH,
@@ -206,6 +206,31 @@ def test_in_a_large_round_mere_members_leave_each_other_alone() -> None:
     table.run_for(3.0)
     for hub in sorted(hubs):
         assert is_suspected(table.seats[hub].state, mere[0].peer, table.now_s)
+
+
+def test_a_long_exchange_of_a_large_round_is_not_taken_for_the_end_of_the_quorum() -> None:
+    table = Table(FULL_MESH + 4, max_members=64)
+    acquaint(table)
+    opener, *_ = _exchanging(table)
+    hub = opener.state.open.proposal
+    assert hub is not None
+    table.run_for(2 * idle_patience_s(opener.state))
+    for seat in table.live():
+        assert quorum_in_reach(seat.state, Ballot(LAST_ATTEMPT, seat.peer), table.now_s)
+        assert seat.state.alone_since_s is None
+
+
+def test_a_reducer_that_is_no_member_is_no_witness() -> None:
+    table = Table(3)
+    seat, other, lender = _exchanging(table)
+    proposal = seat.state.open.proposal
+    assert proposal is not None
+    members = tuple(member for member in proposal.members if member.peer != lender.peer)
+    opened = replace(seat.state.open, proposal=replace(proposal, members=members))
+    seat.state = replace(seat.state, open=opened)
+    table.now_s += 3.0
+    seat.hear(lender, heartbeat_of(lender))
+    assert is_suspected(seat.state, other.peer, table.now_s)
 
 
 def test_in_a_round_of_a_few_everybody_pings_everybody() -> None:
