@@ -107,9 +107,8 @@ class HeadVector:
     async def _note_done(self) -> None:
         try:
             await self._storage.append(VECTOR_LOG, _DONE)
-        except (
-            StorageError
-        ) as error:  # the next start looks at the units' logs once more, and finds them as they should be
+        except StorageError as error:
+            # the next start looks at the units' logs once more, and finds them as they should be
             log.warning("heads_not_noted", reason=error.one_line())
 
 

@@ -16,6 +16,7 @@ import trio
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
 from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.exchanging import WAIT_FOR_PROPOSAL_S
 from averaging.rounds.reduction import Offers
 from averaging.rounds.round_tools import Changes, Seal, SendMessage, Tasks
 from averaging.rounds.transfer import PIECE_BYTES
@@ -33,8 +34,6 @@ MAX_LENT: Final = 2
 
 EXTRA_S: Final = 30.0
 """How long a result is kept beyond the deadline of its slice, for members that are slow to take it."""
-
-WAIT_FOR_PROPOSAL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,12 @@ class Lender:
         if reason:
             log.info("not_lent", unit=proposal.unit, by=short(sender), reason=reason)
             return
-        if loan is not None and loan.exchange.proposal.ballot == proposal.ballot:
+        if all(part.reducer != self._tools.me.peer for part in proposal.slices):
+            if loan is not None:
+                loan.scope.cancel()
+        elif loan is not None and loan.exchange.proposal.ballot == proposal.ballot:
             loan.exchange.mend(proposal)
-        elif any(part.reducer == self._tools.me.peer for part in proposal.slices):
+        else:
             self._begin(proposal, loan)
 
     def _why_not(self, sender: PeerId, proposal: Proposal, loan: _Loan | None) -> str:

@@ -30,6 +30,8 @@ log = structlog.get_logger()
 
 ASK_WITHIN_S: Final = 60.0
 CERTIFICATES_AT_ONCE: Final = 16
+"""Signatures take milliseconds each, and messages shall not wait for a whole chain."""
+
 ASK_PAUSE_S: Final = 1.0
 """Between two questions to one holder whose answer leads nowhere."""
 
@@ -131,9 +133,7 @@ class SpineFollower:
                 self._state, _ = self._with(
                     [decode_certificate(raw) for raw in raws[begin : begin + CERTIFICATES_AT_ONCE]]
                 )
-                await (
-                    trio.lowlevel.checkpoint()
-                )  # signatures take milliseconds each, and messages shall not wait for a whole chain
+                await trio.lowlevel.checkpoint()
 
     # --- following ------------------------------------------------------------------------------------------------------------
 

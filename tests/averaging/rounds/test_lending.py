@@ -158,6 +158,17 @@ async def test_a_loan_ends_when_a_member_says_so_and_not_on_a_strangers_word(aut
         assert not scene.is_reducing()
 
 
+async def test_a_loan_of_which_nothing_is_left_ends(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        proposal, sender = scene.proposal(), scene.holders[0].peer
+        scene.lender.take_proposal(sender, proposal)
+        await trio.sleep(0.5)
+        assert scene.is_reducing()
+        scene.lender.take_proposal(sender, replace(proposal, slices=(replace(proposal.slices[0], reducer=sender),)))
+        await trio.sleep(0.5)
+        assert not scene.is_reducing()
+
+
 async def test_a_later_attempt_takes_over_what_was_brought_and_an_earlier_one_is_refused(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         first, sender = scene.proposal(), scene.holders[0].peer
