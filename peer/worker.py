@@ -133,7 +133,7 @@ def main() -> int:
             raise
         channel.sendall(frame(OutOfMemory(micro_batch=trainer.micro_batch)))
         return EXIT_OUT_OF_MEMORY
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         pass  # the daemon is gone: nobody is left to tell
     return 0
 

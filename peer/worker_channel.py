@@ -106,7 +106,10 @@ def read_message(channel: socket.socket) -> bytes | None:
 def _read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
     data = b""
     while len(data) < num_bytes:
-        part = channel.recv(num_bytes - len(data))
+        try:
+            part = channel.recv(num_bytes - len(data))
+        except ConnectionResetError:  # the other side ended with a message of ours unread: the end all the same
+            return None
         if not part:
             return None
         data += part

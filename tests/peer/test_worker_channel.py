@@ -69,6 +69,14 @@ def test_a_channel_that_ends_in_a_message_is_at_its_end_and_a_giant_length_is_re
             read_message(ours)
 
 
+def test_a_daemon_that_died_with_our_progress_unread_is_the_end_and_no_error() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(frame(Reply(number=1)))
+        theirs.close()  # unread bytes turn this into a reset
+        assert read_message(ours) is None
+
+
 def test_both_sides_see_the_areas_and_no_area_runs_into_another() -> None:
     with tempfile.TemporaryFile() as file:
         os.ftruncate(file.fileno(), mapping_bytes(5))
