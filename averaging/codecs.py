@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from protocol.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+
+FloatArray = npt.NDArray[np.float32]
 
 INT8_BLOCK_ELEMENTS: Final = 256
 """One scale per 256 values: 1.6% more bytes than none, relative error 0.7% on real pseudo-gradients."""
@@ -43,7 +46,7 @@ class Codec(Protocol):
 def _require_finite_input(values_n: torch.Tensor) -> None:
     if values_n.dtype != torch.float32 or values_n.dim() != 1:
         raise LocalProtocolError(f"a {values_n.dtype} tensor of {values_n.dim()} dimensions", "a float32 vector")
-    if not bool(torch.isfinite(values_n).all()):
+    if not np.isfinite(values_n.numpy()).all():
         raise LocalProtocolError("a vector with values that are not finite", "finite values", "skip this contribution")
 
 
@@ -53,8 +56,8 @@ def _require_length(codec: Codec, data: bytes | memoryview, num_elements: int) -
         raise RemoteProtocolError(f"{len(data)} bytes of {codec.name}", f"{expected} bytes for {num_elements} values")
 
 
-def _require_finite(values: torch.Tensor, name: str) -> torch.Tensor:
-    if not bool(torch.isfinite(values).all()):
+def _require_finite(values: FloatArray, name: str) -> FloatArray:
+    if not np.isfinite(values).all():
         raise RemoteProtocolError(f"{name} values that are not finite", "finite values")
     return values
 
@@ -73,7 +76,7 @@ class Fp32Codec:
         """The values, bit for bit."""
         _require_length(self, data, num_elements)
         values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=True)
-        return _require_finite(torch.from_numpy(values), self.name)
+        return torch.from_numpy(_require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a value."""
@@ -95,7 +98,7 @@ class Fp16Codec:
         """Exact: every float16 is a float32."""
         _require_length(self, data, num_elements)
         values = np.frombuffer(data, dtype="<f2").astype(np.float32)
-        return _require_finite(torch.from_numpy(values), self.name)
+        return torch.from_numpy(_require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
         """2 bytes a value."""
@@ -115,28 +118,30 @@ class Int8Codec:
         _require_finite_input(values_n)
         num_elements = values_n.numel()
         blocks = _num_blocks(num_elements)
-        padded = torch.zeros(blocks * INT8_BLOCK_ELEMENTS, dtype=torch.float32)
-        padded[:num_elements] = values_n
-        grid = padded.view(blocks, INT8_BLOCK_ELEMENTS)
-        scales = torch.div(torch.amax(torch.abs(grid), dim=1), 127.0)
-        # A block of zeros, or of values so small that the scale underflows to zero, encodes as zeros.
-        divisors = torch.where(scales > 0, scales, torch.ones_like(scales))
-        codes = torch.clamp(torch.round(torch.div(grid, divisors[:, None])), -127.0, 127.0)
-        codes = torch.where(scales[:, None] > 0, codes, torch.zeros_like(codes)).to(torch.int8)
-        return scales.numpy().astype("<f4", copy=False).tobytes() + codes.view(-1)[:num_elements].numpy().tobytes()
+        padded = values_n.numpy()
+        if num_elements % INT8_BLOCK_ELEMENTS:
+            padded = np.zeros(blocks * INT8_BLOCK_ELEMENTS, dtype=np.float32)
+            padded[:num_elements] = values_n.numpy()
+        grid = padded.reshape(blocks, INT8_BLOCK_ELEMENTS)
+        scales: FloatArray = np.abs(grid).max(axis=1) / np.float32(127.0)
+        # A block of zeros, or of values so small that the scale underflows to zero, rounds to zeros.
+        codes = grid / np.where(scales > 0, scales, np.float32(1.0))[:, None]
+        np.clip(np.rint(codes, out=codes), -127.0, 127.0, out=codes)
+        written: tuple[bytes, bytes] = (scales.astype("<f4").tobytes(), codes.astype(np.int8).tobytes())
+        return written[0] + written[1][:num_elements]
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
         """Code x scale, one multiplication a value."""
         _require_length(self, data, num_elements)
         blocks = _num_blocks(num_elements)
-        view = memoryview(data)
-        scales = torch.from_numpy(np.frombuffer(view[: 4 * blocks], dtype="<f4").astype(np.float32, copy=True))
-        _require_finite(scales, "int8 scale")
-        codes = torch.zeros(blocks * INT8_BLOCK_ELEMENTS, dtype=torch.float32)
-        raw = np.frombuffer(view[4 * blocks :], dtype=np.int8)
-        codes[:num_elements] = torch.from_numpy(raw.astype(np.float32))
-        values = torch.mul(codes.view(blocks, INT8_BLOCK_ELEMENTS), scales[:, None])
-        return _require_finite(values.view(-1)[:num_elements].clone(), self.name)
+        scales = _require_finite(np.frombuffer(data, dtype="<f4", count=blocks), "int8 scale")
+        values = np.frombuffer(data, dtype=np.int8, offset=4 * blocks).astype(np.float32)
+        num_full = num_elements // INT8_BLOCK_ELEMENTS
+        end = num_full * INT8_BLOCK_ELEMENTS
+        with np.errstate(over="ignore"):  # what overflows is refused below
+            values[:end].reshape(num_full, INT8_BLOCK_ELEMENTS)[:] *= scales[:num_full, None]
+            values[end:] *= scales[num_full:]
+        return torch.from_numpy(_require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
         """1 byte a value and 4 a block."""
