@@ -414,7 +414,17 @@ class UnitChain:
         self._stand_at(prepared.state, prepared.root)
         await self._keep_generation()
         await self._drop_lost(lost, prepared.path[0].link)
-        return self._open_round(await self.tools.log.load())
+        return await self._votes_on_head()
+
+    async def _votes_on_head(self) -> OpenRound:
+        """What our log knows of the round on the new head. The head has moved, so a disk that cannot be read back must not stop us
+        here: who does not know its votes casts none on this base.
+        """
+        try:
+            return self._open_round(await self.tools.log.load())
+        except StorageError as error:
+            log.warning("votes_not_read", unit=self.tools.unit, reason=error.one_line())
+            return OpenRound(has_left=True)
 
     async def _drop_lost(self, lost: Sequence[ChainLink], kept: ChainLink) -> None:
         """Updates of the lineage that was left; on the fork itself the other one's stay."""

@@ -12,7 +12,7 @@ from averaging.outer_step import apply_outer_step
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS, SNAPSHOT_BYTES_PER_VALUE
 from averaging.state import state_root
-from averaging.unit_log import LoggedContribution
+from averaging.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root
 from protocol.rounds.chain import verify_certificate
@@ -402,6 +402,27 @@ async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other
         assert [link.commit for link in chain.links[2:]] in ([ours.link.commit], [c.link.commit for c in won])
         assert chain.root == state_root(chain.state, GRID)
         assert chain.state.head == chain.head.commit
+
+
+async def test_who_cannot_read_its_votes_after_a_switch_stands_there_and_casts_none(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _after(1) as (world, made, party):
+        await party.apply(world.commit_on(made[0].link, 5, members=[0], is_lone=True))
+        won = [world.commit_on(made[0].link, 6, members=[1, 2])]
+        await won[0].write_results(party)
+        fork = await party.chain.state_at(made[0].link.commit)
+        assert fork is not None
+        state = await party.chain.replay(fork, tree_nodes(won))
+        prepared = await party.chain.prepared(made[0].link.commit, tree_nodes(won), fork, state)
+
+        async def refuse() -> LoggedRounds:
+            raise StorageError("an input/output error", "a disk that can be read", "look at the disk")
+
+        monkeypatch.setattr(party.chain.tools.log, "load", refuse)
+        opened = await party.chain.switch(prepared)
+        assert party.chain.head == won[0].link
+        assert opened.has_left
 
 
 async def test_a_lineage_taken_where_our_own_lost_its_bytes_is_the_one_after_a_restart(autojump_clock: Clock) -> None:
