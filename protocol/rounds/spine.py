@@ -62,12 +62,21 @@ def with_certificates(
 
 
 def choose(state: FollowedSpine) -> CommitId:
-    """The commit to follow: among those on which a holder stands, and our own, the best by rule 22."""
-    stood_on = {state.head, *(head for head in state.holders.values() if head in state.tree.nodes)}
-    if all(state.tree.path(commit, state.head) is not None for commit in stood_on):
-        return state.head
-    nodes = {state.tree.root: state.tree.nodes[state.tree.root]}
-    for head in stood_on:
-        nodes.update((node.link.commit, node) for node in state.tree.path(state.tree.root, head) or ())
+    """The commit to follow: the best by rule 22 among those on which a holder stands, and our own, unless every holder is known to
+    stand on other lineages: nobody could give anybody the bytes of ours.
+    """
+    tree, head = state.tree, state.head
+    stood_on = {stands for stands in state.holders.values() if stands in tree.nodes}
+    is_ours_with_somebody = any(
+        commit not in tree.nodes or tree.path(commit, head) is not None or tree.path(head, commit) is not None
+        for commit in state.holders.values()
+    )
+    if is_ours_with_somebody or not stood_on:
+        stood_on.add(head)
+    if all(tree.path(commit, head) is not None for commit in stood_on):
+        return head
+    nodes = {tree.root: tree.nodes[tree.root]}
+    for commit in stood_on:
+        nodes.update((node.link.commit, node) for node in tree.path(tree.root, commit) or ())
     newest = max(nodes.values(), key=lambda node: node.link.index).link.commit
-    return best_head(CommitTree(state.tree.root, newest, MappingProxyType(nodes), state.tree.has_fork))
+    return best_head(CommitTree(tree.root, newest, MappingProxyType(nodes), tree.has_fork))

@@ -297,9 +297,11 @@ async def test_after_a_move_it_stands_on_the_other_lineage_and_so_does_its_log(a
 async def test_a_lineage_that_fewer_speak_for_is_not_left_for_a_worse_one(autojump_clock: Clock) -> None:
     async with _forked() as (scene, sides):
         await scene.hear(scene.world.parties[1], sides.theirs[-1].link)
-        for party in scene.world.parties[1:]:
+        for party in scene.world.parties[2:]:
             await scene.hear(party, sides.ours.link)
         assert scene.head == sides.theirs[-1].link
+        await scene.hear(scene.world.parties[1], sides.ours.link)
+        assert scene.head == sides.ours.link, "nobody is left there who could give anybody its bytes"
 
 
 async def test_while_a_move_is_under_way_nothing_else_is_followed(autojump_clock: Clock) -> None:

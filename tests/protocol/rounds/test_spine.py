@@ -92,8 +92,19 @@ def test_what_we_follow_is_kept_against_a_lighter_lineage_and_left_for_a_heavier
     ours, light = lineage_on(table.genesis, table.live(), 4), lineage_on(table.genesis, table.live(), 1, salt=1)
     heavy = lineage_on(table.genesis, table.live(), 16, salt=2)
     state = replace(_with(start, ours, light, heavy), head=ours[-1].link.commit)
-    assert choose(_at(state, one=light[0])) == ours[-1].link.commit
-    assert choose(_at(state, one=heavy[-1])) == heavy[-1].link.commit
+    assert choose(_at(state, one=light[0], two=ours[-2])) == ours[-1].link.commit
+    assert choose(_at(state, one=heavy[-1], two=ours[-2])) == heavy[-1].link.commit
+
+
+def test_what_we_follow_is_left_where_every_holder_stands_on_another_lineage(
+    table: Table, start: FollowedSpine
+) -> None:
+    ours, light = lineage_on(table.genesis, table.live(), 4), lineage_on(table.genesis, table.live(), 1, salt=1)
+    state = replace(_with(start, ours, light), head=ours[-1].link.commit)
+    assert choose(_at(state, one=light[0])) == light[0].link.commit
+    ahead = commit_on(ours[-1].link, table.live())
+    unknown = heard(_at(state, one=light[0]), TWO, ahead.link.commit)
+    assert choose(unknown) == ours[-1].link.commit, "it may be ahead of us on our own"
 
 
 def test_a_holder_that_is_behind_on_our_lineage_does_not_take_us_back(table: Table, start: FollowedSpine) -> None:
