@@ -66,12 +66,12 @@ async def open_chain(
 
 
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
-    """Codec and chunks of every unit of the run."""
+    """What a lender knows of every unit of the run."""
     numbers = membership.manifest.config.round
     codec = codec_by_name(numbers.codec)
     schemas = membership.manifest.unit_schemas()
     return {
-        unit: UnitShape(codec, ChunkGrid(schema.num_elements, numbers.chunk_elements))
+        unit: UnitShape(codec, ChunkGrid(schema.num_elements, numbers.chunk_elements), numbers.longest_interval_s)
         for unit, schema in schemas.items()
     }
 

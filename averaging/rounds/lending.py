@@ -38,10 +38,11 @@ EXTRA_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class UnitShape:
-    """What is known of every unit of the run, held or not: the codec of its deltas and its chunks."""
+    """What is known of every unit of the run, held or not: its codec and chunks, and the longest interval between its rounds."""
 
     codec: Codec
     grid: ChunkGrid
+    longest_interval_s: float
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Lender:
                 loan.scope.cancel()
         elif loan is not None and loan.exchange.proposal.ballot == proposal.ballot:
             loan.exchange.mend(proposal)
+            loan.scope.deadline = self._until_s(proposal)  # slices that are new here begin now
         else:
             self._begin(proposal, loan)
 
@@ -116,13 +118,18 @@ class Lender:
             if is_same_base:  # what was scattered to us is not sent again (rule 9)
                 offers = before.offers
         loan = _Loan(Exchange(proposal, self._exchange_tools(proposal.unit, shape), offers), offers)
+        loan.scope.deadline = self._until_s(proposal)
         self._loans[proposal.unit] = loan
         self._tasks.spawn(self._run, proposal.unit, loan)
         self._changes.notify()
 
+    def _until_s(self, proposal: Proposal) -> float:
+        """A proposal may ask for a day; no attempt of an honest leader lasts longer than the unit's longest interval (rule 11)."""
+        longest_s = self._tools.shapes[proposal.unit].longest_interval_s
+        return trio.current_time() + min(proposal.reduce_within_s, longest_s) + EXTRA_S
+
     async def _run(self, unit: UnitName, loan: _Loan) -> None:
-        proposal = loan.exchange.proposal
-        with trio.move_on_after(proposal.reduce_within_s + EXTRA_S), loan.scope:
+        with loan.scope:
             await loan.exchange.run()
         if self._loans.get(unit) is loan:
             del self._loans[unit]

@@ -236,7 +236,7 @@ class Node:
             )
             await self.follower.restore()
         rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
-        shape = UnitShape(world.codec, world.grid)
+        shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s)
         me, offload = Member(self.peer, 1, self.session), SimulatedOffload(world.swarm.timers)
         rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape))
         for unit in self.units:

@@ -24,6 +24,7 @@ from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, VERIFI
 from tests.averaging.rounds.service_world import until
 
 Clock = trio.testing.MockClock
+LONGEST_S = 600.0
 OTHERS = tuple(UnitName(f"expert-{number}") for number in range(MAX_LENT))
 
 
@@ -65,7 +66,7 @@ async def _scene() -> AsyncIterator[Scene]:
         async def send(to: tuple[PeerId, ...], message: RoundMessage) -> None:
             sent.append((to, message))
 
-        shape = UnitShape(CODEC, GRID)
+        shape = UnitShape(CODEC, GRID, LONGEST_S)
         tools = LenderTools(
             RUN_ID,
             Member(party.peer, 1, party.session),
@@ -155,6 +156,29 @@ async def test_a_loan_ends_when_a_member_says_so_and_not_on_a_strangers_word(aut
         assert scene.is_reducing()
         scene.lender.end(scene.holders[1].peer, UNIT, proposal.base)
         await trio.sleep(0.5)
+        assert not scene.is_reducing()
+
+
+async def test_no_loan_lasts_longer_than_a_round_may(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        proposal = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, replace(proposal, reduce_within_s=86400.0))
+        await trio.sleep(LONGEST_S + EXTRA_S - 1.0)
+        assert scene.is_reducing()
+        await trio.sleep(2.0)
+        assert not scene.is_reducing()
+
+
+async def test_a_mended_proposal_gives_a_loan_its_time_anew(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        proposal, sender = scene.proposal(), scene.holders[0].peer
+        scene.lender.take_proposal(sender, proposal)
+        lasts_s = proposal.reduce_within_s + EXTRA_S
+        await trio.sleep(lasts_s - 1.0)
+        scene.lender.take_proposal(sender, proposal)
+        await trio.sleep(lasts_s - 1.0)
+        assert scene.is_reducing()
+        await trio.sleep(2.0)
         assert not scene.is_reducing()
 
 
