@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from averaging.network.memory_network import Host, MemorySwarm
 
 T = TypeVar("T")
+
+MAX_IDLE: Final = 16
 
 
 class Answer(Generic[T]):
@@ -63,6 +66,34 @@ class Answer(Generic[T]):
         return self._values[0]
 
 
+class CallServer:
+    """A task that serves one call after another; between two it waits among the `idle` ones of its host."""
+
+    def __init__(self, idle: list[CallServer], job: Callable[[], Awaitable[None]]) -> None:
+        self._idle = idle
+        self._job = job
+        self._task: trio.lowlevel.Task | None = None
+
+    def take(self, job: Callable[[], Awaitable[None]]) -> None:
+        """The next call, for a server that was taken from the idle ones."""
+        self._job = job
+        if self._task is not None:
+            trio.lowlevel.reschedule(self._task)
+
+    async def run(self) -> None:
+        """Until there are enough idle ones without it."""
+        self._task = trio.lowlevel.current_task()
+        await self._job()
+        while len(self._idle) < MAX_IDLE:
+            self._idle.append(self)
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+            await self._job()
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._idle.remove(self)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
 class Call:
     """A call on its way; its methods are the stations, called by timers."""
 
@@ -95,7 +126,7 @@ class Call:
         async def serve() -> None:
             await self._serve(host, number)
 
-        host.when_awake(lambda: host.start(serve))
+        host.when_awake(lambda: host.start_call(serve))
 
     async def _serve(self, host: Host, number: int) -> None:
         reply = await self._reply_of(host)

@@ -197,7 +197,7 @@ class PeerRounds:
         try:
             await self._tools.network.call(peer, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S)
         except PeerUnreachable:
-            await self._tell_all(PeerLost(peer))
+            await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         except (CallTimeout, RemoteProtocolError) as error:
             log.debug("not_delivered", to=short(peer), reason=error.one_line())
         else:

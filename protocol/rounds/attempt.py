@@ -5,10 +5,11 @@ An attempt that fails ends with its reason; the round stays open on its base, no
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from types import MappingProxyType
 from typing import Final
 
+from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds.chain import link_after
 from protocol.rounds.messages import (
@@ -248,7 +249,7 @@ def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceS
     borrowed = _borrowed(proposal, mend)
     orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend),)
     if borrowed:  # they may not know the proposal yet
-        orders = (*orders, Send(borrowed, replace(proposal, slices=mend.slices)))
+        orders = (*orders, Send(borrowed, dataclasses.replace(proposal, slices=mend.slices)))
     return Step(state, orders, reason)
 
 

@@ -9,12 +9,13 @@ more than half of the base roster has, on disk, all bytes that its record names 
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from types import MappingProxyType
 from typing import Final
 
 from protocol.envelope import open_envelope
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
+from protocol.frozen import replace
 from protocol.ids import PeerId, Root, short
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
@@ -119,7 +120,7 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
         case PeersAnswered():
             return Step(liveness.answered(state, event))
         case PeerLost():
-            return liveness.peer_lost(state, event.peer, now_s)
+            return liveness.peer_lost(state, event, now_s)
         case PeersListed():
             return liveness.peers_listed(state, event, now_s)
         case Progressed():
@@ -256,7 +257,7 @@ def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) 
         except RemoteProtocolError as error:
             return Step(state, (), f"dropped a promise of {short(sender)}: {error.one_line()}")
         if link.is_lone:
-            message = replace(message, acked=None)
+            message = dataclasses.replace(message, acked=None)
     return leading.promise(state, sender, message, now_s)
 
 
@@ -365,7 +366,7 @@ def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
         return Step(state)
     if mend.revision <= opened.revision or mend.slices[-1].stop_chunk != state.config.num_chunks:
         return Step(state)
-    proposal = replace(proposal, slices=mend.slices)
+    proposal = dataclasses.replace(proposal, slices=mend.slices)
     kept = {part.first_chunk: part for part in mend.slices}
     results = {
         first: header

@@ -5,9 +5,8 @@ Hints (heartbeats, messages about other bases) only make us ask; what is followe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from protocol.errors import RemoteProtocolError, VersionError
+from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, verify_certificate
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits

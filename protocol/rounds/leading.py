@@ -5,10 +5,10 @@ Every function takes the state and returns a Step; core.py calls them. What a le
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt
 from protocol.rounds.messages import Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
@@ -57,7 +57,7 @@ def tick(state: RoundState, now_s: float) -> Step:
         return Step(state)
     if state.open.leading is not None:
         return _tick_leading(state, state.open.leading, now_s)
-    if not is_due(state, now_s) and state.open.proposal is None and state.open.acked is None:
+    if state.open.proposal is None and state.open.acked is None and not is_due(state, now_s):
         is_new = state.open.due_since_s is not None
         return Step(replace(state, open=replace(state.open, due_since_s=None)) if is_new else state)
     if state.open.due_since_s is None:
@@ -93,7 +93,8 @@ def _is_early(state: RoundState, now_s: float) -> bool:
             continue
         is_voter = view.peer in state.link.roster and waited_s < state.config.suspect_after_s
         is_close = 0 < state.link.index - head.index <= CLOSE_BEHIND and head.can_contribute
-        if is_voter or (is_close and waited_s < _follower_patience_s(state, view)):
+        is_behind = is_close and state.tree.path(head.head, state.link.commit) is not None
+        if is_voter or (is_behind and waited_s < _follower_patience_s(state, view)):
             return True
     return False
 

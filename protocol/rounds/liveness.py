@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
+from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt, leading, voting
 from protocol.rounds.chain import link_after
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Leave
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.state import PeersAnswered, PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
+from protocol.rounds.state import PeerLost, PeersAnswered, PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
 from protocol.rounds.views import (
     FULL_MESH,
     NUM_HEARTBEAT_PEERS,
@@ -30,19 +30,22 @@ BUSY_TICK_S: Final = 0.25
 DUE_TICK_S: Final = 1.0
 """Who waits for the opener looks as often as the delay from one rank to the next."""
 
+QUICK_HEARTBEAT_S: Final = 5.0
+"""Between slower heartbeats nothing is looked at: who sends them every half minute has rounds of half an hour."""
+
 NEVER_HEARD_S: Final = 3600.0
 
 
 def next_tick_s(state: RoundState) -> float:
     """How long the machine may be left alone: a quarter of a second while a round is open, longer where one is due and heartbeats
-    are slow anyway, else half of a heartbeat.
+    are slow anyway, else half of a heartbeat, or a whole slow one.
     """
     opened, heartbeat_s = state.open, state.config.heartbeat_s
     if opened.proposal is not None or opened.leading is not None or opened.asked:
         return BUSY_TICK_S
     if opened.due_since_s is not None:
         return max(BUSY_TICK_S, min(DUE_TICK_S, heartbeat_s / 8))
-    return max(BUSY_TICK_S, heartbeat_s / 2)
+    return heartbeat_s if heartbeat_s > QUICK_HEARTBEAT_S else max(BUSY_TICK_S, heartbeat_s / 2)
 
 
 def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
@@ -164,12 +167,12 @@ def with_view(state: RoundState, view: PeerView) -> RoundState:
     return replace(state, peers=MappingProxyType(state.peers | {view.peer: view}))
 
 
-def peer_lost(state: RoundState, peer: PeerId, now_s: float) -> Step:
-    """A connection was refused or reset: a death at once, no waiting."""
-    view = state.peers.get(peer)
-    if view is None or view.lost:
+def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:
+    """A connection was refused or reset: a death at once, no waiting. An answer that came later may have been told before."""
+    view = state.peers.get(event.peer)
+    if view is None or view.lost or view.heard_at_s > event.at_s:
         return Step(state)
-    return _gone(with_view(state, replace(view, lost=True)), peer, now_s, "is gone: connection refused or reset")
+    return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused or reset")
 
 
 def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> Step:

@@ -1,11 +1,13 @@
 """The round machine's vocabulary: what it knows (state) and what it is told (events). What it orders is in orders.py.
 
-States are frozen. Events are in the past tense, actions are orders. Whoever drives the machine performs the actions in the
-order given and reports back by events; nothing here waits, reads a clock or draws a random number.
+States are frozen; those that `protocol.frozen.replace` copies have no slots. Events are in the past tense, actions are orders.
+Whoever drives the machine performs the actions in the order given and reports back by events; nothing here waits, reads a clock or
+draws a random number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -83,7 +85,7 @@ class RoundConfig:
         return self.spine in (None, self.unit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PeerView:
     """What we last heard from a peer, and when. A hint, except that silence and resets are our own observation.
 
@@ -108,7 +110,7 @@ class PeerView:
     spine_head: CommitId | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leading:
     """This peer leads the attempt of `ballot`.
 
@@ -148,7 +150,7 @@ class SignedLeave:
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PendingPreVote:
     """A question that is answered when the opener was asked itself, or after `suspect_after_s` without a sign of it."""
 
@@ -158,7 +160,7 @@ class PendingPreVote:
     asked_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenRound:
     """Everything about the round on the current head; dropped whole when the head moves.
 
@@ -210,7 +212,7 @@ class OpenRound:
         return {peer: signed.leave for peer, signed in self.leaves.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Switching:
     """Another lineage is being brought here, is here (`is_prepared`), or is being flipped to, with the spine where that ordered it."""
 
@@ -221,7 +223,7 @@ class Switching:
     is_with_spine: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundState:
     """The round machine of one unit at one peer.
 
@@ -292,9 +294,10 @@ class PeersAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A connection to the peer was refused or reset: its process is gone."""
+    """A connection to the peer was refused or reset: its process is gone, unless it was heard after `at_s`, monotonic time."""
 
     peer: PeerId
+    at_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 from protocol.ids import PeerId
 from protocol.rounds.lineage import Standing
 from protocol.rounds.messages import Ballot, Heartbeat, UnitHead
-from protocol.rounds.quorum import electorate, is_quorum
+from protocol.rounds.quorum import electorate, is_quorum, opener_order
 from protocol.rounds.state import PeerView, RoundState
 
 NUM_WITNESSES: Final = 2
@@ -44,15 +44,21 @@ def is_gone(state: RoundState, peer: PeerId) -> bool:
 
 def beat_peers(state: RoundState) -> tuple[PeerId, ...]:
     """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders."""
-    is_spine = state.config.is_spine
-    return tuple(p for p in sorted(state.peers) if not state.peers[p].left and (is_spine or may_hold(state, p)))
+    here = [peer for peer, view in state.peers.items() if not view.left]
+    if not state.config.is_spine:
+        here = [peer for peer in here if may_hold(state, peer)]
+    return tuple(sorted(here))
 
 
 def idle_patience_s(state: RoundState) -> float:
     """While nothing is open each peer gives a sign to a few others at a time, so that all have had one after a whole turn; three
     heartbeats more, and the suspicion, before silence means anything.
     """
-    num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
+    return patience_for_s(state, len(state.peers) if state.config.is_spine else len(beat_peers(state)))
+
+
+def patience_for_s(state: RoundState, num_peers: int) -> float:
+    """As `idle_patience_s`, where so many peers hear in turn."""
     turns = -(-num_peers // NUM_HEARTBEAT_PEERS)
     return (max(1, turns) + 3) * state.config.heartbeat_s + state.config.suspect_after_s
 
@@ -138,8 +144,10 @@ def may_hold(state: RoundState, peer: PeerId) -> bool:
 
 
 def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
-    """Live, reachable peers that do not hold the unit and may be asked to reduce (rule 7), best upload first."""
-    patience_s = idle_patience_s(state)
+    """Live, reachable peers that do not hold the unit and may be asked to reduce (rule 7): those with twice the upload before others,
+    and among equals in an order that each base draws anew, so that not every unit's opener asks the same few.
+    """
+    patience_s = patience_for_s(state, len(state.peers))  # they give their signs in the spine's turn, not in ours
     able = [
         view
         for peer, view in state.peers.items()
@@ -148,7 +156,8 @@ def lenders(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
         and peer not in state.open.unfit
         and is_alive(state, peer, now_s, patience_s)
     ]
-    return tuple(sorted(able, key=lambda view: (-view.upload_bytes_per_s, view.peer)))
+    drawn = {peer: rank for rank, peer in enumerate(opener_order(state.link.commit, 0, [view.peer for view in able]))}
+    return tuple(sorted(able, key=lambda view: (-view.upload_bytes_per_s.bit_length(), drawn[view.peer])))
 
 
 def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
@@ -157,19 +166,18 @@ def caught_up(state: RoundState, now_s: float) -> tuple[PeerView, ...]:
 
 
 def _caught_up(state: RoundState, now_s: float) -> list[PeerView]:
-    commit, patience_s = state.link.commit, idle_patience_s(state)
-    return [
+    commit, since_s = state.link.commit, now_s - idle_patience_s(state)
+    views = [
         view
         for view in state.peers.values()
-        if (head := view.head) is not None
-        and head.can_contribute
+        if view.heard_at_s >= since_s
+        and (head := view.head) is not None
         and head.head == commit
-        and now_s - view.heard_at_s <= patience_s
+        and head.can_contribute
         and view.member is not None
-        and not view.lost
-        and not view.left
-        and stands_with_us(state, view)
+        and not (view.lost or view.left)
     ]
+    return views if state.spine is None else [view for view in views if stands_with_us(state, view)]
 
 
 def ready_at(view: PeerView) -> int:
@@ -222,18 +230,17 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
 
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
-    patience_s = idle_patience_s(state)
+    since_s = now_s - idle_patience_s(state)
     peers, disks, leaves = state.peers, state.link.disks, state.open.leaves
-    voters = {
-        peer
-        for peer in state.link.roster
-        if (view := peers.get(peer)) is not None
-        and now_s - view.heard_at_s <= patience_s
-        and not (view.lost or view.left or peer in leaves)
-        and (view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation)
-    }
-    if state.may_vote:
-        voters.add(state.config.me.peer)
+    voters = {state.config.me.peer} if state.may_vote else set()
+    for peer in state.link.roster:
+        view = peers.get(peer)
+        if view is None or view.heard_at_s < since_s or view.lost or view.left or peer in leaves:
+            continue
+        if view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation:
+            voters.add(peer)
+            if len(voters) > 1 + len(state.link.roster) // 2:
+                return True  # with any one of them a stranger to the roster, still more than half of it
     return is_base_quorum(state, ballot, voters)
 
 

@@ -5,9 +5,8 @@ Acks, promises and goodbyes are durable before they are told. A pre-vote binds n
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from protocol.errors import RemoteProtocolError
+from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import leading
 from protocol.rounds.chain import ChainLink, link_after

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.ids import CommitId
 from protocol.rounds.leading import expected_opener
 from protocol.rounds.messages import (
     Ack,
@@ -104,7 +105,7 @@ def test_a_round_with_fewer_than_the_least_members_is_put_off_and_it_is_said() -
     assert any("of at least 3 members" in reason for seat in table.live() for reason in seat.reasons)
 
 
-def _opens_after_s(num_behind: int, exchange_ms: int = 0) -> float:
+def _opens_after_s(num_behind: int, exchange_ms: int = 0, *, is_made_up: bool = False) -> float:
     """How long the opener waits, of two whose third one tells again and again that it stands so many commits back."""
     table = Table(3)
     acquaint(table)
@@ -113,6 +114,8 @@ def _opens_after_s(num_behind: int, exchange_ms: int = 0) -> float:
     for index in range(1, 4):
         table.run_until(lambda index=index: table.all_at(index))  # type: ignore[misc]
         heads.append(heartbeat_of(slow).heads)
+    if is_made_up:
+        heads = [tuple(replace(head, head=CommitId(b"?" * 32)) for head in told) for told in heads]
     opener = table.opener()
     slow, quick = table.others(opener)
     link = opener.state.link
@@ -134,6 +137,10 @@ def test_who_is_close_behind_is_waited_for_also_by_one_that_is_alone_in_the_rost
     assert _opens_after_s(0) < 1.0
     assert 5.0 <= _opens_after_s(1) < 6.0
     assert 5.0 <= _opens_after_s(2) < 6.0
+
+
+def test_nobody_waits_for_who_is_close_behind_on_a_lineage_that_is_not_ours() -> None:
+    assert _opens_after_s(1, is_made_up=True) < 1.0
 
 
 def test_a_follower_with_a_slow_line_gets_the_time_of_two_uploads() -> None:

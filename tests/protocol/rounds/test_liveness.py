@@ -30,6 +30,16 @@ def test_a_reset_is_a_death_at_once_and_the_next_word_a_return() -> None:
     assert is_alive(seat.state, other.peer, table.now_s, 5.0)
 
 
+def test_a_reset_from_before_the_last_answer_is_no_death() -> None:
+    table = Table(3)
+    seat, other = table.live()[:2]
+    seat.feed(PeersAnswered(((other.peer, table.now_s),)))
+    seat.feed(PeerLost(other.peer, table.now_s - 0.1))
+    assert is_alive(seat.state, other.peer, table.now_s, 5.0)
+    seat.feed(PeerLost(other.peer, table.now_s))
+    assert not is_alive(seat.state, other.peer, table.now_s, 5.0)
+
+
 def test_a_listed_peer_that_never_spoke_is_not_taken_for_alive() -> None:
     table = Table(3)
     seat, other = table.live()[:2]
