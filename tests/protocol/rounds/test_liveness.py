@@ -132,6 +132,13 @@ def test_the_machine_wants_to_be_woken_more_often_while_a_round_is_open() -> Non
     assert next_tick_s(seat.state) == BUSY_TICK_S
 
 
+def test_between_slow_heartbeats_the_machine_is_left_alone() -> None:
+    table = Table(3)
+    (seat, *_) = table.live()
+    slow = replace(seat.state, config=replace(seat.state.config, heartbeat_s=30.0))
+    assert next_tick_s(slow) == 30.0
+
+
 # --- suspicion in an exchange -------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from protocol.rounds.views import (
     idle_patience_s,
     is_due,
     is_suspected,
+    lenders,
     may_be_lone,
     opener_patience_s,
     own_heartbeat,
@@ -237,6 +238,22 @@ def test_in_a_round_of_a_few_everybody_pings_everybody() -> None:
     table = Table(5)
     seat, *others = _exchanging(table)
     assert all(do_ping(one.state, one.peer, other.peer) for one in others for other in (seat, *others))
+
+
+def test_lenders_of_one_class_of_upload_are_asked_in_an_order_that_each_base_draws_anew() -> None:
+    table = Table(9)
+    seat, *others = table.live()
+    for number, other in enumerate(others):
+        told = replace(heartbeat_of(other), heads=(), is_inbound_reachable=True)
+        seat.hear(other, replace(told, upload_bytes_per_s=5000 if number == 0 else 1000 + number))
+    orders = set()
+    for salt in range(4):
+        link = commit_on(table.genesis, table.live(), salt=salt).link
+        asked = [view.peer for view in lenders(replace(seat.state, link=link), table.now_s)]
+        assert asked[0] == others[0].peer, "twice the upload comes before any order"
+        assert set(asked) == {other.peer for other in others}
+        orders.add(tuple(asked))
+    assert len(orders) == 4
 
 
 # --- quorum and patience ------------------------------------------------------------------------------------------------------
