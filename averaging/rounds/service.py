@@ -141,12 +141,23 @@ class RoundService:
             nursery.start_soon(self._tick)
             task_status.started()
             while True:
-                event = await self._receive_events.receive()
-                await self._before(event)
-                if isinstance(event, trio.Event):
-                    event.set()
-                else:
-                    await self._step(event)
+                await self._take(await self._receive_events.receive())
+                while (event := self._waiting_event()) is not None:
+                    await self._take(event)
+
+    def _waiting_event(self) -> Event | trio.Event | None:
+        """One that is there already: a turn of the scheduler for each would cost more than most steps."""
+        try:
+            return self._receive_events.receive_nowait()
+        except trio.WouldBlock:
+            return None
+
+    async def _take(self, event: Event | trio.Event) -> None:
+        await self._before(event)
+        if isinstance(event, trio.Event):
+            event.set()
+        else:
+            await self._step(event)
 
     async def _before(self, event: Event | trio.Event) -> None:
         """What the machine hears before anything else: where the spine is, who answered, and with a tick how training goes."""
@@ -166,7 +177,10 @@ class RoundService:
 
     async def tell(self, event: Event) -> None:
         """Give the machine an event; waits while it has too many."""
-        await self._send_events.send(event)
+        try:
+            self._send_events.send_nowait(event)
+        except trio.WouldBlock:
+            await self._send_events.send(event)
 
     async def drained(self) -> None:
         """Until the machine has taken all events that it was told before."""
