@@ -9,16 +9,33 @@ import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from averaging.incoming import Incoming
 from averaging.network.seams import Offload, Storage
-from averaging.state import StateHeader, UnitState, header_from_bytes, root_of, state_chunk, state_from_chunks
+from averaging.state import (
+    STATE_BYTES_PER_VALUE,
+    StateHeader,
+    UnitState,
+    header_from_bytes,
+    root_of,
+    state_chunk,
+    state_from_chunks,
+)
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root
 from protocol.merkle import leaf_hash
 from protocol.tensor_schema import ChunkGrid
 
+PIN_S: Final = 60.0
+"""A lease: a download asks for another stripe every few seconds, or it is over."""
+
+MAX_PINNED: Final = 2
+"""A bound for the disk: more joiners than this find the same generation, or begin again with a newer one."""
+
+CHUNKS_AT_ONCE: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
 
@@ -33,12 +50,15 @@ class GenerationRef:
 
 
 class Generations:
-    """The generations of one unit in a Storage."""
+    """The generations of one unit in a Storage, and the one that is on its way here (`incoming`)."""
 
     def __init__(self, storage: Storage, grid: ChunkGrid, offload: Offload) -> None:
         self._storage = storage
         self._grid = grid
         self._offload = offload
+        self.incoming = Incoming(storage, grid)
+        self._pinned_until_s: dict[CommitId, float] = {}
+        self._hashed: tuple[str, tuple[bytes, ...]] = ("", ())
 
     async def write(self, state: UnitState, root: Root) -> GenerationRef:
         """Write a state atomically.
@@ -56,10 +76,20 @@ class Generations:
         await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
         return ref
 
-    async def keep_only(self, commits: Collection[CommitId]) -> None:
-        """Delete the generations of all other commits."""
+    def pin(self, commit: CommitId, now_s: float) -> None:
+        """Somebody downloads this generation: it is kept for PIN_S from now on (monotonic), whatever happens to the head, so that the
+        download does not begin again at each commit. At most MAX_PINNED at a time, the newest wishes first.
+        """
+        self._pinned_until_s.pop(commit, None)
+        self._pinned_until_s[commit] = now_s + PIN_S
+        while len(self._pinned_until_s) > MAX_PINNED:
+            del self._pinned_until_s[next(iter(self._pinned_until_s))]
+
+    async def keep_only(self, commits: Collection[CommitId], now_s: float) -> None:
+        """Delete the generations of all other commits that are not pinned."""
+        self._pinned_until_s = {commit: end_s for commit, end_s in self._pinned_until_s.items() if end_s > now_s}
         for ref in await self.list():
-            if ref.commit not in commits:
+            if ref.commit not in commits and ref.commit not in self._pinned_until_s:
                 await self._storage.delete(ref.name)
 
     async def list(self) -> Sequence[GenerationRef]:
@@ -93,7 +123,7 @@ class Generations:
         chunks = []
         for chunk in range(self._grid.num_chunks):
             start, stop = self._grid.bounds(chunk)
-            chunks.append(data[begin + 8 * start : begin + 8 * stop])
+            chunks.append(data[begin + STATE_BYTES_PER_VALUE * start : begin + STATE_BYTES_PER_VALUE * stop])
         if root_of(header, [leaf_hash(chunk) for chunk in chunks]) != root:
             raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
         return state_from_chunks(header, chunks, self._grid), root
@@ -127,14 +157,40 @@ class Generations:
         header, root, _ = _parse_head(data)
         return header, root
 
-    async def read_chunk(self, ref: GenerationRef, chunk: int) -> bytes | None:
-        """The bytes of one chunk; None when the generation is gone."""
+    async def read_chunks(self, ref: GenerationRef, first_chunk: int, stop_chunk: int) -> Sequence[bytes] | None:
+        """The bytes of some chunks, in order; None when the generation is gone."""
         prefix = await self._storage.read_range(ref.name, 0, 1024)
         if prefix is None:
             return None
-        _, _, begin = _parse_head(prefix)
-        start, stop = self._grid.bounds(chunk)
-        return await self._storage.read_range(ref.name, begin + 8 * start, 8 * (stop - start))
+        begin = _parse_head(prefix)[2]
+        spans = [self._grid.bounds(chunk) for chunk in range(first_chunk, stop_chunk)]
+        chunks: list[bytes] = []
+        for start, stop in spans:
+            data = await self._storage.read_range(
+                ref.name, begin + STATE_BYTES_PER_VALUE * start, STATE_BYTES_PER_VALUE * (stop - start)
+            )
+            if data is None:
+                return None
+            chunks.append(data)
+        return chunks
+
+    async def hashes(self, ref: GenerationRef) -> Sequence[bytes] | None:
+        """The leaf hashes of all chunks; None when the generation is gone. Those of the last one that was asked for are remembered."""
+        if ref.name == self._hashed[0]:
+            return self._hashed[1]
+        hashes: list[bytes] = []
+        for first_chunk in range(0, self._grid.num_chunks, CHUNKS_AT_ONCE):
+            stop_chunk = min(first_chunk + CHUNKS_AT_ONCE, self._grid.num_chunks)
+            chunks = await self.read_chunks(ref, first_chunk, stop_chunk)
+            if chunks is None:
+                return None
+            hashes += await self._offload.run(partial(_leaf_hashes, chunks), cost_s=0.0001)
+        self._hashed = (ref.name, tuple(hashes))
+        return hashes
+
+
+def _leaf_hashes(chunks: Sequence[bytes]) -> list[bytes]:
+    return [leaf_hash(chunk) for chunk in chunks]
 
 
 def _parse_head(data: bytes) -> tuple[StateHeader, Root, int]:

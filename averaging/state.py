@@ -21,6 +21,8 @@ from protocol.tensor_schema import ChunkGrid
 
 _HEADER: Final = struct.Struct("<32sQQH")
 MAX_UNIT_NAME_BYTES: Final = 256
+STATE_BYTES_PER_VALUE: Final = 8
+"""Anchor and momentum, float32 each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network
-from averaging.rounds.transfer import fetch_state
+from averaging.rounds.download import DownloadTools, download_state
 from coordinator.addresses import HostAddresses, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
 from coordinator.invites import Reach, issue_invite, remember_reach
@@ -263,7 +263,8 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
         # A host that restarted has forgotten where its peers listen; their reports say it.
         with suppress(PotluckError):
             await network.add_addresses(tracker.addresses_of(donors))
-        return await fetch_state(network, donors, unit, grid, commit, root)
+        tools = DownloadTools(network, ThreadOffload(), unit, grid)
+        return await download_state(tools, donors, {commit: root})
 
     return fetch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from averaging.codecs import codec_by_name
+from averaging.codecs import Codec, codec_by_name
 from averaging.data.shards import ShardCache
 from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
@@ -15,6 +15,7 @@ from averaging.rounds.lending import UnitShape
 from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.start_state import start_root, start_state
+from averaging.state import STATE_BYTES_PER_VALUE
 from averaging.unit_log import UnitLog
 from peer.config import PeerConfig
 from peer.joining import Membership, check_start
@@ -96,6 +97,11 @@ def training_plan(
     )
 
 
+def replay_at_most(codec: Codec, num_elements: int) -> int:
+    """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (rule 24)."""
+    return 1 + STATE_BYTES_PER_VALUE * num_elements // codec.encoded_bytes(num_elements)
+
+
 def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_inbound_reachable: bool) -> RoundConfig:
     """The run's rounds for one member."""
     config = membership.manifest.config
@@ -112,6 +118,7 @@ def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_i
         min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
+        replay_at_most=replay_at_most(codec_by_name(config.round.codec), schema.num_elements),
         lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,

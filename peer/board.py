@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from averaging.network.seams import Clock, Network, Trainer
+from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
 from peer.machine import MachineMeter
 from peer.status import LastRound, PeerStatus
@@ -37,10 +38,17 @@ class Board:
     last_round: LastRound | None = None
     own_roots: set[bytes] = field(default_factory=set)
     heldout: list[HeldoutResult] = field(default_factory=list)
+    download: DownloadProgress | None = None
 
     def say(self, state: str, reason: str) -> None:
         """Where we are and why."""
         self.state, self.reason = state, reason
+
+    def downloading(self, progress: DownloadProgress) -> None:
+        """How far the download of a state is."""
+        self.download = None if progress.bytes_here == progress.bytes_all else progress
+        if self.service is None:
+            self.reason = str(progress)
 
     def publish(self, event: str, fields: Mapping[str, object]) -> None:
         """What the round service told."""
@@ -48,6 +56,10 @@ class Board:
             root = fields.get("root")
             if isinstance(root, bytes):
                 self.own_roots.add(root)
+        if event == "downloading":
+            progress = fields.get("progress")
+            if isinstance(progress, DownloadProgress):
+                self.downloading(progress)
         if event == "committed":
             link = fields.get("link")
             if isinstance(link, ChainLink):
@@ -109,6 +121,12 @@ class Board:
                 "bytes_down": traffic.control_bytes_down + traffic.bulk_bytes_down,
                 "control_bytes_up": traffic.control_bytes_up,
                 "control_bytes_down": traffic.control_bytes_down,
+            }
+        if self.download is not None:
+            updates |= {
+                "download_bytes_here": self.download.bytes_here,
+                "download_bytes_all": self.download.bytes_all,
+                "download_donors": self.download.num_donors,
             }
         if self.trainer is not None:
             progress = self.trainer.progress()

@@ -70,7 +70,6 @@ log = structlog.get_logger()
 
 MESSAGE_LIFE_S: Final = 120.0
 NEWS_RETRY_S: Final = 1.0
-CATCH_UP_WITHIN_S: Final = 120.0
 GOODBYE_WITHIN_S: Final = 3.0
 LINGER_S: Final = 30.0
 """How long a peer stays after the last commit, so that everybody and the final checkpoint can have it."""
@@ -283,8 +282,7 @@ async def _train(
         chain, open_round = await open_chain(life.folder, membership, start, verifier)
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)
-        with trio.move_on_after(CATCH_UP_WITHIN_S):
-            await catch_up_by_snapshot(network, chain, donors, partial(board.say, "catching up"))
+        await catch_up_by_snapshot(network, chain, donors, board.downloading)
         plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain)
         async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
             tools = RoundTools(

@@ -68,5 +68,9 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     rows.add_row("root", status.state_root[:16] or "-")
     bar = ProgressBar(total=max(1, status.target_total_tokens), completed=status.total_tokens, width=50)
     progress = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"
+    if status.download_bytes_all:
+        bar = ProgressBar(total=status.download_bytes_all, completed=status.download_bytes_here, width=50)
+        here, everything = in_bytes(status.download_bytes_here), in_bytes(status.download_bytes_all)
+        progress = f"the run's state: {here} of {everything} from {status.download_donors} peers"
     title = f"{status.name} in {status.run or 'a run'} (Ctrl-C leaves)"
     return Panel(Group(bar, Text(progress), Text(""), rows), title=title)

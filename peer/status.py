@@ -49,6 +49,8 @@ class PeerStatus(BaseModel):
         suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
         worker_state: of the training process: "starting", "training", "paused" or "restarting"; `worker_reason` says why.
         worker_restarts: how often the training process had to be brought back.
+        download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
+            `download_donors` peers give it.
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
@@ -81,6 +83,9 @@ class PeerStatus(BaseModel):
     worker_state: str = ""
     worker_reason: str = ""
     worker_restarts: int = 0
+    download_bytes_here: int = 0
+    download_bytes_all: int = 0
+    download_donors: int = 0
     memory_bytes: int = 0
     gpu_memory_bytes: int | None = None
     gpu_busy: float | None = None

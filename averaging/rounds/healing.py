@@ -13,11 +13,11 @@ import trio
 
 from averaging.network.seams import Network, Publish
 from averaging.rounds.adopting import Adopter
-from averaging.rounds.transfer import ask_generation, fetch_state
+from averaging.rounds.download import download_state, download_tools
 from averaging.rounds.unit import UnitChain
 from averaging.state import UnitState
 from protocol.errors import PotluckError
-from protocol.ids import PeerId, short
+from protocol.ids import PeerId
 from protocol.rounds.chain import attested_roots
 
 log = structlog.get_logger()
@@ -73,14 +73,6 @@ class Healer:
         return False
 
     async def _fetched(self) -> UnitState | None:
-        """The newest attested state that somebody offers."""
-        tools, attested = self._chain.tools, attested_roots(self._chain.links)
-        for donor in self._peers():
-            try:
-                for offer in await ask_generation(self._network, donor, tools.unit):
-                    commit = offer.header.head
-                    if attested.get(commit) == offer.root:
-                        return await fetch_state(self._network, [donor], tools.unit, tools.grid, commit, offer.root)
-            except PotluckError as error:
-                log.info("no_state_from", donor=short(donor), reason=error.one_line())
-        return None
+        """The newest attested state that others offer."""
+        tools = download_tools(self._network, self._chain.tools)
+        return await download_state(tools, self._peers(), attested_roots(self._chain.links))

@@ -14,9 +14,10 @@ import trio
 
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.download import DownloadProgress, download_state, download_tools
 from averaging.rounds.gathering import Gatherer
 from averaging.rounds.round_tools import Peerwide, RoundTools, Tell
-from averaging.rounds.transfer import ask_generation, fetch_commits, fetch_state
+from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from averaging.state import UnitState
 from protocol.errors import LocalProtocolError, PotluckError, UnreachableError
@@ -197,21 +198,15 @@ class Pursuer:
         path = action.path
         places = {node.link.commit: place for place, node in enumerate(path)}
         attested = attested_roots(node.link for node in path)
-        tools = self._chain.tools
-        for donor in self._with_everybody(action.holders):
-            try:
-                offers = await ask_generation(self._tools.network, donor, tools.unit)
-                for offer in offers:
-                    commit = offer.header.head
-                    if commit in places and attested.get(commit) == offer.root:
-                        with trio.fail_after(SNAPSHOT_WITHIN_S):
-                            state = await fetch_state(
-                                self._tools.network, [donor], tools.unit, tools.grid, commit, offer.root
-                            )
-                        return state, path[places[commit] + 1 :]
-            except (PotluckError, trio.TooSlowError) as error:
-                log.info("snapshot_not_taken", donor=short(donor), reason=str(error))
-        raise UnreachableError("nobody offers a state of that lineage", "a holder of one that a later commit attests")
+        wanted = {commit: root for commit, root in attested.items() if commit in places}
+        tools = download_tools(self._tools.network, self._chain.tools)
+        with trio.move_on_after(SNAPSHOT_WITHIN_S):
+            state = await download_state(tools, self._with_everybody(action.holders), wanted, self._told)
+            return state, path[places[state.head] + 1 :]
+        raise UnreachableError("a state that took too long", f"all of it within {SNAPSHOT_WITHIN_S / 3600:.0f} h")
+
+    def _told(self, progress: DownloadProgress) -> None:
+        self._tools.publish("downloading", MappingProxyType({"progress": progress}))
 
     async def switch(self, action: Switch) -> None:
         """Flip the head to the prepared lineage."""

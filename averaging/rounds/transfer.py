@@ -14,15 +14,15 @@ import structlog
 import trio
 
 from averaging.codecs import Codec
-from averaging.generations import Generations
+from averaging.generations import CHUNKS_AT_ONCE, GenerationRef, Generations
 from averaging.network.seams import MAX_FRAME_BYTES, Network, Stream
-from averaging.rounds.contribution import check_result, split_chunks
-from averaging.state import StateHeader, UnitState, header_from_bytes, root_of, state_from_chunks
+from averaging.rounds.contribution import check_result, split_chunks, split_hashes
+from averaging.state import StateHeader, header_from_bytes, root_of
 from averaging.unit_log import UnitLog
-from protocol.errors import CallTimeout, PotluckError, RemoteProtocolError, TransportError, UnreachableError
-from protocol.ids import CommitId, PeerId, Root, UnitName, short
+from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
+from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
 from protocol.merkle import leaf_hash
-from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchState
+from protocol.rounds.requests import FetchCommits, FetchHashes, FetchRequest, FetchResult, FetchState
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_fetch, encode_fetch
 
@@ -34,9 +34,6 @@ FRAME_WITHIN_S: Final = 20.0
 """A donor that sends nothing for so long is given up and replaced."""
 
 PIECE_BYTES: Final = 256 << 10
-STATE_BYTES_PER_VALUE: Final = 8
-"""Anchor and momentum, float32 each."""
-
 MAX_CHAIN_BYTES: Final = 16 << 20
 """Certificates of 64 members are about 12 kB, so this is more than a thousand commits in one answer; what is left is asked again."""
 
@@ -121,59 +118,46 @@ async def ask_generation(network: Network, peer: PeerId, unit: UnitName) -> Sequ
     return tuple(Donor(peer, header_from_bytes(frame[32:]), Root(frame[:32])) for frame in frames)
 
 
-async def fetch_state(
-    network: Network,
-    donors: Sequence[PeerId],
-    unit: UnitName,
-    grid: ChunkGrid,
-    commit: CommitId,
-    expected_root: Root,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> UnitState:
-    """A unit's state at `commit`, checked against `expected_root` (attested by a later commit, or the genesis root).
-
-    Donors are asked in turn until one gives the whole state with that root; `progress` gets (chunks here, all chunks).
+async def fetch_hashes(network: Network, donor: Donor, unit: UnitName, num_chunks: int) -> tuple[bytes, ...]:
+    """The leaf hashes of a donor's generation, checked against the root that it named; the donor keeps it from now on.
 
     Raises:
-        UnreachableError: no donor could give it; ask again when others are there.
+        TransportError: the donor is gone or silent, or no longer has it. RemoteProtocolError: hashes of another root.
     """
-    reasons: list[str] = []
-    for peer in donors:
-        try:
-            for donor in await ask_generation(network, peer, unit):
-                if donor.header.head == commit and donor.root == expected_root:
-                    return await _fetch_from(network, donor, unit, grid, progress)
-            reasons.append(f"{short(peer)} does not hold it")
-        except PotluckError as error:
-            reasons.append(f"{short(peer)}: {error.one_line()}")
-    raise UnreachableError(
-        f"no donor for the state at commit {short(commit)} ({'; '.join(reasons) or 'nobody to ask'})",
-        "one peer that holds it",
-    )
+    frames = await ask_all(network, donor.peer, FetchHashes(unit, donor.header.head), HASH_BYTES * num_chunks)
+    if not frames:
+        raise TransportError(f"{short(donor.peer)} no longer has that state", "the generation that it offered")
+    hashes = split_hashes(b"".join(frames), num_chunks)
+    if root_of(donor.header, hashes) != donor.root:
+        raise RemoteProtocolError(f"{short(donor.peer)} named hashes of another root", "the root that it offered")
+    return hashes
 
 
-async def _fetch_from(
-    network: Network, donor: Donor, unit: UnitName, grid: ChunkGrid, progress: Callable[[int, int], None] | None
-) -> UnitState:
+async def fetch_chunks(
+    network: Network,
+    donor: PeerId,
+    request: FetchState,
+    hashes: Sequence[bytes],
+    told: Callable[[int], None] = lambda num_bytes: None,
+) -> list[bytes]:
+    """Chunks of a state, each checked on arrival against its hash; `told` hears of the bytes of each.
+
+    Raises:
+        TransportError: the donor is gone or silent, or no longer has that state. RemoteProtocolError: it sent other bytes.
+    """
     chunks: list[bytes] = []
 
     def take(chunk: bytes) -> None:
-        if len(chunks) >= grid.num_chunks:
-            raise RemoteProtocolError(
-                f"{short(donor.peer)} sent more than {grid.num_chunks} chunks", "the chunks of the unit"
-            )
-        begin, stop = grid.bounds(len(chunks))
-        if len(chunk) != STATE_BYTES_PER_VALUE * (stop - begin):
-            raise RemoteProtocolError(f"{short(donor.peer)} sent a chunk of {len(chunk)} bytes", "whole chunks")
+        number = request.first_chunk + len(chunks)
+        if number >= request.stop_chunk or leaf_hash(chunk) != hashes[number]:
+            raise RemoteProtocolError(f"{short(donor)} sent other bytes as chunk {number}", "the bytes of the state")
         chunks.append(chunk)
-        if progress is not None:
-            progress(len(chunks), grid.num_chunks)
+        told(len(chunk))
 
-    await ask(network, donor.peer, FetchState(unit, 0, grid.num_chunks, donor.header.head), take)
-    if root_of(donor.header, [leaf_hash(chunk) for chunk in chunks]) != donor.root:
-        raise RemoteProtocolError(f"{short(donor.peer)} sent a state with another root", "the root that it named")
-    return state_from_chunks(donor.header, chunks, grid)
+    await ask(network, donor, request, take)
+    if len(chunks) < request.stop_chunk - request.first_chunk:
+        raise TransportError(f"{short(donor)} no longer has that state", "the generation that it offered")
+    return chunks
 
 
 class TransferService:
@@ -196,7 +180,7 @@ class TransferService:
     async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
         """Answer one request; what is not here is answered by an empty end."""
         match request:
-            case FetchResult() | FetchCommits() | FetchState() if request.unit != self._unit:
+            case _ if request.unit != self._unit:
                 return
             case FetchResult():
                 await self._send_result(request, stream)
@@ -209,6 +193,8 @@ class TransferService:
                     await stream.send_frame(certificate)
             case FetchState():
                 await self._send_state(request, stream)
+            case FetchHashes():
+                await self._send_hashes(request, stream)
 
     async def _send_result(self, request: FetchResult, stream: Stream) -> None:
         data = await self._log.read_result(request.base, request.result_hash)
@@ -222,11 +208,28 @@ class TransferService:
                 if head is not None:
                     await stream.send_frame(head[1] + head[0].to_bytes())
             elif ref.commit == request.commit:
-                for chunk in range(request.first_chunk, min(request.stop_chunk, self._grid.num_chunks)):
-                    data = await self._generations.read_chunk(ref, chunk)
-                    if data is None:
-                        raise TransportError("the generation was replaced meanwhile", "a newer one")
-                    await stream.send_frame(data)
+                await self._send_chunks(ref, request, stream)
+                return
+
+    async def _send_chunks(self, ref: GenerationRef, request: FetchState, stream: Stream) -> None:
+        self._generations.pin(ref.commit, trio.current_time())
+        stop_chunk = min(request.stop_chunk, self._grid.num_chunks)
+        for first_chunk in range(request.first_chunk, stop_chunk, CHUNKS_AT_ONCE):
+            chunks = await self._generations.read_chunks(
+                ref, first_chunk, min(first_chunk + CHUNKS_AT_ONCE, stop_chunk)
+            )
+            if chunks is None:
+                raise TransportError("the generation was replaced meanwhile", "a newer one")
+            for chunk in chunks:
+                await stream.send_frame(chunk)
+
+    async def _send_hashes(self, request: FetchHashes, stream: Stream) -> None:
+        for ref in await self._generations.list():
+            if ref.commit == request.commit:
+                self._generations.pin(ref.commit, trio.current_time())
+                data = b"".join(await self._generations.hashes(ref) or ())
+                for begin in range(0, len(data), PIECE_BYTES):
+                    await stream.send_frame(data[begin : begin + PIECE_BYTES])
                 return
 
 

@@ -10,7 +10,7 @@ import torch
 import trio
 
 from averaging.rounds.updates import UnitTools, Updates
-from averaging.state import UnitState
+from averaging.state import STATE_BYTES_PER_VALUE, UnitState
 from averaging.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
@@ -21,9 +21,6 @@ from protocol.rounds.state import OpenRound
 from protocol.wire import commit_id, decode_certificate, encode_certificate
 
 log = structlog.get_logger()
-
-SNAPSHOT_BYTES_PER_VALUE = 8
-"""Anchor and momentum, float32 each."""
 
 KEPT_UPDATE_SNAPSHOTS = 4
 """One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
@@ -311,7 +308,7 @@ class UnitChain:
         """Write the state, drop what is too old. The log is the truth: a disk that refuses here costs only a longer replay."""
         try:
             await self.tools.generations.write(self.state, self.root)
-            await self.tools.generations.keep_only(self._kept_generations())
+            await self.tools.generations.keep_only(self._kept_generations(), trio.current_time())
             if self.head.record is not None:
                 names = [part.result_hash for part in self.head.record.slices]
                 await self.tools.log.drop_results(self.head.record.parent, names)
@@ -339,7 +336,7 @@ class UnitChain:
     def num_kept_updates(self) -> int:
         """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
         update_bytes = self.tools.codec.encoded_bytes(self.tools.grid.num_elements)
-        return KEPT_UPDATE_SNAPSHOTS * SNAPSHOT_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
+        return KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
 
     async def _drop_old_updates(self) -> None:
         kept = self.num_kept_updates

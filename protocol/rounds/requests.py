@@ -66,5 +66,13 @@ class FetchState:
     commit: bytes
 
 
-FetchRequest = FetchResult | FetchCommits | FetchState
+@dataclass(frozen=True, slots=True)
+class FetchHashes:
+    """Asks for the leaf hashes of all chunks of a generation, and that it be kept while it is being downloaded."""
+
+    unit: UnitName
+    commit: CommitId
+
+
+FetchRequest = FetchResult | FetchCommits | FetchState | FetchHashes
 """What is asked on the stream channel "fetch", one request per stream."""

@@ -7,10 +7,10 @@ import torch
 import trio
 import trio.testing
 
-from averaging.generations import Generations
+from averaging.generations import PIN_S, Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.state import UnitState, state_chunk, state_root
+from averaging.state import UnitState, root_of, state_chunk, state_root
 from protocol.errors import StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.tensor_schema import ChunkGrid
@@ -53,7 +53,7 @@ async def test_the_newest_is_loaded_and_writing_deletes_nothing(autojump_clock: 
 
 async def test_only_the_commits_named_are_kept_whatever_their_age(autojump_clock: Clock) -> None:
     generations = await _written(MemoryDisk(), 1, 2, 3, 4)
-    await generations.keep_only({_state(1).head, _state(3).head, CommitId(b"?" * 32)})
+    await generations.keep_only({_state(1).head, _state(3).head, CommitId(b"?" * 32)}, 0.0)
     assert [ref.commit for ref in await generations.list()] == [_state(1).head, _state(3).head]
 
 
@@ -72,7 +72,7 @@ async def test_a_full_disk_refuses_a_generation_and_leaves_the_others(autojump_c
     with pytest.raises(StorageError):
         await generations.write(_state(3), state_root(_state(3), GRID))
     assert [ref.index for ref in await generations.list()] == [1, 2]
-    await generations.keep_only({_state(2).head})
+    await generations.keep_only({_state(2).head}, 0.0)
     assert [ref.index for ref in await generations.list()] == [2]
 
 
@@ -109,11 +109,35 @@ async def test_a_crash_while_writing_leaves_the_generation_before(autojump_clock
     assert loaded[0].index == 1
 
 
-async def test_one_chunk_can_be_read_alone(autojump_clock: Clock) -> None:
+async def test_chunks_can_be_read_alone_and_their_hashes_make_the_root(autojump_clock: Clock) -> None:
     generations = _generations(MemoryDisk())
     ref = await generations.write(_state(4), state_root(_state(4), GRID))
-    for chunk in range(GRID.num_chunks):
-        assert await generations.read_chunk(ref, chunk) == state_chunk(_state(4), GRID, chunk)
+    chunks = [state_chunk(_state(4), GRID, chunk) for chunk in range(GRID.num_chunks)]
+    for first in range(GRID.num_chunks):
+        assert await generations.read_chunks(ref, first, GRID.num_chunks) == chunks[first:]
+    for _ in range(2):
+        hashes = await generations.hashes(ref)
+        assert hashes is not None
+        assert root_of(_state(4).header, hashes) == state_root(_state(4), GRID)
+    await generations.keep_only((), 0.0)
+    assert await generations.read_chunks(ref, 0, 1) is None
+
+
+async def test_a_pinned_generation_is_kept_until_its_lease_ends(autojump_clock: Clock) -> None:
+    generations = await _written(MemoryDisk(), 1, 2, 3)
+    generations.pin(_state(1).head, 10.0)
+    await generations.keep_only({_state(3).head}, 10.0 + PIN_S - 1.0)
+    assert [ref.index for ref in await generations.list()] == [1, 3]
+    await generations.keep_only({_state(3).head}, 10.0 + PIN_S)
+    assert [ref.index for ref in await generations.list()] == [3]
+
+
+async def test_no_more_generations_are_pinned_than_the_disk_is_meant_for(autojump_clock: Clock) -> None:
+    generations = await _written(MemoryDisk(), 1, 2, 3, 4)
+    for index in range(1, 4):
+        generations.pin(_state(index).head, 0.0)
+    await generations.keep_only({_state(4).head}, 1.0)
+    assert [ref.index for ref in await generations.list()] == [2, 3, 4], "the oldest wish gives way"
 
 
 async def test_an_empty_disk_has_no_generation(autojump_clock: Clock) -> None:

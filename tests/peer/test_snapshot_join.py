@@ -8,6 +8,7 @@ import trio
 
 from averaging.generations import Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.rounds.download import DownloadProgress
 from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.unit_log import UnitLog
@@ -63,7 +64,7 @@ def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
 
 def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
     async def check(world: World) -> None:
-        disk, told = MemoryDisk(), list[str]()
+        disk, told = MemoryDisk(), list[DownloadProgress]()
         chain = _chain(world, disk)
         await chain.restore()
         donor = world.nodes[0]
@@ -85,7 +86,7 @@ def test_a_newcomer_at_the_beginning_replays_and_takes_no_state() -> None:
     async def check(world: World) -> None:
         chain = _chain(world, MemoryDisk())
         await chain.restore()
-        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [world.nodes[0].peer], lambda text: None)
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [world.nodes[0].peer], lambda progress: None)
         assert chain.head.index == 0
 
     _after(2, check)
@@ -97,10 +98,10 @@ def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
         liar.disk.files = _LyingFiles(liar.disk.files)
         chain = _chain(world, MemoryDisk())
         await chain.restore()
-        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda text: None)
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda progress: None)
         assert chain.head.index == 0
         honest = world.nodes[1]
-        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer, honest.peer], lambda text: None)
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer, honest.peer], lambda progress: None)
         assert chain.head.index >= 9
 
     _after(10, check)

@@ -73,6 +73,7 @@ FETCHES = [
     r.FetchResult(UNIT, BASE, 0, 3, ROOT),
     r.FetchCommits(UNIT, (BASE, CommitId(b"c" * 32), CommitId(b"a" * 32))),
     r.FetchState(UNIT, 0, 9, BASE),
+    r.FetchHashes(UNIT, BASE),
 ]
 
 

@@ -342,7 +342,7 @@ async def test_a_state_that_no_commit_attests_is_not_taken(autojump_clock: Clock
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
         failed = await scene.bench.until_told(SwitchFailed)
-        assert (failed.target, "nobody offers" in failed.why) == (fork.theirs[-1].link.commit, True)
+        assert (failed.target, "no donor for the state" in failed.why) == (fork.theirs[-1].link.commit, True)
         assert scene.party.chain.head == fork.ours.link
 
 

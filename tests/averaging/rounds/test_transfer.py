@@ -15,24 +15,20 @@ from averaging.rounds.transfer import (
     FETCH_CHANNEL,
     FRAME_WITHIN_S,
     PIECE_BYTES,
-    Donor,
     TransferService,
     ask,
     ask_all,
     ask_generation,
     fetch_commits,
     fetch_result,
-    fetch_state,
     read_request,
 )
-from averaging.state import state_root
 from protocol.errors import (
     CallTimeout,
     PeerUnreachable,
     PotluckError,
     RemoteProtocolError,
     TransportError,
-    UnreachableError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchState
@@ -166,84 +162,6 @@ async def test_a_donor_offers_its_generations_newest_first(autojump_clock: Clock
         assert offered[0].root == world.parties[0].chain.root
 
 
-async def test_a_state_comes_whole_with_the_root_asked_for(autojump_clock: Clock) -> None:
-    async with _donors(2) as (world, made, me):
-        chain, told = world.parties[0].chain, []
-        state = await fetch_state(
-            me.network,
-            [PeerId("nobody"), world.parties[0].peer],
-            UNIT,
-            GRID,
-            made[1].link.commit,
-            chain.root,
-            progress=lambda here, all_: told.append((here, all_)),
-        )
-        assert state.header == chain.state.header
-        torch.testing.assert_close(state.anchor_N, chain.state.anchor_N, rtol=0, atol=0)
-        torch.testing.assert_close(state.momentum_N, chain.state.momentum_N, rtol=0, atol=0)
-        assert told == [(number, GRID.num_chunks) for number in range(1, GRID.num_chunks + 1)]
-
-
-async def test_a_donor_whose_chunks_are_spoilt_is_replaced_by_the_next(autojump_clock: Clock) -> None:
-    async with _donors(2) as (world, made, me):
-        spoilt = world.parties[0]
-        for name in spoilt.generation_names():
-            spoilt.spoil(name)
-        good = world.parties[1]
-        state = await fetch_state(
-            me.network, [spoilt.peer, good.peer], UNIT, GRID, made[1].link.commit, good.chain.root
-        )
-        assert state_root(state, GRID) == good.chain.root
-        assert any(isinstance(request, FetchState) for _, request in spoilt.asked)
-
-
-async def test_a_state_with_another_root_than_the_attested_one_is_not_fetched(autojump_clock: Clock) -> None:
-    async with _donors(2) as (world, made, me):
-        peers = [party.peer for party in world.parties[:2]]
-        with pytest.raises(UnreachableError, match="does not hold it"):
-            await fetch_state(me.network, peers, UNIT, GRID, made[1].link.commit, Root(b"x" * 32))
-        assert me.network.traffic().bulk_bytes_down < GRID.num_elements * 8
-
-
-async def test_nobody_to_ask_is_said_in_one_error_that_names_each_reason(autojump_clock: Clock) -> None:
-    async with _donors(1) as (world, _, me):
-        world.parties[0].serve_frames([b"no header"])
-        with pytest.raises(UnreachableError) as caught:
-            await fetch_state(
-                me.network,
-                [world.parties[0].peer, world.parties[1].peer, PeerId("nobody")],
-                UNIT,
-                GRID,
-                CommitId(b"?" * 32),
-                Root(bytes(32)),
-            )
-        for reason in ("state header", "does not hold it", "refused"):
-            assert reason in str(caught.value)
-
-
-async def test_more_chunks_than_the_unit_has_end_the_download(autojump_clock: Clock) -> None:
-    async with _donors(1) as (world, made, me):
-        honest = world.parties[1]
-        offer = (await ask_generation(me.network, honest.peer, UNIT))[0]
-        assert isinstance(offer, Donor)
-        num_sent = 0
-
-        async def lie(peer: PeerId, stream: Stream) -> None:
-            nonlocal num_sent
-            request = await read_request(stream)
-            if isinstance(request, FetchState) and request.stop_chunk == 0:
-                await stream.send_frame(offer.root + offer.header.to_bytes())
-                return
-            while True:
-                await stream.send_frame(bytes(80))
-                num_sent += 1
-
-        world.parties[0].network.serve_streams(FETCH_CHANNEL, lie)
-        with pytest.raises(UnreachableError, match="more than 6 chunks"):
-            await fetch_state(me.network, [world.parties[0].peer], UNIT, GRID, made[0].link.commit, offer.root)
-        assert num_sent < 20
-
-
 # --- donors that fail, requests that make no sense ----------------------------------------------------------------------------
 
 
@@ -345,8 +263,11 @@ async def test_a_range_beyond_the_unit_is_cut_to_it(autojump_clock: Clock) -> No
         assert len(await ask_all(me.network, world.parties[0].peer, request, 1 << 20)) == 2
 
 
-async def test_a_generation_replaced_during_a_download_resets_the_stream(autojump_clock: Clock) -> None:
+async def test_a_generation_replaced_during_a_download_resets_the_stream(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that the asker never takes a short answer for a whole one."""
+    monkeypatch.setattr("averaging.rounds.transfer.CHUNKS_AT_ONCE", 1)
     async with _donors(1) as (world, made, me):
         donor = world.parties[0]
         service = TransferService(UNIT, donor.log, donor.generations, GRID, donor.chain.certificates_after)

@@ -10,8 +10,8 @@ import trio.testing
 
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.transfer import fetch_commits
-from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS, SNAPSHOT_BYTES_PER_VALUE
-from averaging.state import state_root
+from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS
+from averaging.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root
@@ -34,7 +34,7 @@ from tests.averaging.rounds.round_world import (
 )
 
 Clock = trio.testing.MockClock
-KEPT_UPDATES = KEPT_UPDATE_SNAPSHOTS * SNAPSHOT_BYTES_PER_VALUE // 4
+KEPT_UPDATES = KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE // 4
 """How many fp32 updates weigh as much as the snapshots that they are kept for."""
 
 

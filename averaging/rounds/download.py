@@ -1,0 +1,229 @@
+"""A unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (rule 24).
+
+What is asked of whom is decided in striping.py. Several states may be wanted (every one that a later commit attests): the newest that
+most donors offer is taken, and no other is begun until it is here or nobody has it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.incoming import Incoming
+from averaging.network.seams import Network, Offload
+from averaging.rounds import striping
+from averaging.rounds.round_tools import Changes
+from averaging.rounds.striping import Striping
+from averaging.rounds.transfer import Donor, ask_generation, fetch_chunks, fetch_hashes
+from averaging.rounds.updates import UnitTools
+from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_from_chunks
+from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
+from protocol.ids import CommitId, PeerId, Root, UnitName, short
+from protocol.rounds.requests import FetchState
+from protocol.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
+
+STRIPE_BYTES: Final = 512 << 10
+"""A fifth of a second at 20 Mbit/s: long against a round trip, short against a download."""
+
+REQUESTS_EACH: Final = 2
+"""Requests on their way to one donor: the next is there when the last one ends."""
+
+MAX_DONORS: Final = 16
+OFFERS_WITHIN_S: Final = 8.0
+LOOK_AGAIN_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """How far a download is, in bytes, and how many donors are left."""
+
+    index: int
+    bytes_here: int
+    bytes_all: int
+    num_donors: int
+
+    def __str__(self) -> str:
+        """For screens and logs."""
+        megabytes = f"{self.bytes_here / 1e6:.1f} of {self.bytes_all / 1e6:.1f} MB"
+        return f"taking the state at commit {self.index}: {megabytes} from {self.num_donors} peers"
+
+
+Told = Callable[[DownloadProgress], None]
+
+
+@dataclass(frozen=True)
+class DownloadTools:
+    """What a download works with. Without `incoming` it begins anew after a crash."""
+
+    network: Network
+    offload: Offload
+    unit: UnitName
+    grid: ChunkGrid
+    incoming: Incoming | None = None
+
+
+def download_tools(network: Network, unit: UnitTools) -> DownloadTools:
+    """For a unit that is held here."""
+    return DownloadTools(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming)
+
+
+async def download_state(
+    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root], told: Told = lambda progress: None
+) -> UnitState:
+    """A state at one of the commits of `roots`, checked against its root (attested by a later commit, or the genesis root).
+
+    Raises:
+        UnreachableError: nobody could give it, or all who could went away; ask again when others are there.
+    """
+    offers, reasons = await _offers(tools, donors[:MAX_DONORS], roots)
+    for offered in sorted(offers.values(), key=lambda one: _preference(one, offers), reverse=True):
+        for donor in offered:
+            try:
+                hashes = await fetch_hashes(tools.network, donor, tools.unit, tools.grid.num_chunks)
+            except PotluckError as error:
+                reasons.append(f"{short(donor.peer)}: {error.one_line()}")
+                continue
+            download = _Download(tools, offered, hashes, told)
+            state = await download.run()
+            if state is not None:
+                return state
+            reasons += [f"{short(peer)}: {reason}" for peer, reason in download.plan.dropped.items()]
+            break
+    raise UnreachableError(
+        f"no donor for the state ({'; '.join(reasons) or 'nobody to ask'})", "one peer that holds it"
+    )
+
+
+def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Donor]]) -> tuple[bool, int]:
+    """The newest state that at least half as many donors have as the state that most have."""
+    most = max(len(donors) for donors in offers.values())
+    return 2 * len(offered) >= most, offered[0].header.index
+
+
+async def _offers(
+    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
+) -> tuple[dict[CommitId, list[Donor]], list[str]]:
+    """Who has which of the wanted states; all are asked at once."""
+    offers: dict[CommitId, list[Donor]] = {}
+    reasons: list[str] = []
+
+    async def ask_one(peer: PeerId) -> None:
+        with trio.move_on_after(OFFERS_WITHIN_S) as scope:
+            try:
+                wanted = [
+                    donor
+                    for donor in await ask_generation(tools.network, peer, tools.unit)
+                    if roots.get(donor.header.head) == donor.root
+                ]
+            except PotluckError as error:
+                reasons.append(f"{short(peer)}: {error.one_line()}")
+                return
+            for donor in wanted:
+                offers.setdefault(donor.header.head, []).append(donor)
+            if not wanted:
+                reasons.append(f"{short(peer)} does not hold it")
+        if scope.cancelled_caught:
+            reasons.append(f"{short(peer)} did not answer")
+
+    async with trio.open_nursery() as nursery:
+        for peer in dict.fromkeys(donors):
+            if peer != tools.network.peer_id:
+                nursery.start_soon(ask_one, peer)
+    for offered in offers.values():
+        offered.sort(key=lambda donor: donor.peer)
+    return offers, reasons
+
+
+class _Download:
+    """One state from several donors."""
+
+    def __init__(self, tools: DownloadTools, donors: Sequence[Donor], hashes: Sequence[bytes], told: Told) -> None:
+        self._tools = tools
+        self._donors = donors
+        self._header = donors[0].header
+        self._hashes = hashes
+        self._told = told
+        grid = tools.grid
+        chunk_bytes = STATE_BYTES_PER_VALUE * max(1, grid.bounds(0)[1])
+        self._chunks_each = max(1, STRIPE_BYTES // chunk_bytes)
+        self.plan = Striping(-(-grid.num_chunks // self._chunks_each))
+        self._chunks: dict[int, bytes] = {}
+        self._requests: dict[tuple[PeerId, int], trio.CancelScope] = {}
+        self._changes = Changes()
+
+    async def run(self) -> UnitState | None:
+        """The state; None when no donor is left that could bring what is missing."""
+        await self._restore()
+        self._tell()
+        async with trio.open_nursery() as nursery:
+            for donor in self._donors:
+                for _ in range(REQUESTS_EACH):
+                    nursery.start_soon(self._ask, donor.peer)
+        if not self.plan.is_done:
+            return None
+        chunks = [self._chunks[chunk] for chunk in range(self._tools.grid.num_chunks)]
+        return await self._tools.offload.run(
+            lambda: state_from_chunks(self._header, chunks, self._tools.grid), cost_s=0.001
+        )
+
+    async def _restore(self) -> None:
+        incoming = self._tools.incoming
+        if incoming is None:
+            return
+        self._chunks = await incoming.restore(self._header.head, self._hashes)
+        for stripe in range(self.plan.num_stripes):
+            if all(chunk in self._chunks for chunk in self._range(stripe)):
+                self.plan = striping.found(self.plan, stripe)
+        if self.plan.done:
+            log.info("download_resumed", chunks=len(self._chunks), of=self._tools.grid.num_chunks)
+
+    def _range(self, stripe: int) -> range:
+        begin = stripe * self._chunks_each
+        return range(begin, min(begin + self._chunks_each, self._tools.grid.num_chunks))
+
+    def _tell(self) -> None:
+        left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]
+        here = sum(len(chunk) for chunk in self._chunks.values())
+        everything = STATE_BYTES_PER_VALUE * self._tools.grid.num_elements
+        self._told(DownloadProgress(self._header.index, here, everything, len(left)))
+
+    async def _ask(self, donor: PeerId) -> None:
+        """One stripe after another, as long as this donor can be of use."""
+        while not self.plan.is_done and donor not in self.plan.dropped:
+            stripe = striping.next_stripe(self.plan, donor, trio.current_time())
+            if stripe is None:
+                with trio.move_on_after(LOOK_AGAIN_S):
+                    await self._changes.wait()
+                continue
+            self.plan = striping.ask(self.plan, donor, stripe, trio.current_time())
+            with trio.CancelScope() as scope:
+                self._requests[donor, stripe] = scope
+                await self._fetch(donor, stripe)
+            self._requests.pop((donor, stripe), None)
+            self._changes.notify()
+
+    async def _fetch(self, donor: PeerId, stripe: int) -> None:
+        tools, chunks = self._tools, self._range(stripe)
+        request = FetchState(tools.unit, chunks.start, chunks.stop, self._header.head)
+        try:
+            data = await fetch_chunks(tools.network, donor, request, self._hashes)
+        except PotluckError as error:
+            is_lie = isinstance(error, RemoteProtocolError)
+            log.log(30 if is_lie else 20, "stripe_not_fetched", donor=short(donor), reason=error.one_line())
+            self.plan = striping.failed(self.plan, donor, stripe, error.one_line(), is_lie=is_lie)
+            self._tell()
+            return
+        self.plan = striping.arrived(self.plan, donor, stripe, trio.current_time())
+        self._chunks |= dict(zip(chunks, data, strict=True))
+        for (other, wanted), scope in self._requests.items():
+            if wanted == stripe and other != donor:
+                scope.cancel()
+        self._tell()
+        if tools.incoming is not None:
+            await tools.incoming.keep(self._header.head, chunks.start, data)
