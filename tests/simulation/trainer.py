@@ -18,6 +18,9 @@ from tests.simulation.virtual_time import Process
 
 STEP_TOKENS = 100
 MAX_DIRECTIONS = 8192
+MIN_DIRECTIONS = 512
+"""A walk that comes back too soon offers the same delta twice."""
+
 _ROUNDING_S = 1e-6
 
 
@@ -25,7 +28,7 @@ _ROUNDING_S = 1e-6
 def _paths(num_elements: int) -> tuple[torch.Tensor, ...]:
     """Where a walk of n steps ends; a long one comes back to its beginning."""
     generator = torch.Generator().manual_seed(num_elements)
-    num_directions = MAX_DIRECTIONS * 48 // max(48, num_elements)
+    num_directions = max(MIN_DIRECTIONS, MAX_DIRECTIONS * 48 // max(48, num_elements))
     steps = 0.02 * torch.rand((num_directions, num_elements), generator=generator, dtype=torch.float64) - 0.01
     return torch.cumsum(steps, dim=0).to(torch.float32).unbind()
 
