@@ -39,6 +39,7 @@ class Board:
     own_roots: set[bytes] = field(default_factory=set)
     heldout: list[HeldoutResult] = field(default_factory=list)
     download: DownloadProgress | None = None
+    disk_bytes: int = 0
 
     def say(self, state: str, reason: str) -> None:
         """Where we are and why."""
@@ -147,6 +148,8 @@ class Board:
                 "state_root": chain.root.hex(),
                 "state_commit": chain.head.commit.hex(),
                 "total_tokens": chain.head.total_tokens,
+                "disk_bytes": self.disk_bytes,
+                "disk_bound_bytes": chain.disk_bound_bytes,
                 "suspected": self._suspected(self.service),
             }
             if self.state == "training" and self.service.reason:

@@ -35,6 +35,7 @@ from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
 from peer.device import choose_device
+from peer.disk_use import keep_measured
 from peer.joining import (
     Membership,
     admit,
@@ -272,6 +273,7 @@ async def _train(
         nursery.start_soon(
             announce, network, life.clock, membership.run_id, partial(_own_record, life, roster, network)
         )
+        nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), board)
         upkeep = _upkeep(life, membership, roster)
         nursery.start_soon(upkeep.keep_peers)
         nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)

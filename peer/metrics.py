@@ -75,6 +75,16 @@ PEER_METRICS: Final = (
     PeerMetric(
         "potluck_peer_memory_bytes", "gauge", "Resident memory of all its processes.", lambda s: _one(s.memory_bytes)
     ),
+    PeerMetric("potluck_peer_disk_bytes", "gauge", "The run's folder on disk.", lambda s: _one(s.disk_bytes)),
+    PeerMetric(
+        "potluck_peer_disk_bound_bytes",
+        "gauge",
+        "What states and updates may take.",
+        lambda s: _one(s.disk_bound_bytes),
+    ),
+    PeerMetric(
+        "potluck_peer_download_bytes", "gauge", "Of the state on its way here.", lambda s: _one(s.download_bytes_here)
+    ),
     PeerMetric(
         "potluck_peer_gpu_memory_bytes", "gauge", "In use on the first card.", lambda s: _one(s.gpu_memory_bytes)
     ),

@@ -51,6 +51,7 @@ class PeerStatus(BaseModel):
         worker_restarts: how often the training process had to be brought back.
         download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
             `download_donors` peers give it.
+        disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what its states and updates may come to; without data.
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
@@ -86,6 +87,8 @@ class PeerStatus(BaseModel):
     download_bytes_here: int = 0
     download_bytes_all: int = 0
     download_donors: int = 0
+    disk_bytes: int = 0
+    disk_bound_bytes: int = 0
     memory_bytes: int = 0
     gpu_memory_bytes: int | None = None
     gpu_busy: float | None = None

@@ -9,6 +9,7 @@ import structlog
 import torch
 import trio
 
+from averaging.generations import MAX_PINNED
 from averaging.rounds.updates import UnitTools, Updates
 from averaging.state import STATE_BYTES_PER_VALUE, UnitState
 from averaging.unit_log import LoggedContribution, LoggedRounds
@@ -24,6 +25,12 @@ log = structlog.get_logger()
 
 KEPT_UPDATE_SNAPSHOTS = 4
 """One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
+
+OLD_GENERATIONS = 3
+"""At every half of the kept updates: as many fit into their span."""
+
+OPEN_UPDATES = 3
+"""Results of several attempts on the head, until it moves."""
 
 KEPT_ROOTS = 64
 """Own roots kept to be compared with what later commits attest."""
@@ -337,6 +344,18 @@ class UnitChain:
         """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
         update_bytes = self.tools.codec.encoded_bytes(self.tools.grid.num_elements)
         return KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
+
+    @property
+    def disk_bound_bytes(self) -> int:
+        """What this unit takes of the disk at most, beside its log, which grows by a certificate a round: generations (the two newest,
+        three old ones, the last that a quorum made, those that joiners are downloading, one being written), a download of our own,
+        kept updates, and those of the open round's attempts.
+        """
+        grid = self.tools.grid
+        update_bytes = sum(self.tools.codec.encoded_bytes(b - a) for a, b in map(grid.bounds, range(grid.num_chunks)))
+        num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
+        num_updates = self.num_kept_updates + 1 + OPEN_UPDATES
+        return num_states * STATE_BYTES_PER_VALUE * grid.num_elements + num_updates * update_bytes
 
     async def _drop_old_updates(self) -> None:
         kept = self.num_kept_updates

@@ -404,6 +404,19 @@ async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other
         assert chain.state.head == chain.head.commit
 
 
+async def test_the_disk_never_holds_more_than_the_bound_that_is_told(autojump_clock: Clock) -> None:
+    async with _after(1) as (world, _, party):
+        for seed in range(4 * KEPT_UPDATES):
+            party.generations.pin(party.chain.head.commit, trio.current_time())
+            await party.apply(
+                world.commit_on(party.chain.head, seed, members=[0] if seed % 3 == 0 else (), is_lone=seed % 3 == 0)
+            )
+            files = party.disk.files.items()
+            num_bytes = sum(len(data) for name, data in files if not name.endswith(".log"))
+            heads = 200 * len(party.generation_names())  # a header each, which a tiny state makes visible
+            assert num_bytes <= party.chain.disk_bound_bytes + heads
+
+
 async def test_who_cannot_read_its_votes_after_a_switch_stands_there_and_casts_none(
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

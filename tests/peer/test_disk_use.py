@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from averaging.network.clocks import VirtualClock
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from peer.board import Board
+from peer.disk_use import LOOK_EVERY_S, keep_measured
+from protocol.ids import PeerId
+
+Clock = trio.testing.MockClock
+
+
+async def test_the_board_learns_what_the_run_takes_of_the_disk(autojump_clock: Clock) -> None:
+    storage, board = MemoryStorage(MemoryDisk()), Board(PeerId("me"), VirtualClock(), 0.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_measured, storage, board)
+        await storage.write_atomic("a", [b"12345"])
+        await trio.sleep(LOOK_EVERY_S + 1.0)
+        assert board.disk_bytes == 5
+        await storage.delete("a")
+        await trio.sleep(LOOK_EVERY_S)
+        assert board.disk_bytes == 0
+        nursery.cancel_scope.cancel()
