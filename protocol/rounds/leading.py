@@ -119,6 +119,8 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
         waited_s = now_s - opened.due_since_s if opened.due_since_s is not None else 0.0
         is_lost = opener != config.me.peer and not is_alive(state, opener, now_s, opener_patience_s(state))
         wait_s = config.suspect_after_s * (1.0 if is_lost else OVERDUE_FACTOR)
+        if is_gone(state, opener):
+            wait_s = 0.0  # it said goodbye, or its process is gone: nobody will open in its place unless we do
     elif opener == config.me.peer:  # our own attempt failed, or we restarted
         waited_s, wait_s, delay_s = now_s - opened.proposal_at_s, 0.0, 0.0
     elif is_suspected(state, opener, now_s):

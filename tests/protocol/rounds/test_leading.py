@@ -10,6 +10,7 @@ from protocol.rounds.messages import (
     Ack,
     Ballot,
     Committed,
+    Leave,
     PreVote,
     PreVoteRequest,
     Promise,
@@ -152,6 +153,25 @@ def test_who_is_far_behind_is_not_waited_for() -> None:
 
 
 # --- asking before a take-over ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_goodbye", [True, False], ids=["left", "reset"])
+def test_nobody_waits_for_an_opener_that_is_gone(is_goodbye: bool) -> None:
+    table = Table(3)
+    acquaint(table)
+    _mute(table)
+    opener = table.opener()
+    others = table.others(opener)
+    for seat in others:
+        seat.feed(Progressed(2000, True))
+        for other in others:
+            if other is not seat:
+                seat.hear(other, heartbeat_of(other))
+        if is_goodbye:
+            seat.hear(opener, Leave(opener.member, UNIT, opener.head.commit))
+        else:
+            seat.feed(PeerLost(opener.peer))
+    assert any(seat.sent(PreVoteRequest) for seat in others), "the first in the order asks at once"
 
 
 def test_who_takes_over_asks_first_and_promises_only_when_a_quorum_agrees() -> None:
