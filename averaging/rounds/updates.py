@@ -62,7 +62,7 @@ class Updates:
         return parts
 
     async def read_good(self, link: ChainLink) -> list[bytes] | None:
-        """As `read`, for bytes that an earlier process wrote: what was damaged since is deleted, to be fetched again."""
+        """As `read`, and every result has the hash that the record names: what was damaged is deleted, to be fetched again."""
         data, record = await self.read(link), link.record
         if data is None or record is None:
             return None

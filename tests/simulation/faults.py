@@ -59,6 +59,33 @@ def restart(world: World, node: Node) -> None:
     world.boot(node)
 
 
+async def _blackout(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """The power goes for everybody at once, and comes back for one after another."""
+    nodes = world.live_nodes()
+    if not nodes:
+        return
+    world.happened("blackout")
+    for node in nodes:
+        node.crash()
+    chooser.shuffle(nodes)
+    for node in nodes:
+        await world.swarm.timers.sleep(lasts_s / len(nodes))
+        restart(world, node)
+
+
+async def _disk_rot(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """A bit flips on the disk of a peer that is down."""
+    nodes = world.live_nodes()
+    if len(nodes) < 3:
+        return
+    node = chooser.choice(nodes)
+    node.crash()
+    await world.swarm.timers.sleep(lasts_s)
+    if not node.is_up:
+        world.happened("disk rot", f"{node.name} {node.damage_disk(chooser)}")
+        restart(world, node)
+
+
 async def _freeze(world: World, chooser: random.Random, lasts_s: float) -> None:
     nodes = _awake(world)
     if not nodes:
@@ -193,6 +220,8 @@ FAULTS: dict[str, Fault] = {
     "crash": _crash,
     "freeze": _freeze,
     "bit rot": _bit_rot,
+    "blackout": _blackout,
+    "disk rot": _disk_rot,
     "two sides": _two_sides,
     "three sides": _three_sides,
     "one way": _one_way,

@@ -32,7 +32,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
-from tests.simulation.invariants import Observed, check_applied_bytes
+from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.signing import HashSigner
 from tests.simulation.trainer import SimulatedTrainer
 from tests.simulation.virtual_time import PROCESS, Process
@@ -76,6 +76,14 @@ class WatchedChain(UnitChain):
         """What was seen of this unit."""
         return self.world.observed_of[self.tools.unit]
 
+    async def restore(self) -> OpenRound:
+        """What was applied before a crash is there after it, whatever was lost with the process."""
+        open_round = await super().restore()
+        before = self.node.applied.get(self.tools.unit)
+        if before is not None and not self.has(before) and not self.node.is_disk_damaged:
+            raise Violation(f"{self.node.name} came back without commit {before.hex()[:8]}, which it had applied")
+        return open_round
+
     async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
         """Tell the trainer which tokens come back, and look at where it leads."""
         commits = [link.commit for link in self.links]
@@ -92,13 +100,13 @@ class WatchedChain(UnitChain):
         return open_round
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
-        """Check the bytes before and the state after."""
-        record = link.record
-        if record is not None:
-            log, tools = self.tools.log, self.tools
-            blobs = [await log.read_result(record.parent, part.result_hash) for part in record.slices]
-            check_applied_bytes(record, blobs, tools.codec, tools.grid)
+        """What is applied are the bytes that the record names; look at the state after it."""
+        record, log, tools = link.record, self.tools.log, self.tools
+        parts = record.slices if record is not None else ()
+        blobs = [await log.read_result(record.parent, part.result_hash) for part in parts] if record is not None else []
         applied = await super().apply(link, certificate)
+        if record is not None:
+            check_applied_bytes(record, blobs, tools.codec, tools.grid)
         self.look()
         return applied
 
@@ -112,6 +120,7 @@ class WatchedChain(UnitChain):
 
     def look(self) -> None:
         """Where it stands; a rotten state is nobody's yardstick."""
+        self.node.applied[self.tools.unit] = self.state.head
         is_rotten = self.node.is_rotten and self.tools.unit == self.node.units[0]
         if is_rotten and self.observed.roots.get(self.state.head) == self.root:
             self.node.is_rotten = is_rotten = False
@@ -139,6 +148,10 @@ class Node:
         self.has_left = False
         self.was_ever_killed = False
         self.is_rotten = False
+        self.is_disk_damaged = False
+        self.applied: dict[UnitName, CommitId] = {}
+        """Where each unit stood last, in any process life."""
+
         self._scope: trio.CancelScope | None = None
         self._must_leave = trio.Event()
 
@@ -326,6 +339,18 @@ class Node:
             anchor_N[chooser.randrange(anchor_N.numel())] += 0.25
             chain.state = replace(chain.state, anchor_N=anchor_N)
             self.is_rotten = True
+
+    def damage_disk(self, chooser: random.Random) -> str:
+        """A bit of a state or an update flips on its disk; returns which file's, "" where there is none."""
+        names = sorted(name for name in self.disk.files if "generations/" in name or "results/" in name)
+        if not names:
+            return ""
+        name = chooser.choice(names)
+        data = bytearray(self.disk.files[name])
+        data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+        self.disk.files[name] = bytes(data)
+        self.is_disk_damaged = True
+        return name
 
     def freeze(self) -> None:
         """SIGSTOP of the whole node."""

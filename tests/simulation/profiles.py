@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 
 CONTINUAL = "turnover"
-PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot")
+PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot")
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "directory", "slow link", "lossy link")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
@@ -30,6 +30,7 @@ class Profile:
         num_elements: of each unit; it has eight chunks.
         layout: which units there are, and who holds them.
         outbound: share of the peers whom nobody can reach from outside.
+        replay_at_most: with more commits to catch up on, a whole state is downloaded.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Profile:
     num_elements: int = 48
     layout: Layout = WHOLE
     outbound: float = 0.0
+    replay_at_most: int = 16
 
     @property
     def has_skew(self) -> bool:
@@ -111,6 +113,15 @@ PROFILES = {
             layout=EXPERTS,
         ),
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
+        Profile(
+            "recovery",
+            {"blackout": 3, "disk rot": 4, "crash": 3, "join": 3, "leave": 1, "slow link": 1, "bit rot": 1},
+            num_faults=(4, 8),
+            fault_s=(1.0, 50.0),
+            spread_s=60.0,
+            converge_s=600.0,
+            replay_at_most=3,
+        ),
         Profile("freeze", {"freeze": 5, "crash": 1, "join": 1}, num_faults=(3, 7), fault_s=(0.5, 40.0)),
         Profile(
             "lossy",

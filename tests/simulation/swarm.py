@@ -144,6 +144,7 @@ class World:
             max_members=MAX_MEMBERS,
             longest_interval_s=self.profile.longest_interval_s,
             heartbeat_s=self.profile.heartbeat_s,
+            replay_at_most=self.profile.replay_at_most,
             lone_patience_s=max(60.0, self.profile.longest_interval_s),
             spine=None if unit == self.layout.spine else self.layout.spine,
         )

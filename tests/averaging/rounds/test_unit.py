@@ -404,6 +404,23 @@ async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other
         assert chain.state.head == chain.head.commit
 
 
+async def test_bytes_that_the_disk_changed_after_the_ack_are_not_applied_and_are_fetched_again(
+    autojump_clock: Clock,
+) -> None:
+    async with _after(1) as (world, made, party):
+        commit = world.commit_on(made[0].link, 5)
+        await commit.write_results(party)
+        spoilt = next(name for name in party.disk.files if commit.record.slices[1].result_hash.hex() in name)
+        party.spoil(spoilt)
+        with pytest.raises(LocalProtocolError, match="not on disk"):
+            await party.chain.apply(commit.link, commit.certificate)
+        assert party.chain.head == made[0].link
+        assert spoilt not in party.disk.files, "so that it is missed, and asked for"
+        await commit.write_results(party, [1])
+        await party.chain.apply(commit.link, commit.certificate)
+        assert party.chain.head == commit.link
+
+
 async def test_the_disk_never_holds_more_than_the_bound_that_is_told(autojump_clock: Clock) -> None:
     async with _after(1) as (world, _, party):
         for seed in range(4 * KEPT_UPDATES):
