@@ -227,7 +227,10 @@ async def come_together(world: World) -> None:
         return not waiting
 
     def are_together() -> bool:
-        return agree(world) and all(is_together(unit) for unit in world.layout.units)
+        is_sound = not any(
+            node.is_rotten for node in world.live_nodes()
+        )  # a wrong state is seen when a later commit attests it
+        return is_sound and agree(world) and all(is_together(unit) for unit in world.layout.units)
 
     await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
     check_spine(world)

@@ -18,10 +18,11 @@ NUM_SHARED = 2
 """Seeds that both processes run: another process, another hash seed, the same trace."""
 
 PROFILE = "default"
+NUM_RECOVERIES = 4
 
 
-def _run(start: int, seeds: int, hash_seed: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.simulation", "--json", "--profile", PROFILE]
+def _run(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.simulation", "--json", "--profile", profile]
     command += ["--start", str(start), "--seeds", str(seeds)]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment)
@@ -41,3 +42,11 @@ def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(
     assert [first["traces"][seed] for seed in shared] == [second["traces"][seed] for seed in shared]
     for kind in PROFILES[PROFILE].kinds:
         assert first["faults"].get(kind, 0) + second["faults"].get(kind, 0) > 0, f"no {kind} in {NUM_SEEDS} seeds"
+
+
+@pytest.mark.timeout(300)
+def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot() -> None:
+    with ThreadPoolExecutor() as pool:
+        told = list(pool.map(_run, (4, 6), (2, NUM_RECOVERIES - 2), ("1", "2"), ("recovery", "recovery")))
+    assert [totals["errors"] for totals in told] == [{}, {}]
+    assert all(sum(totals["faults"].get(kind, 0) for totals in told) for kind in ("blackout", "disk rot"))
