@@ -7,7 +7,7 @@ was admitted. Decisions are admission.py's and run_core.py's; this file reads, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -22,6 +22,7 @@ from protocol.coordination import (
     WATCH_DOMAIN,
     AdmitReply,
     CheckpointEntry,
+    PeerReport,
     RunNews,
     decode_report,
     encode_admit_reply,
@@ -35,6 +36,7 @@ from protocol.identity import public_key_from_peer_id
 from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
 from protocol.invite import hash_secret
 from protocol.pb import coordinator_pb2 as pb
+from protocol.revocation import missing
 
 if TYPE_CHECKING:
     from averaging.network.seams import Clock
@@ -168,15 +170,24 @@ class CoordinatorService:
         return credential
 
     async def report(self, request: bytes) -> bytes:
-        """Take in a signed report.
+        """Take in a signed report. The answer brings the host's revocations that the peer lacks; to one that is banned its own, and
+        whatever it said counts as a goodbye.
 
         Raises:
-            RefusedError: the peer is not admitted, or banned.
+            RefusedError: the peer was never admitted.
             RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify.
         """
-        envelope = await self._open(request, REPORT_DOMAIN)
-        reply = await self._tracker.report(envelope.sender, decode_report(envelope.payload))
-        return encode_report_reply(reply)
+        envelope = self._open_envelope(request, REPORT_DOMAIN)
+        sender, report = envelope.sender, decode_report(envelope.payload)
+        is_admitted, is_banned, revocations = await self._ledger.run(
+            lambda ledger: (ledger.is_admitted(sender), ledger.is_banned(sender), ledger.revocations())
+        )
+        if not (is_admitted or is_banned):
+            raise _not_admitted(sender)
+        self._refuse_replay(envelope, REPORT_DOMAIN)
+        told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
+        reply = await self._tracker.report(sender, told)
+        return encode_report_reply(replace(reply, revocations=missing(revocations, report.known_revocations)))
 
     async def list_checkpoints(self, request: bytes) -> bytes:
         """The checkpoints on the host's disk. Raises as `report`."""
@@ -197,20 +208,36 @@ class CoordinatorService:
         return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
 
     async def _open(self, request: bytes, domain: str) -> Envelope:
-        sealed = _parse(pb.Sealed, request)
-        envelope = open_envelope(
-            sealed.envelope,
+        envelope = self._open_envelope(request, domain)
+        sender = envelope.sender
+        is_admitted, is_banned = await self._ledger.run(
+            lambda ledger: (ledger.is_admitted(sender), ledger.is_banned(sender))
+        )
+        if is_banned:
+            raise RefusedError(f"peer {sender} is banned from this run", "a peer in good standing", "ask the host")
+        if not is_admitted:
+            raise _not_admitted(sender)
+        self._refuse_replay(envelope, domain)
+        return envelope
+
+    def _open_envelope(self, request: bytes, domain: str) -> Envelope:
+        return open_envelope(
+            _parse(pb.Sealed, request).envelope,
             verifier=self._run.verifier,
             domain=domain,
             run_id=self._run.run_id,
             now_unix_ms=int(self._clock.unix_s() * 1000),
         )
-        sender = envelope.sender
-        if not await self._ledger.run(lambda ledger: ledger.is_admitted(sender)):
-            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
+
+    def _refuse_replay(self, envelope: Envelope, domain: str) -> None:
         if not self._replays[domain].admit(envelope):
-            raise RemoteProtocolError(f"a repeated message of {sender}", "a new sequence number", "it was ignored")
-        return envelope
+            raise RemoteProtocolError(
+                f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
+            )
+
+
+def _not_admitted(peer: PeerId) -> RefusedError:
+    return RefusedError(f"peer {peer} is not admitted to this run", "an admitted peer", "join with an invite")
 
 
 def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], Decision], now_unix_s: float) -> None:
