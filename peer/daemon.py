@@ -55,6 +55,7 @@ from peer.membership_file import (
     take_session,
 )
 from peer.membership_upkeep import MembershipUpkeep
+from peer.one_process import OwnRecord
 from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import CREDENTIAL_CHANNEL, Roster
@@ -302,11 +303,10 @@ async def _train(
     board, verifier = life.board, Ed25519Verifier()
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
     network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), roster.is_member))
+    own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, verifier, roster)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
-        nursery.start_soon(
-            announce, network, life.clock, membership.run_id, partial(_own_record, life, roster, network)
-        )
+        nursery.start_soon(announce, network, life.clock, membership.run_id, partial(own.make, network))
         nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), board)
         upkeep = _upkeep(life, membership, roster)
         nursery.start_soon(upkeep.keep_host_heard)
@@ -434,10 +434,6 @@ async def _fetch_data(life: _Life, membership: Membership, network: Network, ros
 
 async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
     return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
-
-
-async def _own_record(life: _Life, roster: Roster, network: Network, expires_unix_s: float) -> bytes:
-    return roster.record(life.identity, life.sequence.take(), expires_unix_s, network.addresses())
 
 
 def _upkeep(life: _Life, membership: Membership, roster: Roster) -> MembershipUpkeep:
