@@ -50,7 +50,7 @@ _MIGRATIONS: Final[tuple[str, ...]] = (
     """,
     """
     CREATE TABLE revocations (
-        number INTEGER PRIMARY KEY, peer TEXT NOT NULL UNIQUE REFERENCES peers(peer), entry BLOB NOT NULL) STRICT;
+        number INTEGER PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers(peer), entry BLOB NOT NULL UNIQUE) STRICT;
     """,
 )
 
@@ -238,14 +238,25 @@ class Ledger:
         with self._transaction() as db:
             if not self._standing(peer)[0]:
                 return None
-            standing = self._rows("SELECT entry FROM revocations WHERE peer = ?", peer)
+            standing = self._rows("SELECT entry FROM revocations WHERE peer = ? ORDER BY number", peer)
             if standing:
                 return _bytes(standing[0][0])
             number = 1 + _int(self._rows("SELECT COALESCE(MAX(number), 0) FROM revocations")[0][0])
             entry = sign(number)
-            db.execute("INSERT INTO revocations VALUES (?, ?, ?)", (number, peer, entry))
-            db.execute("UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?", (reason, peer))
+            self._write_ban(db, peer, reason, entry)
             return entry
+
+    def ban_again(self, peer: PeerId, public_key: bytes, reason: str, entry: bytes, *, now_unix_s: int) -> None:
+        """Remember a ban of ours that this ledger, an old copy, does not know; nor perhaps the peer."""
+        with self._transaction() as db:
+            if not self._rows("SELECT number FROM revocations WHERE entry = ?", entry):
+                peer_row = (peer, public_key, now_unix_s)
+                db.execute("INSERT OR IGNORE INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                self._write_ban(db, peer, reason, entry)
+
+    def _write_ban(self, db: sqlite3.Connection, peer: PeerId, reason: str, entry: bytes) -> None:
+        db.execute("INSERT INTO revocations (peer, entry) VALUES (?, ?)", (peer, entry))
+        db.execute("UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?", (reason, peer))
 
     def revocations(self) -> Sequence[bytes]:
         """The signed entries of all bans, oldest first."""

@@ -87,6 +87,9 @@ class Reporter:
             want_from_index=self._want_from_index,
             known_revocations=self._revocations.known if self._revocations is not None else b"",
         )
+        if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
+            asked = self._revocations.missing_at(self.last_reply.known_revocations)
+            report = replace(report, revocations=asked)
         if self.is_leaving:
             report = replace(report, state="left")
         try:

@@ -63,6 +63,10 @@ class Revocations:
         """Fingerprints of what we have."""
         return self._book.fingerprints
 
+    def missing_at(self, known: bytes) -> tuple[bytes, ...]:
+        """The entries that somebody lacks who has these fingerprints. Raises RemoteProtocolError where they are none."""
+        return self._book.missing_at(known)
+
     async def restore(self) -> None:
         """What was kept on disk. A damaged file costs nothing for long: others tell us again."""
         try:
@@ -130,7 +134,7 @@ class Revocations:
             raise RemoteProtocolError(
                 f"{short(peer)} has shown no credential of this run", "a member", "join the run first"
             )
-        return join_entries(self._book.missing_at(request))
+        return join_entries(self.missing_at(request))
 
     async def gossip(self, network: Network) -> None:
         """Ask a few members in turn, at once and then every minute, until cancelled."""

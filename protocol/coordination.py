@@ -97,6 +97,7 @@ class PeerReport:
         certificates: of commits in order, as received, from the index that the coordinator asked for.
         addresses: own multiaddresses.
         known_revocations: fingerprints of the host's revocations that this peer has.
+        revocations: signed entries that the coordinator asked for.
     """
 
     state: str
@@ -117,6 +118,7 @@ class PeerReport:
     certificates: tuple[bytes, ...] = ()
     addresses: tuple[str, ...] = ()
     known_revocations: bytes = b""
+    revocations: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -146,6 +148,7 @@ class ReportReply:
     Attributes:
         is_final_checkpoint_written: the run is finished and its last state is safe with the host: peers may leave.
         revocations: signed entries that the peer lacks, for it to verify.
+        asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
     """
 
     phase: str
@@ -154,6 +157,11 @@ class ReportReply:
     want_from_index: int
     is_final_checkpoint_written: bool = False
     revocations: tuple[bytes, ...] = ()
+    asks_revocations: bool = False
+    known_revocations: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_fingerprints(self.known_revocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +235,7 @@ def encode_report(report: PeerReport) -> bytes:
         certificates=report.certificates,
         addresses=report.addresses,
         known_revocations=report.known_revocations,
+        revocations=report.revocations,
     )
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
@@ -262,6 +271,7 @@ def decode_report(data: bytes) -> PeerReport:
         certificates=tuple(body.certificates),
         addresses=tuple(body.addresses),
         known_revocations=body.known_revocations,
+        revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
     )
 
 
@@ -312,6 +322,8 @@ def encode_report_reply(reply: ReportReply) -> bytes:
         want_from_index=reply.want_from_index,
         is_final_checkpoint_written=reply.is_final_checkpoint_written,
         revocations=reply.revocations,
+        asks_revocations=reply.asks_revocations,
+        known_revocations=reply.known_revocations,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -321,8 +333,16 @@ def decode_report_reply(data: bytes) -> ReportReply:
     body = _parse(pb.ReportReply, data)
     _require_hash("head", body.head)
     _require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
-    revocations, is_final = tuple(body.revocations), body.is_final_checkpoint_written
-    return ReportReply(body.phase, CommitId(body.head), body.index, body.want_from_index, is_final, revocations)
+    return ReportReply(
+        phase=body.phase,
+        head=CommitId(body.head),
+        index=body.index,
+        want_from_index=body.want_from_index,
+        is_final_checkpoint_written=body.is_final_checkpoint_written,
+        revocations=tuple(body.revocations),
+        asks_revocations=body.asks_revocations,
+        known_revocations=body.known_revocations,
+    )
 
 
 def encode_news(news: RunNews) -> bytes:

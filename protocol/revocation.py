@@ -120,6 +120,12 @@ def missing(entries: Iterable[bytes], known: bytes) -> tuple[bytes, ...]:
     return tuple(answer)
 
 
+def has_others(entries: Iterable[bytes], known: bytes) -> bool:
+    """Whether `known` names an entry that is not among these."""
+    ours = {fingerprint(entry) for entry in entries}
+    return any(known[i : i + FINGERPRINT_BYTES] not in ours for i in range(0, len(known), FINGERPRINT_BYTES))
+
+
 def join_entries(entries: Iterable[bytes]) -> bytes:
     """Entries as one answer, or one file."""
     return b"".join(_LENGTH.pack(len(entry)) + entry for entry in entries)

@@ -193,3 +193,15 @@ def test_full_disk_acknowledges_nothing_and_loses_nothing(ledger: Ledger) -> Non
     ledger._db.execute("PRAGMA max_page_count = 100000")
     assert (ledger.get("before"), ledger.get("big")) == (b"kept", None)
     ledger.put("after", b"works")
+
+
+def test_a_ban_that_an_old_copy_has_lost_is_written_once_also_for_a_peer_it_does_not_know(ledger: Ledger) -> None:
+    invite(ledger)
+    ledger.admit(WHO, with_invite, lambda _: b"x", now_unix_s=5)
+    ledger.ban(WHO.peer, "first", sign)
+    for peer in (WHO.peer, PeerId("unknown")):
+        for _ in range(2):
+            ledger.ban_again(peer, b"k" * 32, "why", b"entry of " + peer.encode(), now_unix_s=6)
+        assert ledger.is_banned(peer)
+    assert ledger.revocations() == [b"entry 1", b"entry of peer", b"entry of unknown"]
+    assert ledger.ban(WHO.peer, "again", sign) == b"entry 1"

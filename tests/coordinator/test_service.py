@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 import trio
@@ -299,3 +300,36 @@ async def test_wrong_clock_is_named_before_the_signature_is_called_expired(
         request = host.admit_request(PEERS[0], unix_s=behind, credential_request=csr)
         with pytest.raises(RefusedError, match="clock is 15 minutes behind"):
             await host.service.admit(request)
+
+
+async def test_a_ledger_from_before_a_ban_learns_of_it_from_a_peer_that_kept_it(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+    ledger = tmp_path / "ledger.sqlite3"
+    copyfile(ledger, tmp_path / "copy")
+    with open_host(tmp_path) as host:
+        entry = ban(host, PEERS[0])
+    copyfile(tmp_path / "copy", ledger)
+    with open_host(tmp_path) as host:
+        assert host.ledger.is_admitted(PEERS[0].peer_id)
+        knowing = replace(READY, known_revocations=fingerprint(entry))
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[1], knowing)))
+        assert (reply.asks_revocations, reply.known_revocations) == (True, b"")
+        bringing = replace(knowing, revocations=(entry, entry))
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[1], bringing)))
+        assert (reply.asks_revocations, reply.revocations) == (False, ())
+        assert host.ledger.is_banned(PEERS[0].peer_id)
+        assert host.ledger.revocations() == [entry]
+        with pytest.raises(RefusedError, match="banned"):
+            await host.service.renew(renew_request(host, PEERS[0]))
+
+
+async def test_nobody_brings_a_ban_that_the_host_did_not_sign(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        forged = seal_revocation(PEERS[1], host.run_id, Revocation(PEERS[0].peer_id, "", 1, 1))
+        with pytest.raises(RemoteProtocolError, match="did not sign"):
+            await host.service.report(host.report(PEERS[1], replace(READY, revocations=(forged,))))
+        assert host.ledger.is_admitted(PEERS[0].peer_id)

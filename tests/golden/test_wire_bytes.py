@@ -100,9 +100,13 @@ def _coordination() -> dict[str, str]:
         ),
         "news": encode_news(RunNews("training", "why", BASE, 4, 400, b"start")),
         "checkpoints": encode_checkpoints((CheckpointEntry(4, BASE, ROOT, 400, 1_800_000_000),)),
-        "report with known revocations": encode_report(replace(report, known_revocations=b"known at")),
+        "report with known revocations": encode_report(
+            replace(report, known_revocations=b"known at", revocations=(b"entry",))
+        ),
         "report reply with revocations": encode_report_reply(
-            ReportReply("training", BASE, 4, 5, revocations=(b"entry",))
+            ReportReply(
+                "training", BASE, 4, 5, revocations=(b"entry",), asks_revocations=True, known_revocations=b"known at"
+            )
         ),
         "revocation": seal_revocation(ALICE, RunId(b"r" * 32), Revocation(ALICE.peer_id, "why", 1_800_000_000, 7)),
         "revocations": join_entries((b"one", b"entry two")),

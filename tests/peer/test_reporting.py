@@ -105,6 +105,9 @@ class _Bans:
         self.taken: list[tuple[bytes, ...]] = []
         self.error = error
 
+    def missing_at(self, known: bytes) -> tuple[bytes, ...]:
+        return (b"lacking " + known,)
+
     async def take(self, offered: tuple[bytes, ...]) -> None:
         await trio.lowlevel.checkpoint()
         self.taken.append(offered)
@@ -122,6 +125,17 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
     assert await reporter.report_once()
     assert client.reports[0].known_revocations == b"known at"
     assert bans.taken == [(b"entry",)]
+
+
+async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
+    client = _Client()
+    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, _Bans())  # type: ignore[arg-type]
+    client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
+    await reporter.report_once()
+    client.answer = lambda: REPLY
+    for _ in range(2):
+        await reporter.report_once()
+    assert [report.revocations for report in client.reports] == [(), (b"lacking at host.",), ()]
 
 
 async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:

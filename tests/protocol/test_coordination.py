@@ -135,9 +135,11 @@ def test_certificates_are_cut_to_one_report() -> None:
 
 
 def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
-    report = replace(REPORT, known_revocations=bytes(16))
+    report = replace(REPORT, known_revocations=bytes(16), revocations=(b"three",))
     assert decode_report(encode_report(report)) == report
-    reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"one", b"two"))
+    reply = ReportReply(
+        "training", COMMIT, 1, 2, revocations=(b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)
+    )
     assert decode_report_reply(encode_report_reply(reply)) == reply
 
 

@@ -19,6 +19,7 @@ from protocol.revocation import (
     RevocationBook,
     check_fingerprints,
     fingerprint,
+    has_others,
     join_entries,
     missing,
     open_revocation,
@@ -102,6 +103,14 @@ def test_two_who_tell_each_other_what_is_missing_know_the_same_afterwards() -> N
     both = _with(one, *split_entries(join_entries(other.missing_at(one.fingerprints))))
     assert _with(other, *one.missing_at(other.fingerprints)).fingerprints == both.fingerprints
     assert both.missing_at(both.fingerprints) == ()
+
+
+def test_what_somebody_has_beyond_ours_is_seen_from_its_fingerprints() -> None:
+    ours, other = [_entry(), _entry(BOB, 2)], _entry(STRANGER, 3)
+    assert not has_others(ours, b"")
+    assert not has_others(ours, fingerprint(ours[1]))
+    assert has_others(ours, fingerprint(ours[0]) + fingerprint(other))
+    assert has_others([], fingerprint(other))
 
 
 def test_an_answer_is_bounded_and_the_rest_comes_with_the_next() -> None:
