@@ -17,6 +17,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(init)
     app.command()(host)
     app.command()(invite)
+    app.command()(ban)
     app.command()(status)
     checkpoint = typer.Typer(help="List and check the run's checkpoints.", no_args_is_help=True)
     checkpoint.command("list")(checkpoint_list)
@@ -56,6 +57,17 @@ def invite(
     from coordinator import commands
 
     typer.echo(commands.make_invite(state_dir, uses=uses, hours=hours))
+
+
+def ban(
+    peer: Annotated[str, typer.Argument(help="Its peer id, or its name as the status page shows it.")],
+    state_dir: StateDir = None,
+    reason: Annotated[str, typer.Option(help="Why; the peer and all others are told.")] = "",
+) -> None:
+    """Ban a peer from the run for good: nobody serves it or counts its work from the next moment on."""
+    from coordinator import commands
+
+    typer.echo(commands.ban(state_dir, peer, reason=reason))
 
 
 def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:

@@ -115,6 +115,26 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
         return issue_invite(ledger, run, reach, uses=uses, hours=hours, now_unix_s=time.time())
 
 
+def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
+    """Ban a peer, by its id or name, from the run in `state_dir` for good; works beside a running host. One line that says so.
+
+    Raises:
+        ConfigError: no run was ever hosted from there, or a reason that cannot be kept.
+        UsageError: nobody or more than one is called so.
+        MachineError, StorageError: the host's identity or ledger cannot be used.
+    """
+    folder = _state_dir(state_dir)
+    ledger_file = _require_run(folder)
+    from coordinator.bans import ban_peer
+    from coordinator.ledger import open_ledger
+    from coordinator.run_files import IDENTITY_FILE, load_run
+    from protocol.identity_file import read_identity
+
+    manifest, host_identity = load_run(folder).manifest, read_identity(folder / IDENTITY_FILE)
+    with open_ledger(ledger_file) as ledger:
+        return ban_peer(ledger, manifest, host_identity, who, reason, now_unix_s=time.time())
+
+
 def fetch_status(state_dir: Path | None) -> dict[str, object]:
     """The running host's /api/status.
 

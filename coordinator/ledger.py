@@ -22,7 +22,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 LEDGER_FILE: Final = "ledger.sqlite3"
 """Its name in the host's folder."""
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _BUSY_TIMEOUT_S: Final = 5.0
 
 _MIGRATIONS: Final[tuple[str, ...]] = (
@@ -47,6 +47,10 @@ _MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE checkpoints (
         commit_id BLOB PRIMARY KEY, unit TEXT NOT NULL, round_index INTEGER NOT NULL, total_tokens INTEGER NOT NULL,
         state_root BLOB NOT NULL, path TEXT NOT NULL, written_unix_s INTEGER NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE revocations (
+        number INTEGER PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers(peer), entry BLOB NOT NULL UNIQUE) STRICT;
     """,
 )
 
@@ -217,11 +221,46 @@ class Ledger:
         admitted, banned = self._standing(peer)
         return admitted and not banned
 
-    def ban(self, peer: PeerId, reason: str) -> bool:
-        """Ban a peer; False when it was never admitted."""
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether the peer was admitted once and banned since."""
+        return self._standing(peer)[1]
+
+    def peers(self) -> Sequence[PeerId]:
+        """Everybody who was ever admitted."""
+        return [PeerId(str(peer)) for (peer,) in self._rows("SELECT peer FROM peers ORDER BY peer")]
+
+    def ban(self, peer: PeerId, reason: str, sign: Callable[[int], bytes]) -> bytes | None:
+        """Ban a peer and remember the host's signed word of it, `sign(number)`, in one transaction.
+
+        Returns:
+            The entry that stands, the first one for a peer that is banned already; None when it was never admitted.
+        """
         with self._transaction() as db:
-            update = "UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?"
-            return db.execute(update, (reason, peer)).rowcount > 0
+            if not self._standing(peer)[0]:
+                return None
+            standing = self._rows("SELECT entry FROM revocations WHERE peer = ? ORDER BY number", peer)
+            if standing:
+                return _bytes(standing[0][0])
+            number = 1 + _int(self._rows("SELECT COALESCE(MAX(number), 0) FROM revocations")[0][0])
+            entry = sign(number)
+            self._write_ban(db, peer, reason, entry)
+            return entry
+
+    def ban_again(self, peer: PeerId, public_key: bytes, reason: str, entry: bytes, *, now_unix_s: int) -> None:
+        """Remember a ban of ours that this ledger, an old copy, does not know; nor perhaps the peer."""
+        with self._transaction() as db:
+            if not self._rows("SELECT number FROM revocations WHERE entry = ?", entry):
+                peer_row = (peer, public_key, now_unix_s)
+                db.execute("INSERT OR IGNORE INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                self._write_ban(db, peer, reason, entry)
+
+    def _write_ban(self, db: sqlite3.Connection, peer: PeerId, reason: str, entry: bytes) -> None:
+        db.execute("INSERT INTO revocations (peer, entry) VALUES (?, ?)", (peer, entry))
+        db.execute("UPDATE peers SET is_banned = 1, ban_reason = ? WHERE peer = ?", (reason, peer))
+
+    def revocations(self) -> Sequence[bytes]:
+        """The signed entries of all bans, oldest first."""
+        return [_bytes(entry) for (entry,) in self._rows("SELECT entry FROM revocations ORDER BY number")]
 
     def add_commits(self, rows: Sequence[CommitRow]) -> None:
         """Remember verified commits; known ones are left as they are."""

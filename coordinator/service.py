@@ -6,14 +6,14 @@ was admitted. Decisions are admission.py's and run_core.py's; this file reads, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from coordinator.admission import AdmissionFacts, Decision, InviteFacts, decide_admission, decide_renewal
-from coordinator.ledger import Applicant
+from coordinator.ledger import Applicant, Ledger
 from coordinator.run_core import Phase
 from protocol.coordination import (
     LIST_DOMAIN,
@@ -22,6 +22,7 @@ from protocol.coordination import (
     WATCH_DOMAIN,
     AdmitReply,
     CheckpointEntry,
+    PeerReport,
     RunNews,
     decode_report,
     encode_admit_reply,
@@ -35,6 +36,7 @@ from protocol.identity import public_key_from_peer_id
 from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
 from protocol.invite import hash_secret
 from protocol.pb import coordinator_pb2 as pb
+from protocol.revocation import fingerprint, has_others, missing, open_revocation
 
 if TYPE_CHECKING:
     from averaging.network.seams import Clock
@@ -168,15 +170,43 @@ class CoordinatorService:
         return credential
 
     async def report(self, request: bytes) -> bytes:
-        """Take in a signed report.
+        """Take in a signed report. The answer brings the host's revocations that the peer lacks, and asks for those that an old copy
+        of the ledger has lost. What a banned peer said counts as a goodbye.
 
         Raises:
-            RefusedError: the peer is not admitted, or banned.
+            RefusedError: the peer was never admitted.
             RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify.
         """
-        envelope = await self._open(request, REPORT_DOMAIN)
-        reply = await self._tracker.report(envelope.sender, decode_report(envelope.payload))
-        return encode_report_reply(reply)
+        envelope = self._open_envelope(request, REPORT_DOMAIN)
+        sender, report = envelope.sender, decode_report(envelope.payload)
+        is_admitted, is_banned = await self._ledger.run(
+            lambda ledger: (ledger.is_admitted(sender), ledger.is_banned(sender))
+        )
+        if not (is_admitted or is_banned):
+            raise _not_admitted(sender)
+        self._refuse_replay(envelope, REPORT_DOMAIN)
+        now_unix_s = int(self._clock.unix_s())
+        revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
+        told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
+        reply = await self._tracker.report(sender, told)
+        is_asked = has_others(revocations, report.known_revocations)
+        return encode_report_reply(
+            replace(
+                reply,
+                revocations=missing(revocations, report.known_revocations),
+                asks_revocations=is_asked,
+                known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
+            )
+        )
+
+    def _revocations(self, ledger: Ledger, offered: Sequence[bytes], now_unix_s: int) -> Sequence[bytes]:
+        """All entries, with those that peers kept where our ledger is an old copy. Blocks; raises where one is not signed by us."""
+        run, host_public_key = self._run, public_key_from_peer_id(self._run.peer_id)
+        for entry in offered:
+            found = open_revocation(entry, verifier=run.verifier, run_id=run.run_id, host_public_key=host_public_key)
+            public_key = public_key_from_peer_id(found.peer)
+            ledger.ban_again(found.peer, public_key, found.reason, entry, now_unix_s=now_unix_s)
+        return ledger.revocations()
 
     async def list_checkpoints(self, request: bytes) -> bytes:
         """The checkpoints on the host's disk. Raises as `report`."""
@@ -197,20 +227,36 @@ class CoordinatorService:
         return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
 
     async def _open(self, request: bytes, domain: str) -> Envelope:
-        sealed = _parse(pb.Sealed, request)
-        envelope = open_envelope(
-            sealed.envelope,
+        envelope = self._open_envelope(request, domain)
+        sender = envelope.sender
+        is_admitted, is_banned = await self._ledger.run(
+            lambda ledger: (ledger.is_admitted(sender), ledger.is_banned(sender))
+        )
+        if is_banned:
+            raise RefusedError(f"peer {sender} is banned from this run", "a peer in good standing", "ask the host")
+        if not is_admitted:
+            raise _not_admitted(sender)
+        self._refuse_replay(envelope, domain)
+        return envelope
+
+    def _open_envelope(self, request: bytes, domain: str) -> Envelope:
+        return open_envelope(
+            _parse(pb.Sealed, request).envelope,
             verifier=self._run.verifier,
             domain=domain,
             run_id=self._run.run_id,
             now_unix_ms=int(self._clock.unix_s() * 1000),
         )
-        sender = envelope.sender
-        if not await self._ledger.run(lambda ledger: ledger.is_admitted(sender)):
-            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
+
+    def _refuse_replay(self, envelope: Envelope, domain: str) -> None:
         if not self._replays[domain].admit(envelope):
-            raise RemoteProtocolError(f"a repeated message of {sender}", "a new sequence number", "it was ignored")
-        return envelope
+            raise RemoteProtocolError(
+                f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
+            )
+
+
+def _not_admitted(peer: PeerId) -> RefusedError:
+    return RefusedError(f"peer {peer} is not admitted to this run", "an admitted peer", "join with an invite")
 
 
 def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], Decision], now_unix_s: float) -> None:

@@ -39,16 +39,25 @@ from peer.disk_use import keep_measured
 from peer.joining import (
     Membership,
     admit,
-    check_clock_again,
     check_invite,
+    come_back,
     fetch_data,
     invite_of_last_run,
     open_start_record,
     saved_membership,
 )
-from peer.membership_file import is_known, remember_start, run_folder, take_incarnation, take_session
+from peer.membership_file import (
+    host_heard_s,
+    is_known,
+    remember_start,
+    run_folder,
+    take_incarnation,
+    take_session,
+)
 from peer.membership_upkeep import MembershipUpkeep
+from peer.one_process import OwnRecord
 from peer.reporting import Reporter, evaluate_commits
+from peer.revocations import Revocations
 from peer.roster import CREDENTIAL_CHANNEL, Roster
 from peer.screen import run_screen
 from peer.signals import watch_signals
@@ -141,7 +150,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     check_listen_address(config)
     choose_device(config.device)
     with open_identity(config.state_dir / "identity") as held:
-        session = take_session(config.state_dir)
+        session = take_session(config.state_dir, clock.unix_s())
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
         return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
@@ -208,26 +217,33 @@ async def _take_part(life: _Life) -> None:
         )
         caller = Caller(life.identity, life.sequence.take_soon, life.clock)
         client = await stack.enter_async_context(open_coordinator_client(thread, endpoint, caller))
-        membership = saved
-        if membership is not None:
-            await check_clock_again(client)
+        asked = (client, life.invite, life.identity, life.folder, life.clock)
+        if saved is not None:
+            membership, is_host_there = await come_back(saved, *asked)
         else:
             life.board.say("joining", "asking the coordinator for admission")
-            membership = await admit(client, life.invite, life.identity, life.folder, life.clock)
+            membership, is_host_there = await admit(*asked), True
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
-        roster = _roster(life, membership)
+        roster = _roster(life, membership, is_host_there=is_host_there)
+        revocations = await _revocations(life, membership, roster)
         life.board.say("joining", "starting the network")
         options = _network_options(life, membership, roster)
         network = await stack.enter_async_context(
             open_libp2p_network(thread, options, life.identity.peer_id, unix_s=life.clock.unix_s)
         )
         roster.serve(network)
+        revocations.serve(network)
         life.board.network = network
-        await _train(life, membership, client, network, roster)
+        reporter = Reporter(client, life.board, roster.host_was_heard, revocations)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(revocations.end_when_banned)
+            nursery.start_soon(revocations.gossip, network)
+            await _train(life, membership, client, network, roster, reporter)
+            nursery.cancel_scope.cancel()
 
 
-def _roster(life: _Life, membership: Membership) -> Roster:
+def _roster(life: _Life, membership: Membership, *, is_host_there: bool) -> Roster:
     return Roster(
         membership.run_id,
         life.invite.ca_certificate_der,
@@ -235,14 +251,29 @@ def _roster(life: _Life, membership: Membership) -> Roster:
         membership.saved.credential,
         Ed25519Verifier(),
         life.clock,
+        None if is_host_there else host_heard_s(life.folder) or None,
     )
+
+
+async def _revocations(life: _Life, membership: Membership, roster: Roster) -> Revocations:
+    host_public_key = bytes.fromhex(membership.manifest.host_public_key)
+    verifier, me = Ed25519Verifier(), life.identity.peer_id
+    revocations = Revocations(life.folder, membership.run_id, host_public_key, verifier, roster, me, ThreadOffload())
+    await revocations.restore()
+    return revocations
 
 
 def _network_options(life: _Life, membership: Membership, roster: Roster) -> NetworkOptions:
     saved = membership.saved
     return NetworkOptions(
         p2pd=_p2pd_options(life),
-        record_rule=member_record_rule(Ed25519Verifier(), membership.run_id, life.invite.ca_certificate_der),
+        record_rule=member_record_rule(
+            Ed25519Verifier(),
+            membership.run_id,
+            life.invite.ca_certificate_der,
+            roster.judged_as_of_s,
+            roster.is_banned,
+        ),
         # The host may be away: then those who were there when we left are the way back in.
         initial_peers=tuple(dict.fromkeys((*saved.bootstrap, *saved.peer_addresses))),
         admits=roster.is_member,
@@ -262,19 +293,23 @@ def _p2pd_options(life: _Life) -> P2pdOptions:
 
 
 async def _train(
-    life: _Life, membership: Membership, client: CoordinatorClient, network: Network, roster: Roster
+    life: _Life,
+    membership: Membership,
+    client: CoordinatorClient,
+    network: Network,
+    roster: Roster,
+    reporter: Reporter,
 ) -> None:
     board, verifier = life.board, Ed25519Verifier()
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
     network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), roster.is_member))
-    reporter = Reporter(client, board, roster.host_was_heard)
+    own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, verifier, roster)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
-        nursery.start_soon(
-            announce, network, life.clock, membership.run_id, partial(_own_record, life, roster, network)
-        )
+        nursery.start_soon(announce, network, life.clock, membership.run_id, partial(own.make, network))
         nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), board)
         upkeep = _upkeep(life, membership, roster)
+        nursery.start_soon(upkeep.keep_host_heard)
         nursery.start_soon(upkeep.keep_peers)
         nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)
         nursery.start_soon(upkeep.keep_credential, client.renew)
@@ -282,6 +317,7 @@ async def _train(
         sealed_start = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
         chain, open_round = await open_chain(life.folder, membership, start, verifier)
+        roster.rely_on(lambda: chain.head.roster)
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)
         await catch_up_by_snapshot(network, chain, donors, board.downloading)
@@ -304,7 +340,6 @@ async def _train(
                 rounds,
             )
             rounds.add(service)
-            roster.rely_on(lambda: service.state.link.roster)
             board.trainer, board.service = trainer, service
             rounds.serve()
             await _rounds(life, membership, rounds, service, trainer, network, roster, reporter)
@@ -314,7 +349,7 @@ async def _train(
 def _peer_rounds(
     life: _Life, membership: Membership, verifier: Ed25519Verifier, network: Network, roster: Roster
 ) -> PeerRounds:
-    tools = PeerTools(network, life.clock, life.sealed, roster.is_member, life.board.publish)
+    tools = PeerTools(network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
     rounds = PeerRounds(membership.run_id, verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
     if not life.config.no_listen:
         rounds.lend(life.member, ThreadOffload(), unit_shapes(membership))
@@ -399,10 +434,6 @@ async def _fetch_data(life: _Life, membership: Membership, network: Network, ros
 
 async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
     return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
-
-
-async def _own_record(life: _Life, roster: Roster, network: Network, expires_unix_s: float) -> bytes:
-    return roster.record(life.identity, life.sequence.take(), expires_unix_s, network.addresses())
 
 
 def _upkeep(life: _Life, membership: Membership, roster: Roster) -> MembershipUpkeep:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,13 @@ from averaging.data.shard_exchange import fetch_shard
 from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, parse_dataset
 from averaging.network.seams import Clock, Network
 from peer.coordinator_client import CoordinatorClient
-from peer.membership_file import SavedMembership, last_run_folder, load_membership, save_membership
+from peer.membership_file import (
+    SavedMembership,
+    host_heard_s,
+    last_run_folder,
+    load_membership,
+    save_membership,
+)
 from protocol.coordination import START_DOMAIN
 from protocol.credential import check_credential, key_pem, make_request, make_tls_key
 from protocol.envelope import open_envelope
@@ -50,11 +56,12 @@ DATA_WITHIN_S: Final = 600.0
 
 @dataclass(frozen=True)
 class Membership:
-    """A checked membership."""
+    """A checked membership. `has_ended`: the credential was good as of the host's last word, and is no more."""
 
     saved: SavedMembership
     manifest: RunManifest
     dataset: DatasetManifest
+    has_ended: bool = False
 
     @property
     def run_id(self) -> RunId:
@@ -78,18 +85,28 @@ def check_membership(saved: SavedMembership, run_id: RunId) -> Membership:
 
 
 def saved_membership(folder: Path, identity: Identity, run_id: RunId, now_unix_s: float) -> Membership | None:
-    """The membership of an earlier session, None when there is none or its credential has ended."""
+    """The membership of an earlier session, None when there is none or its credential is no good. One that has ended is good for as
+    long as the host is away and cannot renew it, if it was good when the host was heard last (rule 25).
+    """
     saved = load_membership(folder)
     if saved is None:
         return None
+
+    def check(as_of_unix_s: float) -> None:
+        peer_id, authority = identity.peer_id, saved.ca_certificate_der
+        check_credential(saved.credential, authority, peer_id=peer_id, run_id=run_id, now_unix_s=as_of_unix_s)
+
+    has_ended = False
     try:
-        check_credential(
-            saved.credential, saved.ca_certificate_der, peer_id=identity.peer_id, run_id=run_id, now_unix_s=now_unix_s
-        )
+        try:
+            check(now_unix_s)
+        except RefusedError:
+            check(min(now_unix_s, host_heard_s(folder)))
+            has_ended = True
     except RefusedError as error:
         log.info("credential_not_used", reason=error.one_line())
         return None
-    return check_membership(saved, run_id)
+    return replace(check_membership(saved, run_id), has_ended=has_ended)
 
 
 def check_invite(invite: Invite, now_unix_s: float) -> None:
@@ -155,8 +172,8 @@ def _check_clock(ahead_s: float) -> None:
     )
 
 
-async def check_clock_again(client: CoordinatorClient) -> None:
-    """For a peer that comes back and asks nobody for admission: compare clocks, if the coordinator is there to ask.
+async def check_clock_again(client: CoordinatorClient) -> bool:
+    """For a peer that comes back and asks nobody for admission: compare clocks, if the coordinator is there to ask; whether it was.
 
     Raises:
         RefusedError: our clock is far off: everybody would drop our messages as expired, and nobody would tell us.
@@ -168,8 +185,28 @@ async def check_clock_again(client: CoordinatorClient) -> None:
         except (UnreachableError, TransportError, RefusedError) as error:
             # Away, or somebody else has its address now: peers train and average without it.
             log.info("clock_not_compared", reason=error.one_line())
-            return
+            return False
         _check_clock(ahead_s)
+        return True
+    return False
+
+
+async def come_back(
+    membership: Membership, client: CoordinatorClient, invite: Invite, identity: Identity, folder: Path, clock: Clock
+) -> tuple[Membership, bool]:
+    """Take up an earlier session's membership: where the credential has ended with a new one, and with the host away as it is. Returns
+    the membership, and whether the host was there.
+
+    Raises:
+        RefusedError, VersionError: as `check_clock_again`; where the credential has ended as `admit`.
+    """
+    if not membership.has_ended:
+        return membership, await check_clock_again(client)
+    try:
+        return await admit(client, invite, identity, folder, clock), True
+    except (UnreachableError, TransportError) as error:
+        log.warning("credential_has_ended", reason=error.one_line(), remedy="it is renewed as soon as the host answers")
+        return membership, False
 
 
 async def admit(

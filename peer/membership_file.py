@@ -11,11 +11,13 @@ from typing import Final
 from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 
 from averaging.network.file_storage import sync_folder
-from protocol.errors import StorageError
+from protocol.envelope import next_session
+from protocol.errors import LocalProtocolError, StorageError
 from protocol.ids import RunId
 
 FILE_NAME: Final = "membership.json"
 _RUNS: Final = "runs"
+_HOST_HEARD: Final = "host_heard"
 _CHANGING: Final = threading.Lock()
 """Several services of one daemon change the file, each on a thread of its own; other processes are kept out by the identity."""
 
@@ -62,7 +64,7 @@ def save_membership(folder: Path, membership: SavedMembership) -> None:
     """
     path = folder / FILE_NAME
     try:
-        _write_durably(path, membership.model_dump_json().encode())
+        write_durably(path, membership.model_dump_json().encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
 
@@ -102,8 +104,8 @@ def _change(folder: Path, **values: object) -> None:
             save_membership(folder, saved.model_copy(update=values))
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    """Whole or not at all, and there after a power cut: the file is synced, then its name is."""
+def write_durably(path: Path, data: bytes) -> None:
+    """Whole or not at all, and there after a power cut: the file is synced, then its name is. Blocks; raises OSError."""
     temporary = path.with_suffix(".unfinished")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -132,21 +134,44 @@ def load_membership(folder: Path) -> SavedMembership | None:
         ) from error
 
 
-def take_session(folder: Path) -> int:
-    """The number of this process life, counted on disk before it is used (see envelope.first_sequence).
+def take_session(folder: Path, now_unix_s: float) -> int:
+    """The number of this process life, kept on disk before it is used (see envelope.next_session).
 
     Raises:
-        StorageError: the folder cannot be written.
+        StorageError: the folder cannot be written, or the file is damaged.
     """
     path = folder / "session"
     try:
-        session = int(path.read_text()) + 1 if path.exists() else 1
-        _write_durably(path, str(session).encode("ascii"))
-    except (OSError, ValueError) as error:
+        session = next_session(int(path.read_text()) if path.exists() else 0, now_unix_s)
+        write_durably(path, str(session).encode("ascii"))
+    except (OSError, ValueError, LocalProtocolError) as error:
         raise StorageError(
             f"{path} cannot be counted up: {error}", "a writable folder", "remove the file if it is damaged"
         ) from error
     return session
+
+
+def remember_host_heard(folder: Path, unix_s: float) -> None:
+    """Keep when the host was heard last. Blocks.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    path = folder / _HOST_HEARD
+    try:
+        write_durably(path, str(int(unix_s)).encode("ascii"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
+
+
+def host_heard_s(folder: Path) -> float:
+    """When the host was heard last, unix time; 0 when that was never kept, or cannot be read: it costs no more than the grace that
+    hangs on it.
+    """
+    try:
+        return float(int((folder / _HOST_HEARD).read_text()))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def take_incarnation(folder: Path) -> int:
@@ -159,7 +184,7 @@ def take_incarnation(folder: Path) -> int:
     path = folder / "incarnation"
     try:
         if not path.exists():
-            _write_durably(path, str(1 + secrets.randbelow((1 << 63) - 1)).encode("ascii"))
+            write_durably(path, str(1 + secrets.randbelow((1 << 63) - 1)).encode("ascii"))
         return int(path.read_text())
     except (OSError, ValueError) as error:
         raise StorageError(

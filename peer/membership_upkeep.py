@@ -12,16 +12,19 @@ import structlog
 import trio
 
 from averaging.network.seams import Clock, Network, Offload
-from peer.membership_file import remember_credential, remember_peers
+from peer.membership_file import host_heard_s, remember_credential, remember_host_heard, remember_peers
 from peer.roster import Roster
 from protocol.credential import Credential, check_credential, key_pem, make_request, make_tls_key
-from protocol.errors import PotluckError, RefusedError, StorageError
+from protocol.errors import PotluckError, RefusedError, StorageError, TransportError, UnreachableError
 from protocol.identity import Identity
 from protocol.ids import RunId
 
 log = structlog.get_logger()
 
 REMEMBER_EVERY_S: Final = 10.0
+REMEMBER_HOST_EVERY_S: Final = 300.0
+"""When the host was heard last is known after a restart to within so much: half of HOST_AWAY_S."""
+
 RECONNECT_EVERY_S: Final = 60.0
 """A host that restarted knows nobody, and peers whose directory nodes forgot it must find it again."""
 
@@ -58,6 +61,20 @@ class MembershipUpkeep:
                     log.warning("peers_not_remembered", reason=error.one_line())
             await trio.sleep(REMEMBER_EVERY_S)
 
+    async def keep_host_heard(self) -> None:
+        """Remember when the host was heard last, every few minutes while it is heard, until cancelled."""
+        remembered_s = await self.offload.run(partial(host_heard_s, self.folder))
+        while True:
+            heard_s = self.roster.host_heard_s
+            if abs(heard_s - remembered_s) >= REMEMBER_HOST_EVERY_S:
+                try:
+                    await self.offload.run(partial(remember_host_heard, self.folder, heard_s))
+                    remembered_s = heard_s
+                except StorageError as error:
+                    log.warning("host_not_remembered", reason=error.one_line())
+            with trio.move_on_after(REMEMBER_HOST_EVERY_S):
+                await self.roster.wait_host_heard()
+
     async def keep_reached(self, network: Network, bootstrap: tuple[str, ...]) -> None:
         """Dial the host and those listed for the longest time again and again, until cancelled: who is connected costs nothing."""
         while True:
@@ -68,14 +85,19 @@ class MembershipUpkeep:
                 log.debug("not_reconnected", reason=error.one_line())
 
     async def keep_credential(self, ask: AskForCredential) -> None:
-        """Renew the credential when it nears its end, asking at most once in RENEW_EVERY_S, until cancelled."""
+        """Renew the credential when it nears its end, asking at most once in RENEW_EVERY_S, until cancelled. A host that was away is
+        asked as soon as it is heard again.
+        """
         while True:
+            is_host_away = False
             try:
                 if self._is_renewal_due():
                     await self._renew(ask)
             except PotluckError as error:
+                is_host_away = isinstance(error, UnreachableError | TransportError)
                 log.warning("credential_not_renewed", reason=error.one_line(), retry_in_s=RENEW_EVERY_S)
-            await trio.sleep(RENEW_EVERY_S)
+            with trio.move_on_after(RENEW_EVERY_S):
+                await (self.roster.wait_host_heard() if is_host_away else trio.sleep_forever())
 
     def _is_renewal_due(self) -> bool:
         now_s = self.clock.unix_s()

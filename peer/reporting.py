@@ -15,6 +15,7 @@ from averaging.network.seams import Trainer
 from averaging.rounds.service import RoundService
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
+from peer.revocations import Revocations
 from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, cut_certificates
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
@@ -28,7 +29,9 @@ MAX_HELDOUT_KEPT: Final = 32
 EVALUATE_WITHIN_S: Final = 120.0
 
 
-def make_report(board: Board, *, is_ready_to_start: bool, want_from_index: int) -> PeerReport:
+def make_report(
+    board: Board, *, is_ready_to_start: bool, want_from_index: int, known_revocations: bytes = b""
+) -> PeerReport:
     """What the coordinator is told, with the certificates that it asked for."""
     status, service = board.read(), board.service
     certificates: tuple[bytes, ...] = ()
@@ -52,14 +55,22 @@ def make_report(board: Board, *, is_ready_to_start: bool, want_from_index: int) 
         heldout=tuple(board.heldout),
         certificates=certificates,
         addresses=board.network.addresses()[:8] if board.network is not None else (),
+        known_revocations=known_revocations,
     )
 
 
 class Reporter:
     """Reports every few seconds; remembers what the coordinator said last."""
 
-    def __init__(self, client: CoordinatorClient, board: Board, was_heard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        board: Board,
+        was_heard: Callable[[], None],
+        revocations: Revocations | None = None,
+    ) -> None:
         self._was_heard = was_heard
+        self._revocations = revocations
         self._client = client
         self._board = board
         self._want_from_index = 1
@@ -71,14 +82,20 @@ class Reporter:
     async def report_once(self) -> bool:
         """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later."""
         report = make_report(
-            self._board, is_ready_to_start=self.is_ready_to_start, want_from_index=self._want_from_index
+            self._board,
+            is_ready_to_start=self.is_ready_to_start,
+            want_from_index=self._want_from_index,
+            known_revocations=self._revocations.known if self._revocations is not None else b"",
         )
+        if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
+            asked = self._revocations.missing_at(self.last_reply.known_revocations)
+            report = replace(report, revocations=asked)
         if self.is_leaving:
             report = replace(report, state="left")
         try:
             reply = await self._client.report(report)
         except (RefusedError, RemoteProtocolError) as error:
-            # Banned, or a clock that went wrong: the owner can do something about it, so it is said, once.
+            # Never admitted, or a clock that went wrong: the owner can do something about it, so it is said, once.
             if error.found != self._refused:
                 log.warning("report_refused", reason=error.one_line())
             self._refused = error.found
@@ -92,7 +109,15 @@ class Reporter:
         self._want_from_index = reply.want_from_index
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
         self.last_reply = reply
+        await self._take_revocations(reply)
         return True
+
+    async def _take_revocations(self, reply: ReportReply) -> None:
+        try:
+            if self._revocations is not None:
+                await self._revocations.take(reply.revocations)
+        except PotluckError as error:
+            log.warning("revocations_refused", reason=error.one_line())
 
     async def run(self) -> None:
         """Until cancelled."""

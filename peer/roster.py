@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
+import trio
 
 from averaging.network.directory import PeerRecord, decode_peer_record, open_record, seal_record
 from averaging.network.seams import Clock, DirectoryEntry, Network
 from protocol.credential import check_credential
-from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId, short
 
@@ -27,7 +28,10 @@ KEPT_ADDRESSES_EACH: Final = 4
 
 
 class Roster:
-    """Credentials checked by this peer. The coordinator is trusted as the run's own host."""
+    """Credentials checked by this peer. The coordinator is trusted as the run's own host.
+
+    `host_heard_s` is when it was heard last before this process, unix time; None for just now.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Roster:
         own_credential: bytes,
         verifier: Verifier,
         clock: Clock,
+        host_heard_s: float | None = None,
     ) -> None:
         self._run_id = run_id
         self._ca = ca_certificate_der
@@ -49,7 +54,11 @@ class Roster:
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._network: Network | None = None
         self._voters: Callable[[], Collection[PeerId]] = tuple
-        self._host_heard_s = clock.unix_s()
+        now_s = clock.unix_s()
+        # A clock that was set back meanwhile must not make the future the time of its last word.
+        self._host_heard_s = now_s if host_heard_s is None else min(host_heard_s, now_s)
+        self._host_heard = trio.Event()
+        self._banned: frozenset[PeerId] = frozenset()
 
     def rely_on(self, voters: Callable[[], Collection[PeerId]]) -> None:
         """These vote on our head: while the host is away, they are judged as of when it was heard last (rule 25). Else a run would end
@@ -60,11 +69,41 @@ class Roster:
     def host_was_heard(self) -> None:
         """The host answered: credentials are judged as of now again."""
         self._host_heard_s = self._clock.unix_s()
+        heard, self._host_heard = self._host_heard, trio.Event()
+        heard.set()
 
-    def _judged_as_of_s(self, peer: PeerId) -> float:
-        now_s = self._clock.unix_s()
-        is_away = now_s - self._host_heard_s > HOST_AWAY_S
-        return self._host_heard_s if is_away and peer in self._voters() else now_s
+    @property
+    def host_heard_s(self) -> float:
+        """When the host was heard last, unix time."""
+        return self._host_heard_s
+
+    async def wait_host_heard(self) -> None:
+        """Until the host answers the next time."""
+        await self._host_heard.wait()
+
+    def _is_host_away(self, now_unix_s: float) -> bool:
+        return now_unix_s - self._host_heard_s > HOST_AWAY_S
+
+    def judged_as_of_s(self, peer: PeerId, now_unix_s: float) -> float:
+        """As of when a peer's credential is judged: now, or the host's last word for a voter while it is away. Any thread may ask."""
+        is_judged_then = self._is_host_away(now_unix_s) and peer in self._voters()
+        return self._host_heard_s if is_judged_then else now_unix_s
+
+    def ban(self, peers: Collection[PeerId]) -> None:
+        """The host revoked these: they are no members from now on, whatever they show."""
+        self._banned |= frozenset(peers)
+        for peer in peers:
+            self._valid_until_s.pop(peer, None)
+            self._values.pop(peer, None)
+            self._addresses.pop(peer, None)
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether the host revoked the peer's credential. Any thread may ask."""
+        return peer in self._banned
+
+    def listed(self) -> tuple[PeerId, ...]:
+        """The members that the directory names now, the longest listed first."""
+        return tuple(peer for peer in self._values if self._is_known(peer))
 
     def serve(self, network: Network) -> None:
         """Show our credential to whoever asks."""
@@ -121,7 +160,7 @@ class Roster:
         """Whether the peer may take part; one that nobody has announced yet is asked for its credential."""
         if peer == self._coordinator or self._is_known(peer):
             return True
-        if self._network is None:
+        if self._network is None or peer in self._banned:
             return False
         try:
             self._admit(peer, await self._network.call(peer, CREDENTIAL_CHANNEL, b"", timeout_s=ASK_WITHIN_S))
@@ -131,10 +170,12 @@ class Roster:
         return True
 
     def _is_known(self, peer: PeerId) -> bool:
-        return self._valid_until_s.get(peer, 0.0) > self._judged_as_of_s(peer)
+        return self._valid_until_s.get(peer, 0.0) > self.judged_as_of_s(peer, self._clock.unix_s())
 
     def _admit(self, peer: PeerId, credential: bytes) -> None:
-        now_s = self._judged_as_of_s(peer)
+        if peer in self._banned:
+            raise RefusedError(f"{short(peer)} is banned from this run", "a peer in good standing")
+        now_s = self.judged_as_of_s(peer, self._clock.unix_s())
         checked = check_credential(credential, self._ca, peer_id=peer, run_id=self._run_id, now_unix_s=now_s)
         if len(self._valid_until_s) >= MAX_MEMBERS:
             self._valid_until_s = {p: end for p, end in self._valid_until_s.items() if end > now_s}

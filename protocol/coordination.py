@@ -18,6 +18,7 @@ from protocol import errors
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
+from protocol.revocation import MAX_REVOCATIONS, check_fingerprints
 
 SERVICE_NAME: Final = "potluck.v1.Coordinator"
 START_DOMAIN: Final = "potluck start"
@@ -95,6 +96,8 @@ class PeerReport:
         is_ready_to_start: data, model and network are there; it waits for the start record.
         certificates: of commits in order, as received, from the index that the coordinator asked for.
         addresses: own multiaddresses.
+        known_revocations: fingerprints of the host's revocations that this peer has.
+        revocations: signed entries that the coordinator asked for.
     """
 
     state: str
@@ -114,8 +117,11 @@ class PeerReport:
     heldout: tuple[HeldoutResult, ...] = ()
     certificates: tuple[bytes, ...] = ()
     addresses: tuple[str, ...] = ()
+    known_revocations: bytes = b""
+    revocations: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fingerprints(self.known_revocations)
         for name in ("head", "state_commit", "state_root"):
             _require_hash(name, getattr(self, name))
         for text in (self.state, self.reason, self.unit, *self.addresses):
@@ -141,6 +147,8 @@ class ReportReply:
 
     Attributes:
         is_final_checkpoint_written: the run is finished and its last state is safe with the host: peers may leave.
+        revocations: signed entries that the peer lacks, for it to verify.
+        asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
     """
 
     phase: str
@@ -148,6 +156,12 @@ class ReportReply:
     index: int
     want_from_index: int
     is_final_checkpoint_written: bool = False
+    revocations: tuple[bytes, ...] = ()
+    asks_revocations: bool = False
+    known_revocations: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_fingerprints(self.known_revocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +234,8 @@ def encode_report(report: PeerReport) -> bytes:
         is_ready_to_start=report.is_ready_to_start,
         certificates=report.certificates,
         addresses=report.addresses,
+        known_revocations=report.known_revocations,
+        revocations=report.revocations,
     )
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
@@ -254,6 +270,8 @@ def decode_report(data: bytes) -> PeerReport:
         heldout=tuple(HeldoutResult(CommitId(h.commit), h.index, h.total_tokens, h.nats) for h in body.heldout),
         certificates=tuple(body.certificates),
         addresses=tuple(body.addresses),
+        known_revocations=body.known_revocations,
+        revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
     )
 
 
@@ -303,6 +321,9 @@ def encode_report_reply(reply: ReportReply) -> bytes:
         index=reply.index,
         want_from_index=reply.want_from_index,
         is_final_checkpoint_written=reply.is_final_checkpoint_written,
+        revocations=reply.revocations,
+        asks_revocations=reply.asks_revocations,
+        known_revocations=reply.known_revocations,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -311,8 +332,16 @@ def decode_report_reply(data: bytes) -> ReportReply:
     """The answer to a report. Raises RemoteProtocolError when it is none."""
     body = _parse(pb.ReportReply, data)
     _require_hash("head", body.head)
+    _require(len(body.revocations) <= MAX_REVOCATIONS, f"{len(body.revocations)} revocations", "not so many")
     return ReportReply(
-        body.phase, CommitId(body.head), body.index, body.want_from_index, body.is_final_checkpoint_written
+        phase=body.phase,
+        head=CommitId(body.head),
+        index=body.index,
+        want_from_index=body.want_from_index,
+        is_final_checkpoint_written=body.is_final_checkpoint_written,
+        revocations=tuple(body.revocations),
+        asks_revocations=body.asks_revocations,
+        known_revocations=body.known_revocations,
     )
 
 

@@ -24,6 +24,7 @@ MAX_PAYLOAD_BYTES: Final = 1 << 20
 NEVER_MS: Final = (1 << 64) - 1
 """Expiry of what is judged as of its round and not by the clock."""
 SESSION_BITS: Final = 32
+MAX_SESSION: Final = (1 << (64 - SESSION_BITS)) - 1
 MAX_GUARDED_SENDERS: Final = 4096
 REPLAY_WINDOW: Final = 1024
 _WINDOW_MASK: Final = (1 << REPLAY_WINDOW) - 1
@@ -106,11 +107,29 @@ def open_envelope(
     return Envelope(sender, public_key, sequence, expires_unix_ms, data[_HEADER.size : -SIGNATURE_BYTES], data)
 
 
+def next_session(last: int, now_unix_s: float) -> int:
+    """The number of the next process life: above `last`, the one counted on this disk (0 for none), and not below the time. So of two
+    machines with copies of one identity the one that was started later has the higher number, whatever each of them counted.
+
+    Raises:
+        LocalProtocolError: no number is left above `last`: there are MAX_SESSION of them, enough for one a second until 2106.
+    """
+    session = max(last + 1, min(int(now_unix_s), MAX_SESSION))
+    if not 0 < session <= MAX_SESSION:
+        raise LocalProtocolError(f"session {session}", f"1 to {MAX_SESSION}")
+    return session
+
+
 def first_sequence(session: int) -> int:
     """The first sequence number of a process life. `session` is counted on disk before it is used, which reserves 2^32 numbers at
     the price of one write per process life: none is ever used twice, crashes included.
     """
     return session << SESSION_BITS
+
+
+def session_of(sequence: int) -> int:
+    """The process life that a sequence number belongs to."""
+    return sequence >> SESSION_BITS
 
 
 class ReplayGuard:

@@ -46,15 +46,32 @@ def open_identity(path: Path) -> Iterator[HeldIdentity]:
                 "one process per identity",
                 "stop the other one, or use another --state-dir",
             ) from error
-        try:
-            identity = identity_from_libp2p_bytes(os.pread(descriptor, 4096, 0))
-        except ConfigError as error:
-            raise ConfigError(
-                f"{path}: {error.found}", error.expected, "restore your backup, or move the file away"
-            ) from error
-        yield HeldIdentity(identity, path, was_created)
+        yield HeldIdentity(_read(descriptor, path), path, was_created)
     finally:
         os.close(descriptor)
+
+
+def read_identity(path: Path) -> Identity:
+    """The identity at `path`, to sign with beside the process that holds it: who only reads it takes no part under its name.
+
+    Raises:
+        MachineError: not there, unreadable, or readable by others.
+        ConfigError: not an identity file.
+    """
+    descriptor = _open_checked(path)
+    try:
+        return _read(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, path: Path) -> Identity:
+    try:
+        return identity_from_libp2p_bytes(os.pread(descriptor, 4096, 0))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: {error.found}", error.expected, "restore your backup, or move the file away"
+        ) from error
 
 
 def _create_if_absent(path: Path) -> bool:

@@ -47,7 +47,7 @@ def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
 
 def test_help_names_every_command_and_every_exit_code() -> None:
     text = _potluck("--help").stdout
-    for word in ("init", "host", "join", "invite", "status", "checkpoint", "demo", "130", "75"):
+    for word in ("init", "host", "join", "invite", "ban", "status", "checkpoint", "demo", "130", "75"):
         assert word in text
 
 
@@ -213,9 +213,10 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
     [
         (["status"], 3, "no run is hosted from"),
         (["invite"], 3, "no run is hosted from"),
+        (["ban", "somebody"], 3, "no run is hosted from"),
         (["checkpoint", "list"], 3, "no run is hosted from"),
     ],
-    ids=["status", "invite", "list"],
+    ids=["status", "invite", "ban", "list"],
 )
 @pytest.mark.parametrize("folder", ["absent", "of something else"])
 def test_command_about_a_run_without_a_run_is_one_line(

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from protocol.credential import check_credential
 from protocol.envelope import Envelope, open_envelope, seal
-from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId
 
@@ -123,11 +123,30 @@ def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: Payload
     return judge
 
 
-def member_record_rule(verifier: Verifier, run_id: RunId, ca_certificate_der: bytes) -> RecordRule:
-    """The whole rule of a run: only who shows a good credential in the record has a place in the directory."""
+JudgedAsOf = Callable[[PeerId, float], float]
+"""(owner, unix time now in s) -> unix time as of which its credential is judged. May be asked on any thread."""
+
+
+def _as_of_now(_owner: PeerId, now_unix_s: float) -> float:
+    return now_unix_s
+
+
+def member_record_rule(
+    verifier: Verifier,
+    run_id: RunId,
+    ca_certificate_der: bytes,
+    judged_as_of: JudgedAsOf = _as_of_now,
+    is_banned: Callable[[PeerId], bool] = lambda _: False,
+) -> RecordRule:
+    """The whole rule of a run: only who shows a good credential in the record has a place in the directory.
+
+    `judged_as_of` gives a place to those whose credential ended while nobody could renew it; it names few, and no strangers.
+    """
 
     def check(owner: PeerId, payload: bytes, now_unix_s: float) -> None:
-        credential = decode_peer_record(payload, owner).credential
-        check_credential(credential, ca_certificate_der, peer_id=owner, run_id=run_id, now_unix_s=now_unix_s)
+        if is_banned(owner):
+            raise RefusedError(f"{owner} is banned from this run", "a peer in good standing")
+        credential, as_of_s = decode_peer_record(payload, owner).credential, judged_as_of(owner, now_unix_s)
+        check_credential(credential, ca_certificate_der, peer_id=owner, run_id=run_id, now_unix_s=as_of_s)
 
     return signed_record_rule(verifier, run_id, check)

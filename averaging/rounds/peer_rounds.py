@@ -6,7 +6,7 @@ together when the spine changes to another lineage (rules 23 and 24).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -50,13 +50,14 @@ CALL_WITHIN_S: Final = 2.0
 
 @dataclass(frozen=True)
 class PeerTools:
-    """The seams and the keys of all rounds of one peer."""
+    """The seams and the keys of all rounds of one peer. `is_banned`: whom the host sent away; it is gone for us, whatever it says."""
 
     network: Network
     clock: Clock
     seal: Seal
     is_member: IsMember
     publish: Publish
+    is_banned: Callable[[PeerId], bool] = lambda _: False
 
 
 class PeerRounds:
@@ -194,6 +195,10 @@ class PeerRounds:
         )
 
     async def _deliver(self, peer: PeerId, raw: bytes) -> None:
+        if self._tools.is_banned(peer):
+            # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
+            await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
+            return
         try:
             await self._tools.network.call(peer, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S)
         except PeerUnreachable:

@@ -165,7 +165,8 @@ class RoundService:
         if self._answers:
             heard, self._answers = tuple(self._answers.items()), {}
             await self._step(PeersAnswered(heard))
-        if isinstance(event, Ticked):
+        # Who has found its own state wrong opens nothing from that moment on, whatever it is that happens next.
+        if isinstance(event, Ticked) or (self.state.can_contribute and not self.chain.is_sound):
             await self._step(self._progress())
 
     def note_answer(self, peer: PeerId) -> None:

@@ -156,8 +156,8 @@ class UnitChain:
         )
 
     async def _restore_state(self) -> None:
-        commits = [link.commit for link in self.links]
-        newest = await self.tools.generations.load_newest(commits, attested_roots(self.links))
+        commits, attested = [link.commit for link in self.links], attested_roots(self.links)
+        newest = await self.tools.generations.load_newest(commits, attested)
         state = self.genesis
         if newest is not None:
             for problem in newest[2]:
@@ -169,6 +169,9 @@ class UnitChain:
             if data is None:
                 break
             state = await self.updates.advance(state, link, data)
+            # A generation that no commit attests may have been damaged before it was written: what follows from it shows that.
+            if link.commit in attested and await self.updates.root(state) != attested[link.commit]:
+                self._doubt()
         del self.links[commits.index(state.head) + 1 :]
         del self.certificates[len(self.links) - 1 :]
         self._stand_at(state, await self.updates.root(state))
@@ -254,10 +257,9 @@ class UnitChain:
         self.links.append(link)
         self.certificates.append(raw)
         self._stand_at(state, root)
-        await self._keep_generation()
         if self._differs(link):
-            self.is_sound = False
-            self.became_unsound.set()
+            self._doubt()
+        await self._keep_generation()
         return AppliedCommit(state, root, previous.anchor_N)
 
     def _stand_at(self, state: UnitState, root: Root) -> None:
@@ -265,6 +267,10 @@ class UnitChain:
         self._roots[state.head] = root
         while len(self._roots) > KEPT_ROOTS:
             del self._roots[next(iter(self._roots))]
+
+    def _doubt(self) -> None:
+        self.is_sound = False
+        self.became_unsound.set()
 
     def _differs(self, link: ChainLink) -> bool:
         attested = link.record.attested if link.record is not None else None
@@ -298,8 +304,8 @@ class UnitChain:
             LocalProtocolError: that commit is not on our lineage, or bytes since then are gone.
         """
         async with self.moving:
-            commits = [link.commit for link in self.links]
-            if state.head not in commits:
+            commits, good = [link.commit for link in self.links], state.head
+            if good not in commits:
                 raise LocalProtocolError("a state of another lineage", "one of ours")
             for link in self.links[commits.index(state.head) + 1 :]:
                 data = await self.updates.read_good(link)
@@ -309,14 +315,20 @@ class UnitChain:
             shift_N = torch.sub(state.anchor_N, self.state.anchor_N)
             self._stand_at(state, await self.updates.root(state))
             self.is_sound, self.became_unsound = True, trio.Event()
-            await self._keep_generation()
+            await self._keep_generation(doubtful=commits[commits.index(good) : -1])
             return shift_N
 
-    async def _keep_generation(self) -> None:
-        """Write the state, drop what is too old. The log is the truth: a disk that refuses here costs only a longer replay."""
+    async def _keep_generation(self, doubtful: Sequence[CommitId] = ()) -> None:
+        """Write the state, drop what is too old or `doubtful`. The log is the truth: a disk that refuses costs only a longer replay.
+
+        A state that is not the attested one is not written, and nothing goes for it: a restart must not take it for good.
+        """
+        if not self.is_sound:
+            return
         try:
             await self.tools.generations.write(self.state, self.root)
-            await self.tools.generations.keep_only(self._kept_generations(), trio.current_time())
+            kept = self._kept_generations() - set(doubtful)
+            await self.tools.generations.keep_only(kept, trio.current_time())
             if self.head.record is not None:
                 names = [part.result_hash for part in self.head.record.slices]
                 await self.tools.log.drop_results(self.head.record.parent, names)

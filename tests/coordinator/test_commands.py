@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.admission import Decision, Verdict
 from coordinator.commands import (
+    ban,
     fetch_status,
     host,
     init_run,
@@ -16,11 +18,16 @@ from coordinator.commands import (
     verify_checkpoint,
 )
 from coordinator.invites import STATUS_URL_KEY, Reach, remember_reach
-from coordinator.ledger import LEDGER_FILE, open_ledger
-from coordinator.run_files import open_run
+from coordinator.ledger import LEDGER_FILE, Applicant, open_ledger
+from coordinator.run_files import IDENTITY_FILE, load_run, open_run
 from protocol.errors import ConfigError, UnreachableError
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity_file import open_identity
+from protocol.ids import PeerId
 from protocol.invite import decode_invite, hash_secret
 from protocol.manifest import load_run_config
+from protocol.names import peer_name
+from protocol.revocation import open_revocation
 from tests.coordinator.test_checkpoints import content, write_checkpoint
 from tests.coordinator.test_run_files import HOST, write_run_file
 
@@ -58,8 +65,36 @@ def test_invite_with_impossible_numbers_is_refused(state: Path, uses: int, hours
         make_invite(state, uses=uses, hours=hours)
 
 
+def _admit(state: Path, *peers: PeerId) -> None:
+    with open_ledger(state / LEDGER_FILE) as ledger:
+        for peer in peers:
+            applicant = Applicant(peer, bytes(32), b"")
+            ledger.admit(applicant, lambda *_: Decision(Verdict.ADMIT_WITH_INVITE, ""), lambda _: b"", now_unix_s=1)
+
+
+def test_ban_signs_an_entry_with_the_hosts_key_while_the_host_holds_it(state: Path) -> None:
+    peer = Identity(b"p" * 32).peer_id
+    _admit(state, peer)
+    (state / IDENTITY_FILE).write_bytes(HOST.libp2p_private_key_bytes())
+    (state / IDENTITY_FILE).chmod(0o600)
+    with open_identity(state / IDENTITY_FILE):
+        assert ban(state, peer, reason="forged results").startswith(f"banned {peer_name(peer)}")
+        assert "banned already" in ban(state, peer_name(peer), reason="once more")
+    run_id = load_run(state).manifest.run_id
+    with open_ledger(state / LEDGER_FILE) as ledger:
+        assert ledger.is_banned(peer)
+        (entry,) = ledger.revocations()
+    found = open_revocation(entry, verifier=Ed25519Verifier(), run_id=run_id, host_public_key=HOST.public_key)
+    assert (found.peer, found.reason, found.number) == (peer, "forged results", 1)
+
+
 def test_folder_that_hosts_nothing_is_named(tmp_path: Path) -> None:
-    for command in (fetch_status, list_checkpoints, lambda folder: make_invite(folder, uses=1, hours=1.0)):
+    for command in (
+        fetch_status,
+        list_checkpoints,
+        lambda folder: make_invite(folder, uses=1, hours=1.0),
+        lambda folder: ban(folder, "x", reason=""),
+    ):
         with pytest.raises(ConfigError, match="no run is hosted from"):
             command(tmp_path)
 

@@ -82,9 +82,52 @@ def test_a_failing_issuer_leaves_the_invite_unburned(ledger: Ledger) -> None:
 def test_banned_peer_is_no_longer_admitted(ledger: Ledger) -> None:
     invite(ledger)
     ledger.admit(WHO, with_invite, lambda _: b"x", now_unix_s=5)
-    assert ledger.ban(WHO.peer, "equivocation")
-    assert not ledger.is_admitted(WHO.peer)
-    assert not ledger.ban(PeerId("nobody"), "never seen")
+    assert ledger.ban(WHO.peer, "equivocation", sign) == b"entry 1"
+    assert (ledger.is_admitted(WHO.peer), ledger.is_banned(WHO.peer)) == (False, True)
+    assert ledger.ban(PeerId("nobody"), "never seen", sign) is None
+    assert not ledger.is_banned(PeerId("nobody"))
+
+
+def sign(number: int) -> bytes:
+    return b"entry %d" % number
+
+
+def test_bans_are_numbered_kept_with_their_entries_and_never_signed_twice(tmp_path: Path) -> None:
+    path, peers = tmp_path / "ledger.sqlite3", [PeerId("one"), PeerId("two")]
+    with open_ledger(path) as ledger:
+        ledger.add_invite(b"s" * 32, max_uses=2, created_unix_s=0, expires_unix_s=100)
+        for peer in peers:
+            ledger.admit(Applicant(peer, b"k" * 32, b"s" * 32), with_invite, lambda _: b"x", now_unix_s=5)
+        assert ledger.peers() == peers
+        assert [ledger.ban(peer, "why", sign) for peer in reversed(peers)] == [b"entry 1", b"entry 2"]
+        assert ledger.ban(peers[1], "again", sign) == b"entry 1"
+    with open_ledger(path) as ledger:
+        assert ledger.revocations() == [b"entry 1", b"entry 2"]
+
+
+def test_a_ban_that_cannot_be_signed_is_no_ban(ledger: Ledger) -> None:
+    invite(ledger)
+    ledger.admit(WHO, with_invite, lambda _: b"x", now_unix_s=5)
+
+    def refuse(_number: int) -> bytes:
+        raise RefusedError("a reason that cannot be kept")
+
+    with pytest.raises(RefusedError):
+        ledger.ban(WHO.peer, "why", refuse)
+    assert ledger.is_admitted(WHO.peer)
+    assert ledger.revocations() == []
+
+
+def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path) as ledger:
+        ledger.put("port", b"1")
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE revocations")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    with open_ledger(path) as ledger:
+        assert (ledger.get("port"), ledger.revocations()) == (b"1", [])
 
 
 def test_start_record_is_written_once(ledger: Ledger) -> None:
@@ -150,3 +193,15 @@ def test_full_disk_acknowledges_nothing_and_loses_nothing(ledger: Ledger) -> Non
     ledger._db.execute("PRAGMA max_page_count = 100000")
     assert (ledger.get("before"), ledger.get("big")) == (b"kept", None)
     ledger.put("after", b"works")
+
+
+def test_a_ban_that_an_old_copy_has_lost_is_written_once_also_for_a_peer_it_does_not_know(ledger: Ledger) -> None:
+    invite(ledger)
+    ledger.admit(WHO, with_invite, lambda _: b"x", now_unix_s=5)
+    ledger.ban(WHO.peer, "first", sign)
+    for peer in (WHO.peer, PeerId("unknown")):
+        for _ in range(2):
+            ledger.ban_again(peer, b"k" * 32, "why", b"entry of " + peer.encode(), now_unix_s=6)
+        assert ledger.is_banned(peer)
+    assert ledger.revocations() == [b"entry 1", b"entry of peer", b"entry of unknown"]
+    assert ledger.ban(WHO.peer, "again", sign) == b"entry 1"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 import trio
 
 from averaging.network.clocks import VirtualClock
+from coordinator.ledger import open_ledger
 from coordinator.run_core import Phase
 from protocol.coordination import (
     START_DOMAIN,
@@ -24,7 +27,8 @@ from protocol.identity import Identity
 from protocol.ids import PROTOCOL_VERSION
 from protocol.manifest import open_manifest
 from protocol.pb import coordinator_pb2 as pb
-from tests.coordinator.chain_world import PEERS, VERIFIER, Chain
+from protocol.revocation import Revocation, fingerprint, open_revocation, seal_revocation
+from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
 
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
@@ -34,6 +38,13 @@ async def admit_all(host: HostWorld) -> None:
     host.invite()
     for peer in PEERS:
         await host.service.admit(host.admit_request(peer))
+
+
+def renew_request(host: HostWorld, peer: Identity) -> bytes:
+    now = host.clock.unix_s()
+    csr = make_request(peer, host.run_id, make_tls_key(), now)
+    body = pb.RenewRequest(protocol_version=1, run_id=host.run_id, credential_request=csr, unix_s=now)
+    return body.SerializeToString()
 
 
 async def start(host: HostWorld) -> Chain:
@@ -110,17 +121,10 @@ async def test_expired_invite_is_refused(tmp_path: Path, autojump_clock: object)
 
 async def test_credential_is_renewed_for_the_admitted_only(tmp_path: Path, autojump_clock: object) -> None:
     with open_host(tmp_path) as host:
-
-        def request(peer: Identity) -> bytes:
-            now = host.clock.unix_s()
-            csr = make_request(peer, host.run_id, make_tls_key(), now)
-            body = pb.RenewRequest(protocol_version=1, run_id=host.run_id, credential_request=csr, unix_s=now)
-            return body.SerializeToString()
-
         with pytest.raises(RefusedError, match="never admitted"):
-            await host.service.renew(request(PEERS[0]))
+            await host.service.renew(renew_request(host, PEERS[0]))
         await admit_all(host)
-        assert pb.RenewReply.FromString(await host.service.renew(request(PEERS[0]))).credential
+        assert pb.RenewReply.FromString(await host.service.renew(renew_request(host, PEERS[0]))).credential
 
 
 async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path: Path, autojump_clock: object) -> None:
@@ -136,9 +140,72 @@ async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path:
         await trio.sleep(120)
         with pytest.raises(RemoteProtocolError, match="expired"):
             await host.service.report(old)
-        host.ledger.ban(PEERS[0].peer_id, "equivocation")
-        with pytest.raises(RefusedError, match="not admitted"):
-            await host.service.report(host.report(PEERS[0], READY))
+
+
+def ban(host: HostWorld, peer: Identity) -> bytes:
+    """As `potluck ban` beside a running host: another connection to the same ledger."""
+    with open_ledger(host.ledger.path) as ledger:
+        entry = ledger.ban(
+            peer.peer_id,
+            "equivocation",
+            lambda number: seal_revocation(
+                HOST, host.run_id, Revocation(peer.peer_id, "equivocation", int(host.clock.unix_s()), number)
+            ),
+        )
+    assert entry is not None
+    return entry
+
+
+async def test_a_ban_beside_the_running_host_counts_from_the_next_call_on(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        ban(host, PEERS[0])
+        with pytest.raises(RefusedError, match="banned"):
+            await host.service.admit(host.admit_request(PEERS[0]))
+        with pytest.raises(RefusedError, match="banned"):
+            await host.service.renew(renew_request(host, PEERS[0]))
+        for domain in ("potluck list", "potluck watch"):
+            call = host.service.list_checkpoints if domain == "potluck list" else host.service.open_watch
+            with pytest.raises(RefusedError, match="banned"):
+                await call(host.sealed(PEERS[0], domain))
+        assert await host.service.renew(renew_request(host, PEERS[1]))
+
+
+async def test_every_report_is_answered_with_the_bans_that_its_peer_lacks(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        assert decode_report_reply(await host.service.report(host.report(PEERS[1], READY))).revocations == ()
+        entry = ban(host, PEERS[0])
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[1], READY)))
+        assert reply.revocations == (entry,)
+        knowing = replace(READY, known_revocations=fingerprint(entry))
+        assert decode_report_reply(await host.service.report(host.report(PEERS[1], knowing))).revocations == ()
+        found = open_revocation(
+            entry,
+            verifier=VERIFIER,
+            run_id=host.run_id,
+            host_public_key=bytes.fromhex(host.manifest.host_public_key),
+        )
+        assert (found.peer, found.reason, found.number) == (PEERS[0].peer_id, "equivocation", 1)
+
+
+async def test_a_banned_peer_is_told_so_and_its_report_counts_as_a_goodbye(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        await host.service.report(host.report(PEERS[0], READY))
+        assert PEERS[0].peer_id in host.tracker.live_peers()
+        entry = ban(host, PEERS[0])
+        for peer in PEERS:
+            reply = decode_report_reply(await host.service.report(host.report(peer, READY)))
+            assert reply.revocations == (entry,)
+        assert PEERS[0].peer_id not in host.tracker.live_peers()
+        assert set(chain_of(host).genesis.roster) == {peer.peer_id for peer in PEERS[1:]}
 
 
 async def test_request_for_one_call_does_not_open_another(tmp_path: Path, autojump_clock: object) -> None:
@@ -233,3 +300,36 @@ async def test_wrong_clock_is_named_before_the_signature_is_called_expired(
         request = host.admit_request(PEERS[0], unix_s=behind, credential_request=csr)
         with pytest.raises(RefusedError, match="clock is 15 minutes behind"):
             await host.service.admit(request)
+
+
+async def test_a_ledger_from_before_a_ban_learns_of_it_from_a_peer_that_kept_it(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+    ledger = tmp_path / "ledger.sqlite3"
+    copyfile(ledger, tmp_path / "copy")
+    with open_host(tmp_path) as host:
+        entry = ban(host, PEERS[0])
+    copyfile(tmp_path / "copy", ledger)
+    with open_host(tmp_path) as host:
+        assert host.ledger.is_admitted(PEERS[0].peer_id)
+        knowing = replace(READY, known_revocations=fingerprint(entry))
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[1], knowing)))
+        assert (reply.asks_revocations, reply.known_revocations) == (True, b"")
+        bringing = replace(knowing, revocations=(entry, entry))
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[1], bringing)))
+        assert (reply.asks_revocations, reply.revocations) == (False, ())
+        assert host.ledger.is_banned(PEERS[0].peer_id)
+        assert host.ledger.revocations() == [entry]
+        with pytest.raises(RefusedError, match="banned"):
+            await host.service.renew(renew_request(host, PEERS[0]))
+
+
+async def test_nobody_brings_a_ban_that_the_host_did_not_sign(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        forged = seal_revocation(PEERS[1], host.run_id, Revocation(PEERS[0].peer_id, "", 1, 1))
+        with pytest.raises(RemoteProtocolError, match="did not sign"):
+            await host.service.report(host.report(PEERS[1], replace(READY, revocations=(forged,))))
+        assert host.ledger.is_admitted(PEERS[0].peer_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from averaging.network.directory import PeerRecord
@@ -29,6 +30,7 @@ from protocol.ids import RunId
 from protocol.invite import Invite
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.merkle import leaf_hash, merkle_root
+from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
 from tests.protocol.test_wire import BASE, FETCHES, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
@@ -98,6 +100,16 @@ def _coordination() -> dict[str, str]:
         ),
         "news": encode_news(RunNews("training", "why", BASE, 4, 400, b"start")),
         "checkpoints": encode_checkpoints((CheckpointEntry(4, BASE, ROOT, 400, 1_800_000_000),)),
+        "report with known revocations": encode_report(
+            replace(report, known_revocations=b"known at", revocations=(b"entry",))
+        ),
+        "report reply with revocations": encode_report_reply(
+            ReportReply(
+                "training", BASE, 4, 5, revocations=(b"entry",), asks_revocations=True, known_revocations=b"known at"
+            )
+        ),
+        "revocation": seal_revocation(ALICE, RunId(b"r" * 32), Revocation(ALICE.peer_id, "why", 1_800_000_000, 7)),
+        "revocations": join_entries((b"one", b"entry two")),
         "error": encode_error(RefusedError("found", "expected", "remedy")),
         "directory record": PeerRecord(b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",)).encode(),
     }

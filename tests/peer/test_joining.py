@@ -12,15 +12,30 @@ import trio
 
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry
+from averaging.network.clocks import VirtualClock
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import StreamHandler
 from averaging.start_state import start_root
-from peer.joining import DATA_WITHIN_S, check_clock_again, check_invite, check_start, fetch_data, invite_of_last_run
-from protocol.credential import BACKDATE_S, make_ca
+from peer.joining import (
+    DATA_WITHIN_S,
+    Membership,
+    check_clock_again,
+    check_invite,
+    check_start,
+    come_back,
+    fetch_data,
+    invite_of_last_run,
+    saved_membership,
+)
+from peer.membership_file import SavedMembership, remember_host_heard, save_membership
+from protocol.coordination import AdmitReply
+from protocol.credential import BACKDATE_S, make_ca, make_request, make_tls_key, open_request
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.errors import ConfigError, RefusedError, UnreachableError, VersionError
+from protocol.errors import CallTimeout, ConfigError, PotluckError, RefusedError, UnreachableError, VersionError
+from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, Root, RunId
 from protocol.invite import Invite
+from protocol.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body
@@ -212,3 +227,140 @@ async def test_data_that_nobody_has_is_one_clear_error_in_the_end(tmp_path: Path
         with pytest.raises(UnreachableError, match=r"nobody gave data shard \w{8}.*one peer that has it"):
             await fetch_data(network, DATASET, ShardCache(tmp_path), lambda: (HOST, OTHER), lambda _: None)
         assert trio.current_time() - begun_s == pytest.approx(DATA_WITHIN_S)
+
+
+# --- coming back with a credential that has ended -------------------------------------------------------------------------------
+
+ALICE, HOST_KEY = Identity(b"a" * 32), Identity(b"h" * 32)
+AUTHORITY = make_ca(b"c" * 32, now_unix_s=MADE_S)
+DAY_S = 86400.0
+
+
+def _manifest() -> RunManifest:
+    return RunManifest(
+        config=parse_run_config(default_run_toml()),
+        dataset_id=DATASET.dataset_id,
+        dataset_tokens=1000,
+        heldout_tokens=100,
+        zlib_bits_per_byte=2.0,
+        pairs_nats_per_byte=2.5,
+        host_public_key=HOST_KEY.public_key.hex(),
+        ca_certificate_sha256=sha256(AUTHORITY.certificate_der).hexdigest(),
+    )
+
+
+RUN = _manifest().run_id
+
+
+def _issued(begin_s: float, days: int) -> bytes:
+    request = make_request(ALICE, RUN, make_tls_key(), begin_s)
+    opened = open_request(request, verifier=Ed25519Verifier(), run_id=RUN, now_unix_s=begin_s)
+    return AUTHORITY.issue(opened, RUN, now_unix_s=begin_s, days=days, serial=1)
+
+
+def _save(folder: Path, credential: bytes) -> None:
+    saved = SavedMembership.model_construct(
+        addresses=("127.0.0.1:1",),
+        ca_certificate_der=AUTHORITY.certificate_der,
+        tls_key_pem=b"key",
+        credential=credential,
+        manifest=sign_manifest(_manifest(), HOST_KEY),
+        dataset=DATASET.canonical_bytes(),
+        start_record=b"start",
+        coordinator_peer_id=HOST_KEY.peer_id,
+        bootstrap=(),
+    )
+    save_membership(folder, saved)
+
+
+@pytest.mark.parametrize(
+    ("heard_days", "expected"),
+    [(None, None), (0.5, True), (1.5, None)],
+    ids=["never heard", "heard while it was good", "heard after it had ended"],
+)
+def test_an_ended_credential_is_taken_up_only_if_it_was_good_at_the_hosts_last_word(
+    tmp_path: Path, heard_days: float | None, expected: bool | None
+) -> None:
+    _save(tmp_path, _issued(MADE_S, days=1))
+    if heard_days is not None:
+        remember_host_heard(tmp_path, MADE_S + heard_days * DAY_S)
+    found = saved_membership(tmp_path, ALICE, RUN, MADE_S + 10 * DAY_S)
+    assert (found.has_ended if found is not None else None) is expected
+
+
+def test_a_good_credential_needs_no_word_of_the_host_and_anothers_is_never_taken_up(tmp_path: Path) -> None:
+    _save(tmp_path, _issued(MADE_S, days=30))
+    found = saved_membership(tmp_path, ALICE, RUN, MADE_S + 10 * DAY_S)
+    assert found is not None
+    assert not found.has_ended
+    remember_host_heard(tmp_path, MADE_S + DAY_S)
+    assert saved_membership(tmp_path, Identity(b"b" * 32), RUN, MADE_S + 10 * DAY_S) is None
+
+
+class FakeHost:
+    """A coordinator that admits Alice again, or fails."""
+
+    def __init__(self, clock: VirtualClock, error: PotluckError | None = None) -> None:
+        self._clock = clock
+        self._error = error
+
+    async def clock_ahead_s(self) -> float:
+        await trio.lowlevel.checkpoint()
+        if self._error is not None:
+            raise self._error
+        return 0.0
+
+    async def admit(self, secret: bytes, credential_request: bytes) -> AdmitReply:
+        manifest = sign_manifest(_manifest(), HOST_KEY)
+        credential = _issued(self._clock.unix_s(), days=30)
+        return AdmitReply(credential, manifest, DATASET.canonical_bytes(), b"start", HOST_KEY.peer_id, ())
+
+
+async def _come_back(folder: Path, error: PotluckError | None, *, now_s: float) -> tuple[Membership, bool]:
+    clock = VirtualClock(now_s)
+    saved = saved_membership(folder, ALICE, RUN, now_s)
+    assert saved is not None
+    invite = replace(INVITE, run_id=RUN, secret=b"", ca_certificate_der=AUTHORITY.certificate_der)
+    return await come_back(saved, FakeHost(clock, error), invite, ALICE, folder, clock)  # type: ignore[arg-type]
+
+
+AWAY = UnreachableError("nobody answers", "a coordinator")
+
+
+async def test_who_comes_back_after_its_credential_ended_is_admitted_again(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    _save(tmp_path, _issued(MADE_S, days=1))
+    remember_host_heard(tmp_path, MADE_S)
+    membership, is_host_there = await _come_back(tmp_path, None, now_s=MADE_S + 10 * DAY_S)
+    assert (membership.has_ended, is_host_there) == (False, True)
+    again = saved_membership(tmp_path, ALICE, RUN, MADE_S + 10 * DAY_S)
+    assert again is not None
+    assert not again.has_ended
+
+
+@pytest.mark.parametrize("away", [AWAY, CallTimeout("no answer", "one")])
+async def test_with_the_host_away_it_goes_on_with_the_credential_that_has_ended(
+    tmp_path: Path, autojump_clock: object, away: PotluckError
+) -> None:
+    _save(tmp_path, _issued(MADE_S, days=1))
+    remember_host_heard(tmp_path, MADE_S)
+    membership, is_host_there = await _come_back(tmp_path, away, now_s=MADE_S + 10 * DAY_S)
+    assert (membership.has_ended, is_host_there) == (True, False)
+
+
+async def test_a_host_that_says_no_to_an_ended_credential_is_obeyed(tmp_path: Path, autojump_clock: object) -> None:
+    _save(tmp_path, _issued(MADE_S, days=1))
+    remember_host_heard(tmp_path, MADE_S)
+    with pytest.raises(RefusedError, match="banned"):
+        await _come_back(tmp_path, RefusedError("peer is banned"), now_s=MADE_S + 10 * DAY_S)
+
+
+@pytest.mark.parametrize(("error", "is_there"), [(None, True), (AWAY, False)])
+async def test_with_a_good_credential_clocks_are_compared_and_nobody_is_asked_for_another(
+    tmp_path: Path, autojump_clock: object, error: PotluckError | None, is_there: bool
+) -> None:
+    credential = _issued(MADE_S, days=30)
+    _save(tmp_path, credential)
+    membership, is_host_there = await _come_back(tmp_path, error, now_s=MADE_S + DAY_S)
+    assert (membership.saved.credential, is_host_there) == (credential, is_there)

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 from peer.membership_file import (
     FILE_NAME,
     SavedMembership,
+    host_heard_s,
     load_membership,
     remember_credential,
+    remember_host_heard,
     remember_peers,
     remember_start,
     save_membership,
@@ -50,10 +53,30 @@ def test_no_file_is_no_membership_and_a_damaged_one_is_an_error(tmp_path: Path) 
 
 
 def test_every_process_life_has_a_higher_session(tmp_path: Path) -> None:
-    assert [take_session(tmp_path / "peer") for _ in range(3)] == [1, 2, 3]
+    lives = [take_session(tmp_path / "peer", now_s) for now_s in (1e9, 1e9, 2e9, 1e9)]
+    assert lives == [1_000_000_000, 1_000_000_001, 2_000_000_000, 2_000_000_001]
     (tmp_path / "peer" / "session").write_text("not a number")
     with pytest.raises(StorageError):
-        take_session(tmp_path / "peer")
+        take_session(tmp_path / "peer", 1e9)
+
+
+def test_a_copied_folder_that_is_started_later_has_a_higher_session_than_the_one_it_was_copied_from(
+    tmp_path: Path,
+) -> None:
+    take_session(tmp_path / "one", 1e9)
+    copytree(tmp_path / "one", tmp_path / "other")
+    older = [take_session(tmp_path / "one", 1e9 + second) for second in (10, 20, 30)][-1]
+    assert take_session(tmp_path / "other", 1e9 + 40) > older
+
+
+def test_when_the_host_was_heard_is_kept_and_a_damaged_word_is_none(tmp_path: Path) -> None:
+    assert host_heard_s(tmp_path) == 0.0
+    remember_host_heard(tmp_path, 1_700_000_000.75)
+    assert host_heard_s(tmp_path) == 1_700_000_000.0
+    (tmp_path / "host_heard").write_text("yesterday")
+    assert host_heard_s(tmp_path) == 0.0
+    with pytest.raises(StorageError, match="writable folder"):
+        remember_host_heard(tmp_path / "host_heard", 1.0)
 
 
 def _loaded(folder: Path) -> SavedMembership:

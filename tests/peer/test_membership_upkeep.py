@@ -12,8 +12,14 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.directory import PeerRecord, seal_record
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import DirectoryEntry
-from peer.membership_file import FILE_NAME, SavedMembership, load_membership, save_membership
-from peer.membership_upkeep import RECONNECT_EVERY_S, REMEMBER_EVERY_S, RENEW_EVERY_S, MembershipUpkeep
+from peer.membership_file import FILE_NAME, SavedMembership, host_heard_s, load_membership, save_membership
+from peer.membership_upkeep import (
+    RECONNECT_EVERY_S,
+    REMEMBER_EVERY_S,
+    REMEMBER_HOST_EVERY_S,
+    RENEW_EVERY_S,
+    MembershipUpkeep,
+)
 from peer.roster import Roster
 from protocol.credential import (
     CertificateAuthority,
@@ -202,3 +208,59 @@ async def test_the_host_and_lasting_members_are_dialled_again_and_again(tmp_path
     async with _upkeep(tmp_path, Host(VirtualClock(UNIX_S)), start):
         await trio.sleep(2.5 * RECONNECT_EVERY_S)
     assert network.dialled == [(*bootstrap, _address(7))] * 2
+
+
+async def test_a_credential_that_ended_while_the_host_was_away_is_renewed_as_soon_as_it_is_heard(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    host = Host(VirtualClock(UNIX_S), is_away=True)
+    async with _upkeep(tmp_path, host, lambda upkeep: upkeep.keep_credential(host.renew)) as upkeep:
+        await trio.sleep(4 * DAY_S + RENEW_EVERY_S / 2)
+        host.is_away = False
+        upkeep.roster.host_was_heard()
+        await trio.sleep(1.0)
+        assert _days_left(upkeep.roster.own_credential, host.clock) > 2.9
+
+
+async def test_a_host_that_refuses_is_asked_once_an_hour_however_often_it_is_heard(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    host = Host(VirtualClock(UNIX_S), authority=STRANGERS_CA)
+    async with _upkeep(tmp_path, host, lambda upkeep: upkeep.keep_credential(host.renew)) as upkeep:
+        await trio.sleep(2 * DAY_S + RENEW_EVERY_S)
+        asked = len(host.asked_days)
+        for _ in range(100):
+            upkeep.roster.host_was_heard()
+            await trio.sleep(10.0)
+        assert len(host.asked_days) <= asked + 1
+
+
+async def test_when_the_host_was_heard_is_kept_now_and_then_and_stands_still_while_it_is_away(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    host = Host(VirtualClock(UNIX_S))
+    async with _upkeep(tmp_path, host, MembershipUpkeep.keep_host_heard) as upkeep:
+        written: list[float] = []
+        for _ in range(1000):
+            upkeep.roster.host_was_heard()
+            await trio.sleep(2.0)
+            if host_heard_s(tmp_path) not in written:
+                written.append(host_heard_s(tmp_path))
+        assert len(written) <= 2 + 2000 / REMEMBER_HOST_EVERY_S
+        last_s = host.clock.unix_s()
+        await trio.sleep(DAY_S)
+        assert last_s - REMEMBER_HOST_EVERY_S - 5 <= host_heard_s(tmp_path) <= last_s
+
+
+async def test_a_last_word_that_cannot_be_kept_stops_nobody_and_is_tried_again(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    host, place = Host(VirtualClock(UNIX_S)), tmp_path / "host_heard"
+    place.mkdir()
+    async with _upkeep(tmp_path, host, MembershipUpkeep.keep_host_heard) as upkeep:
+        await trio.sleep(1.0)
+        place.rmdir()
+        await trio.sleep(REMEMBER_HOST_EVERY_S)
+        upkeep.roster.host_was_heard()
+        await trio.sleep(1.0)
+        assert host_heard_s(tmp_path) == int(upkeep.roster.host_heard_s)

@@ -14,7 +14,7 @@ from averaging.state import UnitState
 from peer.board import Board
 from peer.reporting import REPORT_EVERY_S, Reporter, evaluate_commits, evaluator_of, make_report
 from protocol.coordination import HeldoutResult, PeerReport, ReportReply
-from protocol.errors import PotluckError, RefusedError, StorageError, UnreachableError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, StorageError, UnreachableError
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds.chain import ChainLink
 
@@ -95,6 +95,47 @@ async def test_a_refusal_is_said_once_and_the_reports_go_on(
         await reporter.run()
     assert len(client.reports) == 4
     assert capsys.readouterr().out.count("report_refused") == 1
+
+
+class _Bans:
+    """Takes what the coordinator sends, or finds it forged."""
+
+    def __init__(self, error: PotluckError | None = None) -> None:
+        self.known = b"known at"
+        self.taken: list[tuple[bytes, ...]] = []
+        self.error = error
+
+    def missing_at(self, known: bytes) -> tuple[bytes, ...]:
+        return (b"lacking " + known,)
+
+    async def take(self, offered: tuple[bytes, ...]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.taken.append(offered)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, RemoteProtocolError("a revocation that the host did not sign")])
+async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_others(
+    autojump_clock: Clock, error: PotluckError | None
+) -> None:
+    client, bans = _Client(), _Bans(error)
+    client.answer = lambda: replace(REPLY, revocations=(b"entry",))
+    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, bans)  # type: ignore[arg-type]
+    assert await reporter.report_once()
+    assert client.reports[0].known_revocations == b"known at"
+    assert bans.taken == [(b"entry",)]
+
+
+async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
+    client = _Client()
+    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, _Bans())  # type: ignore[arg-type]
+    client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
+    await reporter.report_once()
+    client.answer = lambda: REPLY
+    for _ in range(2):
+        await reporter.report_once()
+    assert [report.revocations for report in client.reports] == [(), (b"lacking at host.",), ()]
 
 
 async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:

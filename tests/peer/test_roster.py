@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from averaging.network.clocks import VirtualClock
-from averaging.network.directory import PeerRecord, seal_record
+from averaging.network.directory import PeerRecord, Record, member_record_rule, seal_record
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import DirectoryEntry
 from peer.roster import KEPT_ADDRESSES_EACH, KEPT_PEERS, Roster
@@ -16,6 +16,7 @@ from protocol.ids import PeerId, RunId
 
 RUN = RunId(b"r" * 32)
 UNIX_S = 1_700_000_000.0
+DAY_S = 86400.0
 CA = make_ca(b"c" * 32, now_unix_s=UNIX_S)
 STRANGERS_CA = make_ca(b"d" * 32, now_unix_s=UNIX_S)
 ALICE, BOB, HOST = Identity(b"a" * 32), Identity(b"b" * 32), PeerId("host")
@@ -149,3 +150,93 @@ async def test_a_newer_credential_is_shown_and_taken_by_those_who_knew_the_older
     alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 2, UNIX_S + 60), UNIX_S + 60)])
     await trio.sleep(2 * 86400)
     assert await alice.is_member(BOB.peer_id)
+
+
+# --- after a restart ----------------------------------------------------------------------------------------------------------
+
+
+def _restarted(host_heard_s: float) -> Roster:
+    """A process that starts at UNIX_S + 40 days; the host was heard last at `host_heard_s`, before it."""
+    clock = VirtualClock(UNIX_S + 40 * DAY_S)
+    return Roster(RUN, CA.certificate_der, HOST, _credential(ALICE), Ed25519Verifier(), clock, host_heard_s)
+
+
+async def test_after_a_restart_while_the_host_is_away_voters_are_judged_as_of_its_last_word(
+    autojump_clock: Clock,
+) -> None:
+    roster, carol = _restarted(UNIX_S + DAY_S), Identity(b"c" * 32)
+    entries = [_entry(BOB, _credential(BOB, days=2)), _entry(carol, _credential(carol, days=2))]
+    assert roster.take_records(entries) == (), "nobody is known to vote yet"
+    roster.rely_on(lambda: (BOB.peer_id,))
+    assert roster.take_records(entries) == (BOB.peer_id,)
+    roster.host_was_heard()
+    assert roster.take_records(entries) == ()
+
+
+async def test_a_voter_whose_credential_had_ended_before_the_hosts_last_word_is_none(autojump_clock: Clock) -> None:
+    roster = _restarted(UNIX_S + 5 * DAY_S)
+    roster.rely_on(lambda: (BOB.peer_id,))
+    assert roster.take_records([_entry(BOB, _credential(BOB, days=2))]) == ()
+
+
+async def test_a_last_word_from_the_future_counts_as_one_of_now(autojump_clock: Clock) -> None:
+    roster = _restarted(UNIX_S + 400 * DAY_S)
+    roster.rely_on(lambda: (BOB.peer_id,))
+    assert roster.host_heard_s == UNIX_S + 40 * DAY_S
+    assert roster.take_records([_entry(BOB, _credential(BOB, days=2))]) == ()
+
+
+async def test_the_directory_keeps_records_of_voters_while_the_host_is_away_and_of_nobody_else_whose_time_is_over(
+    autojump_clock: Clock,
+) -> None:
+    roster, carol = _roster(ALICE, _credential(ALICE)), Identity(b"c" * 32)
+    rule = member_record_rule(Ed25519Verifier(), RUN, CA.certificate_der, roster.judged_as_of_s, roster.is_banned)
+    roster.rely_on(lambda: (BOB.peer_id,))
+
+    def reason(identity: Identity, now_s: float) -> str:
+        credential = _credential(identity, days=1)
+        value = seal_record(identity, RUN, 1, now_s + 60, PeerRecord(credential).encode())
+        return rule(Record(identity.peer_id, value, now_s + 60), now_s)
+
+    now_s = UNIX_S + 3 * DAY_S
+    assert reason(BOB, now_s) == ""
+    assert "ended" in reason(carol, now_s)
+    await trio.sleep(3 * DAY_S)
+    roster.host_was_heard()
+    assert "ended" in reason(BOB, now_s)
+
+
+# --- bans ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_banned_peer_is_no_member_is_not_listed_and_is_not_asked_again(autojump_clock: Clock) -> None:
+    async with trio.open_nursery() as nursery:
+        swarm = MemorySwarm(nursery, random.Random(1))
+        alice, bob = _roster(ALICE, _credential(ALICE)), _roster(BOB, _credential(BOB))
+        alice.serve(swarm.start(ALICE.peer_id))
+        bob.serve(swarm.start(BOB.peer_id))
+        assert alice.take_records([_listed(BOB, _address(BOB))]) == alice.listed() == (BOB.peer_id,)
+        alice.ban([BOB.peer_id])
+        num_messages = swarm.num_messages
+        assert not await alice.is_member(BOB.peer_id)
+        assert swarm.num_messages == num_messages
+        assert alice.take_records([_listed(BOB, _address(BOB))]) == alice.listed() == alice.lasting_addresses() == ()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_banned_voter_has_no_grace_and_no_place_in_the_directory(autojump_clock: Clock) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    rule = member_record_rule(Ed25519Verifier(), RUN, CA.certificate_der, roster.judged_as_of_s, roster.is_banned)
+    entry = _entry(BOB, _credential(BOB))
+    assert rule(Record(BOB.peer_id, entry.value, entry.expires_unix_s), UNIX_S) == ""
+    roster.rely_on(lambda: (BOB.peer_id,))
+    roster.ban([BOB.peer_id])
+    await trio.sleep(2 * DAY_S)
+    assert not await roster.is_member(BOB.peer_id)
+    assert "banned" in rule(Record(BOB.peer_id, entry.value, entry.expires_unix_s), UNIX_S)
+
+
+async def test_the_coordinator_is_a_member_whatever_is_said_of_it(autojump_clock: Clock) -> None:
+    roster = _roster(ALICE, _credential(ALICE))
+    roster.ban([HOST])
+    assert await roster.is_member(HOST)

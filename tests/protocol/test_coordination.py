@@ -41,6 +41,7 @@ from protocol.errors import (
 )
 from protocol.ids import CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
+from protocol.revocation import MAX_REVOCATIONS
 
 COMMIT = CommitId(b"c" * 32)
 REPORT = PeerReport(
@@ -131,3 +132,23 @@ def test_certificates_are_cut_to_one_report() -> None:
     assert cut_certificates([half, half, b"x"]) == (half, half)
     assert len(cut_certificates([b"x"] * 1000)) == MAX_CERTIFICATES
     assert cut_certificates([]) == ()
+
+
+def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
+    report = replace(REPORT, known_revocations=bytes(16), revocations=(b"three",))
+    assert decode_report(encode_report(report)) == report
+    reply = ReportReply(
+        "training", COMMIT, 1, 2, revocations=(b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)
+    )
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+
+
+def test_fingerprints_that_are_not_whole_make_no_report() -> None:
+    with pytest.raises(RemoteProtocolError, match="fingerprints"):
+        replace(REPORT, known_revocations=b"short")
+
+
+def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
+    reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"",) * (MAX_REVOCATIONS + 1))
+    with pytest.raises(RemoteProtocolError, match="revocations"):
+        decode_report_reply(encode_report_reply(reply))

@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.envelope import NEVER_MS, REPLAY_WINDOW, Envelope, ReplayGuard, first_sequence, open_envelope, seal
+from protocol.envelope import (
+    MAX_SESSION,
+    NEVER_MS,
+    REPLAY_WINDOW,
+    Envelope,
+    ReplayGuard,
+    first_sequence,
+    next_session,
+    open_envelope,
+    seal,
+    session_of,
+)
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 
@@ -71,6 +82,38 @@ def test_what_is_too_long_is_not_sealed() -> None:
 
 def test_numbers_of_a_session_are_above_all_that_an_earlier_one_may_have_used() -> None:
     assert first_sequence(8) - first_sequence(7) == 1 << 32
+
+
+def test_a_number_tells_the_session_it_belongs_to() -> None:
+    for session in (1, 7, MAX_SESSION):
+        assert session_of(first_sequence(session)) == session_of(first_sequence(session) + (1 << 32) - 1) == session
+
+
+@pytest.mark.parametrize(
+    ("last", "now_unix_s", "session"),
+    [
+        (0, 1_700_000_000.9, 1_700_000_000),
+        (3, 1_700_000_000.0, 1_700_000_000),
+        (1_700_000_000, 1_700_000_000.9, 1_700_000_001),
+        (1_700_000_500, 1_700_000_000.0, 1_700_000_501),
+        (0, 1e12, MAX_SESSION),
+        (0, 0.0, 1),
+    ],
+)
+def test_a_session_is_above_the_last_one_and_not_below_the_time(last: int, now_unix_s: float, session: int) -> None:
+    assert next_session(last, now_unix_s) == session
+    assert seal(ALICE, "potluck test", RUN, first_sequence(session) + 1, NEVER_MS, b"")
+
+
+def test_of_two_copies_of_one_counter_the_one_started_later_has_the_higher_session() -> None:
+    copied = 1_700_000_000
+    older = next_session(copied, 1_700_001_000.0)
+    assert next_session(copied, 1_700_001_001.0) > older
+
+
+def test_after_the_last_session_there_is_none() -> None:
+    with pytest.raises(LocalProtocolError, match="session"):
+        next_session(MAX_SESSION, 0.0)
 
 
 def test_messages_that_overtake_each_other_are_admitted_once_each() -> None:

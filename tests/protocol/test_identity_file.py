@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigError, MachineError
-from protocol.identity_file import open_identity
+from protocol.identity_file import open_identity, read_identity
 
 
 def test_the_first_start_makes_a_private_file_and_the_next_finds_the_same_peer(tmp_path: Path) -> None:
@@ -79,3 +79,18 @@ def test_a_file_of_another_user_is_named_with_the_mending_command(
         with pytest.raises(MachineError, match=r"cannot be opened: Permission denied.*chown"), open_identity(path):
             pass
     assert path.read_bytes() == before
+
+
+def test_an_identity_is_read_beside_the_process_that_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "identity"
+    with open_identity(path) as held:
+        assert read_identity(path).peer_id == held.identity.peer_id
+    path.chmod(0o644)
+    with pytest.raises(MachineError, match="chmod 600"):
+        read_identity(path)
+    path.write_bytes(b"no key")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="identity"):
+        read_identity(path)
+    with pytest.raises(MachineError, match="cannot be opened"):
+        read_identity(tmp_path / "absent")

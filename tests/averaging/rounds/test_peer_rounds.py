@@ -182,6 +182,22 @@ async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_
             assert (view.head is not None) == (unit == UNIT)
 
 
+async def test_a_banned_peer_is_lost_to_all_units_whatever_it_answers(autojump_clock: Clock) -> None:
+    banned: set[PeerId] = set()
+    async with two_units(heartbeat_s=QUIET_S, is_banned=banned.__contains__) as life:
+        other = life.world.parties[2]
+        heard = listen(other)
+        message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
+        await life.rounds.send((other.peer,), message)
+        await until(lambda: len(heard) == 1, 3.0)
+        banned.add(other.peer)
+        await life.rounds.send((other.peer,), message)
+        await until(lambda: all(life.services[unit].state.peers[other.peer].lost for unit in BOTH), 3.0)
+        await trio.sleep(1.0)
+        assert len(heard) == 1
+        assert all(life.services[unit].state.peers[other.peer].lost for unit in BOTH)
+
+
 async def test_leaving_says_goodbye_for_every_unit(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         await trio.sleep(1.0)

@@ -33,6 +33,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.plan import consumed_tokens
 from protocol.rounds.requests import FetchResult
+from protocol.rounds.state import PeerLost
 from protocol.wire import encode_message
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (
@@ -112,6 +113,35 @@ async def test_a_peer_whose_trainer_is_starting_follows_the_rounds_and_no_round_
         await until(lambda: lives[2].index >= index + 3)
         records = [link.record for link in lives[2].service.chain.links if link.record is not None]
         assert records[-1].contributor(peer) is not None
+
+
+async def test_who_found_its_own_state_wrong_opens_nothing_and_contributes_nothing_until_it_is_healed(
+    autojump_clock: Clock,
+) -> None:
+    async with _swarm() as (world, lives, _):
+        await until(lambda: min(life.index for life in lives) >= 1)
+        doubting, peer = lives[0], world.parties[0].peer
+        doubting.service.chain.is_sound = False  # without its event: the healer must not make it good at once
+        begin = max(life.index for life in lives) + 1  # one round may be under way
+        await until(lambda: lives[1].index >= begin + 4)
+        records = [link.record for link in lives[1].service.chain.links[begin + 1 :]]
+        assert all(r is not None and r.ballot.peer != peer and r.contributor(peer) is None for r in records)
+        doubting.service.chain.is_sound = True
+        await until(lambda: _has_contributed(lives[1], peer, after=begin + 4))
+
+
+def _has_contributed(life: Life, peer: PeerId, after: int) -> bool:
+    records = [link.record for link in life.service.chain.links[after + 1 :]]
+    return any(record is not None and record.contributor(peer) is not None for record in records)
+
+
+async def test_a_wrong_state_is_told_to_the_machine_before_whatever_happens_next(autojump_clock: Clock) -> None:
+    async with one_service() as (world, life, _):
+        await until(lambda: life.service.state.can_contribute, 5.0)
+        life.service.chain.is_sound = False
+        await life.service.tell(PeerLost(world.parties[2].peer, trio.current_time()))
+        await life.service.drained()
+        assert not life.service.state.can_contribute
 
 
 async def test_a_trainer_that_is_slow_to_adopt_holds_up_nobody_and_no_token_counts_twice(autojump_clock: Clock) -> None:

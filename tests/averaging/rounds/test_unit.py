@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -545,3 +546,110 @@ async def test_certificates_are_found_by_the_base_they_stand_on(autojump_clock: 
         assert chain.certificate_on(made[0].link.commit) == encode_certificate(made[1].certificate)
         assert chain.certificate_on(made[1].link.commit) is None
         assert list(chain.certificates_after([made[0].link.commit])) == [encode_certificate(made[1].certificate)]
+
+
+# --- a state that the run does not attest ---------------------------------------------------------------------------------------
+
+
+async def _grown(world: RoundWorld, party: Party, num_commits: int) -> list[MadeCommit]:
+    """Commits of which each attests the state before it, and which this party applies."""
+    made: list[MadeCommit] = []
+    for seed in range(num_commits):
+        parent = made[-1].link if made else world.start
+        made.append(world.commit_on(parent, seed, attested_root=party.chain.root if made else None))
+        await party.apply(made[-1])
+    return made
+
+
+def _damage(party: Party) -> None:
+    """A value in memory is another one from now on."""
+    anchor_N = party.chain.state.anchor_N.clone()
+    anchor_N[7] += 1.0
+    party.chain.state = replace(party.chain.state, anchor_N=anchor_N)
+
+
+@asynccontextmanager
+async def _damaged_before_the_third() -> AsyncIterator[tuple[Party, Root, Root]]:
+    """A party whose state was damaged before its third commit; the fourth, which shows it, is applied. The good roots of both."""
+    async with open_world() as world:
+        other, party = world.parties[1], world.parties[0]
+        made = await _grown(world, other, 2)
+        for commit in made:
+            await party.apply(commit)
+        assert party.chain.root == other.chain.root
+        _damage(party)
+        roots: list[Root] = []
+        for seed in (2, 3):
+            made.append(world.commit_on(made[-1].link, seed, attested_root=other.chain.root))
+            await other.apply(made[-1])
+            await party.apply(made[-1])
+            roots.append(other.chain.root)
+        yield party, roots[0], roots[1]
+
+
+async def test_a_state_that_a_later_commit_does_not_attest_is_not_written_for_the_next_start(
+    autojump_clock: Clock,
+) -> None:
+    async with _damaged_before_the_third() as (party, _, good_root):
+        assert not party.chain.is_sound
+        assert party.chain.became_unsound.is_set()
+        assert party.chain.root != good_root
+        assert not any(party.chain.head.commit.hex() in name for name in party.generation_names())
+        await party.restart()
+        assert party.chain.is_sound, "made again from what the run attests"
+        assert party.chain.root == good_root
+
+
+async def test_a_restart_from_a_state_that_nobody_could_check_finds_out_by_what_follows_from_it(
+    autojump_clock: Clock,
+) -> None:
+    async with open_world() as world:
+        party = world.parties[0]
+        made = world.commits(2)  # neither of them attests the first
+        for commit in made:
+            await party.apply(commit)
+        made.append(world.commit_on(made[-1].link, 2, attested_root=party.chain.root))
+        await party.apply(made[-1])
+        good_root = party.chain.root
+        first = await party.chain.state_at(made[0].link.commit)
+        assert first is not None
+        for name in party.generation_names():
+            del party.disk.files[name]
+        wrong = replace(first, anchor_N=first.anchor_N + 1.0)
+        await party.generations.write(wrong, state_root(wrong, GRID))
+        await party.restart()
+        assert (party.chain.head.index, party.chain.is_sound) == (3, False)
+        assert party.chain.became_unsound.is_set()
+        healed = await party.chain.recomputed()
+        assert healed is not None
+        await party.chain.replace_state(healed)
+        assert (party.chain.is_sound, party.chain.root) == (True, good_root)
+
+
+async def test_a_restart_on_good_states_is_sound_whether_replayed_or_read(autojump_clock: Clock) -> None:
+    async with open_world() as world:
+        party = world.parties[0]
+        await _grown(world, party, 4)
+        root = party.chain.root
+        for kept in (2, 1, 0):
+            for name in party.generation_names()[kept:]:
+                del party.disk.files[name]
+            await party.restart()
+            assert (party.chain.is_sound, party.chain.root) == (True, root)
+
+
+async def test_what_was_made_from_a_damaged_state_goes_when_it_is_healed(autojump_clock: Clock) -> None:
+    async with _damaged_before_the_third() as (party, third_root, good_root):
+        healed = await party.chain.recomputed()
+        assert healed is not None
+        assert state_root(healed, GRID) == third_root
+        await party.chain.replace_state(healed)
+        assert (party.chain.is_sound, party.chain.root) == (True, good_root)
+        for ref in await party.generations.list():
+            state, root = await party.generations.load(ref)
+            expected = await party.chain.state_at(ref.commit)
+            assert expected is not None
+            assert root == state_root(state, GRID) == state_root(expected, GRID)
+            assert ref.index != 3
+        await party.restart()
+        assert (party.chain.is_sound, party.chain.root) == (True, good_root)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -229,6 +229,7 @@ async def units_life(
     heartbeat_s: float = 1.0,
     vector: HeadVector | None = None,
     is_running: bool = True,
+    is_banned: Callable[[PeerId], bool] = lambda _: False,
 ) -> AsyncIterator[UnitsLife]:
     """A process on the first party's disk, until the block ends; the second party notes what it hears."""
     party, members = world.parties[0], {party.peer for party in world.parties}
@@ -246,7 +247,7 @@ async def units_life(
         log = UnitLog(storage_of(party, UNIT))
         follower = SpineFollower(UNIT, world.start_record, log, party.network, VERIFIER, RUN_ID)
         await follower.restore()
-    tools = PeerTools(party.network, clock, party.seal, is_member, publish)
+    tools = PeerTools(party.network, clock, party.seal, is_member, publish, is_banned)
     rounds = PeerRounds(RUN_ID, VERIFIER, tools, vector or HeadVector(MemoryStorage(party.disk)), follower)
     services: dict[UnitName, RoundService] = {}
     trainers = {unit: HandTrainer() for unit in held}
@@ -272,11 +273,15 @@ async def units_life(
 
 @asynccontextmanager
 async def two_units(
-    *, heartbeat_s: float = 1.0, held: Sequence[UnitName] = BOTH, is_running: bool = True
+    *,
+    heartbeat_s: float = 1.0,
+    held: Sequence[UnitName] = BOTH,
+    is_running: bool = True,
+    is_banned: Callable[[PeerId], bool] = lambda _: False,
 ) -> AsyncIterator[UnitsLife]:
     """A world of its own around such a process, in which nothing happens but what the test does."""
     async with (
         open_world(target_tokens=NEVER_DUE, units=BOTH) as world,
-        units_life(world, held=held, heartbeat_s=heartbeat_s, is_running=is_running) as life,
+        units_life(world, held=held, heartbeat_s=heartbeat_s, is_running=is_running, is_banned=is_banned) as life,
     ):
         yield life

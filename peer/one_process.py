@@ -1,0 +1,84 @@
+"""One process for each identity, whatever machine it runs on: the newer closes the older.
+
+On one machine the identity file is locked. Where it was copied to another, both processes publish a directory record under the same
+name, each signed with the same key; the sequence number of a record tells the session of the process that made it (see envelope.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Final
+
+from averaging.network.directory import open_record
+from averaging.network.seams import DirectoryEntry, Network
+from averaging.rounds.membership import directory_key
+from peer.roster import Roster
+from protocol.envelope import session_of
+from protocol.errors import MachineError, PotluckError
+from protocol.identity import Signer, Verifier
+from protocol.ids import RunId
+
+KEPT_RECORDS: Final = 256
+"""Our own records that may still stand: they live two minutes, and are made every half minute, every second while none is stored."""
+
+
+def is_of_newer_process(session: int, seen_session: int, *, is_ours: bool) -> bool:
+    """Whether a record of that session, signed with our own key, was made by a process that was started after ours; `is_ours`: we made
+    that very record. Of two processes that were started in the same second neither is the older: each makes way for the other, since
+    two must not go on.
+    """
+    return seen_session > session or (seen_session == session and not is_ours)
+
+
+class OwnRecord:
+    """Makes our directory records, one after another, and looks first who else speaks in our name."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        run_id: RunId,
+        session: int,
+        next_sequence: Callable[[], int],
+        verifier: Verifier,
+        roster: Roster,
+    ) -> None:
+        self._signer = signer
+        self._run_id = run_id
+        self._session = session
+        self._next_sequence = next_sequence
+        self._verifier = verifier
+        self._roster = roster
+        self._made: deque[bytes] = deque(maxlen=KEPT_RECORDS)
+
+    async def make(self, network: Network, expires_unix_s: float) -> bytes:
+        """The next record. What stands in the directory just before is the latest of all who have our name.
+
+        Raises:
+            MachineError: another process with this identity was started after us.
+        """
+        self.check(await network.lookup(directory_key(self._run_id)))
+        value = self._roster.record(self._signer, self._next_sequence(), expires_unix_s, network.addresses())
+        self._made.append(sha256(value).digest())
+        return value
+
+    def check(self, entries: Sequence[DirectoryEntry]) -> None:
+        """Look at our own record among these. Raises as `make`."""
+        for entry in entries:
+            seen = self._session_of(entry) if entry.subkey == self._signer.peer_id else None
+            is_ours = sha256(entry.value).digest() in self._made
+            if seen is not None and is_of_newer_process(self._session, seen, is_ours=is_ours):
+                raise MachineError(
+                    f"another process with this identity joined with a newer session ({seen}, ours is {self._session})",
+                    "one process per identity",
+                    "leave it to the other one; a second machine needs an identity of its own: join there with a new --state-dir",
+                )
+
+    def _session_of(self, entry: DirectoryEntry) -> int | None:
+        """The session of a record that was signed with our key; None for any other bytes."""
+        try:
+            envelope = open_record(entry.value, verifier=self._verifier, run_id=self._run_id)
+        except PotluckError:
+            return None
+        return session_of(envelope.sequence) if envelope.sender == self._signer.peer_id else None

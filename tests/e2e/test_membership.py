@@ -1,0 +1,123 @@
+"""Who may take part, with real processes: a ban beside the running host, and one identity on two machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, run_potluck, running_potluck
+from tests.e2e.test_host_away import CALM, RUN_TOML
+
+WITHIN_S = 60.0
+LOOK_EVERY_S = 0.1
+
+
+@dataclass
+class Swarm:
+    """A host and its peers."""
+
+    folder: Path
+    stack: ExitStack
+    invite: str
+    peers: dict[str, Running] = field(default_factory=dict)
+
+    @property
+    def host_folder(self) -> Path:
+        return self.folder / "host"
+
+    def join(self, name: str) -> Running:
+        """Start a peer, in the folder of its name."""
+        flags = ("--state-dir", str(self.folder / name), *PEER_FLAGS, *CALM)
+        peer = self.stack.enter_context(running_potluck(self.folder, name, "join", self.invite, *flags))
+        self.peers[name] = peer
+        return peer
+
+    def status(self, name: str) -> Mapping[str, object]:
+        """What a peer says about itself; empty while it does not."""
+        url = self.peers[name].wait_for(r"status page: (http://\S+?)/?\s") + "/status.json"
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+            return dict(json.loads(reply.read()))
+        return {}
+
+    def index(self, name: str) -> int:
+        return int(str(self.status(name).get("index", 0)))
+
+    def wait_until(self, what: str, is_so: Callable[[], bool], *names: str) -> None:
+        """Looks again and again; these peers must stay alive meanwhile."""
+        deadline_s = time.monotonic() + WITHIN_S
+        running = [self.peers[name] for name in names]
+        while not is_so():
+            told = "\n".join(f"== {one.out.name}\n{one.said()[-2000:]}" for one in running)
+            assert time.monotonic() < deadline_s, f"not within {WITHIN_S:.0f} s: {what}\n{told}"
+            assert all(one.process.poll() is None for one in running), f"ended before: {what}\n{told}"
+            with suppress(subprocess.TimeoutExpired):
+                running[0].process.wait(timeout=LOOK_EVERY_S)
+
+    def wait_rounds(self, num_rounds: int, *names: str) -> None:
+        """Until these peers have so many rounds more."""
+        begin = max(self.index(name) for name in names)
+        self.wait_until(
+            f"{num_rounds} rounds of {names}",
+            lambda: all(self.index(name) >= begin + num_rounds for name in names),
+            *names,
+        )
+
+
+@contextmanager
+def _swarm(folder: Path, *names: str) -> Iterator[Swarm]:
+    run_file = folder / "run.toml"
+    run_file.write_text(RUN_TOML)
+    (folder / "texts").mkdir()
+    for number in range(4):
+        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
+    with ExitStack() as stack:
+        hosting = ("host", str(run_file), "--state-dir", str(folder / "host"), *LOOPBACK)
+        host = stack.enter_context(running_potluck(folder, "host process", *hosting))
+        swarm = Swarm(folder, stack, host.wait_for(r"(potluck1:\S+)\n"))
+        for name in names:
+            swarm.join(name)
+        yield swarm
+        assert all("Traceback" not in one.said() for one in (host, *swarm.peers.values()))
+
+
+@pytest.mark.timeout(240)
+def test_a_peer_that_is_banned_beside_the_running_host_ends_and_the_others_go_on_without_it(tmp_path: Path) -> None:
+    with _swarm(tmp_path, "one", "two", "bad") as swarm:
+        swarm.wait_rounds(1, "one", "two", "bad")
+        bad = str(swarm.status("bad")["name"])
+        done = run_potluck("ban", bad, "--reason", "forged results", "--state-dir", str(swarm.host_folder))
+        assert (done.returncode, done.stdout.startswith(f"banned {bad}")) == (0, True), done.stderr
+        assert swarm.peers["bad"].exit_code() == 6
+        assert "the host banned this peer from the run: forged results" in swarm.peers["bad"].said()
+        swarm.wait_until(
+            "all heard of it",
+            lambda: all("peer_banned" in swarm.peers[name].said() for name in ("one", "two")),
+            "one",
+            "two",
+        )
+        swarm.wait_rounds(2, "one", "two")
+        again = swarm.join("bad")
+        assert again.exit_code() == 6
+        assert "forged results" in again.said()
+
+
+@pytest.mark.timeout(240)
+def test_an_identity_that_is_started_on_a_second_machine_goes_on_there_and_ends_here(tmp_path: Path) -> None:
+    with _swarm(tmp_path, "other", "here") as swarm:
+        swarm.wait_rounds(1, "other", "here")
+        (tmp_path / "there").mkdir(mode=0o700)
+        shutil.copy2(tmp_path / "here" / "identity", tmp_path / "there" / "identity")
+        swarm.join("there")
+        assert swarm.peers["here"].exit_code() == 4
+        assert "another process with this identity joined with a newer session" in swarm.peers["here"].said()
+        swarm.wait_rounds(2, "other", "there")
+        assert swarm.peers["there"].process.poll() is None

@@ -1,0 +1,155 @@
+"""One identity on two machines: the newer process closes the older."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.clocks import VirtualClock
+from averaging.network.directory import PeerRecord, seal_record
+from averaging.network.memory_network import MemorySwarm
+from averaging.network.seams import DirectoryEntry, Network
+from averaging.rounds.membership import ANNOUNCE_EVERY_S, announce, directory_key
+from peer.one_process import OwnRecord, is_of_newer_process
+from peer.roster import Roster
+from protocol.credential import make_ca
+from protocol.envelope import first_sequence
+from protocol.errors import MachineError
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.ids import PeerId, RunId
+
+RUN = RunId(b"r" * 32)
+UNIX_S = 1_700_000_000.0
+CA = make_ca(b"c" * 32, now_unix_s=UNIX_S)
+ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
+Clock = trio.testing.MockClock
+
+
+@pytest.mark.parametrize(
+    ("seen_session", "is_ours", "is_newer"),
+    [(8, False, True), (7, True, False), (7, False, True), (6, False, False), (0, False, False)],
+    ids=["later", "our own record", "same second elsewhere", "our earlier life", "never counted"],
+)
+def test_a_record_of_a_later_session_or_one_of_ours_that_we_did_not_make_is_of_a_newer_process(
+    seen_session: int, is_ours: bool, is_newer: bool
+) -> None:
+    assert is_of_newer_process(7, seen_session, is_ours=is_ours) is is_newer
+
+
+def _counter(session: int) -> Callable[[], int]:
+    last = first_sequence(session)
+
+    def take() -> int:
+        nonlocal last
+        last += 1
+        return last
+
+    return take
+
+
+def _own(session: int, identity: Identity = ALICE) -> OwnRecord:
+    """One process with this identity: what it shows is not looked at here."""
+    verifier = Ed25519Verifier()
+    roster = Roster(RUN, CA.certificate_der, PeerId("host"), b"credential", verifier, VirtualClock(UNIX_S))
+    return OwnRecord(identity, RUN, session, _counter(session), verifier, roster)
+
+
+class Machine:
+    """A process that announces itself until something ends it."""
+
+    def __init__(self, session: int, network: Network, identity: Identity = ALICE) -> None:
+        self.own = _own(session, identity)
+        self.network = network
+        self.error: MachineError | None = None
+        self.ended_s: float | None = None
+
+    async def run(self) -> None:
+        try:
+            await announce(self.network, VirtualClock(UNIX_S), RUN, partial(self.own.make, self.network))
+        except MachineError as error:
+            self.error, self.ended_s = error, trio.current_time()
+
+
+@pytest.mark.parametrize("later_s", [0.1, 15.0, ANNOUNCE_EVERY_S - 0.1, ANNOUNCE_EVERY_S, 1000.0])
+async def test_the_older_process_ends_soon_after_the_newer_one_is_there_and_says_what_to_do(
+    later_s: float, autojump_clock: Clock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        swarm = MemorySwarm(nursery, random.Random(1))
+        # Only one process of a peer has a place on this network, and the directory is all that the two share.
+        network = swarm.start(ALICE.peer_id)
+        older, newer = Machine(1000, network), Machine(1001, network)
+        nursery.start_soon(older.run)
+        await trio.sleep(later_s)
+        nursery.start_soon(newer.run)
+        began_s = trio.current_time()
+        await trio.sleep(10 * ANNOUNCE_EVERY_S)
+        assert newer.error is None
+        assert older.error is not None
+        assert older.ended_s is not None
+        assert older.ended_s - began_s <= 2 * ANNOUNCE_EVERY_S
+        line = older.error.one_line()
+        assert "another process with this identity joined with a newer session (1001, ours is 1000)" in line
+        assert "expected one process per identity" in line
+        assert "--state-dir" in line
+        assert older.error.exit_code == 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_of_two_started_in_the_same_second_no_two_go_on(autojump_clock: Clock) -> None:
+    async with trio.open_nursery() as nursery:
+        network = MemorySwarm(nursery, random.Random(1)).start(ALICE.peer_id)
+        machines = [Machine(1000, network), Machine(1000, network)]
+        nursery.start_soon(machines[0].run)
+        await trio.sleep(1.0)
+        nursery.start_soon(machines[1].run)
+        await trio.sleep(10 * ANNOUNCE_EVERY_S)
+        assert any(machine.error is not None for machine in machines)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_restarts_takes_the_record_of_its_earlier_life_for_no_other(autojump_clock: Clock) -> None:
+    async with trio.open_nursery() as nursery:
+        network = MemorySwarm(nursery, random.Random(1)).start(ALICE.peer_id)
+        with trio.move_on_after(100.0):
+            await Machine(1000, network).run()
+        after = Machine(1001, network)
+        nursery.start_soon(after.run)
+        await trio.sleep(10 * ANNOUNCE_EVERY_S)
+        assert after.error is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_else_can_close_us(autojump_clock: Clock) -> None:
+    own, far = _own(1000), first_sequence(9999)
+    payload = PeerRecord(b"credential").encode()
+    forged = [
+        DirectoryEntry(ALICE.peer_id, seal_record(BOB, RUN, far, UNIX_S + 60, payload), UNIX_S + 60),
+        DirectoryEntry(ALICE.peer_id, seal_record(ALICE, RunId(b"x" * 32), far, UNIX_S + 60, payload), UNIX_S + 60),
+        DirectoryEntry(ALICE.peer_id, b"junk", UNIX_S + 60),
+        DirectoryEntry(BOB.peer_id, seal_record(BOB, RUN, far, UNIX_S + 60, payload), UNIX_S + 60),
+        DirectoryEntry(BOB.peer_id, seal_record(ALICE, RUN, far, UNIX_S + 60, payload), UNIX_S + 60),
+    ]
+    own.check(forged)
+    with pytest.raises(MachineError):
+        own.check([DirectoryEntry(ALICE.peer_id, seal_record(ALICE, RUN, far, UNIX_S + 60, payload), UNIX_S + 60)])
+
+
+async def test_a_directory_that_is_away_ends_nobody(autojump_clock: Clock) -> None:
+    async with trio.open_nursery() as nursery:
+        swarm = MemorySwarm(nursery, random.Random(1))
+        machine = Machine(1000, swarm.start(ALICE.peer_id))
+        swarm.is_directory_up = False
+        nursery.start_soon(machine.run)
+        await trio.sleep(10 * ANNOUNCE_EVERY_S)
+        swarm.is_directory_up = True
+        await trio.sleep(10 * ANNOUNCE_EVERY_S)
+        assert machine.error is None
+        records = await machine.network.lookup(directory_key(RUN))
+        assert [entry.subkey for entry in records] == [ALICE.peer_id]
+        nursery.cancel_scope.cancel()
