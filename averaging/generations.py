@@ -13,6 +13,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+import structlog
+
 from averaging.incoming import Incoming
 from averaging.network.seams import Offload, Storage
 from averaging.state import (
@@ -29,6 +31,8 @@ from protocol.ids import CommitId, Root
 from protocol.merkle import leaf_hash
 from protocol.tensor_schema import ChunkGrid
 
+log = structlog.get_logger()
+
 PIN_S: Final = 60.0
 """A lease: a download asks for another stripe every few seconds, or it is over."""
 
@@ -36,6 +40,7 @@ MAX_PINNED: Final = 2
 """A bound for the disk: more joiners than this find the same generation, or begin again with a newer one."""
 
 CHUNKS_AT_ONCE: Final = 16
+MAX_HEAD_BYTES: Final = 1024
 _LENGTH: Final = struct.Struct("<I")
 _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
 
@@ -120,6 +125,9 @@ class Generations:
 
     def _parse(self, data: bytes) -> tuple[UnitState, Root]:
         header, root, begin = _parse_head(data)
+        num_bytes = begin + STATE_BYTES_PER_VALUE * self._grid.num_elements
+        if len(data) != num_bytes:
+            raise RemoteProtocolError(f"{len(data)} bytes", f"{num_bytes}")
         chunks = []
         for chunk in range(self._grid.num_chunks):
             start, stop = self._grid.bounds(chunk)
@@ -147,22 +155,32 @@ class Generations:
                 problems.append(f"generation {ref.name} has another root than the run attests")
                 continue
             return state, root, problems
+        for problem in problems:
+            log.warning("generation_damaged", reason=problem)
         return None
 
     async def head_of(self, ref: GenerationRef) -> tuple[StateHeader, Root] | None:
-        """Header and root of a generation, without its chunks; None when it is gone."""
-        data = await self._storage.read_range(ref.name, 0, 1024)
+        """Header and root of a generation, without its chunks; None when it is gone, or damaged here."""
+        head = await self._head(ref)
+        return None if head is None else head[:2]
+
+    async def _head(self, ref: GenerationRef) -> tuple[StateHeader, Root, int] | None:
+        """Header, root, and where the chunks begin."""
+        data = await self._storage.read_range(ref.name, 0, MAX_HEAD_BYTES)
         if data is None:
             return None
-        header, root, _ = _parse_head(data)
-        return header, root
+        try:
+            return _parse_head(data)
+        except RemoteProtocolError as error:
+            log.warning("generation_damaged", reason=f"generation {ref.name} is damaged: {error.found}")
+            return None
 
     async def read_chunks(self, ref: GenerationRef, first_chunk: int, stop_chunk: int) -> Sequence[bytes] | None:
-        """The bytes of some chunks, in order; None when the generation is gone."""
-        prefix = await self._storage.read_range(ref.name, 0, 1024)
-        if prefix is None:
+        """The bytes of some chunks, in order; None when the generation is gone, or damaged at its beginning."""
+        head = await self._head(ref)
+        if head is None:
             return None
-        begin = _parse_head(prefix)[2]
+        begin = head[2]
         spans = [self._grid.bounds(chunk) for chunk in range(first_chunk, stop_chunk)]
         chunks: list[bytes] = []
         for start, stop in spans:
@@ -198,6 +216,6 @@ def _parse_head(data: bytes) -> tuple[StateHeader, Root, int]:
         raise RemoteProtocolError(f"a generation of {len(data)} bytes", "a whole file")
     (length,) = _LENGTH.unpack_from(data)
     begin = _LENGTH.size + length
-    if length > 1024 or len(data) < begin + 32:
+    if len(data) < begin + 32:
         raise RemoteProtocolError("a generation without its header", "a whole file")
     return header_from_bytes(data[_LENGTH.size : begin]), Root(data[begin : begin + 32]), begin + 32

@@ -39,7 +39,11 @@ class Incoming:
             if match is None or match[1] != commit.hex():
                 await self._storage.delete(name)
                 continue
-            here |= self._good_chunks(int(match[2]), await self._storage.read(name) or b"", hashes)
+            data = await self._storage.read(name) or b""
+            good = self._good_chunks(int(match[2]), data, hashes)
+            if sum(map(len, good.values())) < len(data):
+                log.warning("kept_chunks_damaged", reason=f"{name} is damaged: {len(good)} chunks of it are used")
+            here |= good
         return here
 
     def _good_chunks(self, first_chunk: int, data: bytes, hashes: Sequence[bytes]) -> dict[int, bytes]:

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from averaging.network.seams import Storage
-from protocol.errors import StorageError
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import AckedRecord, Ballot
 from protocol.wire import decode_certificate, decode_record
@@ -164,12 +164,15 @@ class UnitLog:
         bases: dict[CommitId, LoggedBase] = {}
         for entry in await self._storage.read_records(LOG_NAME):
             tag, base, body = entry[:1], CommitId(entry[1:33]), entry[33:]
-            if tag == _CERTIFICATE:
-                certificates.append((base, body))
-            elif tag == _SWITCH:
-                certificates = _switched(certificates, base, body)
-            else:
-                bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
+            try:
+                if tag == _CERTIFICATE:
+                    certificates.append((base, body))
+                elif tag == _SWITCH:
+                    certificates = _switched(certificates, base, body)
+                else:
+                    bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
+            except (struct.error, UnicodeDecodeError, RemoteProtocolError) as error:
+                raise _damage(tag, body) from error
         return LoggedRounds(certificates, bases)
 
 
@@ -199,7 +202,11 @@ def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
         if tag == _ACK:
             return replace(known, acked=AckedRecord(ballot, rest))
         return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known
-    raise StorageError(
+    raise _damage(tag, body)
+
+
+def _damage(tag: bytes, body: bytes) -> StorageError:
+    return StorageError(
         f"an entry {tag!r} of {len(body)} bytes in {LOG_NAME}", "entries written by potluck", "restore or rejoin"
     )
 

@@ -2,7 +2,8 @@
 
 WAL with `synchronous=FULL`: when a method returns, what it wrote survives a power cut. `potluck invite` writes to
 the same file from another process while the host runs; SQLite's own lock orders the two. Inside the daemon all calls
-go through one writer (`LedgerWriter` in coordinator/ledger_writer.py).
+go through one writer (`LedgerWriter` in coordinator/ledger_writer.py). What is damaged is found at each opening
+(coordinator/ledger_damage.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from coordinator import ledger_damage
 from coordinator.admission import Decision, InviteFacts, Verdict
 from protocol.errors import MachineError, StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -22,7 +24,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 LEDGER_FILE: Final = "ledger.sqlite3"
 """Its name in the host's folder."""
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
 
 _MIGRATIONS: Final[tuple[str, ...]] = (
@@ -52,6 +54,7 @@ _MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE revocations (
         number INTEGER PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers(peer), entry BLOB NOT NULL UNIQUE) STRICT;
     """,
+    "CREATE TABLE checksums (checksum BLOB PRIMARY KEY) STRICT, WITHOUT ROWID",
 )
 
 
@@ -108,10 +111,9 @@ Issue = Callable[[int], bytes]
 
 
 def _translate(error: sqlite3.Error, path: Path) -> StorageError:
+    if ledger_damage.is_damage(error):
+        return ledger_damage.damaged(path, str(error))
     remedy = "free some space and check that the folder is writable; nothing that was acknowledged is lost"
-    # Not a subclass: what sqlite3 raises for a damaged file and for one that is no database.
-    if type(error) is sqlite3.DatabaseError:
-        remedy = "the file is damaged: restore a copy of the host's folder"
     return StorageError(f"the ledger {path} could not be used ({error})", "a readable and writable SQLite file", remedy)
 
 
@@ -123,11 +125,15 @@ class Ledger:
         self.path = path
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, is_counted: bool = True) -> Iterator[sqlite3.Connection]:
+        number = None
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                before = self._db.total_changes
                 yield self._db
+                if is_counted and self._db.total_changes > before:
+                    number = ledger_damage.count_write(self._db)
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
@@ -137,6 +143,8 @@ class Ledger:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             raise _translate(error, self.path) from error
+        if number is not None:
+            ledger_damage.note_acknowledged(self.path, number)
 
     def _rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
         try:
@@ -145,23 +153,32 @@ class Ledger:
             raise _translate(error, self.path) from error
 
     def migrate(self) -> None:
-        """Bring the file to SCHEMA_VERSION, each step in one transaction.
+        """Bring the file to SCHEMA_VERSION, in one transaction.
 
         Raises:
             MachineError: the file was written by a newer release.
+            StorageError: it is damaged.
         """
-        version = int(str(self._rows("PRAGMA user_version")[0][0]))
+        if self._version() == SCHEMA_VERSION:
+            return
+        with self._transaction(is_counted=False) as db:
+            for migration in _MIGRATIONS[self._version() :]:  # asked again: another process may have been first
+                for statement in filter(str.strip, migration.split(";")):
+                    db.execute(statement)
+            ledger_damage.write_checksums(db)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _version(self) -> int:
+        version = _int(self._rows("PRAGMA user_version")[0][0])
         if version > SCHEMA_VERSION:
             raise MachineError(
                 f"the ledger {self.path} has version {version}",
                 f"at most {SCHEMA_VERSION}",
                 "run the newer release of potluck that wrote it",
             )
-        for number in range(version, SCHEMA_VERSION):
-            with self._transaction() as db:
-                for statement in filter(str.strip, _MIGRATIONS[number].split(";")):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {number + 1}")
+        if version < 0:
+            raise ledger_damage.damaged(self.path, f"version {version}")
+        return version
 
     def put(self, name: str, value: bytes) -> None:
         """Remember one named value; a later value replaces it."""
@@ -350,10 +367,13 @@ def open_ledger(path: Path) -> Iterator[Ledger]:
         try:
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 connection.execute(f"PRAGMA {pragma}")
+            ledger_damage.check_shape(connection, path)
+            ledger = Ledger(connection, path)
+            ledger.migrate()
+            ledger_damage.check_rows(connection, path)
+            ledger_damage.keep_checksums(connection)
         except sqlite3.Error as error:
             raise _translate(error, path) from error
-        ledger = Ledger(connection, path)
-        ledger.migrate()
         yield ledger
     finally:
         connection.close()

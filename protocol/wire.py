@@ -255,5 +255,13 @@ def encode_certificate(certificate: Certificate) -> bytes:
 
 
 def decode_certificate(data: bytes) -> Certificate:
-    """A certificate as stored or received; `chain.verify_certificate` judges it."""
-    return decode_body(Certificate, data)
+    """A certificate as stored or received; `chain.verify_certificate` judges it.
+
+    Raises:
+        RemoteProtocolError: as `decode_body`, or bytes that `encode_certificate` does not write: these are kept and handed on, and
+            what nobody signed shall not travel with them.
+    """
+    certificate = decode_body(Certificate, data)
+    if encode_certificate(certificate) != data:
+        raise RemoteProtocolError(f"a certificate of {len(data)} bytes with others among them", "its own bytes only")
+    return certificate

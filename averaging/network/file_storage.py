@@ -15,11 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import structlog
 import trio
 
 from averaging.network.seams import Offload
 from averaging.network.storage_names import check_name
 from protocol.errors import LocalProtocolError, StorageError
+
+log = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<III")
@@ -167,6 +170,8 @@ def _scan(path: Path) -> tuple[list[bytes], int]:
             break
         records.append(data[begin + _FRAME.size : end])
         begin = end
+    if begin < len(data):
+        log.warning("unfinished_record_left_out", path=str(path), at_byte=begin, num_bytes=len(data) - begin)
     return records, begin
 
 

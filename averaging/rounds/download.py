@@ -87,9 +87,12 @@ async def download_state(
             try:
                 hashes = await fetch_hashes(tools.network, donor, tools.unit, tools.grid.num_chunks)
             except PotluckError as error:
+                log.warning("hashes_not_fetched", donor=short(donor.peer), reason=error.one_line())
                 reasons.append(f"{short(donor.peer)}: {error.one_line()}")
                 continue
-            download = _Download(tools, offered, hashes, told)
+            # only now is a header proven: the same commit and root may have been offered with other numbers beside them
+            alike = [other for other in offered if other.header == donor.header]
+            download = _Download(tools, alike, hashes, told)
             state = await download.run()
             if state is not None:
                 return state

@@ -237,7 +237,7 @@ class UnitChain:
 
         Raises:
             LocalProtocolError: the bytes are not here, or the link does not follow our head.
-            StorageError: the certificate could not be written.
+            StorageError: the certificate could not be written, or the bytes were damaged on our disk and are gone now.
         """
         async with self.moving:
             return await self._apply(link, certificate)
@@ -251,7 +251,11 @@ class UnitChain:
             raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
         raw = encode_certificate(certificate)
         previous = self.state
-        state = await self.updates.advance(previous, link, data)
+        try:
+            state = await self.updates.advance(previous, link, data)
+        except StorageError:
+            await self.updates.read_good(link)  # what is damaged goes, so that it is fetched again
+            raise
         root = await self.updates.root(state)
         await self.tools.log.log_certificate(self.head.commit, raw)
         self.links.append(link)

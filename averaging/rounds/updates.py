@@ -16,7 +16,7 @@ from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import result_root, split_chunks
 from averaging.state import UnitState, state_root
 from averaging.unit_log import UnitLog
-from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
 from protocol.ids import Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink
@@ -84,7 +84,11 @@ class Updates:
         return result_root(chunks) == part.result_hash
 
     async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes]) -> UnitState:
-        """The state after one more commit, whose results are `data`."""
+        """The state after one more commit, whose results are `data`.
+
+        Raises:
+            StorageError: these are not the bytes that the record names: they were damaged on our disk since they came.
+        """
         record = link.record
         if record is None:
             raise LocalProtocolError("a link without a record", "a commit")
@@ -94,6 +98,10 @@ class Updates:
         grid, codec = self._tools.grid, self._tools.codec
         update_N = torch.empty(grid.num_elements, dtype=torch.float32)
         for part, blob in zip(record.slices, data, strict=True):
+            if not self._is_result(part, blob):
+                raise StorageError(
+                    f"a result of commit {link.index} damaged on our disk", "the bytes that were checked"
+                )
             chunks = split_chunks(blob, codec, grid, part.first_chunk, part.stop_chunk)
             for chunk, encoded in zip(range(part.first_chunk, part.stop_chunk), chunks, strict=True):
                 begin, stop = grid.bounds(chunk)

@@ -162,13 +162,13 @@ def verify_certificate(certificate: Certificate, parent: ChainLink, *, verifier:
     if len(ballots) != 1:
         raise RemoteProtocolError(f"acks of {len(ballots)} ballots", "acks of one ballot")
     (ballot,) = ballots
+    leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
+    if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
+        raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
     if link.is_lone:
         if set(link.roster) - voters:
             raise RemoteProtocolError(f"{len(voters)} acks of a lone commit", f"all {len(link.roster)} of its roster")
         return link
-    leaves = dict(open_leave(raw, verifier=verifier, run_id=run_id) for raw in certificate.leaves)
-    if any(leave.base != parent.commit or leave.unit != parent.unit for leave in leaves.values()):
-        raise RemoteProtocolError("a goodbye on another base in a certificate", "goodbyes on its own base")
     if not is_quorum(run_id, electorate(parent.roster, ballot, leaves), voters):
         raise RemoteProtocolError(f"{len(voters)} acks", f"a quorum of the {len(parent.roster)} of the base roster")
     return link

@@ -6,6 +6,7 @@ import pytest
 import torch
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.generations import PIN_S, Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
@@ -88,6 +89,36 @@ async def test_a_damaged_newest_falls_back_one_and_says_so(autojump_clock: Clock
     assert loaded is not None
     assert loaded[0].index == 1
     assert "damaged" in loaded[2][0]
+
+
+async def test_bytes_behind_the_last_chunk_are_damage(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = await _written(disk, 1, 2)
+    name = (await generations.list())[-1].name
+    disk.files[name] += b"x"
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert (loaded[0].index, len(loaded[2])) == (1, 1)
+
+
+async def test_where_all_are_damaged_each_is_named(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = await _written(disk, 1, 2)
+    for name in disk.files:
+        disk.files[name] = disk.files[name][:-1]
+    with capture_logs() as entries:
+        assert await generations.load_newest() is None
+    assert [entry["event"] for entry in entries] == ["generation_damaged"] * 2
+
+
+async def test_one_that_is_damaged_at_its_beginning_is_not_offered_and_the_others_are(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = await _written(disk, 1, 2)
+    older, newest = await generations.list()
+    disk.files[newest.name] = b"\xff\xff" + disk.files[newest.name][2:]
+    assert await generations.head_of(newest) is None
+    assert await generations.read_chunks(newest, 0, 1) is None
+    assert await generations.head_of(older) == (_state(1).header, state_root(_state(1), GRID))
 
 
 async def test_a_crash_while_writing_leaves_the_generation_before(autojump_clock: Clock) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.incoming import Incoming
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
@@ -37,7 +38,9 @@ async def test_only_chunks_with_the_right_hash_are_taken(autojump_clock: Clock) 
     data = bytearray(disk.files[name])
     data[len(CHUNKS[0]) + 3] ^= 1
     disk.files[name] = bytes(data[:-1])
-    assert await _incoming(disk).restore(COMMIT, HASHES) == {0: CHUNKS[0]}
+    with capture_logs() as entries:
+        assert await _incoming(disk).restore(COMMIT, HASHES) == {0: CHUNKS[0]}
+    assert [entry["reason"] for entry in entries] == [f"{name} is damaged: 1 chunks of it are used"]
 
 
 async def test_another_download_takes_the_place(autojump_clock: Clock) -> None:

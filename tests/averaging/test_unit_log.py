@@ -183,3 +183,22 @@ async def test_an_entry_that_nobody_writes_is_named_as_damage(autojump_clock: Cl
     await storage.append(LOG_NAME, b"Z" + BASE + b"?")
     with pytest.raises(StorageError, match="rejoin"):
         await UnitLog(storage).load()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"P" + BASE,
+        b"P" + BASE + b"\1\0\0\0\1\0\xff",
+        b"A" + BASE + b"\1\0",
+        b"S" + BASE + b"\1\0",
+        b"S" + BASE + b"\2\0\0\0\xff\xff",
+        b"C" + BASE + b"short",
+    ],
+)
+async def test_an_entry_that_does_not_hold_what_it_says_is_named_as_damage(entry: bytes, autojump_clock: Clock) -> None:
+    storage = MemoryStorage(MemoryDisk())
+    await storage.append(LOG_NAME, entry)
+    with pytest.raises(StorageError, match="rejoin"):
+        await UnitLog(storage).load()

@@ -10,6 +10,8 @@ import pytest
 
 from coordinator.admission import Decision, InviteFacts, Verdict
 from coordinator.ledger import (
+    _MIGRATIONS,
+    SCHEMA_VERSION,
     Applicant,
     CheckpointRow,
     CommitRow,
@@ -177,10 +179,38 @@ def test_ledger_of_a_newer_release_is_left_alone(tmp_path: Path) -> None:
         pass
 
 
+def test_ledger_of_the_first_release_is_brought_up_and_keeps_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    connection = sqlite3.connect(path)
+    connection.executescript(_MIGRATIONS[0])
+    connection.execute("INSERT INTO kv VALUES ('port', x'31')")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            assert ledger.get("port") == b"1"
+            ledger.put("other", b"x")
+
+
+def test_two_that_make_the_same_ledger_at_once_both_get_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_ledger(path):
+        pass
+    connection = sqlite3.connect(path, isolation_level=None)
+    late = Ledger(connection, path)
+    versions = iter([0, SCHEMA_VERSION])
+    late._version = lambda: next(versions)  # type: ignore[method-assign]
+    late.migrate()
+    connection.close()
+    with open_ledger(path) as ledger:
+        ledger.put("port", b"1")
+
+
 def test_file_that_is_no_ledger_is_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
     path.write_bytes(b"not a database at all, but long enough to be looked at" * 20)
-    with pytest.raises(StorageError, match=r"could not be used.*is damaged: restore a copy"), open_ledger(path):
+    with pytest.raises(StorageError, match=r"is damaged \(file is not a database\).*restore a copy"), open_ledger(path):
         pass
 
 

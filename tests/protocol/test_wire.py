@@ -100,6 +100,13 @@ def test_records_and_certificates_survive_the_wire_and_the_lone_flag_does_too() 
     assert decode_certificate(encode_certificate(certificate)) == certificate
 
 
+@pytest.mark.parametrize("strange", [b"\x20\x01", b"\x0a\x06record", b"\x3a\x00"])
+def test_a_certificate_with_bytes_that_nobody_signed_is_refused(strange: bytes) -> None:
+    raw = encode_certificate(m.Certificate(b"record", (b"a", b"b")))
+    with pytest.raises(RemoteProtocolError, match="its own bytes only"):
+        decode_certificate(raw + strange)
+
+
 def test_random_and_damaged_bytes_never_raise_anything_but_a_protocol_error() -> None:
     chooser = random.Random(5)
     wires = [encode_message(message) for message in MESSAGES]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
@@ -59,6 +60,16 @@ async def test_a_last_record_with_a_flipped_bit_ends_the_log(tmp_path: Path) -> 
     data[-1] ^= 1
     (tmp_path / "log").write_bytes(data)
     assert list(await FileStorage(tmp_path, ThreadOffload()).read_records("log")) == [b"first"]
+
+
+async def test_a_record_that_is_left_out_is_said_in_one_line(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.append("log", b"one")
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b"tor")
+    with capture_logs() as entries:
+        assert list(await storage.read_records("log")) == [b"one"]
+    assert [(entry["event"], entry["num_bytes"]) for entry in entries] == [("unfinished_record_left_out", 3)]
 
 
 async def test_a_leftover_of_an_unfinished_write_never_appears(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds.download import DownloadProgress, DownloadTools, download_state
-from averaging.rounds.transfer import FETCH_CHANNEL, ask_generation, read_request
+from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, ask_generation, read_request
 from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_root
 from protocol.errors import UnreachableError
 from protocol.ids import CommitId, PeerId, Root
@@ -317,3 +317,30 @@ async def test_more_chunks_than_were_asked_for_end_the_download(autojump_clock: 
         with pytest.raises(UnreachableError, match="more than"):
             await scene.download(scene.donors[0])
         assert num_sent < 20
+
+
+async def test_numbers_beside_the_right_commit_and_root_are_those_that_the_root_proves(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        liars, honest = (scene.donors[0], scene.donors[2]), scene.donors[1]
+        offer = (await ask_generation(scene.me.network, honest.peer, UNIT))[0]
+        forged = replace(offer.header, index=offer.header.index + 7, total_tokens=1 << 40)
+        for liar in liars:
+            _offer_only(liar, offer.root + forged.to_bytes())
+        state = await scene.download(*liars, honest)
+        assert (state.header, state_root(state, GRID)) == (offer.header, scene.root)
+        assert not any(scene.chunks_asked_of(liar) for liar in liars)
+
+
+def _offer_only(party: Party, lie: bytes) -> None:
+    """Honest in everything but what it offers."""
+    service = TransferService(UNIT, party.log, party.generations, GRID, party.chain.certificates_after)
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        request = await read_request(stream)
+        party.asked.append((peer, request))
+        if isinstance(request, FetchState) and request.stop_chunk == 0:
+            await stream.send_frame(lie)
+            return
+        await service.serve(peer, request, stream)
+
+    party.network.serve_streams(FETCH_CHANNEL, serve)

@@ -102,6 +102,27 @@ async def test_a_commit_without_its_bytes_is_refused_before_anything_is_logged(a
         assert len((await party.log.load()).certificates) == 1
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_bytes_damaged_since_they_were_checked_are_not_applied_and_go_so_that_they_come_again(
+    is_cut: bool, autojump_clock: Clock
+) -> None:
+    async with _after(1) as (world, made, party):
+        commit = world.commit_on(made[0].link, 5)
+        await commit.write_results(party)
+        root, part = party.chain.root, commit.record.slices[1]
+        name = f"results/{commit.record.parent.hex()}/{part.result_hash.hex()}"
+        party.spoil(name)
+        party.disk.files[name] = party.disk.files[name][: -2 if is_cut else None]
+        with pytest.raises(StorageError, match="damaged on our disk"):
+            await party.chain.apply(commit.link, commit.certificate)
+        assert (party.chain.head, party.chain.root) == (made[0].link, root)
+        assert len((await party.log.load()).certificates) == 1
+        held = [await party.log.holds_results(commit.record.parent, [s.result_hash]) for s in commit.record.slices]
+        assert held == [True, False]
+        await party.apply(commit)
+        assert party.chain.head == commit.link
+
+
 async def test_results_of_failed_attempts_go_when_the_commit_is_applied(autojump_clock: Clock) -> None:
     async with _after(0) as (world, _, party):
         commit = world.commit_on(party.chain.head, 1)

@@ -95,6 +95,8 @@ def test_a_lone_commit_needs_the_ack_of_its_whole_roster_and_no_quorum() -> None
     assert _verify(lone.certificate, table.genesis).is_lone
     with pytest.raises(RemoteProtocolError, match="all 2 of its roster"):
         _verify(replace(lone.certificate, acks=lone.certificate.acks[:1]), table.genesis)
+    with pytest.raises(RemoteProtocolError, match="envelope"):
+        _verify(replace(lone.certificate, leaves=(b"nobody's goodbye",)), table.genesis)
     with pytest.raises(RemoteProtocolError, match="quorum"):
         _verify(commit_on(table.genesis, pair).certificate, table.genesis)
 
