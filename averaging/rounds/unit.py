@@ -245,8 +245,7 @@ class UnitChain:
     async def _apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
         if link.parent != self.head.commit:
             raise LocalProtocolError("a commit that does not follow our head", "the next one")
-        # an earlier process may have written them before its ack, and the disk may have changed them since
-        data = await self.updates.read_good(link)
+        data = await self.updates.read(link)
         if data is None:
             raise LocalProtocolError("a commit whose bytes are not on disk", "GatherBytes first")
         raw = encode_certificate(certificate)

@@ -434,7 +434,7 @@ async def test_bytes_that_the_disk_changed_after_the_ack_are_not_applied_and_are
         await commit.write_results(party)
         spoilt = next(name for name in party.disk.files if commit.record.slices[1].result_hash.hex() in name)
         party.spoil(spoilt)
-        with pytest.raises(LocalProtocolError, match="not on disk"):
+        with pytest.raises(StorageError):
             await party.chain.apply(commit.link, commit.certificate)
         assert party.chain.head == made[0].link
         assert spoilt not in party.disk.files, "so that it is missed, and asked for"
