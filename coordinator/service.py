@@ -7,6 +7,7 @@ was admitted. Decisions are admission.py's and run_core.py's; this file reads, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -28,7 +29,7 @@ from protocol.coordination import (
     encode_checkpoints,
     encode_report_reply,
 )
-from protocol.credential import open_request
+from protocol.credential import check_credential, open_request
 from protocol.envelope import Envelope, ReplayGuard, open_envelope
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import public_key_from_peer_id
@@ -38,6 +39,7 @@ from protocol.pb import coordinator_pb2 as pb
 
 if TYPE_CHECKING:
     from averaging.network.seams import Clock
+    from coordinator.ledger import Ledger
     from coordinator.ledger_writer import LedgerWriter
     from coordinator.tracker import RunTracker
     from protocol.credential import CertificateAuthority
@@ -196,18 +198,38 @@ class CoordinatorService:
         """What a watcher is told next: at once when something changed, the same again after WATCH_BEAT_S."""
         return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
 
+    def _is_admitted(self, ledger: Ledger, envelope: Envelope, credential: bytes, now: float) -> bool:
+        """Whether the sender was admitted: as the ledger says, or, where that is an old copy, as our own signature says."""
+        if ledger.is_admitted(envelope.sender):
+            return True
+        if not credential:
+            return False
+        run = self._run
+        with suppress(RefusedError):
+            check_credential(
+                credential,
+                run.authority.certificate_der,
+                peer_id=envelope.sender,
+                run_id=run.run_id,
+                now_unix_s=now,
+            )
+            applicant = Applicant(envelope.sender, envelope.public_key, b"")
+            return ledger.readmit(applicant, credential, now_unix_s=int(now))
+        return False
+
     async def _open(self, request: bytes, domain: str) -> Envelope:
-        sealed = _parse(pb.Sealed, request)
+        sealed, now = _parse(pb.Sealed, request), self._clock.unix_s()
         envelope = open_envelope(
             sealed.envelope,
             verifier=self._run.verifier,
             domain=domain,
             run_id=self._run.run_id,
-            now_unix_ms=int(self._clock.unix_s() * 1000),
+            now_unix_ms=int(now * 1000),
         )
+        if not await self._ledger.run(lambda ledger: self._is_admitted(ledger, envelope, sealed.credential, now)):
+            found = f"peer {envelope.sender} is not admitted to this run"
+            raise RefusedError(found, "an admitted peer", "join with an invite")
         sender = envelope.sender
-        if not await self._ledger.run(lambda ledger: ledger.is_admitted(sender)):
-            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
         if not self._replays[domain].admit(envelope):
             raise RemoteProtocolError(f"a repeated message of {sender}", "a new sequence number", "it was ignored")
         return envelope

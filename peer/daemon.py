@@ -267,7 +267,7 @@ async def _train(
     board, verifier = life.board, Ed25519Verifier()
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
     network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), roster.is_member))
-    reporter = Reporter(client, board, roster.host_was_heard)
+    reporter = Reporter(client, board, roster.host_was_heard, lambda: roster.own_credential)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         nursery.start_soon(
@@ -278,7 +278,7 @@ async def _train(
         nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)
         nursery.start_soon(upkeep.keep_credential, client.renew)
         await _fetch_data(life, membership, network, roster, cache)
-        sealed_start = await _wait_for_start(life, membership, client, reporter)
+        sealed_start = reporter.start_record = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
         chain, open_round = await open_chain(life.folder, membership, start, verifier)
         board.say("catching up", "looking for the run's newest state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,40 @@ async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path:
         host.ledger.ban(PEERS[0].peer_id, "equivocation")
         with pytest.raises(RefusedError, match="not admitted"):
             await host.service.report(host.report(PEERS[0], READY))
+
+
+async def test_a_peer_that_an_old_copy_of_the_ledger_forgot_is_known_by_its_credential(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    for name in ("host", "copy"):
+        (tmp_path / name).mkdir()
+    with open_host(tmp_path / "host") as host:
+        host.invite()
+        credential = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0]))).credential
+        report = host.report(PEERS[0], READY)
+    shutil.copy(tmp_path / "host" / "ca.der", tmp_path / "copy")
+    with open_host(tmp_path / "copy") as host:
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(report)
+        stolen = pb.Sealed.FromString(host.report(PEERS[1], READY))
+        stolen.credential = credential
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(stolen.SerializeToString())
+        shown = pb.Sealed.FromString(report)
+        shown.credential = credential
+        await host.service.report(shown.SerializeToString())
+        assert host.ledger.is_admitted(PEERS[0].peer_id)
+
+
+async def test_a_banned_peer_does_not_come_back_by_its_credential(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        host.invite()
+        credential = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0]))).credential
+        host.ledger.ban(PEERS[0].peer_id, "equivocation")
+        shown = pb.Sealed.FromString(host.report(PEERS[0], READY))
+        shown.credential = credential
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(shown.SerializeToString())
 
 
 async def test_request_for_one_call_does_not_open_another(tmp_path: Path, autojump_clock: object) -> None:

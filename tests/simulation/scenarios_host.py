@@ -27,8 +27,9 @@ class _Host:
         """A peer reports, from the commit on that is asked for, until nothing new comes."""
         want = self.log.head.index + 1
         for _ in range(MAX_REPORTS):
-            certificates = node.services[node.units[0]].chain.certificates
-            accepted = self.log.verify(certificates[max(0, want - 1) :])
+            chain = node.services[node.units[0]].chain
+            certificates = chain.certificates
+            accepted = self.log.verify(certificates[max(0, want - 1) :], chain.head.commit, chain.head.index)
             self.log.add(accepted.new)
             self.ledger.extend(item.certificate for item in accepted.new)
             if accepted.want_from_index > len(certificates):
