@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
+from protocol.coordination import NO_COMMIT
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId
-from protocol.rounds.chain import ChainLink, verify_certificate
-from protocol.rounds.lineage import best_head, tree_of
+from protocol.rounds.chain import ChainLink, link_after, verify_certificate
+from protocol.rounds.lineage import CommitTree, TreeNode, best_head, tree_of
 from protocol.wire import commit_id, decode_certificate, decode_record
 
 _STEP_BACK: Final = 32
-"""How far to go back when a peer's certificates start behind an unknown parent: it is on a fork."""
+"""How far to go back at least when a peer's certificates start behind an unknown parent: it is on a fork."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ class Accepted:
 
     new: tuple[Verified, ...]
     want_from_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What the log is once a batch of verified commits counts: computed first, taken over when the ledger has it."""
+
+    new: tuple[Verified, ...]
+    tree: CommitTree
+    head: ChainLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,58 +99,111 @@ class ChainLog:
             link = self._links.get(link.record.parent)
         return links[::-1]
 
-    def verify(self, certificates: Sequence[bytes]) -> Accepted:
-        """Check certificates in order, without adding them; safe to run in a thread while nothing else is added.
+    def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
+        """Check certificates in order, without adding them; safe to run in a thread while nothing else is added. Those without a
+        known parent are left aside.
+
+        Args:
+            head, index: where the peer that sent them says that it stands.
 
         Raises:
             RemoteProtocolError: a certificate whose parent is known does not verify.
         """
-        pending: dict[CommitId, ChainLink] = {}
+        fresh: dict[CommitId, ChainLink] = {}
         new: list[Verified] = []
         last_index: int | None = None
+        orphan_index: int | None = None
         for raw in certificates:
             certificate = decode_certificate(raw)
             record = decode_record(certificate.record)
-            parent = pending.get(record.parent) or self._links.get(record.parent)
+            parent = fresh.get(record.parent) or self._links.get(record.parent)
             if parent is None:
-                want = last_index + 1 if last_index is not None else max(1, record.index - _STEP_BACK)
-                return Accepted(tuple(new), want)
+                orphan_index = record.index if orphan_index is None else orphan_index
+                continue
             known = self._links.get(commit_id(parent.commit, certificate.record))
             link = known or verify_certificate(certificate, parent, verifier=self._verifier, run_id=self._run_id)
-            if known is None:
+            if known is None and link.commit not in fresh:
                 new.append(Verified(link, parent.commit, raw))
-            pending[link.commit] = link
-            last_index = link.index
-        return Accepted(tuple(new), (self._head.index if last_index is None else last_index) + 1)
+            fresh[link.commit] = link
+            last_index = link.index if orphan_index is None else last_index
+        standing = fresh.get(head) or self._links.get(head)
+        if standing is not None:
+            return Accepted(tuple(new), standing.index + 1)
+        if last_index is not None:
+            return Accepted(tuple(new), last_index + 1)
+        return Accepted(tuple(new), self._want_behind(orphan_index, head, index))
+
+    def _want_behind(self, orphan_index: int | None, head: CommitId, index: int) -> int:
+        """What to ask for when nothing that came leads to an unknown head: first what follows our own head, and where the peer has
+        nothing there, or something on another commit, ever further back: it is on a fork, perhaps of a lower index than ours.
+        """
+        after_ours = self._head.index + 1
+        if head == NO_COMMIT and orphan_index is None:
+            return after_ours
+        told = max(index, orphan_index or 0)
+        here = told + 1 if orphan_index is None else orphan_index
+        if here > after_ours:
+            return after_ours
+        return max(1, here - max(_STEP_BACK, min(after_ours, told) - here))
+
+    def grown(self, new: Sequence[Verified]) -> Growth:
+        """The log with what `verify` returned, to be written down before `take` makes it count."""
+        tree = self._tree
+        for item in new:
+            # On a fork that lies deeper than the tree a commit is known and written down, but never followed.
+            if item.parent in tree.nodes:
+                tree = tree.add(item.link, decode_certificate(item.certificate))
+        return Growth(tuple(new), tree, tree.nodes[best_head(tree)].link)
+
+    def take(self, growth: Growth) -> bool:
+        """Take over what `grown` computed, with nothing added in between; True when the head moved."""
+        before = self._head
+        for item in growth.new:
+            self._know(item.link)
+        self._head = growth.head
+        self._tree = growth.tree.pruned(self._head.commit)
+        return self._head is not before
 
     def add(self, new: Sequence[Verified]) -> bool:
         """Add what `verify` returned; True when the head moved."""
-        before = self._head
-        for item in new:
-            self._links[item.link.commit] = item.link
-            record = item.link.record
-            if record is not None and record.attested is not None:
-                self._roots.setdefault(record.attested.commit, record.attested.state_root)
-            self._tree = self._tree.add(item.link, decode_certificate(item.certificate))
-        self._head = self._tree.nodes[best_head(self._tree)].link
-        self._tree = self._tree.pruned(self._head.commit)
-        return self._head is not before
+        return self.take(self.grown(new))
 
-    def replay(self, certificates: Sequence[bytes]) -> None:
-        """Rebuild from the ledger after a restart; what was verified once is verified again.
+    def replay(self, certificates: Sequence[bytes]) -> Sequence[CommitId]:
+        """Rebuild from the ledger after a restart, parents before children. Each record must continue its parent; the signatures were
+        checked before they were written here, and checking those of a long run again takes longer than a restart may.
+
+        Returns:
+            Commits whose parents the ledger lacks, oldest first: they count as soon as peers bring what lies between.
 
         Raises:
             RemoteProtocolError: the ledger holds what it cannot hold.
         """
+        unlinked: list[CommitId] = []
+        nodes = dict(self._tree.nodes)
+        parents: set[CommitId] = set()
+        has_fork = self._tree.has_fork
         for raw in certificates:
-            accepted = self.verify([raw])
-            if not accepted.new and not self._is_known(raw):
-                raise RemoteProtocolError("a commit in the ledger without its parent", "a chain", "restore the ledger")
-            self.add(accepted.new)
+            certificate = decode_certificate(raw)
+            parent_id = decode_record(certificate.record).parent
+            commit = commit_id(parent_id, certificate.record)
+            parent = self._links.get(parent_id)
+            if parent is None:
+                unlinked.append(commit)
+            elif commit not in self._links:
+                link = link_after(parent, certificate.record)
+                self._know(link)
+                nodes[commit] = TreeNode(link, certificate)
+                has_fork = has_fork or parent_id in parents
+                parents.add(parent_id)
+        tip = max(nodes, key=lambda commit: nodes[commit].link.index)
+        tree = CommitTree(self._tree.root, tip, MappingProxyType(nodes), has_fork)
+        self.take(Growth((), tree, tree.nodes[best_head(tree)].link))
+        return unlinked
 
-    def _is_known(self, raw: bytes) -> bool:
-        certificate = decode_certificate(raw)
-        return self.knows(commit_id(decode_record(certificate.record).parent, certificate.record))
+    def _know(self, link: ChainLink) -> None:
+        self._links[link.commit] = link
+        if link.record is not None and link.record.attested is not None:
+            self._roots.setdefault(link.record.attested.commit, link.record.attested.state_root)
 
 
 def round_row(link: ChainLink) -> RoundRow:

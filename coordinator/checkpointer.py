@@ -17,9 +17,11 @@ import trio
 
 from coordinator.checkpoints import (
     CheckpointContent,
+    lost_checkpoints,
     remove_checkpoint,
     remove_leftovers,
     surplus,
+    unlisted_checkpoints,
     write_checkpoint,
 )
 from coordinator.run_core import Phase, RunState
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from averaging.network.seams import Clock, Offload
     from averaging.state import UnitState
     from coordinator.chain_log import ChainLog
-    from coordinator.ledger import Ledger
+    from coordinator.ledger import CheckpointRow, Ledger
     from coordinator.ledger_writer import LedgerWriter
     from coordinator.tracker import RunTracker
     from protocol.tensor_schema import ChunkGrid, TensorSchema
@@ -119,6 +121,10 @@ def due_checkpoint(
     return candidates[-1]
 
 
+def _remember(row: CheckpointRow, ledger: Ledger) -> None:
+    ledger.add_checkpoint(row)
+
+
 def _forget(commit: CommitId, ledger: Ledger) -> None:
     ledger.drop_checkpoint(commit)
 
@@ -142,9 +148,10 @@ class Checkpointer:
 
     async def run(self, clock: Clock, offload: Offload) -> None:
         """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors."""
-        removed = await offload.run(lambda: remove_leftovers(self._place.folder))
-        if removed:
-            _log.info("unfinished_checkpoints_removed", count=removed)
+        try:
+            await self.recover(offload)
+        except PotluckError as error:
+            _log.warning("checkpoints_not_recovered", reason=error.one_line())
         while True:
             target = self._due(clock)
             if target is None:
@@ -155,6 +162,28 @@ class Checkpointer:
             except PotluckError as error:
                 _log.warning("checkpoint_failed", index=target.index, reason=error.one_line(), retry_in_s=_RETRY_S)
                 await trio.sleep(_RETRY_S)
+
+    async def recover(self, offload: Offload) -> None:
+        """Finish what an end at any moment left half done: sweep unfinished folders, bring ledger and folders together, prune.
+
+        Raises:
+            StorageError: the ledger or the folder refuses.
+        """
+        place, listed = self._place, self._tracker.checkpoints
+        removed = await offload.run(lambda: remove_leftovers(place.folder))
+        if removed:
+            _log.info("unfinished_checkpoints_removed", count=removed)
+        found = await offload.run(lambda: unlisted_checkpoints(place.folder, listed, place.run_id_hex))
+        lost = await offload.run(lambda: lost_checkpoints(place.folder, listed))
+        for row in found:
+            await self._ledger.run(partial(_remember, row))
+            _log.info("checkpoint_found_again", index=row.index, commit=row.commit[:4].hex())
+        for row in lost:
+            await self._ledger.run(partial(_forget, row.commit))
+            _log.warning("checkpoint_lost", index=row.index, reason="its folder is gone")
+        if found or lost:
+            await self._tracker.refresh_checkpoints()
+        await self._prune(offload)
 
     def _due(self, clock: Clock) -> Target | None:
         tracker = self._tracker

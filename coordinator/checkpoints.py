@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -307,6 +308,40 @@ def remove_checkpoint(folder: Path, row: CheckpointRow) -> None:
         return
     except OSError as error:
         raise StorageError(f"checkpoint {path} could not be removed ({error.strerror})", "a writable folder") from error
+
+
+def unlisted_checkpoints(folder: Path, rows: Sequence[CheckpointRow], run_id_hex: str) -> Sequence[CheckpointRow]:
+    """Whole checkpoints of the run that `rows` do not list, verified: a host that ended between a rename and its ledger row, or
+    between a row and its folder, left one, or the ledger is an old copy.
+    """
+    listed = {row.path for row in rows}
+    found = []
+    for path in sorted(folder.glob("[0-9]*-*")):
+        if path.name in listed:
+            continue
+        with suppress(ConfigError, StorageError):
+            row = _row_of(verify_checkpoint(path))
+            if (row.path, read_manifest(path).run_id) == (path.name, run_id_hex):
+                found.append(row)
+    return found
+
+
+def _row_of(manifest: CheckpointManifest) -> CheckpointRow:
+    commit = CommitId(bytes.fromhex(manifest.commit))
+    return CheckpointRow(
+        commit,
+        UnitName(manifest.unit),
+        manifest.index,
+        manifest.total_tokens,
+        Root(bytes.fromhex(manifest.state_root)),
+        checkpoint_name(manifest.index, commit),
+        manifest.written_unix_s,
+    )
+
+
+def lost_checkpoints(folder: Path, rows: Sequence[CheckpointRow]) -> Sequence[CheckpointRow]:
+    """Rows whose folder is gone: of an old copy of the ledger, or deleted by hand."""
+    return [row for row in rows if not (folder / row.path / MANIFEST_NAME).exists()]
 
 
 def remove_leftovers(folder: Path) -> int:

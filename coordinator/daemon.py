@@ -47,7 +47,7 @@ from coordinator.run_files import (
 )
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.status_page import status_app
-from coordinator.tracker import RunTracker, TrackedRun
+from coordinator.tracker import START_RECORD, RunTracker, TrackedRun
 from protocol.coordination import TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
 from protocol.errors import PotluckError
@@ -139,8 +139,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             say(f"made the host's identity; back this up: {held.path}")
             say("packing the data, once ...")
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
-        units = await offload.run(lambda: start_units(run.manifest))
         with open_ledger(folder / LEDGER_FILE) as ledger:
+            units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD)))
             writer = LedgerWriter(ledger, offload)
             verifier = Ed25519Verifier()
             checkpoints = (folder / CHECKPOINT_FOLDER).absolute()

@@ -229,6 +229,17 @@ class Ledger:
             db.execute("UPDATE credentials SET certificate = ? WHERE serial = ?", (certificate, serial))
             return decision, certificate
 
+    def readmit(self, applicant: Applicant, certificate: bytes, *, now_unix_s: int) -> bool:
+        """Add a peer that this ledger does not know and that holds a credential of ours; False when it is banned."""
+        with self._transaction() as db:
+            admitted, banned = self._standing(applicant.peer)
+            if not admitted:
+                peer_row = (applicant.peer, applicant.public_key, now_unix_s)
+                db.execute("INSERT INTO peers (peer, public_key, admitted_unix_s) VALUES (?, ?, ?)", peer_row)
+                insert = "INSERT INTO credentials (peer, issued_unix_s, certificate) VALUES (?, ?, ?)"
+                db.execute(insert, (applicant.peer, now_unix_s, certificate))
+            return not banned
+
     def _standing(self, peer: PeerId) -> tuple[bool, bool]:
         rows = self._rows("SELECT is_banned FROM peers WHERE peer = ?", peer)
         return bool(rows), bool(rows and rows[0][0])
@@ -279,12 +290,18 @@ class Ledger:
         """The signed entries of all bans, oldest first."""
         return [_bytes(entry) for (entry,) in self._rows("SELECT entry FROM revocations ORDER BY number")]
 
-    def add_commits(self, rows: Sequence[CommitRow]) -> None:
-        """Remember verified commits; known ones are left as they are."""
+    def add_progress(self, commits: Sequence[CommitRow], points: Sequence[LossPoint]) -> None:
+        """Remember what one report brought, all of it or nothing: verified commits and points of the loss curves. Known commits are
+        left as they are, and the first value at one place of a curve stands.
+        """
         with self._transaction() as db:
             db.executemany(
                 "INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?)",
-                [(r.commit, r.unit, r.parent, r.index, r.certificate, r.seen_unix_s) for r in rows],
+                [(r.commit, r.unit, r.parent, r.index, r.certificate, r.seen_unix_s) for r in commits],
+            )
+            db.executemany(
+                "INSERT OR IGNORE INTO loss_points VALUES (?, ?, ?, ?, ?)",
+                [(p.kind, p.index, p.tokens, p.nats, p.peer) for p in points],
             )
 
     def commits(self, unit: UnitName) -> Sequence[CommitRow]:
@@ -294,14 +311,6 @@ class Ledger:
             CommitRow(CommitId(_bytes(c)), UnitName(str(u)), CommitId(_bytes(p)), _int(i), _bytes(raw), _int(seen))
             for c, u, p, i, raw, seen in self._rows(query, unit)
         ]
-
-    def add_loss_points(self, points: Sequence[LossPoint]) -> None:
-        """Remember points of the loss curves; the first value at one place stands."""
-        with self._transaction() as db:
-            db.executemany(
-                "INSERT OR IGNORE INTO loss_points VALUES (?, ?, ?, ?, ?)",
-                [(p.kind, p.index, p.tokens, p.nats, p.peer) for p in points],
-            )
 
     def loss_points(self) -> Sequence[LossPoint]:
         """All points, by tokens."""

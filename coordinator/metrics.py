@@ -108,6 +108,12 @@ COORDINATOR_METRICS: Final = (
         lambda m: _one(m.picture.rounds[-1].row.coverage if m.picture.rounds else None),
     ),
     CoordinatorMetric(
+        "potluck_run_missing_heads",
+        "gauge",
+        "Commits that somebody told of and nobody has brought.",
+        lambda m: _one(len(m.picture.missing)),
+    ),
+    CoordinatorMetric(
         "potluck_coordinator_checkpoints", "gauge", "Checkpoints on disk.", lambda m: _one(len(m.picture.checkpoints))
     ),
     CoordinatorMetric(

@@ -17,6 +17,9 @@ from protocol.ids import CommitId, PeerId
 READY_FOR_S: Final = 15.0
 """A peer counts as ready for this long after it last said so: three reports."""
 
+LOST_START_S: Final = 30.0
+"""How long a peer that says that the run has started is given to show the start record. Two of them would part the run for ever."""
+
 
 class Phase(Enum):
     """Where the run stands."""
@@ -47,6 +50,7 @@ class RunState:
     phase: Phase = Phase.GATHERING
     ready_until: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     preparing_until: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    started_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     enough_since: float | None = None
     is_signing: bool = False
     head: CommitId | None = None
@@ -56,10 +60,13 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class PeerReported:
-    """A peer reported; `is_ready` when it has data, model and network and waits for the start."""
+    """A peer reported; `is_ready` when it has data, model and network and waits for the start, `has_started` when it says that it
+    takes part in rounds.
+    """
 
     peer: PeerId
     is_ready: bool
+    has_started: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +133,16 @@ def _forget(state: RunState, peer: PeerId) -> RunState:
     return replace(state, ready_until=MappingProxyType(ready), preparing_until=MappingProxyType(preparing))
 
 
+def _note_started(state: RunState, peer: PeerId, now: float) -> RunState:
+    # The first time counts: a claim that stays a claim does not keep the others waiting for ever.
+    return replace(state, started_since=MappingProxyType({peer: now, **state.started_since}))
+
+
 def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
     if state.is_signing:
         return state, (), "the start record is being signed"
+    if any(now - since < LOST_START_S for since in state.started_since.values()):
+        return state, (), "a peer says that the run has started before: waiting for the start record that it holds"
     ready = tuple(sorted(p for p, until in state.ready_until.items() if until > now))
     if len(ready) < rules.min_members:
         reason = f"waiting for peers: {len(ready)} of at least {rules.min_members} are ready"
@@ -156,8 +170,10 @@ def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ..
 def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple[RunState, tuple[Action, ...], str]:
     """One event -> new state, orders, and a sentence saying why. `now` is monotonic seconds."""
     match event:
-        case PeerReported(peer, is_ready):
+        case PeerReported(peer, is_ready, has_started):
             state = _note(state, peer, is_ready, now)
+            if has_started:
+                state = _note_started(state, peer, now)
         case PeerLeft(peer):
             state = _forget(state, peer)
         case StartSigned(genesis) if state.phase is Phase.GATHERING:

@@ -23,7 +23,9 @@ from averaging.data.corpus import Document, python_stdlib_documents, text_docume
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader, pack, parse_dataset
 from averaging.data.yardsticks import pairs_nats_per_token, zlib_bits_per_byte
 from averaging.start_state import start_root
+from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
+from protocol.envelope import open_envelope
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.manifest import (
@@ -34,8 +36,9 @@ from protocol.manifest import (
     open_manifest,
     sign_manifest,
 )
-from protocol.rounds.start import StartUnit
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.tensor_schema import ChunkGrid
+from protocol.wire import decode_body
 
 IDENTITY_FILE: Final = "identity.key"
 CHECKPOINT_FOLDER: Final = "checkpoints"
@@ -113,8 +116,17 @@ def load_run(folder: Path) -> RunFiles:
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
 
 
-def start_units(manifest: RunManifest) -> tuple[StartUnit, ...]:
-    """The units as the start record names them; computes the genesis state, so it blocks."""
+def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tuple[StartUnit, ...]:
+    """The units as the start record names them. Blocks: before there is one the genesis state is computed, which takes seconds where
+    the model is large.
+
+    Raises:
+        RemoteProtocolError: `sealed_start` is no start record of the run.
+    """
+    if sealed_start is not None:
+        run_id, verifier = manifest.run_id, Ed25519Verifier()
+        envelope = open_envelope(sealed_start, verifier=verifier, domain=START_DOMAIN, run_id=run_id, now_unix_ms=None)
+        return decode_body(StartRecord, envelope.payload).units
     config = manifest.config
     units = []
     for unit, schema in manifest.unit_schemas().items():

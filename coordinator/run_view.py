@@ -21,6 +21,10 @@ LIVE_S: Final = 30.0
 """A peer counts as live for this long after its last report."""
 
 FORGET_S: Final = 3600.0
+
+FETCHING_S: Final = 10.0
+"""Commits that are missing count as being fetched for this long after anything of theirs came: some reports."""
+
 _ETA_ROUNDS: Final = 10
 
 Json = Mapping[str, object]
@@ -32,6 +36,24 @@ class PeerEntry:
 
     report: PeerReport
     seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Commits that somebody told of and nobody has brought: they lead to `head`, at `index`.
+
+    Attributes:
+        peer: who told of it; empty where the ledger itself holds commits on top of others that it lacks.
+        from_index: the first one that was asked for; 0 when nobody was asked.
+        since_s, heard_s: monotonic seconds of when it was first missed, and of when anything of it last came.
+    """
+
+    peer: PeerId
+    head: CommitId
+    index: int
+    from_index: int
+    since_s: float
+    heard_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +81,7 @@ class RunPicture:
     checkpoint_folder: Path
     zlib_bits_per_byte: float
     pairs_nats_per_byte: float
+    missing: Sequence[Missing] = ()
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -157,6 +180,24 @@ def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
     }
 
 
+def _missing_json(missing: Missing, now_s: float) -> Json:
+    if not missing.peer:
+        reason = "the ledger holds this commit without those before it; no peer has brought them yet"
+    elif now_s - missing.heard_s <= FETCHING_S:
+        reason = "being fetched"
+    else:
+        reason = "the peer told of this commit, and nobody has brought what leads to it"
+    return {
+        "peer": missing.peer,
+        "name": peer_name(missing.peer) if missing.peer else "the ledger",
+        "head": missing.head.hex(),
+        "index": missing.index,
+        "from_index": missing.from_index,
+        "missing_s": round(now_s - missing.since_s, 3),
+        "reason": reason,
+    }
+
+
 def status_json(picture: RunPicture, now_s: float) -> Json:
     """The body of /api/status."""
     state = picture.state
@@ -175,6 +216,7 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         "heldout": _curve(picture.loss_points, "heldout"),
         "train_loss": _curve(picture.loss_points, "train"),
         "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
+        "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "yardsticks": {
             "zlib_bits_per_byte": picture.zlib_bits_per_byte,
             "pairs_nats_per_byte": picture.pairs_nats_per_byte,

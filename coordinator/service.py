@@ -7,6 +7,7 @@ was admitted. Decisions are admission.py's and run_core.py's; this file reads, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,7 +30,7 @@ from protocol.coordination import (
     encode_checkpoints,
     encode_report_reply,
 )
-from protocol.credential import open_request
+from protocol.credential import check_credential, open_request
 from protocol.envelope import Envelope, ReplayGuard, open_envelope
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import public_key_from_peer_id
@@ -40,6 +41,7 @@ from protocol.revocation import fingerprint, has_others, missing, open_revocatio
 
 if TYPE_CHECKING:
     from averaging.network.seams import Clock
+    from coordinator.ledger import Ledger
     from coordinator.ledger_writer import LedgerWriter
     from coordinator.tracker import RunTracker
     from protocol.credential import CertificateAuthority
@@ -177,13 +179,9 @@ class CoordinatorService:
             RefusedError: the peer was never admitted.
             RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify.
         """
-        envelope = self._open_envelope(request, REPORT_DOMAIN)
+        envelope, credential = self._open_envelope(request, REPORT_DOMAIN)
         sender, report = envelope.sender, decode_report(envelope.payload)
-        is_admitted, is_banned = await self._ledger.run(
-            lambda ledger: (ledger.is_admitted(sender), ledger.is_banned(sender))
-        )
-        if not (is_admitted or is_banned):
-            raise _not_admitted(sender)
+        is_banned = await self._standing(envelope, credential, may_be_banned=True)
         self._refuse_replay(envelope, REPORT_DOMAIN)
         now_unix_s = int(self._clock.unix_s())
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
@@ -226,37 +224,60 @@ class CoordinatorService:
         """What a watcher is told next: at once when something changed, the same again after WATCH_BEAT_S."""
         return await self._tracker.wait_news(known, at_most_s=WATCH_BEAT_S)
 
+    def _is_admitted(self, ledger: Ledger, envelope: Envelope, credential: bytes, now: float) -> bool:
+        """Whether the sender was admitted: as the ledger says, or, where that is an old copy, as our own signature says."""
+        if ledger.is_admitted(envelope.sender):
+            return True
+        if not credential:
+            return False
+        run = self._run
+        with suppress(RefusedError):
+            check_credential(
+                credential,
+                run.authority.certificate_der,
+                peer_id=envelope.sender,
+                run_id=run.run_id,
+                now_unix_s=now,
+            )
+            applicant = Applicant(envelope.sender, envelope.public_key, b"")
+            return ledger.readmit(applicant, credential, now_unix_s=int(now))
+        return False
+
     async def _open(self, request: bytes, domain: str) -> Envelope:
-        envelope = self._open_envelope(request, domain)
-        sender = envelope.sender
-        is_admitted, is_banned = await self._ledger.run(
-            lambda ledger: (ledger.is_admitted(sender), ledger.is_banned(sender))
-        )
-        if is_banned:
-            raise RefusedError(f"peer {sender} is banned from this run", "a peer in good standing", "ask the host")
-        if not is_admitted:
-            raise _not_admitted(sender)
+        envelope, credential = self._open_envelope(request, domain)
+        await self._standing(envelope, credential, may_be_banned=False)
         self._refuse_replay(envelope, domain)
         return envelope
 
-    def _open_envelope(self, request: bytes, domain: str) -> Envelope:
-        return open_envelope(
-            _parse(pb.Sealed, request).envelope,
+    async def _standing(self, envelope: Envelope, credential: bytes, *, may_be_banned: bool) -> bool:
+        """Whether the sender is banned; raises RefusedError for one that is and may not be, and for one that was never admitted."""
+        sender, now = envelope.sender, self._clock.unix_s()
+        is_admitted, is_banned = await self._ledger.run(
+            lambda ledger: (self._is_admitted(ledger, envelope, credential, now), ledger.is_banned(sender))
+        )
+        if is_banned and not may_be_banned:
+            raise RefusedError(f"peer {sender} is banned from this run", "a peer in good standing", "ask the host")
+        if not (is_admitted or is_banned):
+            raise RefusedError(f"peer {sender} is not admitted to this run", "an admitted peer", "join with an invite")
+        return is_banned
+
+    def _open_envelope(self, request: bytes, domain: str) -> tuple[Envelope, bytes]:
+        """The envelope, and the credential that came beside it."""
+        sealed = _parse(pb.Sealed, request)
+        envelope = open_envelope(
+            sealed.envelope,
             verifier=self._run.verifier,
             domain=domain,
             run_id=self._run.run_id,
             now_unix_ms=int(self._clock.unix_s() * 1000),
         )
+        return envelope, sealed.credential
 
     def _refuse_replay(self, envelope: Envelope, domain: str) -> None:
         if not self._replays[domain].admit(envelope):
             raise RemoteProtocolError(
                 f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
             )
-
-
-def _not_admitted(peer: PeerId) -> RefusedError:
-    return RefusedError(f"peer {peer} is not admitted to this run", "an admitted peer", "join with an invite")
 
 
 def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float], Decision], now_unix_s: float) -> None:

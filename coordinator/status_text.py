@@ -57,6 +57,16 @@ def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> st
     return f"last round {row.get('index')}: {members}{left_out if omitted else ''}"
 
 
+def _missing_line(row: Mapping[str, object]) -> str:
+    asked = _number(row, "from_index")
+    span = (
+        f"rounds {asked:.0f} to {row.get('index')}"
+        if 0 < asked < _number(row, "index")
+        else f"round {row.get('index')}"
+    )
+    return f"missing: {span} of {row.get('name')}, for {_duration(row.get('missing_s'))}: {row.get('reason')}"
+
+
 def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
     done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
@@ -73,6 +83,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     ]
     if rounds:
         lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
+    lines.extend(_missing_line(row) for row in _rows(status, "missing"))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
     return lines

@@ -15,17 +15,17 @@ import structlog
 import trio
 
 from coordinator import run_core
-from coordinator.chain_log import ChainLog, Verified, round_row
+from coordinator.chain_log import Accepted, ChainLog, Growth, round_row
 from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
-from coordinator.run_view import FORGET_S, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
-from protocol.coordination import START_DOMAIN, PeerReport, ReportReply, RunNews
+from coordinator.run_view import FORGET_S, Missing, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
+from protocol.coordination import NO_COMMIT, START_DOMAIN, PeerReport, ReportReply, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import genesis_link
 from protocol.rounds.start import StartRecord, StartUnit
-from protocol.wire import encode_body
+from protocol.wire import decode_body, encode_body
 
 if TYPE_CHECKING:
     from averaging.network.seams import Clock, Offload
@@ -76,6 +76,8 @@ class RunTracker:
         self._seen_unix_s: dict[CommitId, int] = {}
         self._loss_points: list[LossPoint] = []
         self._checkpoints: tuple[CheckpointRow, ...] = ()
+        self._missing: dict[PeerId, Missing] = {}
+        self._unlinked: list[Missing] = []
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -116,7 +118,10 @@ class RunTracker:
             return
         chain = await self._begin(start)
         certificates = [row.certificate for row in commits]
-        await self._offload.run(lambda: chain.replay(certificates), cost_s=_VERIFY_COST_S * len(certificates))
+        unlinked = await self._offload.run(
+            lambda: chain.replay(certificates), cost_s=_VERIFY_COST_S * len(certificates)
+        )
+        self._note_unlinked(unlinked, commits)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
 
@@ -128,12 +133,14 @@ class RunTracker:
             StorageError: the ledger refused; the peer will send the same again.
         """
         async with self._turn:
-            want = await self._take_commits(report.certificates)
-            await self._take_heldout(peer, report)
+            if self._chain is None and report.start_record:
+                await self._take_start(report.start_record)
+            want = await self._take_progress(peer, report)
             self._peers[peer] = PeerEntry(report, self._clock.monotonic_s())
             is_leaving = report.state == "left"
-            event = run_core.PeerLeft(peer) if is_leaving else run_core.PeerReported(peer, report.is_ready_to_start)
-            await self._step(event)
+            has_started = report.head != NO_COMMIT
+            reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
+            await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(want)
 
     async def tick(self) -> None:
@@ -198,6 +205,7 @@ class RunTracker:
             checkpoint_folder=self._run.checkpoint_folder,
             zlib_bits_per_byte=manifest.zlib_bits_per_byte,
             pairs_nats_per_byte=manifest.pairs_nats_per_byte,
+            missing=(*self._unlinked, *self._missing.values()),
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:
@@ -252,6 +260,23 @@ class RunTracker:
         await self._begin(standing)
         _log.info("run_started", members=len(roster))
 
+    async def _take_start(self, sealed: bytes) -> None:
+        """Take over a start record of our own that this ledger, an old copy, has lost.
+
+        Raises:
+            RemoteProtocolError: it is not ours, or not of this run.
+        """
+        run = self._run
+        envelope = open_envelope(
+            sealed, verifier=run.verifier, domain=START_DOMAIN, run_id=run.run_id, now_unix_ms=None
+        )
+        if envelope.sender != run.signer.peer_id:
+            raise RemoteProtocolError("a start record that the host did not sign", "the host's own")
+        if decode_body(StartRecord, envelope.payload).units != run.units:
+            raise RemoteProtocolError("a start record of other units", "the run's own")
+        await self._begin(await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed)))
+        _log.warning("start_found_again", reason="a peer holds the start record that this ledger lacks")
+
     async def _begin(self, sealed: bytes) -> ChainLog:
         run = self._run
         envelope = open_envelope(
@@ -263,26 +288,66 @@ class RunTracker:
         await self._step(run_core.StartSigned(genesis.commit))
         return chain
 
-    async def _take_commits(self, certificates: Sequence[bytes]) -> int:
+    async def _take_progress(self, peer: PeerId, report: PeerReport) -> int:
+        """What a report brings, in one transaction of the ledger and then in memory; returns the index to ask the peer for."""
         chain = self._chain
         if chain is None:
             return 1
         accepted = await self._offload.run(
-            lambda: chain.verify(certificates), cost_s=_VERIFY_COST_S * len(certificates)
+            lambda: chain.verify(report.certificates, report.head, report.index),
+            cost_s=_VERIFY_COST_S * len(report.certificates),
         )
-        if not accepted.new:
-            return accepted.want_from_index
-        await self._remember(accepted.new)
-        if chain.add(accepted.new):
+        growth = chain.grown(accepted.new)
+        now = int(self._clock.unix_s())
+        rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
+        points = [*self._heldout_points(peer, report, chain, growth), *self._train_points(chain, growth)]
+        if rows or points:
+            await self._ledger.run(lambda ledger: ledger.add_progress(rows, points))
+        self._seen_unix_s.update((row.commit, now) for row in rows)
+        self._loss_points.extend(points)
+        if chain.take(growth):
             await self._follow_head(chain)
-            await self._add_train_point()
+        self._note_missing(peer, report, chain, accepted)
         return accepted.want_from_index
 
-    async def _remember(self, new: Sequence[Verified]) -> None:
-        now = int(self._clock.unix_s())
-        rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in new]
-        await self._ledger.run(lambda ledger: ledger.add_commits(rows))
-        self._seen_unix_s.update((row.commit, now) for row in rows)
+    def _heldout_points(self, peer: PeerId, report: PeerReport, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
+        known = {(p.tokens, p.peer) for p in self._loss_points if p.kind == "heldout"}
+        fresh = {item.link.commit: item.link for item in growth.new}
+        points = []
+        for result in report.heldout:
+            # Index and tokens come from the verified commit, not from the claim.
+            link = fresh.get(result.commit) or chain.link(result.commit)
+            if link is not None and (link.total_tokens, peer) not in known:
+                points.append(LossPoint("heldout", link.index, link.total_tokens, result.nats, peer))
+        return points
+
+    def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
+        nats = mean_train_loss(self._peers, self._clock.monotonic_s())
+        if nats is None or growth.head.commit == chain.head.commit:
+            return ()
+        return (LossPoint("train", growth.head.index, growth.head.total_tokens, nats, PeerId("")),)
+
+    def _note_missing(self, peer: PeerId, report: PeerReport, chain: ChainLog, accepted: Accepted) -> None:
+        """Remember a head that nobody has proven, also when the peer that told of it is gone; forget those that are known now."""
+        now = self._clock.monotonic_s()
+        if report.head == NO_COMMIT or chain.knows(report.head):
+            self._missing.pop(peer, None)
+        else:
+            old = self._missing.get(peer)
+            since = old.since_s if old else now
+            heard = now if accepted.new or old is None else old.heard_s
+            self._missing[peer] = Missing(peer, report.head, report.index, accepted.want_from_index, since, heard)
+        if accepted.new:
+            self._missing = {p: m for p, m in self._missing.items() if not chain.knows(m.head)}
+            self._unlinked = [m for m in self._unlinked if not chain.knows(m.head)]
+
+    def _note_unlinked(self, unlinked: Sequence[CommitId], rows: Sequence[CommitRow]) -> None:
+        """Commits that the ledger holds without those before them, one entry for each end of such a piece."""
+        wanted = set(unlinked) - {row.parent for row in rows}
+        now = self._clock.monotonic_s()
+        self._unlinked = [Missing(PeerId(""), r.commit, r.index, 0, now, now) for r in rows if r.commit in wanted]
+        if unlinked:
+            _log.warning("ledger_has_gaps", unlinked=len(unlinked), reason="commits without those before them")
 
     async def _follow_head(self, chain: ChainLog) -> None:
         head = chain.head
@@ -291,29 +356,6 @@ class RunTracker:
             for link in chain.lineage(_SHOWN_ROUNDS)
         ]
         await self._step(run_core.CommitVerified(head.commit, head.index, head.total_tokens))
-
-    async def _add_train_point(self) -> None:
-        nats = mean_train_loss(self._peers, self._clock.monotonic_s())
-        if nats is not None:
-            point = LossPoint("train", self._state.index, self._state.total_tokens, nats, PeerId(""))
-            await self._add_points([point])
-
-    async def _take_heldout(self, peer: PeerId, report: PeerReport) -> None:
-        if self._chain is None:
-            return
-        known = {(p.tokens, p.peer) for p in self._loss_points if p.kind == "heldout"}
-        points = []
-        for result in report.heldout:
-            # Index and tokens come from the verified commit, not from the claim.
-            link = self._chain.link(result.commit)
-            if link is not None and (link.total_tokens, peer) not in known:
-                points.append(LossPoint("heldout", link.index, link.total_tokens, result.nats, peer))
-        if points:
-            await self._add_points(points)
-
-    async def _add_points(self, points: Sequence[LossPoint]) -> None:
-        await self._ledger.run(lambda ledger: ledger.add_loss_points(points))
-        self._loss_points.extend(points)
 
 
 def _is_same_news(a: RunNews, b: RunNews) -> bool:

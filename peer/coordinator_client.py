@@ -221,12 +221,12 @@ class CoordinatorClient:
             failures[-1].remedy if failures else "ask the host for a new invite",
         )
 
-    async def _seal(self, domain: str, payload: bytes) -> bytes:
+    async def _seal(self, domain: str, payload: bytes, credential: bytes = b"") -> bytes:
         caller = self._caller
         expires_unix_ms = int((caller.clock.unix_s() + _EXPIRY_S) * 1000)
         sequence = await caller.next_sequence()
         envelope = seal(caller.signer, domain, self._endpoint.run_id, sequence, expires_unix_ms, payload)
-        return pb.Sealed(envelope=envelope).SerializeToString()
+        return pb.Sealed(envelope=envelope, credential=credential).SerializeToString()
 
     async def clock_ahead_s(self) -> float:
         """How far the coordinator's clock is ahead of ours, in seconds, to within the length of the call.
@@ -273,14 +273,15 @@ class CoordinatorClient:
         reply = await self._call("Renew", request.SerializeToString())
         return bytes(pb.RenewReply.FromString(reply).credential)
 
-    async def report(self, report: PeerReport) -> ReportReply:
-        """Tell the coordinator how we are; certificates from the index that its last reply asked for.
+    async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
+        """Tell the coordinator how we are; certificates from the index that its last reply asked for. `credential` is our own: a
+        coordinator that came back with an old copy of its ledger may have forgotten us.
 
         Raises:
             RefusedError: banned, or not admitted.
             UnreachableError, CallTimeout: nobody answers; train on and try again later.
         """
-        sealed = await self._seal(REPORT_DOMAIN, encode_report(report))
+        sealed = await self._seal(REPORT_DOMAIN, encode_report(report), credential)
         return decode_report_reply(await self._call("Report", sealed))
 
     async def list_checkpoints(self) -> Sequence[CheckpointEntry]:

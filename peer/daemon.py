@@ -235,7 +235,7 @@ async def _take_part(life: _Life) -> None:
         roster.serve(network)
         revocations.serve(network)
         life.board.network = network
-        reporter = Reporter(client, life.board, roster.host_was_heard, revocations)
+        reporter = Reporter(client, life.board, roster.host_was_heard, lambda: roster.own_credential, revocations)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
@@ -314,7 +314,7 @@ async def _train(
         nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)
         nursery.start_soon(upkeep.keep_credential, client.renew)
         await _fetch_data(life, membership, network, roster, cache)
-        sealed_start = await _wait_for_start(life, membership, client, reporter)
+        sealed_start = reporter.start_record = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
         chain, open_round = await open_chain(life.folder, membership, start, verifier)
         roster.rely_on(lambda: chain.head.roster)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Final
@@ -21,22 +21,52 @@ from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.chain import ChainLink
+from protocol.wire import encode_certificate
 
 log = structlog.get_logger()
 
 REPORT_EVERY_S: Final = 2.0
+
+CATCH_UP_EVERY_S: Final = 0.25
+"""Between two reports while the coordinator goes through commits that we have: one that was away for long has much to fetch."""
+
+_NOT_STARTED: Final = "gathering"
+"""The phase that a coordinator names while it has no start record."""
+
 MAX_HELDOUT_KEPT: Final = 32
 EVALUATE_WITHIN_S: Final = 120.0
 
 
+def left_behind(service: RoundService, told: Container[CommitId]) -> Mapping[CommitId, bytes]:
+    """Certificates of commits that we know and that are not on our lineage, parents first, without those in `told`. The coordinator
+    records both sides of a fork, and one may be healed before it heard of it.
+    """
+    tree = service.state.tree
+    if not tree.has_fork:
+        return {}
+    followed = {link.commit for link in service.chain.links}
+    nodes = sorted(tree.nodes.values(), key=lambda node: (node.link.index, node.link.commit))
+    return {
+        node.link.commit: encode_certificate(node.certificate)
+        for node in nodes
+        if node.certificate is not None and node.link.commit not in followed and node.link.commit not in told
+    }
+
+
 def make_report(
-    board: Board, *, is_ready_to_start: bool, want_from_index: int, known_revocations: bytes = b""
+    board: Board,
+    *,
+    is_ready_to_start: bool,
+    want_from_index: int,
+    asides: Sequence[bytes] = (),
+    start_record: bytes = b"",
+    known_revocations: bytes = b"",
 ) -> PeerReport:
-    """What the coordinator is told, with the certificates that it asked for."""
+    """What the coordinator is told, with the certificates that it asked for and then, where there is room, those in `asides`."""
     status, service = board.read(), board.service
     certificates: tuple[bytes, ...] = ()
     if service is not None:
-        certificates = cut_certificates(service.chain.certificates[max(0, want_from_index - 1) :])
+        certificates = cut_certificates((*service.chain.certificates[max(0, want_from_index - 1) :], *asides))
     return PeerReport(
         state=status.state,
         reason=status.reason[:200],
@@ -55,6 +85,7 @@ def make_report(
         heldout=tuple(board.heldout),
         certificates=certificates,
         addresses=board.network.addresses()[:8] if board.network is not None else (),
+        start_record=start_record,
         known_revocations=known_revocations,
     )
 
@@ -67,24 +98,35 @@ class Reporter:
         client: CoordinatorClient,
         board: Board,
         was_heard: Callable[[], None],
+        own_credential: Callable[[], bytes] = bytes,
         revocations: Revocations | None = None,
     ) -> None:
         self._was_heard = was_heard
+        self._own_credential = own_credential
         self._revocations = revocations
         self._client = client
         self._board = board
         self._want_from_index = 1
+        self._told: set[CommitId] = set()
+        self._is_fetching = False
         self._refused = ""
+        self.start_record = b""
         self.is_ready_to_start = False
         self.is_leaving = False
         self.last_reply: ReportReply | None = None
 
     async def report_once(self) -> bool:
         """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later."""
+        service = self._board.service
+        # Not before it has our lineage: what branches off from commits that it lacks says nothing to it.
+        asides = left_behind(service, self._told) if service is not None and not self._is_asked() else {}
+        is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
         report = make_report(
             self._board,
             is_ready_to_start=self.is_ready_to_start,
             want_from_index=self._want_from_index,
+            asides=tuple(asides.values()),
+            start_record=self.start_record if is_start_asked else b"",
             known_revocations=self._revocations.known if self._revocations is not None else b"",
         )
         if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
@@ -93,7 +135,7 @@ class Reporter:
         if self.is_leaving:
             report = replace(report, state="left")
         try:
-            reply = await self._client.report(report)
+            reply = await self._client.report(report, self._own_credential())
         except (RefusedError, RemoteProtocolError) as error:
             # Never admitted, or a clock that went wrong: the owner can do something about it, so it is said, once.
             if error.found != self._refused:
@@ -106,7 +148,13 @@ class Reporter:
             return False
         self._was_heard()
         self._refused = ""
+        sent = set(report.certificates)
+        self._told.update(commit for commit, raw in asides.items() if raw in sent)
+        if reply.want_from_index < self._want_from_index:
+            self._told.clear()  # it has forgotten what it had, perhaps those, too; what it knows already costs it nothing
+        is_new = reply.want_from_index != self._want_from_index
         self._want_from_index = reply.want_from_index
+        self._is_fetching = is_new and self._is_asked()
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
         self.last_reply = reply
         await self._take_revocations(reply)
@@ -122,8 +170,13 @@ class Reporter:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self.report_once()
-            await trio.sleep(REPORT_EVERY_S)
+            was_heard = await self.report_once()
+            await trio.sleep(CATCH_UP_EVERY_S if was_heard and self._is_fetching else REPORT_EVERY_S)
+
+    def _is_asked(self) -> bool:
+        """Whether the coordinator asks for commits of ours that it has not been sent yet."""
+        service = self._board.service
+        return service is not None and self._want_from_index <= len(service.chain.certificates)
 
 
 def evaluator_of(link: ChainLink) -> PeerId:

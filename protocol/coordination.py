@@ -45,6 +45,7 @@ NO_ROOT: Final = Root(b"")
 _MAX_TEXT: Final = 256
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
+_MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
 
 M = TypeVar("M", bound=Message)
@@ -96,6 +97,7 @@ class PeerReport:
         is_ready_to_start: data, model and network are there; it waits for the start record.
         certificates: of commits in order, as received, from the index that the coordinator asked for.
         addresses: own multiaddresses.
+        start_record: the host's signed envelope, while the coordinator says that the run has not started and it has.
         known_revocations: fingerprints of the host's revocations that this peer has.
         revocations: signed entries that the coordinator asked for.
     """
@@ -117,6 +119,7 @@ class PeerReport:
     heldout: tuple[HeldoutResult, ...] = ()
     certificates: tuple[bytes, ...] = ()
     addresses: tuple[str, ...] = ()
+    start_record: bytes = b""
     known_revocations: bytes = b""
     revocations: tuple[bytes, ...] = ()
 
@@ -131,14 +134,11 @@ class PeerReport:
             _require(0 <= value <= _MAX_COUNT, f"{name} {value}", "0 to 2^60")
         _require(math.isfinite(self.tokens_per_s) and self.tokens_per_s >= 0, f"{self.tokens_per_s} tokens/s", "a rate")
         # NaN and infinity would poison the loss curve of everybody.
-        is_loss_fine = self.loss_nats is None or math.isfinite(self.loss_nats)
-        _require(is_loss_fine, f"training loss {self.loss_nats}", "a finite number")
-        _require(len(self.heldout) <= _MAX_HELDOUT, f"{len(self.heldout)} results", f"at most {_MAX_HELDOUT}")
-        _require(len(self.addresses) <= _MAX_ADDRESSES, f"{len(self.addresses)} addresses", f"at most {_MAX_ADDRESSES}")
-        num_certificates = len(self.certificates)
-        _require(
-            num_certificates <= MAX_CERTIFICATES, f"{num_certificates} certificates", f"at most {MAX_CERTIFICATES}"
-        )
+        _require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
+        sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
+        sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
+        for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
+            _require(found <= most, f"{found} {what}", f"at most {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,7 @@ def encode_report(report: PeerReport) -> bytes:
         is_ready_to_start=report.is_ready_to_start,
         certificates=report.certificates,
         addresses=report.addresses,
+        start_record=report.start_record,
         known_revocations=report.known_revocations,
         revocations=report.revocations,
     )
@@ -270,6 +271,7 @@ def decode_report(data: bytes) -> PeerReport:
         heldout=tuple(HeldoutResult(CommitId(h.commit), h.index, h.total_tokens, h.nats) for h in body.heldout),
         certificates=tuple(body.certificates),
         addresses=tuple(body.addresses),
+        start_record=body.start_record,
         known_revocations=body.known_revocations,
         revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
     )

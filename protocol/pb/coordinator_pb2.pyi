@@ -68,10 +68,12 @@ class RenewReply(_message.Message):
     def __init__(self, credential: _Optional[bytes] = ...) -> None: ...
 
 class Sealed(_message.Message):
-    __slots__ = ("envelope",)
+    __slots__ = ("envelope", "credential")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     envelope: bytes
-    def __init__(self, envelope: _Optional[bytes] = ...) -> None: ...
+    credential: bytes
+    def __init__(self, envelope: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class HeldoutBody(_message.Message):
     __slots__ = ("commit", "index", "total_tokens", "nats")
@@ -86,7 +88,7 @@ class HeldoutBody(_message.Message):
     def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "known_revocations", "revocations")
+    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class ReportBody(_message.Message):
     HELDOUT_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    START_RECORD_FIELD_NUMBER: _ClassVar[int]
     KNOWN_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     state: str
@@ -123,9 +126,10 @@ class ReportBody(_message.Message):
     heldout: _containers.RepeatedCompositeFieldContainer[HeldoutBody]
     certificates: _containers.RepeatedScalarFieldContainer[bytes]
     addresses: _containers.RepeatedScalarFieldContainer[str]
+    start_record: bytes
     known_revocations: bytes
     revocations: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations")

@@ -90,7 +90,10 @@ class CommitTree:
         if kept is None:
             return self
         root = kept[-MAX_DEPTH].link.commit
-        nodes = {commit: node for commit, node in self.nodes.items() if self.path(root, commit) is not None}
+        nodes = {root: self.nodes[root]}
+        for commit, node in self.nodes.items():  # in the order of adding: parents come before their children
+            if node.link.parent in nodes:
+                nodes[commit] = node
         parents = [node.link.parent for commit, node in nodes.items() if commit != root]
         tip = self.tip if self.tip in nodes else max(nodes, key=lambda commit: nodes[commit].link.index)
         return CommitTree(root, tip, MappingProxyType(nodes), has_fork=len(set(parents)) < len(parents))

@@ -7,6 +7,7 @@ import pytest
 from coordinator.chain_log import ChainLog, round_row
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, Root
+from protocol.rounds import lineage
 from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain
 
 
@@ -41,14 +42,86 @@ def test_known_certificates_are_not_verified_or_added_again() -> None:
     assert (accepted.new, accepted.want_from_index) == ((), 2)
 
 
-def test_goes_back_when_a_peer_starts_behind_an_unknown_parent() -> None:
-    chain = Chain()
-    for _ in range(40):
-        chain.commit()
+def grown(chain: Chain, rounds: int, tokens: int = 10) -> Chain:
+    for _ in range(rounds):
+        chain.commit((tokens, tokens, tokens))
+    return chain
+
+
+def converse(log: ChainLog, chain: Chain, want: int) -> list[int]:
+    """A peer on `chain` reports, at most 64 commits at a time, until its head is known; returns what it was asked for."""
+    asked = [want]
+    head, index, _ = chain.head
+    while not log.knows(head):
+        assert len(asked) < 20, asked
+        accepted = log.verify(chain.certificates[max(0, want - 1) :][:64], head, index)
+        log.add(accepted.new)
+        want = accepted.want_from_index
+        asked.append(want)
+    return asked
+
+
+def test_asks_for_what_follows_its_own_head_when_a_peer_is_further_on() -> None:
+    chain = grown(Chain(), 40)
     log = new_log(chain)
-    assert take(log, chain.certificates[38:]) == 7
-    assert take(log, chain.certificates[2:4]) == 1
-    assert take(log, chain.certificates) == 41
+    assert take(log, chain.certificates[38:]) == 1
+    assert take(log, chain.certificates[:5]) == 6
+    head, index, _ = chain.head
+    assert log.verify([], head, index).want_from_index == 6
+    assert log.verify(chain.certificates[38:], head, index).want_from_index == 6
+
+
+def test_fetches_all_that_was_missed_from_an_old_copy_in_as_few_reports_as_there_are_bytes() -> None:
+    chain = grown(Chain(), 200)
+    log = new_log(chain)
+    log.replay(chain.certificates[:5])
+    assert converse(log, chain, want=201) == [201, 6, 70, 134, 198, 201]
+
+
+def test_a_fork_of_a_lower_index_is_asked_for_too() -> None:
+    trunk = grown(Chain(), 5)
+    ours, theirs = grown(trunk.clone(), 60), grown(trunk.clone(), 3, tokens=7)
+    log = new_log(trunk)
+    take(log, ours.certificates)
+    assert converse(log, theirs, want=9) == [9, 1, 9]
+    assert log.head.commit == ours.head[0]
+
+
+def test_a_deep_fork_is_found_in_doubling_steps() -> None:
+    trunk = grown(Chain(), 10)
+    ours, theirs = grown(trunk.clone(), 300), grown(trunk.clone(), 300, tokens=7)
+    log = new_log(trunk)
+    take(log, ours.certificates)
+    asked = converse(log, theirs, want=311)
+    assert asked[:5] == [311, 279, 247, 184, 58]
+    assert log.knows(theirs.head[0])
+
+
+def test_a_head_that_somebody_else_proved_is_not_asked_for_again() -> None:
+    chain = grown(Chain(), 100)
+    log = new_log(chain)
+    take(log, chain.certificates)
+    head, index, _ = chain.head
+    assert log.verify(chain.certificates[:64], head, index).want_from_index == 101
+
+
+def test_commits_of_another_lineage_in_the_same_report_are_taken_in() -> None:
+    trunk = grown(Chain(), 3)
+    ours, left = grown(trunk.clone(), 5, tokens=300), grown(trunk.clone(), 2, tokens=7)
+    log = new_log(trunk)
+    head, index, _ = ours.head
+    accepted = log.verify([*ours.certificates, *left.certificates[3:]], head, index)
+    log.add(accepted.new)
+    assert (accepted.want_from_index, log.head.commit, log.knows(left.head[0])) == (9, head, True)
+
+
+def test_what_grew_counts_only_once_it_is_taken() -> None:
+    chain = grown(Chain(), 2)
+    log = new_log(chain)
+    growth = log.grown(log.verify(chain.certificates).new)
+    assert (growth.head.index, log.head.index) == (2, 0)
+    assert log.take(growth)
+    assert log.head.index == 2
 
 
 def test_fork_with_more_tokens_wins_whatever_came_first() -> None:
@@ -81,8 +154,39 @@ def test_replay_of_the_ledger_gives_the_same_head() -> None:
     log = new_log(chain)
     log.replay([*chain.certificates, chain.certificates[0]])
     assert log.head.commit == chain.head[0]
-    with pytest.raises(RemoteProtocolError, match="without its parent"):
-        new_log(chain).replay(chain.certificates[1:])
+
+
+def test_a_ledger_without_a_commit_stands_before_it_until_it_is_brought() -> None:
+    chain = grown(Chain(), 6)
+    log = new_log(chain)
+    unlinked = log.replay([*chain.certificates[:2], *chain.certificates[3:]])
+    assert (log.head.index, unlinked) == (2, [commit for commit, _, _ in chain.commits[3:]])
+    assert take(log, chain.certificates[2:]) == 7
+    assert log.head.commit == chain.head[0]
+
+
+def test_replay_of_both_sides_of_a_fork_follows_the_heavier() -> None:
+    trunk = grown(Chain(), 2)
+    light, heavy = grown(trunk.clone(), 5), grown(trunk.clone(), 2, tokens=300)
+    for certificates in ([*light.certificates, *heavy.certificates], [*heavy.certificates, *light.certificates]):
+        log = new_log(trunk)
+        assert log.replay(certificates) == []
+        assert log.head.commit == heavy.head[0]
+        assert log.knows(light.head[0])
+        light_on = grown(light.clone(), 1)
+        assert take(log, light_on.certificates) == 9
+
+
+def test_a_fork_deeper_than_what_may_be_followed_is_known_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "MAX_DEPTH", 8)
+    trunk = grown(Chain(), 2)
+    ours, theirs = grown(trunk.clone(), 30), grown(trunk.clone(), 1, tokens=300)
+    log = new_log(trunk)
+    for certificate in ours.certificates:
+        take(log, [certificate])
+    take(log, theirs.certificates)
+    assert log.knows(theirs.head[0])
+    assert log.head.commit == ours.head[0]
 
 
 def test_round_row_says_shares_coverage_and_omissions() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from coordinator.checkpointer import (
     Target,
     due_checkpoint,
 )
-from coordinator.checkpoints import verify_checkpoint
+from coordinator.checkpoints import unlisted_checkpoints, verify_checkpoint
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry
 from protocol.coordination import PeerReport
@@ -199,3 +201,61 @@ async def test_full_disk_is_logged_and_tried_again_without_losing_the_older(
             await wait_for(lambda: len(host.tracker.checkpoints) == 1)
             nursery.cancel_scope.cancel()
         assert tries == 3
+
+
+async def _with_checkpoints(host: HostWorld, *indices: int) -> Donors:
+    chain, donors = await start(host), Donors()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(checkpointer(host, donors.fetch).run, host.clock, host.offload)
+        for index in indices:
+            await commit_and_report(host, chain, donors, 2, 10)
+            await wait_for(lambda index=index: newest_index(host) == index)  # type: ignore[misc]
+        nursery.cancel_scope.cancel()
+    return donors
+
+
+async def test_a_checkpoint_without_a_ledger_row_is_found_again_and_one_without_a_folder_is_forgotten(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        donors = await _with_checkpoints(host, 2, 4)
+        first, second = host.tracker.checkpoints
+        host.ledger.drop_checkpoint(second.commit)
+        shutil.rmtree(tmp_path / "checkpoints" / first.path)
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        await checkpointer(host, donors.fetch).recover(host.offload)
+        assert list(host.tracker.checkpoints) == list(host.ledger.checkpoints()) == [second]
+
+
+async def test_only_whole_checkpoints_of_this_run_are_found_again(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        donors = await _with_checkpoints(host, 2, 4)
+        one, two = host.tracker.checkpoints
+        folder = tmp_path / "checkpoints"
+        for row in (one, two):
+            host.ledger.drop_checkpoint(row.commit)
+        os.truncate(folder / one.path / f"{UNIT}.safetensors", 100)
+        shutil.copytree(folder / two.path, folder / "00000099-0123456789abcdef")  # under a name that is not its own
+        await host.tracker.refresh_checkpoints()
+        await checkpointer(host, donors.fetch).recover(host.offload)
+        assert list(host.ledger.checkpoints()) == [two]
+        assert (folder / one.path).exists()  # whatever it is, it is not ours to delete
+        assert unlisted_checkpoints(folder, [], "ab" * 32) == []
+
+
+async def test_a_pruning_that_was_cut_short_is_finished_at_the_next_start(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_host(tmp_path) as host:
+        with monkeypatch.context() as cut:
+            cut.setattr(checkpointer_module, "surplus", lambda *_: [])
+            donors = await _with_checkpoints(host, 2, 4, 6, 8)
+        assert len(host.tracker.checkpoints) == 4
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        await checkpointer(host, donors.fetch).recover(host.offload)
+        assert [row.index for row in host.tracker.checkpoints] == [2, 6, 8]
+        assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+            r.path for r in host.tracker.checkpoints
+        }

@@ -146,8 +146,8 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     point = LossPoint("heldout", 1, 600, 2.5, PeerId("peer"))
     checkpoint = CheckpointRow(row.commit, UNIT, 1, 600, Root(b"r" * 32), "00000001-c", 8)
     with open_ledger(path) as ledger:
-        ledger.add_commits([row, row])
-        ledger.add_loss_points([point, point])
+        ledger.add_progress([row, row], [point, point])
+        ledger.add_progress([], [])
         ledger.add_checkpoint(checkpoint)
     with open_ledger(path) as ledger:
         assert list(ledger.commits(UNIT)) == [row]

@@ -26,6 +26,7 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_tokens 600.0",
         "potluck_run_live_peers 1.0",
         "potluck_run_round_coverage_ratio 0.9",
+        "potluck_run_missing_heads 0.0",
         'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
         'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',
     ):
@@ -45,5 +46,6 @@ def test_names_carry_base_units() -> None:
         "_peers",
         "_checkpoints",
         "_calls",
+        "_heads",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.run_core import (
+    LOST_START_S,
     READY_FOR_S,
     AnnounceFinished,
     CommitVerified,
@@ -50,6 +51,21 @@ def test_waits_a_moment_for_peers_on_their_way() -> None:
     assert play(*with_third)[1] == []
     assert play(*with_third, (2.0, PeerReported(C, True)))[1] == [SignStart((A, B, C))]
     assert play(*with_third, (5.2, Ticked()))[1] == [SignStart((A, B))]
+
+
+def test_no_second_start_is_signed_while_a_peer_says_that_there_was_one() -> None:
+    started = (0.0, PeerReported(D, False, has_started=True))
+    ready = [(1.0, PeerReported(A, True)), (1.0, PeerReported(B, True))]
+    _, actions, reason = play(started, *ready)
+    assert (actions, "has started before" in reason) == ([], True)
+    assert play(started, *ready, (2.0, StartSigned(GENESIS)))[0].phase is Phase.TRAINING
+
+
+def test_a_peer_that_never_shows_the_start_it_speaks_of_holds_nobody_up_for_long() -> None:
+    reports = [(float(now), PeerReported(D, False, has_started=True)) for now in range(int(LOST_START_S))]
+    late = [(LOST_START_S, PeerReported(A, True)), (LOST_START_S, PeerReported(B, True))]
+    _, actions, _ = play(*reports, *late, (LOST_START_S + 6, Ticked()))
+    assert actions == [SignStart((A, B))]
 
 
 def test_signs_once_while_the_signature_is_being_made() -> None:

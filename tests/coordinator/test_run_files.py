@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from averaging.data.shards import ShardCache
+from coordinator import run_files
 from coordinator.run_files import load_run, open_run, start_units
 from protocol.envelope import NEVER_MS, seal
-from protocol.errors import ConfigError, StorageError, VersionError
+from protocol.errors import ConfigError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
 from protocol.manifest import MANIFEST_DOMAIN
+from tests.coordinator.chain_world import Chain
 
 HOST = Identity(b"h" * 32)
 RUN_TOML = """
@@ -126,3 +128,16 @@ def test_start_units_follow_from_the_manifest(run_file: Path, tmp_path: Path) ->
     (unit,) = start_units(run.manifest)
     assert unit.schema_fingerprint == run.manifest.unit_schemas()[unit.unit].fingerprint()
     assert start_units(run.manifest) == (unit,)
+
+
+def test_units_of_a_run_that_has_started_are_read_from_its_start_record(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    units = start_units(run.manifest)
+    monkeypatch.delattr(run_files, "start_root")  # seconds, for a large model
+    chain = Chain(run.manifest.run_id, start_root=units[0].state_root)
+    (found,) = start_units(run.manifest, chain.sealed_start)
+    assert (found.unit, found.state_root) == (units[0].unit, units[0].state_root)
+    with pytest.raises(RemoteProtocolError, match="an envelope of run"):
+        start_units(run.manifest, Chain().sealed_start)

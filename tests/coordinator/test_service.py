@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from shutil import copyfile
 
 import pytest
 import trio
@@ -208,6 +208,44 @@ async def test_a_banned_peer_is_told_so_and_its_report_counts_as_a_goodbye(
         assert set(chain_of(host).genesis.roster) == {peer.peer_id for peer in PEERS[1:]}
 
 
+async def test_a_peer_that_an_old_copy_of_the_ledger_forgot_is_known_by_its_credential(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    for name in ("host", "copy"):
+        (tmp_path / name).mkdir()
+    with open_host(tmp_path / "host") as host:
+        host.invite()
+        credential = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0]))).credential
+        report = host.report(PEERS[0], READY)
+    shutil.copy(tmp_path / "host" / "ca.der", tmp_path / "copy")
+    with open_host(tmp_path / "copy") as host:
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(report)
+        stolen = pb.Sealed.FromString(host.report(PEERS[1], READY))
+        stolen.credential = credential
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.report(stolen.SerializeToString())
+        shown = pb.Sealed.FromString(report)
+        shown.credential = credential
+        await host.service.report(shown.SerializeToString())
+        assert host.ledger.is_admitted(PEERS[0].peer_id)
+
+
+async def test_a_banned_peer_does_not_come_back_by_its_credential(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        host.invite()
+        credential = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0]))).credential
+        entry = ban(host, PEERS[0])
+        shown = pb.Sealed.FromString(host.report(PEERS[0], READY))
+        shown.credential = credential
+        assert decode_report_reply(await host.service.report(shown.SerializeToString())).revocations == (entry,)
+        assert not host.ledger.is_admitted(PEERS[0].peer_id)
+        asked = pb.Sealed.FromString(host.sealed(PEERS[0], "potluck list"))
+        asked.credential = credential
+        with pytest.raises(RefusedError, match="banned"):
+            await host.service.list_checkpoints(asked.SerializeToString())
+
+
 async def test_request_for_one_call_does_not_open_another(tmp_path: Path, autojump_clock: object) -> None:
     with open_host(tmp_path) as host:
         await admit_all(host)
@@ -308,10 +346,10 @@ async def test_a_ledger_from_before_a_ban_learns_of_it_from_a_peer_that_kept_it(
     with open_host(tmp_path) as host:
         await admit_all(host)
     ledger = tmp_path / "ledger.sqlite3"
-    copyfile(ledger, tmp_path / "copy")
+    shutil.copyfile(ledger, tmp_path / "copy")
     with open_host(tmp_path) as host:
         entry = ban(host, PEERS[0])
-    copyfile(tmp_path / "copy", ledger)
+    shutil.copyfile(tmp_path / "copy", ledger)
     with open_host(tmp_path) as host:
         assert host.ledger.is_admitted(PEERS[0].peer_id)
         knowing = replace(READY, known_revocations=fingerprint(entry))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from coordinator.ledger import LossPoint
-from coordinator.run_view import status_json
+from coordinator.run_view import Missing, status_json
 from coordinator.status_text import status_lines
+from protocol.ids import CommitId, PeerId
+from protocol.names import peer_name
 from tests.coordinator.test_run_view import A, picture, timed
 
 
@@ -19,6 +22,15 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
     assert "25%" in text
     assert "too late" in text
     assert "newest checkpoint: round 2" in text
+
+
+def test_lines_say_which_commits_nobody_brings() -> None:
+    told = Missing(A, CommitId(b"h" * 32), 9, 4, 20.0, 20.0)
+    torn = Missing(PeerId(""), CommitId(b"t" * 32), 7, 0, 90.0, 90.0)
+    shown = replace(picture((timed(1, 300, 100),)), missing=(told, torn))
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer told of this commit" in "\n".join(lines)
+    assert "missing: round 7 of the ledger, for 10 s: the ledger holds" in "\n".join(lines)
 
 
 def test_empty_or_strange_status_is_no_error() -> None:

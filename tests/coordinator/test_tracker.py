@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,10 +12,13 @@ import trio
 
 from coordinator.ledger import Ledger
 from coordinator.run_core import Phase
-from protocol.coordination import PeerReport
-from protocol.errors import StorageError
-from tests.coordinator.chain_world import PEERS
+from coordinator.run_view import FETCHING_S, FORGET_S, status_json
+from protocol.coordination import START_DOMAIN, HeldoutResult, PeerReport
+from protocol.envelope import NEVER_MS, seal
+from protocol.errors import RemoteProtocolError, StorageError
+from tests.coordinator.chain_world import PEERS, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
+from tests.coordinator.test_service import chain_of
 
 T = TypeVar("T")
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
@@ -78,3 +82,170 @@ async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_c
         await host.tracker.report(one, PeerReport("training", "", UNIT, addresses=(own, forged)))
         assert host.tracker.addresses_of([one, two]) == (own,)
         assert host.tracker.addresses_of([two]) == ()
+
+
+# --- what was missed -------------------------------------------------------------------------------------------------------------
+
+
+def _told(chain: Chain, want: int, start_record: bytes = b"") -> PeerReport:
+    """What a peer on this chain says when it is asked for `want`."""
+    commit, index, total = chain.head
+    certificates = tuple(chain.certificates[max(0, want - 1) :][:64])
+    return PeerReport(
+        "training",
+        "",
+        UNIT,
+        head=commit,
+        index=index,
+        total_tokens=total,
+        certificates=certificates,
+        start_record=start_record,
+    )
+
+
+def _grown(chain: Chain, rounds: int, tokens: int) -> Chain:
+    for _ in range(rounds):
+        chain.commit((tokens, tokens, tokens))
+    return chain
+
+
+async def _hear(host: HostWorld, number: int, chain: Chain, *, reports: int, want: int) -> int:
+    """One peer reports so many times, always what it was asked for last; returns what it is asked for now."""
+    for _ in range(reports):
+        want = (await host.tracker.report(PEERS[number].peer_id, _told(chain, want))).want_from_index
+    return want
+
+
+def _old_copy(folder: Path, target: Path) -> Path:
+    """A copy as an owner makes one, of the file and what SQLite keeps beside it."""
+    return Path(shutil.copytree(folder, target))
+
+
+async def test_an_old_copy_of_the_ledger_is_filled_from_reports_with_both_sides_of_a_fork_whoever_comes_first(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    (tmp_path / "host").mkdir()
+    with open_host(tmp_path / "host") as host:
+        await _all_ready(host)
+        trunk = _grown(chain_of(host), 3, 1)
+        await _hear(host, 0, trunk, reports=1, want=1)
+    _old_copy(tmp_path / "host", tmp_path / "copy 0")
+    _old_copy(tmp_path / "host", tmp_path / "copy 1")
+    long, heavy = _grown(trunk.clone(), 90, 1), _grown(trunk.clone(), 2, 150)
+    for number, order in enumerate(((long, heavy), (heavy, long))):
+        folder = tmp_path / f"copy {number}"
+        with open_host(folder) as host:
+            await host.tracker.restore()
+            assert host.tracker.state.index == 3
+            for peer, chain in enumerate(order):  # each goes on from what the lost host had asked it for
+                assert await _hear(host, peer, chain, reports=4, want=chain.head[1] + 1) == chain.head[1] + 1
+            assert host.tracker.state.head == heavy.head[0]  # of a lower index than the other side
+            assert host.tracker.picture().missing == ()
+        with open_host(folder) as host:
+            await host.tracker.restore()
+            assert host.tracker.state.head == heavy.head[0]
+            rows = {row.commit for row in host.ledger.commits(UNIT)}
+            assert rows == {commit for chain in order for commit, _, _ in chain.commits}
+
+
+async def test_a_copy_from_before_the_start_takes_the_start_record_back_and_signs_no_second_one(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    (tmp_path / "copy").mkdir()
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        sealed, chain = host.tracker.start_record, _grown(chain_of(host), 2, 10)
+    shutil.copy(tmp_path / "ca.der", tmp_path / "copy")
+    with open_host(tmp_path / "copy") as host:
+        training = _told(chain, want=3)
+        assert (await host.tracker.report(PEERS[0].peer_id, training)).phase == "gathering"
+        for peer in PEERS[1:]:  # newcomers, as many as a start takes
+            await host.tracker.report(peer.peer_id, READY)
+        assert host.tracker.state.phase is Phase.GATHERING
+        assert "has started before" in host.tracker.news().reason
+        reply = await host.tracker.report(PEERS[0].peer_id, _told(chain, want=1, start_record=sealed))
+        assert (reply.phase, reply.head) == ("training", chain.head[0])
+        assert host.ledger.get("start record") == sealed
+
+
+async def test_a_start_record_that_is_not_the_hosts_own_is_refused(tmp_path: Path, autojump_clock: object) -> None:
+    with open_host(tmp_path) as host:
+        chain = Chain(host.run_id)
+        forged = seal(PEERS[0], START_DOMAIN, host.run_id, 0, NEVER_MS, chain.start_payload)
+        with pytest.raises(RemoteProtocolError, match="did not sign"):
+            await host.tracker.report(PEERS[0].peer_id, _told(chain, want=1, start_record=forged))
+        with pytest.raises(RemoteProtocolError, match="other units"):
+            await host.tracker.report(PEERS[0].peer_id, _told(chain, want=1, start_record=chain.sealed_start))
+        assert host.tracker.state.phase is Phase.GATHERING
+
+
+async def test_commits_that_nobody_brings_are_said_also_when_who_told_of_them_is_gone(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = _grown(chain_of(host), 4, 10)
+        commit, index, _ = chain.head
+        silent = PeerReport("training", "", UNIT, head=commit, index=index)
+        await host.tracker.report(PEERS[0].peer_id, silent)
+
+        def missing() -> list[dict[str, object]]:
+            return list(status_json(host.tracker.picture(), host.clock.monotonic_s())["missing"])  # type: ignore[call-overload]
+
+        (row,) = missing()
+        assert (row["peer"], row["index"], row["from_index"], row["reason"]) == (
+            PEERS[0].peer_id,
+            4,
+            1,
+            "being fetched",
+        )
+        await trio.sleep(FETCHING_S + FORGET_S + 1)
+        await host.tracker.tick()
+        (row,) = missing()
+        assert "nobody has brought" in str(row["reason"])
+        await _hear(host, 1, chain, reports=1, want=1)
+        assert missing() == []
+
+
+async def test_a_hole_in_the_ledger_is_said_and_filled_by_the_first_peer(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = _grown(chain_of(host), 6, 10)
+        await _hear(host, 0, chain, reports=1, want=1)
+        host.ledger._db.execute("DELETE FROM commits WHERE round_index = 3")
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        assert host.tracker.state.index == 2
+        assert [(m.peer, m.head, m.index) for m in host.tracker.picture().missing] == [("", chain.head[0], 6)]
+        assert await _hear(host, 0, chain, reports=2, want=7) == 7
+        assert host.tracker.state.head == chain.head[0]
+        assert host.tracker.picture().missing == ()
+
+
+async def test_what_a_report_brings_is_in_the_ledger_whole_or_not_at_all(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        chain = _grown(chain_of(host), 1, 10)
+        commit, index, total = chain.head
+        report = PeerReport(
+            "training",
+            "",
+            UNIT,
+            head=commit,
+            index=index,
+            certificates=tuple(chain.certificates),
+            heldout=(HeldoutResult(commit, index, total, 1.5),),
+        )
+        full = "CREATE TRIGGER full BEFORE INSERT ON loss_points BEGIN SELECT RAISE(ABORT, 'full'); END"
+        host.ledger._db.execute(full)
+        with pytest.raises(StorageError, match="full"):
+            await host.tracker.report(PEERS[0].peer_id, report)
+        assert (host.tracker.state.index, list(host.ledger.commits(UNIT))) == (0, [])
+        host.ledger._db.execute("DROP TRIGGER full")
+        await host.tracker.report(PEERS[0].peer_id, report)
+        assert host.tracker.state.index == 1
+        assert [p.nats for p in host.ledger.loss_points()] == [1.5]

@@ -1,8 +1,11 @@
-"""The host is killed while two peers train: they go on by themselves, and the host catches up when it is started again."""
+"""The host is killed while two peers train: they go on by themselves, and the host catches up when it is started again, from an old
+copy of its folder too.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -87,7 +90,8 @@ def _checkpoint_indices(state: Path) -> Mapping[int, Path]:
 
 
 @pytest.mark.timeout(180)
-def test_peers_go_on_without_the_host_and_it_catches_up_when_it_is_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("comes_back_with", ["its folder", "a copy from before the start"])
+def test_peers_go_on_without_the_host_and_it_catches_up_when_it_is_back(tmp_path: Path, comes_back_with: str) -> None:
     run_file, state = tmp_path / "run.toml", tmp_path / "host"
     run_file.write_text(RUN_TOML)
     (tmp_path / "texts").mkdir()
@@ -97,6 +101,7 @@ def test_peers_go_on_without_the_host_and_it_catches_up_when_it_is_back(tmp_path
     with ExitStack() as stack:
         host = stack.enter_context(running_potluck(tmp_path, "host", *hosting))
         invite = host.wait_for(r"(potluck1:\S+)\n")
+        shutil.copytree(state, tmp_path / "copy")
         peers = [
             stack.enter_context(
                 running_potluck(tmp_path, name, "join", invite, "--state-dir", str(tmp_path / name), *PEER_FLAGS, *CALM)
@@ -142,12 +147,15 @@ def test_peers_go_on_without_the_host_and_it_catches_up_when_it_is_back(tmp_path
         alone = min(_index(_fetch(url)) for url in urls)
         assert max(_checkpoint_indices(state)) <= before
 
+        if comes_back_with != "its folder":
+            shutil.rmtree(state)
+            shutil.copytree(tmp_path / "copy", state)
         host = stack.enter_context(running_potluck(tmp_path, "host again", *hosting))
         url = _host_url(host)
         _wait_until("the host at the peers' round", lambda: _index(_fetch(url)) >= alone, host, *peers)
         _wait_until(
             "a checkpoint of a round without the host, or later",
-            lambda: max(_checkpoint_indices(state)) > before,
+            lambda: max(_checkpoint_indices(state), default=0) > before,
             host,
             *peers,
         )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,22 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.seams import Snapshot, TrainerProgress
 from averaging.state import UnitState
 from peer.board import Board
-from peer.reporting import REPORT_EVERY_S, Reporter, evaluate_commits, evaluator_of, make_report
+from peer.reporting import (
+    CATCH_UP_EVERY_S,
+    REPORT_EVERY_S,
+    Reporter,
+    evaluate_commits,
+    evaluator_of,
+    left_behind,
+    make_report,
+)
 from protocol.coordination import HeldoutResult, PeerReport, ReportReply
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, StorageError, UnreachableError
-from protocol.ids import CommitId, PeerId, UnitName
-from protocol.rounds.chain import ChainLink
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds.chain import ChainLink, link_after
+from protocol.rounds.lineage import tree_of
+from protocol.wire import decode_certificate, decode_record
+from tests.coordinator.chain_world import Chain
 
 ME, OTHER = PeerId("me"), PeerId("other")
 UNIT = UnitName("whole")
@@ -38,11 +50,13 @@ class _Client:
 
     def __init__(self) -> None:
         self.reports: list[PeerReport] = []
+        self.credentials: list[bytes] = []
         self.answer: Callable[[], ReportReply] = lambda: REPLY
 
-    async def report(self, report: PeerReport) -> ReportReply:
+    async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
         await trio.lowlevel.checkpoint()
         self.reports.append(report)
+        self.credentials.append(credential)
         return self.answer()
 
 
@@ -121,7 +135,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 ) -> None:
     client, bans = _Client(), _Bans(error)
     client.answer = lambda: replace(REPLY, revocations=(b"entry",))
-    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, bans)  # type: ignore[arg-type]
+    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, revocations=bans)  # type: ignore[arg-type]
     assert await reporter.report_once()
     assert client.reports[0].known_revocations == b"known at"
     assert bans.taken == [(b"entry",)]
@@ -129,7 +143,7 @@ async def test_a_report_tells_which_bans_we_know_and_the_answer_brings_the_other
 
 async def test_a_coordinator_that_lost_bans_is_brought_them_once_it_asks(autojump_clock: Clock) -> None:
     client = _Client()
-    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, _Bans())  # type: ignore[arg-type]
+    reporter = Reporter(client, Board(ME, VirtualClock(), 0.0), lambda: None, revocations=_Bans())  # type: ignore[arg-type]
     client.answer = lambda: replace(REPLY, asks_revocations=True, known_revocations=b"at host.")
     await reporter.report_once()
     client.answer = lambda: REPLY
@@ -149,6 +163,105 @@ async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:
 def test_a_report_before_the_rounds_names_no_certificates() -> None:
     report = make_report(Board(ME, VirtualClock(), 0.0), is_ready_to_start=True, want_from_index=9)
     assert (report.certificates, report.is_ready_to_start) == ((), True)
+
+
+# --- what the coordinator asks for ---------------------------------------------------------------------------------------------
+
+
+class _Rounds:
+    """What a reporter reads of the rounds: the followed lineage, and the tree that it is a part of."""
+
+    def __init__(self, follows: Chain, *others: Chain) -> None:
+        tree, links = tree_of(follows.genesis), {follows.genesis.commit: follows.genesis}
+        for raw in (raw for chain in (*others, follows) for raw in chain.certificates):
+            certificate = decode_certificate(raw)
+            record = decode_record(certificate.record)
+            link = link_after(links[record.parent], certificate.record)
+            links[link.commit] = link
+            tree = tree.add(link, certificate)
+        mine = [follows.genesis.commit, *(commit for commit, _, _ in follows.commits)]
+        followed = [links[commit] for commit in mine]
+        self.chain = SimpleNamespace(
+            certificates=list(follows.certificates),
+            links=followed,
+            head=followed[-1],
+            root=Root(bytes(32)),
+            disk_bound_bytes=0,
+        )
+        self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None))
+        self.reason = ""
+
+
+def _grown(chain: Chain, rounds: int, tokens: int = 10) -> Chain:
+    for _ in range(rounds):
+        chain.commit((tokens, tokens, tokens))
+    return chain
+
+
+def test_commits_of_a_side_that_was_left_are_told_of_parents_first() -> None:
+    trunk = _grown(Chain(), 2)
+    ours, theirs = _grown(trunk.clone(), 3), _grown(trunk.clone(), 2, tokens=7)
+    rounds = _Rounds(ours, theirs)
+    left = left_behind(rounds, set())  # type: ignore[arg-type]
+    assert list(left.items()) == [(c[0], raw) for c, raw in zip(theirs.commits, theirs.certificates, strict=True)][2:]
+    assert list(left_behind(rounds, {theirs.commits[2][0]})) == [theirs.head[0]]  # type: ignore[arg-type]
+    assert not left_behind(_Rounds(ours), set())  # type: ignore[arg-type]
+
+
+def _reporter_on(rounds: _Rounds) -> tuple[Reporter, _Client]:
+    client, board = _Client(), Board(ME, VirtualClock(), 0.0)
+    board.service = rounds  # type: ignore[assignment]
+    return Reporter(client, board, lambda: None, lambda: b"credential"), client  # type: ignore[arg-type]
+
+
+def _asks(want_from_index: int, phase: str = "training") -> Callable[[], ReportReply]:
+    return lambda: ReportReply(phase, CommitId(bytes(32)), 3, want_from_index)
+
+
+async def test_both_sides_of_a_fork_are_told_once_and_again_to_a_coordinator_that_forgot(autojump_clock: Clock) -> None:
+    trunk = _grown(Chain(), 2)
+    ours, theirs = _grown(trunk.clone(), 3), _grown(trunk.clone(), 2, tokens=7)
+    reporter, client = _reporter_on(_Rounds(ours, theirs))
+    client.answer = _asks(6)
+    for _ in range(3):
+        await reporter.report_once()
+    left = tuple(theirs.certificates[2:])
+    assert [report.certificates for report in client.reports] == [tuple(ours.certificates), left, ()]
+    client.answer = _asks(3)  # an old copy of its ledger
+    await reporter.report_once()
+    client.answer = _asks(6)
+    for _ in range(2):
+        await reporter.report_once()
+    assert [report.certificates for report in client.reports[4:]] == [tuple(ours.certificates[2:]), left]
+
+
+async def test_what_was_missed_is_brought_at_once_and_what_nobody_takes_without_hurry(autojump_clock: Clock) -> None:
+    reporter, client = _reporter_on(_Rounds(_grown(Chain(), 200)))
+    wants = iter((6, 70, 134, 6, 6, 6, 6))
+
+    def answer() -> ReportReply:
+        return _asks(next(wants))()
+
+    client.answer = answer
+    with trio.move_on_after(4 * CATCH_UP_EVERY_S + 0.1):
+        await reporter.run()
+    assert [len(report.certificates) for report in client.reports] == [64, 64, 64, 64, 64]
+    with trio.move_on_after(REPORT_EVERY_S + CATCH_UP_EVERY_S):
+        await reporter.run()
+    assert len(client.reports) == 7
+
+
+async def test_a_coordinator_that_lost_the_start_is_shown_it_and_our_credential_always(autojump_clock: Clock) -> None:
+    reporter, client = _reporter_on(_Rounds(_grown(Chain(), 1)))
+    reporter.start_record = b"sealed"
+    await reporter.report_once()
+    client.answer = _asks(1, phase="gathering")
+    await reporter.report_once()
+    client.answer = _asks(2)
+    for _ in range(2):
+        await reporter.report_once()
+    assert [report.start_record for report in client.reports] == [b"", b"", b"sealed", b""]
+    assert client.credentials == [b"credential"] * 4
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------------------

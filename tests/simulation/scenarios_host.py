@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from coordinator.chain_log import ChainLog
+from coordinator.chain_log import Accepted, ChainLog
+from peer.reporting import left_behind
 from protocol.rounds.chain import genesis_link
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario
@@ -27,13 +29,20 @@ class _Host:
         """A peer reports, from the commit on that is asked for, until nothing new comes."""
         want = self.log.head.index + 1
         for _ in range(MAX_REPORTS):
-            certificates = node.services[node.units[0]].chain.certificates
-            accepted = self.log.verify(certificates[max(0, want - 1) :])
-            self.log.add(accepted.new)
-            self.ledger.extend(item.certificate for item in accepted.new)
-            if accepted.want_from_index > len(certificates):
-                return
+            chain = node.services[node.units[0]].chain
+            certificates = chain.certificates
+            accepted = self._take(node, certificates[max(0, want - 1) :])
             want = accepted.want_from_index
+            if want > len(certificates):
+                break
+        self._take(node, left_behind(node.services[node.units[0]], set()).values())
+
+    def _take(self, node: Node, certificates: Iterable[bytes]) -> Accepted:
+        head = node.services[node.units[0]].chain.head
+        accepted = self.log.verify(tuple(certificates), head.commit, head.index)
+        self.log.add(accepted.new)
+        self.ledger.extend(item.certificate for item in accepted.new)
+        return accepted
 
 
 @scenario(5, QUIET, num_seeds=2)
@@ -65,5 +74,12 @@ async def host_returns_with_an_old_copy(scene: Scene) -> None:
     for node in scene.nodes:
         host.hear(node)
     expect(host.log.head.commit == scene.nodes[0].head, "the host follows what the swarm follows")
+    late = _Host(scene, old_copy)
+    for node in scene.nodes:
+        late.hear(node)
+    expect(
+        all(late.log.knows(head) for head in heads),
+        "a host that comes back once all is healed hears of both lineages too",
+    )
     again = _Host(scene, host.ledger)
     expect(again.log.head.commit == host.log.head.commit, "also after one more restart")

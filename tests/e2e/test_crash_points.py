@@ -1,0 +1,22 @@
+"""The coordinator may be killed at any SQL statement and any file operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.coordinator.crash_points import kill_everywhere
+
+AT_LEAST_POINTS = 40
+RESTART_WITHIN_S = 5.0
+
+
+@pytest.mark.timeout(180)
+def test_coordinator_killed_at_any_statement_or_file_operation_starts_again_before_or_after(tmp_path: Path) -> None:
+    results = kill_everywhere(tmp_path)
+    assert [problem for result in results for problem in result.problems] == []
+    assert all(result.before + result.after == result.points for result in results)
+    assert all(result.points > 0 for result in results)
+    assert sum(result.points for result in results) >= AT_LEAST_POINTS
+    assert max(result.slowest_restart_s for result in results) < RESTART_WITHIN_S
