@@ -6,18 +6,23 @@ what it shows and hints, never what a peer must follow.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from coordinator.ledger import CommitRow
 from protocol.coordination import NO_COMMIT
-from protocol.errors import RemoteProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId
-from protocol.rounds.chain import ChainLink, link_after, verify_certificate
-from protocol.rounds.lineage import CommitTree, TreeNode, best_head, tree_of
+from protocol.rounds.chain import ChainLink, link_of, verify_certificate
+from protocol.rounds.lineage import MAX_DEPTH, CommitTree, TreeNode, best_head, tree_of
 from protocol.wire import commit_id, decode_certificate, decode_record
+
+_EAGER: Final = 512
+"""Commits behind the newest that are decoded at a start: those that are shown, and the steps back of a peer that asks."""
 
 _STEP_BACK: Final = 32
 """How far to go back at least when a peer's certificates start behind an unknown parent: it is on a fork."""
@@ -62,11 +67,46 @@ class RoundRow:
     is_lone: bool
 
 
+class _Links:
+    """Verified commits by id; what was read from the ledger is decoded when it is first asked for."""
+
+    def __init__(self, genesis: ChainLink) -> None:
+        self._decoded = {genesis.commit: genesis}
+        self._raw: dict[CommitId, bytes] = {}
+
+    def __contains__(self, commit: CommitId) -> bool:
+        return commit in self._decoded or commit in self._raw
+
+    def get(self, commit: CommitId) -> ChainLink | None:
+        """A link, or None.
+
+        Raises:
+            RemoteProtocolError: the ledger's row is damaged.
+        """
+        link, raw = self._decoded.get(commit), self._raw.get(commit)
+        if link is None and raw is not None:
+            link = link_of(decode_certificate(raw).record)
+            if link.commit != commit:
+                raise RemoteProtocolError("a commit in the ledger under another id", "its own", "restore the ledger")
+            self.add(link)
+        return link
+
+    def add(self, link: ChainLink) -> None:
+        """One more commit."""
+        self._decoded[link.commit] = link
+        self._raw.pop(link.commit, None)
+
+    def add_raw(self, commit: CommitId, certificate: bytes) -> None:
+        """One more commit as the ledger holds it."""
+        if commit not in self._decoded:
+            self._raw[commit] = certificate
+
+
 class ChainLog:
     """All verified commits of one unit, and the head of the best lineage."""
 
     def __init__(self, genesis: ChainLink, run_id: RunId, verifier: Verifier) -> None:
-        self._links: dict[CommitId, ChainLink] = {genesis.commit: genesis}
+        self._links = _Links(genesis)
         self._roots: dict[CommitId, Root] = {}
         self._run_id = run_id
         self._verifier = verifier
@@ -150,10 +190,30 @@ class ChainLog:
         """The log with what `verify` returned, to be written down before `take` makes it count."""
         tree = self._tree
         for item in new:
-            # On a fork that lies deeper than the tree a commit is known and written down, but never followed.
+            tree = self._reaching(tree, item.parent)
+            # On a fork that lies too deep a commit is known and written down, but never followed.
             if item.parent in tree.nodes:
                 tree = tree.add(item.link, decode_certificate(item.certificate))
         return Growth(tuple(new), tree, tree.nodes[best_head(tree)].link)
+
+    def _reaching(self, tree: CommitTree, commit: CommitId) -> CommitTree:
+        """The tree back to where a known commit branches off from it, as far as a fork may be followed: less is held after a start."""
+        ours, theirs = self._links.get(tree.root), self._links.get(commit)
+        between: list[ChainLink] = []
+        while commit not in tree.nodes and ours is not None and theirs is not None:
+            if min(ours.index, theirs.index) < self._head.index - MAX_DEPTH:
+                return tree
+            if ours.commit == theirs.commit:
+                older = sorted([ours, *between], key=lambda link: link.index)
+                nodes = {link.commit: TreeNode(link, None) for link in older}
+                return CommitTree(ours.commit, tree.tip, MappingProxyType({**nodes, **tree.nodes}), has_fork=True)
+            if ours.index >= theirs.index:
+                between.append(ours)
+                ours = self._links.get(ours.parent) if ours.parent is not None else None
+            else:
+                between.append(theirs)
+                theirs = self._links.get(theirs.parent) if theirs.parent is not None else None
+        return tree
 
     def take(self, growth: Growth) -> bool:
         """Take over what `grown` computed, with nothing added in between; True when the head moved."""
@@ -168,9 +228,9 @@ class ChainLog:
         """Add what `verify` returned; True when the head moved."""
         return self.take(self.grown(new))
 
-    def replay(self, certificates: Sequence[bytes]) -> Sequence[CommitId]:
-        """Rebuild from the ledger after a restart, parents before children. Each record must continue its parent; the signatures were
-        checked before they were written here, and checking those of a long run again takes longer than a restart may.
+    def replay(self, rows: Sequence[CommitRow]) -> Sequence[CommitId]:
+        """Rebuild from the ledger after a restart, parents before children. Signatures were checked before the rows were written, and
+        a row that nothing depends on now is decoded when it is asked for: all of a long run takes longer than a restart may.
 
         Returns:
             Commits whose parents the ledger lacks, oldest first: they count as soon as peers bring what lies between.
@@ -178,30 +238,52 @@ class ChainLog:
         Raises:
             RemoteProtocolError: the ledger holds what it cannot hold.
         """
+        known = {self._tree.root}
+        linked: list[CommitRow] = []
         unlinked: list[CommitId] = []
-        nodes = dict(self._tree.nodes)
-        parents: set[CommitId] = set()
-        has_fork = self._tree.has_fork
-        for raw in certificates:
-            certificate = decode_certificate(raw)
-            parent_id = decode_record(certificate.record).parent
-            commit = commit_id(parent_id, certificate.record)
-            parent = self._links.get(parent_id)
-            if parent is None:
-                unlinked.append(commit)
-            elif commit not in self._links:
-                link = link_after(parent, certificate.record)
-                self._know(link)
-                nodes[commit] = TreeNode(link, certificate)
-                has_fork = has_fork or parent_id in parents
-                parents.add(parent_id)
-        tip = max(nodes, key=lambda commit: nodes[commit].link.index)
-        tree = CommitTree(self._tree.root, tip, MappingProxyType(nodes), has_fork)
-        self.take(Growth((), tree, tree.nodes[best_head(tree)].link))
+        for row in rows:
+            if row.parent in known:
+                known.add(row.commit)
+                linked.append(row)
+                self._links.add_raw(row.commit, row.certificate)
+            else:
+                unlinked.append(row.commit)
+        if linked:
+            tree = self._tree_of_newest(linked)
+            self.take(Growth((), tree, tree.nodes[best_head(tree)].link))
         return unlinked
 
+    def _tree_of_newest(self, rows: Sequence[CommitRow]) -> CommitTree:
+        """The newest commits, and all since the oldest fork that may still be followed; only these are decoded."""
+        parents = {row.commit: row.parent for row in rows}
+        tip = max(rows, key=lambda row: row.index)
+        seen: set[CommitId] = set()
+        first = tip.index - _EAGER
+        for row in rows:
+            if row.parent in seen and row.index >= tip.index - MAX_DEPTH:
+                first = min(first, row.index - 1)
+            seen.add(row.parent)
+        root = tip.commit
+        for _ in range(tip.index - max(first, self._tree.nodes[self._tree.root].link.index)):
+            root = parents[root]
+        nodes = {root: TreeNode(self._decoded(root), None)}
+        children: Counter[CommitId] = Counter()
+        for row in rows:
+            if row.parent in nodes:
+                nodes[row.commit] = TreeNode(self._decoded(row.commit), None)
+                children[row.parent] += 1
+        has_fork = any(count > 1 for count in children.values())
+        return CommitTree(root, tip.commit, MappingProxyType(nodes), has_fork)
+
+    def _decoded(self, commit: CommitId) -> ChainLink:
+        link = self._links.get(commit)
+        if link is None:
+            raise LocalProtocolError("a commit of the ledger that was not read", "one of its rows")
+        self._know(link)
+        return link
+
     def _know(self, link: ChainLink) -> None:
-        self._links[link.commit] = link
+        self._links.add(link)
         if link.record is not None and link.record.attested is not None:
             self._roots.setdefault(link.record.attested.commit, link.record.attested.state_root)
 

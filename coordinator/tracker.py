@@ -38,6 +38,7 @@ _log = structlog.get_logger()
 START_RECORD: Final = "start record"
 _SHOWN_ROUNDS: Final = 500
 _VERIFY_COST_S: Final = 0.0005
+_READ_COST_S: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,7 @@ class RunTracker:
         if start is None:
             return
         chain = await self._begin(start)
-        certificates = [row.certificate for row in commits]
-        unlinked = await self._offload.run(
-            lambda: chain.replay(certificates), cost_s=_VERIFY_COST_S * len(certificates)
-        )
+        unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
         self._note_unlinked(unlinked, commits)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)

@@ -86,9 +86,19 @@ def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:
         raise RemoteProtocolError(f"total of {record.total_tokens} tokens", f"{parent.total_tokens + credited}")
     if any(c.credited_tokens > min(c.tokens, record.weight_cap_tokens) for c in record.contributors):
         raise RemoteProtocolError("a contributor credited with more than it offered", "at most its tokens and the cap")
+    return link_of(record_bytes)
+
+
+def link_of(record_bytes: bytes) -> ChainLink:
+    """The link that a record makes, for who has checked before that it continues its parent.
+
+    Raises:
+        RemoteProtocolError: not a record.
+    """
+    record = decode_record(record_bytes)
     return ChainLink(
-        parent.unit,
-        commit_id(parent.commit, record_bytes),
+        record.unit,
+        commit_id(record.parent, record_bytes),
         record.index,
         record.roster,
         record.total_tokens,

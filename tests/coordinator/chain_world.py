@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coordinator.ledger import CommitRow
 from protocol.coordination import START_DOMAIN
 from protocol.envelope import NEVER_MS, seal
 from protocol.identity import Ed25519Verifier, Identity
@@ -21,7 +23,15 @@ from protocol.rounds.messages import (
     SliceRecord,
 )
 from protocol.rounds.start import StartRecord, StartUnit
-from protocol.wire import commit_id, encode_body, encode_certificate, encode_message, encode_record
+from protocol.wire import (
+    commit_id,
+    decode_certificate,
+    decode_record,
+    encode_body,
+    encode_certificate,
+    encode_message,
+    encode_record,
+)
 
 UNIT = UnitName("fragment-0")
 RUN_ID = RunId(bytes(range(32)))
@@ -29,6 +39,16 @@ VERIFIER = Ed25519Verifier()
 START_ROOT = Root(b"s" * 32)
 HOST = Identity(b"h" * 32)
 PEERS = tuple(sorted((Identity(bytes([n]) * 32) for n in (1, 2, 3)), key=lambda identity: identity.peer_id))
+
+
+def rows_of(certificates: Sequence[bytes]) -> list[CommitRow]:
+    """Certificates as the ledger gives them back, parents before children."""
+    rows = []
+    for raw in certificates:
+        record_bytes = decode_certificate(raw).record
+        record = decode_record(record_bytes)
+        rows.append(CommitRow(commit_id(record.parent, record_bytes), UNIT, record.parent, record.index, raw, 0))
+    return sorted(rows, key=lambda row: row.index)
 
 
 @dataclass

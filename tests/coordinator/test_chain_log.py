@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from coordinator import chain_log
 from coordinator.chain_log import ChainLog, round_row
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, Root
 from protocol.rounds import lineage
-from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain
+from protocol.rounds.chain import ChainLink, link_of
+from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain, rows_of
 
 
 def new_log(chain: Chain) -> ChainLog:
@@ -74,7 +78,7 @@ def test_asks_for_what_follows_its_own_head_when_a_peer_is_further_on() -> None:
 def test_fetches_all_that_was_missed_from_an_old_copy_in_as_few_reports_as_there_are_bytes() -> None:
     chain = grown(Chain(), 200)
     log = new_log(chain)
-    log.replay(chain.certificates[:5])
+    log.replay(rows_of(chain.certificates[:5]))
     assert converse(log, chain, want=201) == [201, 6, 70, 134, 198, 201]
 
 
@@ -152,14 +156,14 @@ def test_replay_of_the_ledger_gives_the_same_head() -> None:
     for _ in range(3):
         chain.commit()
     log = new_log(chain)
-    log.replay([*chain.certificates, chain.certificates[0]])
+    log.replay(rows_of([*chain.certificates, chain.certificates[0]]))
     assert log.head.commit == chain.head[0]
 
 
 def test_a_ledger_without_a_commit_stands_before_it_until_it_is_brought() -> None:
     chain = grown(Chain(), 6)
     log = new_log(chain)
-    unlinked = log.replay([*chain.certificates[:2], *chain.certificates[3:]])
+    unlinked = log.replay(rows_of([*chain.certificates[:2], *chain.certificates[3:]]))
     assert (log.head.index, unlinked) == (2, [commit for commit, _, _ in chain.commits[3:]])
     assert take(log, chain.certificates[2:]) == 7
     assert log.head.commit == chain.head[0]
@@ -170,7 +174,7 @@ def test_replay_of_both_sides_of_a_fork_follows_the_heavier() -> None:
     light, heavy = grown(trunk.clone(), 5), grown(trunk.clone(), 2, tokens=300)
     for certificates in ([*light.certificates, *heavy.certificates], [*heavy.certificates, *light.certificates]):
         log = new_log(trunk)
-        assert log.replay(certificates) == []
+        assert log.replay(rows_of(certificates)) == []
         assert log.head.commit == heavy.head[0]
         assert log.knows(light.head[0])
         light_on = grown(light.clone(), 1)
@@ -178,7 +182,8 @@ def test_replay_of_both_sides_of_a_fork_follows_the_heavier() -> None:
 
 
 def test_a_fork_deeper_than_what_may_be_followed_is_known_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage, "MAX_DEPTH", 8)
+    for module in (lineage, chain_log):
+        monkeypatch.setattr(module, "MAX_DEPTH", 8)
     trunk = grown(Chain(), 2)
     ours, theirs = grown(trunk.clone(), 30), grown(trunk.clone(), 1, tokens=300)
     log = new_log(trunk)
@@ -202,3 +207,38 @@ def test_round_row_says_shares_coverage_and_omissions() -> None:
     assert row.omitted == ((late, "too late"),)
     with pytest.raises(RemoteProtocolError):
         round_row(chain.genesis)
+
+
+def test_only_what_a_start_needs_is_decoded_and_the_rest_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_log, "_EAGER", 5)
+    decoded: list[bytes] = []
+
+    def counted(record: bytes) -> ChainLink:
+        decoded.append(record)
+        return link_of(record)
+
+    monkeypatch.setattr(chain_log, "link_of", counted)
+    chain = grown(Chain(), 30)
+    log = new_log(chain)
+    log.replay(rows_of(chain.certificates))
+    assert (log.head.index, len(decoded)) == (30, 6)
+    assert log.knows(chain.commits[3][0])
+    link = log.link(chain.commits[3][0])
+    assert link is not None
+    assert (link.index, len(decoded)) == (4, 7)
+    fork = grown(chain.clone(), 0)
+    fork.commits, fork.certificates = fork.commits[:10], fork.certificates[:10]
+    grown(fork, 3, tokens=300)
+    take(log, fork.certificates[10:])
+    assert log.head.commit == fork.head[0]  # it branches off far before what was decoded
+    again = new_log(chain)
+    again.replay(rows_of([*chain.certificates, *fork.certificates[10:]]))
+    assert again.head.commit == fork.head[0]
+
+
+def test_a_row_that_is_not_what_its_id_says_is_found_when_it_is_read() -> None:
+    chain = grown(Chain(), 2)
+    rows = rows_of(chain.certificates)
+    swapped = [rows[0], replace(rows[1], certificate=rows[0].certificate)]
+    with pytest.raises(RemoteProtocolError, match="under another id"):
+        new_log(chain).replay(swapped)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from coordinator.chain_log import Accepted, ChainLog
+from coordinator.ledger import CommitRow
 from peer.reporting import left_behind
 from protocol.rounds.chain import genesis_link
 from tests.simulation.node import Node
@@ -19,11 +20,11 @@ MAX_REPORTS = 8
 class _Host:
     """What the host knows of the run: the production log of commits, and the ledger that it was read from."""
 
-    def __init__(self, scene: Scene, ledger: list[bytes]) -> None:
+    def __init__(self, scene: Scene, ledger: list[CommitRow]) -> None:
         genesis = genesis_link(scene.world.start_record, scene.world.layout.spine)
         self.log = ChainLog(genesis, RUN_ID, scene.world.verifier)
         self.ledger = list(ledger)
-        self.log.replay(ledger)
+        self.log.replay(sorted(ledger, key=lambda row: row.index))
 
     def hear(self, node: Node) -> None:
         """A peer reports, from the commit on that is asked for, until nothing new comes."""
@@ -41,7 +42,9 @@ class _Host:
         head = node.services[node.units[0]].chain.head
         accepted = self.log.verify(tuple(certificates), head.commit, head.index)
         self.log.add(accepted.new)
-        self.ledger.extend(item.certificate for item in accepted.new)
+        for item in accepted.new:
+            link = item.link
+            self.ledger.append(CommitRow(link.commit, link.unit, item.parent, link.index, item.certificate, 0))
         return accepted
 
 
