@@ -126,6 +126,7 @@ def test_a_ledger_from_before_bans_were_signed_is_brought_up_to_date(tmp_path: P
         ledger.put("port", b"1")
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE revocations")
+        db.execute("DROP TABLE checksums")
         db.execute("PRAGMA user_version = 1")
     db.close()
     with open_ledger(path) as ledger:
