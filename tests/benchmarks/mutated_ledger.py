@@ -46,15 +46,15 @@ def _write(ledger: Ledger, numbers: Sequence[int]) -> None:
     for number in numbers:
         commit, parent = (CommitId(bytes([n + 1]) * 32) for n in (number, number - 1))
         _admit(ledger, number)
-        ledger.add_commits(
-            [CommitRow(commit, UNIT, parent, number, random.Random(number).randbytes(700 * (1 + number % 9)), number)]
+        ledger.add_progress(
+            [CommitRow(commit, UNIT, parent, number, random.Random(number).randbytes(700 * (1 + number % 9)), number)],
+            [LossPoint("heldout", number, 100 * number, 5.0 / (1 + number), PeerId("peer0"))],
         )
-        ledger.add_loss_points([LossPoint("heldout", number, 100 * number, 5.0 / (1 + number), PeerId("peer0"))])
         ledger.add_checkpoint(CheckpointRow(commit, UNIT, number, 100 * number, Root(parent), f"{number:08d}", number))
         if number >= 2:
             ledger.drop_checkpoint(CommitId(bytes([number - 1]) * 32))
         ledger.put("addresses", b'["127.0.0.1:%d"]' % number)
-    ledger.ban(PeerId("peer0"), "equivocation")
+    ledger.ban(PeerId("peer0"), "equivocation", lambda number: b"signed %d" % number)
 
 
 def _rows(ledger: Ledger) -> object:

@@ -143,5 +143,5 @@ def test_a_refused_newcomer_costs_no_write(path: Path) -> None:
     count_file = path.with_name(path.name + COUNT_SUFFIX)
     before = count_file.read_bytes()
     with open_ledger(path) as ledger:
-        assert not ledger.ban(PeerId("nobody"), "never seen")
+        assert not ledger.ban(PeerId("nobody"), "never seen", lambda number: b"")
     assert count_file.read_bytes() == before
