@@ -34,8 +34,8 @@ def _fill(ledger: Ledger) -> None:
     ledger.put_once("start record", "größer".encode())
     ledger.put_once("start record", b"another")
     ledger.add_invite(b"s" * 32, max_uses=2, created_unix_s=1, expires_unix_s=9)
-    ledger.add_commits([CommitRow(COMMIT, UNIT, CommitId(b"p" * 32), 1, b"", 7)] * 2)
-    ledger.add_loss_points([LossPoint("train", 1, 600, 3, PeerId("")), LossPoint("train", 1, 600, 2.5, PeerId(""))])
+    points = [LossPoint("train", 1, 600, nats, PeerId("")) for nats in (3, 2.5)]
+    ledger.add_progress([CommitRow(COMMIT, UNIT, CommitId(b"p" * 32), 1, b"", 7)] * 2, points)
     for name in ("old", "new"):
         ledger.add_checkpoint(CheckpointRow(COMMIT, UNIT, 1, 600, Root(b"r" * 32), name, 8))
     ledger.drop_checkpoint(COMMIT)
