@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,9 +18,8 @@ from coordinator.ledger import LEDGER_FILE, open_ledger
 from protocol.coordination import HeldoutResult, PeerReport
 from protocol.errors import ConfigError
 from protocol.identity_file import open_identity
-from protocol.invite import hash_secret
 from tests.coordinator.chain_world import PEERS, Chain
-from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
+from tests.coordinator.host_world import UNIT, HostWorld, open_host
 from tests.coordinator.test_checkpointer import Donors, checkpointer, commit_and_report
 from tests.coordinator.test_service import READY, admit_all, start
 
@@ -69,7 +69,13 @@ class Story(ABC):
 
 
 class HostStory(Story):
-    """A story on one running coordinator."""
+    """A story on one running coordinator.
+
+    Attributes:
+        lasting: what does not depend on how often the act was begun.
+    """
+
+    lasting: tuple[str, ...] = ("commits", "loss_points", "news", "missing", "invites", "peers")
 
     def prepare(self, folder: Path) -> None:
         """The run before."""
@@ -101,23 +107,18 @@ class HostStory(Story):
                 **read_tables(host.folder / LEDGER_FILE),
                 "news": repr((news.phase, news.head, news.index, news.total_tokens, news.start_record)),
                 "missing": repr(host.tracker.picture().missing),
-                "checkpoints": _checkpoints(host),
+                "folders": _folders(host),
             }
 
         return in_host(folder, look)
 
     def outcome(self, folder: Path) -> Value:
         """The same, without times and without what is issued anew each time."""
-        value = dict(self.read(folder))
-        return {name: value[name] for name in ("commits", "loss_points", "news", "missing")} | self.told(folder)
-
-    def told(self, folder: Path) -> Value:
-        """What else the act is about."""
-        _ = folder
-        return {}
+        value = self.read(folder)
+        return {name: value[name] for name in self.lasting}
 
 
-def _checkpoints(host: HostWorld) -> Sequence[str]:
+def _folders(host: HostWorld) -> Sequence[str]:
     """Checkpoints as listed, each verified; and what lies in their folder."""
     folder = host.folder / "checkpoints"
     listed = [f"{row.index} {verify_checkpoint(folder / row.path).commit}" for row in host.tracker.checkpoints]
@@ -154,6 +155,8 @@ class OpeningTheRun(Story):
         from tests.coordinator.test_run_files import write_run_file
 
         write_run_file(folder)
+        for text in (folder / "texts").iterdir():
+            os.truncate(text, 600)
 
     def act(self, folder: Path) -> None:
         """Open or find it."""
@@ -197,15 +200,6 @@ class Admission(HostStory):
     async def write(self, host: HostWorld) -> None:
         """The newcomer asks; after a cut it asks again, with the same invite."""
         await host.service.admit(self._request)
-
-    def told(self, folder: Path) -> Value:
-        """One use, one peer."""
-
-        async def look(host: HostWorld) -> Value:
-            invite = host.ledger.invite(hash_secret(SECRET))
-            return {"invite": repr(invite), "is admitted": host.ledger.is_admitted(PEERS[0].peer_id)}
-
-        return in_host(folder, look)
 
 
 class Start(HostStory):
@@ -265,6 +259,7 @@ class Checkpoints(HostStory):
     """A checkpoint is written and an older one pruned."""
 
     name = "a checkpoint with pruning"
+    lasting = (*HostStory.lasting, "checkpoints", "folders")
 
     def __init__(self) -> None:
         self._chain = Chain()
@@ -295,16 +290,12 @@ class Checkpoints(HostStory):
     @staticmethod
     def _is_done(host: HostWorld, index: int) -> bool:
         rows = host.tracker.checkpoints
-        names = {path.name for path in (host.folder / "checkpoints").glob("*")} | set()
+        names = {path.name for path in (host.folder / "checkpoints").glob("*")}
         return bool(rows) and rows[-1].index == index and len(rows) <= 3 and names == {row.path for row in rows}
 
     async def recover(self, host: HostWorld) -> None:
         """The first thing that the checkpointer does."""
         await checkpointer(host, self._donors.fetch).recover(host.offload)
-
-    def told(self, folder: Path) -> Value:
-        """The checkpoints."""
-        return {"checkpoints": self.read(folder)["checkpoints"]}
 
 
 def all_stories() -> Sequence[Story]:
