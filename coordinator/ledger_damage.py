@@ -171,4 +171,9 @@ def check_rows(db: sqlite3.Connection, path: Path) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
     if count < acknowledged:
-        raise damaged(path, f"{acknowledged - count} of {acknowledged} acknowledged writes are missing")
+        raise StorageError(
+            f"the ledger {path} is damaged, or an old copy: "
+            f"{acknowledged - count} of {acknowledged} acknowledged writes are missing",
+            "the file as it was written",
+            f"restore a copy of the host's folder; to go on from an old copy of the ledger alone, delete {path.name}{COUNT_SUFFIX}",
+        )
