@@ -343,14 +343,14 @@ async def test_wrong_clock_is_named_before_the_signature_is_called_expired(
 async def test_a_ledger_from_before_a_ban_learns_of_it_from_a_peer_that_kept_it(
     tmp_path: Path, autojump_clock: object
 ) -> None:
-    with open_host(tmp_path) as host:
+    newer, copy = tmp_path / "newer", tmp_path / "copy"
+    newer.mkdir()
+    with open_host(newer) as host:
         await admit_all(host)
-    ledger = tmp_path / "ledger.sqlite3"
-    shutil.copyfile(ledger, tmp_path / "copy")
-    with open_host(tmp_path) as host:
+    shutil.copytree(newer, copy)
+    with open_host(newer) as host:
         entry = ban(host, PEERS[0])
-    shutil.copyfile(tmp_path / "copy", ledger)
-    with open_host(tmp_path) as host:
+    with open_host(copy) as host:
         assert host.ledger.is_admitted(PEERS[0].peer_id)
         knowing = replace(READY, known_revocations=fingerprint(entry))
         reply = decode_report_reply(await host.service.report(host.report(PEERS[1], knowing)))
