@@ -5,7 +5,7 @@ authority.key      32 secret bytes of the run's certificate authority, mode 0600
 authority.der      its certificate
 data/              packed shards and dataset.json
 manifest.signed    the signed run manifest: written last, so its presence means that the run is complete
-ledger.sqlite3     coordinator/ledger.py
+ledger.sqlite3     coordinator/ledger.py; beside it .count (coordinator/ledger_damage.py) and, while in use, SQLite's -wal and -shm
 checkpoints/       coordinator/checkpoints.py
 """
 
