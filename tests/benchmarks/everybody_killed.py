@@ -23,7 +23,7 @@ MOST_ROUNDS_LOST: Final = 1
 BACK_LIMIT_S: Final = 90.0
 LOOK_EVERY_S: Final = 0.05
 LONGEST_LIFE_S: Final = 6.0
-"""Latest moment of a strike after all stood; rounds fall due every two seconds."""
+"""Latest moment of a strike after all trained; rounds fall due every two seconds."""
 EARLY_S: Final = (0.2, 6.0)
 EVERY_EARLY: Final = 5
 """One strike in so many comes while the processes are still starting."""
@@ -77,7 +77,7 @@ def measure(swarm: Swarm, budget: Budget, chance: random.Random) -> list[Death]:
         begin_s = time.monotonic()
         is_early = trial % EVERY_EARLY == EVERY_EARLY - 1
         if not is_early:
-            _await_heads(swarm)
+            await_whole(swarm)
         known = max(known, _watch(swarm, chance.uniform(*EARLY_S) if is_early else chance.uniform(0.0, LONGEST_LIFE_S)))
         death = end(swarm, known, is_early=is_early)
         known = death.known

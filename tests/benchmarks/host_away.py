@@ -17,6 +17,9 @@ from tests.benchmarks.swarm import Swarm
 
 RESTART_S: Final = 5.0
 RESTART_LIMIT_S: Final = 90.0
+LEAST_CALM_S: Final = 8.0
+"""Some rounds at least, whose pace is compared with."""
+
 LOOK_EVERY_S: Final = 0.05
 
 
@@ -55,7 +58,7 @@ def measure(swarm: Swarm, budget: Budget, away_s: float) -> list[Absence]:
             print(f"host away: time is up after {trial} of {budget.num_trials} trials", flush=True)
             break
         begin_s = time.monotonic()
-        seen.append(_one(watch, away_s, away_s / 3))
+        seen.append(_one(watch, away_s, max(LEAST_CALM_S, away_s / 6)))
         longest_s = max(longest_s, time.monotonic() - begin_s)
         print(f"host away: {seen[-1]}", flush=True)
     return seen
