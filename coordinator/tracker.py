@@ -17,6 +17,7 @@ import trio
 from coordinator import run_core
 from coordinator.chain_log import Accepted, ChainLog, Growth, round_row
 from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
+from coordinator.restart import Restart, restart_sentence
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.run_view import FORGET_S, Missing, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
 from protocol.coordination import NO_COMMIT, START_DOMAIN, PeerReport, ReportReply, RunNews
@@ -79,6 +80,7 @@ class RunTracker:
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing: dict[PeerId, Missing] = {}
         self._unlinked: list[Missing] = []
+        self._restart: Restart | None = None
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -122,6 +124,8 @@ class RunTracker:
         self._note_unlinked(unlinked, commits)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
+        if commits:
+            self._restart = Restart(self._state.index, self._clock.monotonic_s())
 
     async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
         """Take in a peer's report: who is there, verified commits, losses.
@@ -147,6 +151,17 @@ class RunTracker:
             now = self._clock.monotonic_s()
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
             await self._step(run_core.Ticked())
+            self._tell_restart(now)
+
+    def _tell_restart(self, now_s: float) -> None:
+        """Once after a start on an older ledger: whether the peers still have what it tells of."""
+        if self._restart is None:
+            return
+        indices = [entry.report.index for entry in self._peers.values() if entry.report.head]
+        sentence = restart_sentence(self._restart, indices, now_s)
+        if sentence:
+            _log.info("restarted", reason=sentence)
+            self._restart = None
 
     def news(self) -> RunNews:
         """The run in one event of the watch."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from averaging.codecs import Codec, codec_by_name
 from averaging.data.shards import ShardCache
 from averaging.generations import Generations
@@ -16,10 +18,11 @@ from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.start_state import start_root, start_state
 from averaging.state import STATE_BYTES_PER_VALUE
-from averaging.unit_log import UnitLog
+from averaging.unit_log import LOG_NAME, UnitLog
 from peer.config import PeerConfig
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
+from peer.restart import restart_sentence
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
@@ -27,6 +30,8 @@ from protocol.rounds.messages import Member, OuterStep
 from protocol.rounds.state import OpenRound, RoundConfig
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import genesis_id
+
+log = structlog.get_logger()
 
 MIN_LONE_PATIENCE_S: Final = 60.0
 """Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
@@ -46,9 +51,10 @@ async def open_chain(
     offload = ThreadOffload()
     await offload.run(lambda: clear_unfinished(folder / WHOLE_MODEL))
     storage = FileStorage(folder / WHOLE_MODEL, offload)
+    was_here = (folder / WHOLE_MODEL / LOG_NAME).exists()
     codec = codec_by_name(manifest.config.round.codec)
-    log = UnitLog(storage)
-    await HeadVector(FileStorage(folder, offload)).finish({WHOLE_MODEL: log})
+    unit_log = UnitLog(storage)
+    await HeadVector(FileStorage(folder, offload)).finish({WHOLE_MODEL: unit_log})
     tools = UnitTools(
         membership.run_id,
         WHOLE_MODEL,
@@ -56,14 +62,18 @@ async def open_chain(
         codec,
         grid,
         offload,
-        log,
+        unit_log,
         Generations(storage, grid, offload),
     )
     own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed))
     check_start(start, schema, own_root)
     genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
     chain = UnitChain(tools, start, genesis)
-    return chain, await chain.restore()
+    open_round = await chain.restore()
+    if was_here:
+        proven_index = max(node.link.index for node in chain.tree.nodes.values())
+        log.info("restarted", reason=restart_sentence(chain.head.index, proven_index))
+    return chain, open_round
 
 
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:

@@ -63,7 +63,13 @@ def modules(*folders: str) -> tuple[Module, ...]:
 
 def core_modules() -> tuple[Module, ...]:
     """Where decisions are made: all of protocol but its file readers, the files named *_core.py, and those listed."""
-    listed = {"peer/demo_summary.py", "coordinator/admission.py", "averaging/data/assignment.py"}
+    listed = {
+        "peer/demo_summary.py",
+        "peer/restart.py",
+        "coordinator/admission.py",
+        "coordinator/restart.py",
+        "averaging/data/assignment.py",
+    }
     shells = {"protocol/identity_file.py", "protocol/manifest.py"}
     return tuple(
         module

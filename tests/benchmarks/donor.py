@@ -8,6 +8,7 @@ of what donors printed.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 import trio
 
@@ -97,6 +99,11 @@ async def take(folder: Path, address: str, num_values: int, donors: list[dict[st
 
 def main(arguments: list[str]) -> None:
     """As the module says."""
+    # what it prints is for the program that started it
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     what, folder, address, num_values = arguments[0], Path(arguments[1]), arguments[2], int(arguments[3])
     if what == "give":
         trio.run(give, folder, address, num_values)

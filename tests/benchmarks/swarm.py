@@ -71,10 +71,16 @@ class Swarm:
     peer_environment: Mapping[str, str]
     peer_flags: tuple[str, ...]
     peer_module: str
+    host_command: tuple[str, ...]
     host: Running
     host_url: str
     invite: str
     peers: dict[int, BenchPeer] = field(default_factory=dict)
+
+    def start_host(self) -> Running:
+        """Start the host again on its folder and ports."""
+        self.host = self.children.start("host", self.host_command, {})
+        return self.host
 
     def start_peer(self, number: int) -> BenchPeer:
         """Start a peer on its state folder, or start it again."""
@@ -151,11 +157,12 @@ def start_swarm(
     run_file = directory / "run.toml"
     run_file.write_text(tomli_w.dumps(config.model_dump(mode="json")), encoding="utf8")
     port = free_port()
-    command = [*_POTLUCK, "host", str(run_file), "--state-dir", str(directory / "host"), "--http-port", str(port)]
-    host = children.start("host", [*command, "--listen-host", places.host_address], {})
+    flags = ("--state-dir", str(directory / "host"), "--http-port", str(port), "--listen-host", places.host_address)
+    command = (*_POTLUCK, "host", str(run_file), *flags)
+    host = children.start("host", command, {})
     invite = wait_for_invite(host, HOST_START_LIMIT_S)
     url = f"http://127.0.0.1:{port}/api/status"
-    swarm = Swarm(children, directory, places, peer_environment, peer_flags, peer_module, host, url, invite)
+    swarm = Swarm(children, directory, places, peer_environment, peer_flags, peer_module, command, host, url, invite)
     for number in range(1, len(places.peers) + 1):
         swarm.start_peer(number)
     for peer in swarm.peers.values():

@@ -9,14 +9,16 @@ from typing import TypeVar
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from coordinator.ledger import Ledger
+from coordinator.restart import GATHER_S
 from coordinator.run_core import Phase
 from coordinator.run_view import FETCHING_S, FORGET_S, status_json
 from protocol.coordination import START_DOMAIN, HeldoutResult, PeerReport
-from protocol.envelope import NEVER_MS, seal
+from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import RemoteProtocolError, StorageError
-from tests.coordinator.chain_world import PEERS, Chain
+from tests.coordinator.chain_world import PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
 from tests.coordinator.test_service import chain_of
 
@@ -249,3 +251,50 @@ async def test_what_a_report_brings_is_in_the_ledger_whole_or_not_at_all(
         await host.tracker.report(PEERS[0].peer_id, report)
         assert host.tracker.state.index == 1
         assert [p.nats for p in host.ledger.loss_points()] == [1.5]
+
+
+async def _with_commits(host: HostWorld, num_commits: int) -> Chain:
+    await _all_ready(host)
+    sealed = host.tracker.start_record
+    envelope = open_envelope(sealed, verifier=VERIFIER, domain=START_DOMAIN, run_id=host.run_id, now_unix_ms=None)
+    chain = Chain(host.run_id, given_start=envelope.payload)
+    for _ in range(num_commits):
+        chain.commit(tokens=(1, 1, 1))
+    report = PeerReport("training", "", UNIT, certificates=tuple(chain.certificates))
+    await host.tracker.report(PEERS[0].peer_id, report)
+    return chain
+
+
+def _at(chain: Chain, index: int) -> PeerReport:
+    return PeerReport("training", "", UNIT, head=chain.commits[index - 1][0], index=index)
+
+
+async def test_after_a_restart_it_is_said_once_that_nothing_was_lost_when_a_peer_stands_where_the_ledger_does(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain = await _with_commits(host, 2)
+    with open_host(tmp_path) as host, capture_logs() as said:
+        await host.tracker.restore()
+        await host.tracker.tick()
+        assert not [line for line in said if line["event"] == "restarted"]
+        await host.tracker.report(PEERS[1].peer_id, _at(chain, 2))
+        await host.tracker.tick()
+        await host.tracker.tick()
+        told = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert told == ["restarted at round 2; nothing was lost"]
+
+
+async def test_after_a_restart_the_round_since_which_work_was_lost_is_said_when_no_peer_comes_with_more(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain = await _with_commits(host, 2)
+    with open_host(tmp_path) as host, capture_logs() as said:
+        await host.tracker.restore()
+        await host.tracker.report(PEERS[1].peer_id, _at(chain, 1))
+        await host.tracker.tick()
+        await trio.sleep(GATHER_S)
+        await host.tracker.tick()
+        (told,) = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert "work since round 1 was lost" in told
