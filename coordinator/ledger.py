@@ -383,6 +383,8 @@ def open_ledger(path: Path) -> Iterator[Ledger]:
             ledger_damage.keep_checksums(connection)
         except sqlite3.Error as error:
             raise _translate(error, path) from error
+        except UnicodeDecodeError as error:  # sqlite3's own messages quote the file
+            raise ledger_damage.damaged(path, "names in it are no text") from error
         yield ledger
     finally:
         connection.close()

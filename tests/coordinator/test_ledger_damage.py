@@ -89,6 +89,18 @@ def test_rows_and_definitions_that_something_else_wrote_are_damage(path: Path, s
         _open(path)
 
 
+def test_a_definition_that_is_no_text_is_damage(path: Path) -> None:
+    data = path.read_bytes()
+    for name, text in (
+        (b"indexcommits_by_parent", b"indexcommits_b\xde_parent"),
+        (b"seen_unix_s INTEGER", b"seen_unix_s INTE\xc7ER"),
+    ):
+        assert name in data
+        path.write_bytes(data.replace(name, text))
+        with pytest.raises(StorageError, match=r"ledger\.sqlite3 is damaged"):
+            _open(path)
+
+
 def test_a_version_that_no_release_writes_is_damage(path: Path) -> None:
     for version in (-5, 0, 1):
         _execute(path, f"PRAGMA user_version = {version}")
