@@ -10,7 +10,7 @@ from typing import Final
 
 from protocol.errors import MachineError
 from tests.benchmarks.fault_watch import Watch
-from tests.benchmarks.processes import kill_all_of
+from tests.benchmarks.processes import cpu_s, kill_all_of
 from tests.benchmarks.recovery_swarm import BENCH, Budget, Commit, await_whole, commits_of, look_for, pace_s
 from tests.benchmarks.results import Row, always, at_most
 from tests.benchmarks.swarm import Swarm
@@ -34,6 +34,7 @@ class Absence:
         is_complete: whether every round of the absence counts every peer.
         answered_s: from the start of the host's process until /api/status answers.
         restart_s: until it shows the peers' head, too.
+        cpu_s: processor seconds of its process until then.
     """
 
     expected: float
@@ -42,6 +43,7 @@ class Absence:
     is_complete: bool
     answered_s: float
     restart_s: float
+    cpu_s: float
 
     @property
     def missed(self) -> int:
@@ -91,6 +93,7 @@ def _one(watch: Watch, away_s: float, before_s: float) -> Absence:
         is_complete=all(members.get(index) == everybody for index in indices),
         answered_s=round(answered_s, 3),
         restart_s=round(restart_s, 3),
+        cpu_s=round(cpu_s(host), 2),
     )
 
 
@@ -139,5 +142,6 @@ def rows(seen: Sequence[Absence], away_s: float, settings: dict[str, object]) ->
         count,
         always(BENCH, f"{name}: every round counts every peer", [one.is_complete for one in seen], settings),
         at_most(BENCH, f"{name}: from its start to the peers' head", [o.restart_s for o in seen], RESTART_S, settings),
+        at_most(BENCH, f"{name}: of that, processor time of the host", [o.cpu_s for o in seen], None, settings),
         at_most(BENCH, f"{name}: of that, until it answers", [o.answered_s for o in seen], None, settings),
     ]

@@ -33,6 +33,10 @@ ROUNDS_BEFORE: Final = 12
 """A snapshot is fewer bytes than replaying so many rounds, and one of them is attested."""
 
 LOOK_EVERY_S: Final = 0.05
+SLOWDOWN: Final = 4.0
+"""Short steps, so that a window holds many."""
+
+LEAST_STEPS: Final = 8
 _LOWEST_PRIORITY: Final = ("nice", "-n", "19")
 
 
@@ -89,16 +93,20 @@ def measure(swarm: Swarm, budget: Budget) -> list[Join]:
     """The last peer of the swarm joins again and again with an emptied unit folder; the others give."""
     *incumbents, joiner = [swarm.peers[number] for number in sorted(swarm.peers)]
     incumbents = _capped(swarm, incumbents, joiner)
+    budget = Budget(budget.num_trials, budget.limit_s)
     seen: list[Join] = []
     longest_s = 0.0
     while len(seen) < budget.num_trials and budget.left_s >= longest_s:
         begin_s = time.monotonic()
-        before = _window(incumbents, lambda begin_s=begin_s: time.monotonic() > begin_s + CALM_S)  # type: ignore[misc]
+        before = _calm(incumbents)
         joiner, during, download_s = _join(swarm, incumbents, joiner)
-        calm_s = time.monotonic()
-        after = _window(incumbents, lambda calm_s=calm_s: time.monotonic() > calm_s + CALM_S)  # type: ignore[misc]
-        seen.append(Join(before.step_s(), during.step_s(), after.step_s(), round(download_s, 2)))
+        after = _calm(incumbents)
         longest_s = max(longest_s, time.monotonic() - begin_s)
+        try:
+            seen.append(Join(before.step_s(), during.step_s(), after.step_s(), round(download_s, 2)))
+        except MachineError as error:
+            print(f"incumbents: {error.one_line()}", flush=True)
+            continue
         print(f"incumbents: {seen[-1].longer:+.1%} (noise {seen[-1].noise:+.1%}), {download_s:.1f} s", flush=True)
     return seen
 
@@ -108,6 +116,8 @@ def _capped(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) ->
     await_whole(swarm, ROUNDS_BEFORE)
     for peer in (*incumbents, joiner):
         kill_all_of(peer.running)
+    flags = swarm.peer_flags
+    swarm.peer_flags = (*flags[: flags.index("--slowdown")], "--slowdown", str(SLOWDOWN))
     swarm.peer_environment = {"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S)}
     *places, last = swarm.places.peers
     swarm.places = replace(swarm.places, peers=(*places, replace(last, prefix=_LOWEST_PRIORITY)))
@@ -115,6 +125,17 @@ def _capped(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) ->
     capped = [swarm.start_peer(peer.number) for peer in incumbents]
     await_whole(swarm)
     return capped
+
+
+def _calm(peers: Sequence[BenchPeer]) -> Steps:
+    """A window without a joiner: so long, and at least some steps of each."""
+    steps, begin_s = Steps(), time.monotonic()
+    while time.monotonic() < begin_s + JOIN_LIMIT_S:
+        steps.look(peers)
+        if time.monotonic() > begin_s + CALM_S and min(map(len, steps.seen.values())) > LEAST_STEPS:
+            break
+        time.sleep(LOOK_EVERY_S)
+    return steps
 
 
 def _window(peers: Sequence[BenchPeer], is_over: Callable[[], bool]) -> Steps:

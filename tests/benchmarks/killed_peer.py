@@ -15,13 +15,16 @@ from typing import Final
 
 from protocol.errors import MachineError
 from tests.benchmarks.fault_watch import PROPOSED, Watch
-from tests.benchmarks.processes import kill_all_of
+from tests.benchmarks.processes import cpu_s, kill_all_of
 from tests.benchmarks.recovery_swarm import BENCH, Budget, await_whole, look_for
 from tests.benchmarks.results import Row, at_most
 from tests.benchmarks.swarm import BenchPeer, Swarm
 
 RECOVERED_S: Final = 10.0
 COUNTED_LIMIT_S: Final = 90.0
+FIRST_ROUND: Final = 2
+"""Before it there is no state to come back to."""
+
 LOOK_EVERY_S: Final = 0.05
 
 
@@ -34,12 +37,14 @@ class Recovery:
         ready_s: until it trained at the head with a first step done.
         waited_s: how long it then stood ready and no round was due.
         counted_s: until the commit that counts it.
+        cpu_s: processor seconds of its daemon when it was ready.
     """
 
     imports_s: float
     ready_s: float
     waited_s: float
     counted_s: float
+    cpu_s: float
 
     @property
     def recovery_s(self) -> float:
@@ -56,7 +61,7 @@ def measure(swarm: Swarm, budget: Budget, interval_s: float, chance: random.Rand
             print(f"killed peer: time is up after {trial} of {budget.num_trials} trials", flush=True)
             break
         begin_s = time.monotonic()
-        await_whole(swarm)
+        await_whole(swarm, FIRST_ROUND)
         look_for(watch, chance.uniform(0.0, interval_s))
         victim = swarm.peers[1 + trial % len(swarm.peers)]
         kill_all_of(victim.running)
@@ -67,20 +72,21 @@ def measure(swarm: Swarm, budget: Budget, interval_s: float, chance: random.Rand
 
 
 def _come_back(watch: Watch, victim: BenchPeer, interval_s: float) -> Recovery:
-    started_s, ready_s = victim.running.started_unix_s, None
+    started_s, ready_s, ready_cpu_s = victim.running.started_unix_s, None, 0.0
     deadline_s = time.monotonic() + COUNTED_LIMIT_S
     while time.monotonic() < deadline_s:
         status = victim.status()
         now_s = time.time()
         if status is not None and ready_s is None and status.state == "training" and status.tokens_ready > 0:
-            ready_s = now_s
+            ready_s, ready_cpu_s = now_s, cpu_s(victim.running)
         if status is not None and status.first_counted_unix_s is not None and status.last_round is not None:
             counted_s = status.first_counted_unix_s
             ready_s = min(counted_s, ready_s or counted_s)
             watch.look()
             waited_s = _waited_s(watch, victim, status.last_round.index, ready_s, interval_s)
             imports_s = status.started_unix_s - started_s
-            return Recovery(*(round(s, 3) for s in (imports_s, ready_s - started_s, waited_s, counted_s - started_s)))
+            times = (imports_s, ready_s - started_s, waited_s, counted_s - started_s, ready_cpu_s)
+            return Recovery(*(round(seconds, 3) for seconds in times))
         time.sleep(LOOK_EVERY_S)
     raise MachineError(f"peer {victim.number} was not counted within {COUNTED_LIMIT_S:.0f} s", "a certificate with it")
 
@@ -112,6 +118,7 @@ def rows(seen: Sequence[Recovery], settings: dict[str, object]) -> list[Row]:
         ),
         at_most(BENCH, f"{name}: of that, imports", [r.imports_s for r in seen], None, settings),
         at_most(BENCH, f"{name}: of that, until it trains at the head", [r.ready_s for r in seen], None, settings),
+        at_most(BENCH, f"{name}: of that, processor time of the daemon", [r.cpu_s for r in seen], None, settings),
         at_most(
             BENCH, f"{name}: not in that, ready before a round was due", [r.waited_s for r in seen], None, settings
         ),

@@ -88,6 +88,14 @@ def family_of(pid: int) -> list[psutil.Process]:
         return []
 
 
+def cpu_s(running: Running) -> float:
+    """Processor seconds of the process alone so far: what a start costs on an idle machine. 0 when it is gone."""
+    with suppress(psutil.Error):
+        times = psutil.Process(running.process.pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
 def kill_family(pid: int) -> None:
     """SIGKILL to a process and all its descendants."""
     for process in family_of(pid):

@@ -63,12 +63,14 @@ FULL_TRIALS: Final = {"killed": 10, "away": 10, "striped": 10, "incumbents": 10,
 FULL_LIMITS_S: Final = {"killed": 200.0, "away": 560.0, "incumbents": 250.0, "everybody": 460.0}
 QUICK_TRIALS: Final = {"killed": 2, "away": 1, "striped": 1, "incumbents": 1, "everybody": 5}
 QUICK_LIMITS_S: Final = {"killed": 40.0, "away": 30.0, "incumbents": 40.0, "everybody": 80.0}
+QUICK_MISSED: Final = (1, 5, 20)
 
 Settings = dict[str, object]
-Part = Callable[[Path, Plan, Settings], list[Row]]
+Part = Callable[[Path, Plan, Settings, list[Row]], None]
+"""Appends its rows one measurement after another: what breaks down later takes none along."""
 
 
-def large_parts(directory: Path, plan: Plan, settings: Settings) -> list[Row]:
+def large_parts(directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
     """A peer with 50 MB of state comes back; then peers with so much give it to a joiner."""
     own = {**settings, "peers": NUM_LARGE_PEERS, "longest_interval_s": INTERVAL_LARGE_S, "slowdown": SLOWDOWN_LARGE}
     config = run_config(LARGE, NUM_LARGE_PEERS, INTERVAL_LARGE_S)
@@ -77,31 +79,31 @@ def large_parts(directory: Path, plan: Plan, settings: Settings) -> list[Row]:
         open_swarm(children, directory, config, SLOWDOWN_LARGE) as swarm,
     ):
         returns = killed_peer.measure(swarm, plan.budget("killed"), INTERVAL_LARGE_S, random.Random(plan.seed))
-        made = killed_peer.rows(returns, own)
+        made += killed_peer.rows(returns, own)
         joins = incumbents.measure(swarm, plan.budget("incumbents"))
-        return [*made, *incumbents.rows(joins, {**own, "peers": NUM_LARGE_PEERS - 1})]
+        made += incumbents.rows(joins, {**own, "peers": NUM_LARGE_PEERS - 1})
 
 
-def tiny_parts(directory: Path, plan: Plan, settings: Settings) -> list[Row]:
+def tiny_parts(directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
     """The host is away; then everything is killed. A checkpoint at every round, so that strikes fall into their writing, too."""
     own = {**settings, "peers": NUM_TINY_PEERS, "longest_interval_s": INTERVAL_TINY_S, "slowdown": SLOWDOWN_TINY}
     config = run_config(TINY, NUM_TINY_PEERS, INTERVAL_TINY_S, every_rounds=1)
     with open_children(directory / "logs") as children, open_swarm(children, directory, config, SLOWDOWN_TINY) as swarm:
         absences = host_away.measure(swarm, plan.budget("away"), plan.away_s)
-        made = host_away.rows(absences, plan.away_s, own)
+        made += host_away.rows(absences, plan.away_s, own)
         deaths = everybody_killed.measure(swarm, plan.budget("everybody"), random.Random(plan.seed))
-        return [*made, *everybody_killed.rows(deaths, everybody_killed.go_on(swarm), own)]
+        made += everybody_killed.rows(deaths, everybody_killed.go_on(swarm), own)
 
 
-def striped_part(directory: Path, plan: Plan, settings: Settings) -> list[Row]:
+def striped_part(directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
     """Joins from several donors."""
     takes = striped_join.measure(directory, plan.joined_values, plan.trials["striped"])
-    return striped_join.rows(takes, {**settings, "state_bytes": striped_join.state_bytes(plan.joined_values)})
+    made += striped_join.rows(takes, {**settings, "state_bytes": striped_join.state_bytes(plan.joined_values)})
 
 
-def missed_part(_directory: Path, plan: Plan, settings: Settings) -> list[Row]:
+def missed_part(_directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
     """Catching up."""
-    return missed_rounds.rows(missed_rounds.measure(plan.missed), settings)
+    made += missed_rounds.rows(missed_rounds.measure(plan.missed), settings)
 
 
 PARTS: Final[Mapping[str, Part]] = {
@@ -124,7 +126,7 @@ def measure(directory: Path, plan: Plan, settings: Settings) -> list[Row]:
         begin_s, before = time.monotonic(), machine()
         print(f"== {name}: {before}", flush=True)
         try:
-            made += part(folder, plan, {**settings, "machine_before": before})
+            part(folder, plan, {**settings, "machine_before": before}, made)
         except PotluckError as error:
             print(f"{name}: {error.one_line()}", flush=True)
             made.append(Row("recovery", f"{name}: broken off: {error.found}", None, "", met=False))
@@ -142,10 +144,10 @@ def planned(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--only", default="", help=f"only parts with this in their name: {', '.join(PARTS)}")
     options = parser.parse_args(arguments)
     if options.quick:
-        missed = (1, 5, 20)
-        return Plan(QUICK_TRIALS, QUICK_LIMITS_S, 15.0, 2_000_000, missed, options.seed, options.only), options
-    missed = missed_rounds.MISSED
-    return Plan(FULL_TRIALS, FULL_LIMITS_S, 60.0, 2_000_000, missed, options.seed, options.only), options
+        plan = Plan(QUICK_TRIALS, QUICK_LIMITS_S, 15.0, 2_000_000, QUICK_MISSED, options.seed, options.only)
+    else:
+        plan = Plan(FULL_TRIALS, FULL_LIMITS_S, 60.0, 2_000_000, missed_rounds.MISSED, options.seed, options.only)
+    return plan, options
 
 
 def main(arguments: Sequence[str]) -> int:
