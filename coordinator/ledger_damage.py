@@ -24,7 +24,9 @@ from protocol.errors import StorageError
 COUNT_SUFFIX: Final = ".count"
 """What the count's file is called: the ledger's name with this behind it."""
 
-_COUNT_ROW: Final = "acknowledged writes"
+COUNT_ROW: Final = "acknowledged writes"
+"""The name under which a ledger counts its transactions."""
+
 _CHECKSUM: Final = "row_checksum"
 _DEFINITIONS: Final = "sqlite_schema"
 _NOT_THE_FILE: Final = frozenset(
@@ -106,12 +108,12 @@ def keep_checksums(db: sqlite3.Connection) -> None:
 def count_write(db: sqlite3.Connection) -> int:
     """Number the transaction that is open, as its last statement."""
     number = _count(db) + 1
-    db.execute("INSERT OR REPLACE INTO kv (name, value) VALUES (?, ?)", (_COUNT_ROW, b"%d" % number))
+    db.execute("INSERT OR REPLACE INTO kv (name, value) VALUES (?, ?)", (COUNT_ROW, b"%d" % number))
     return number
 
 
 def _count(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT value FROM kv WHERE name = ?", (_COUNT_ROW,)).fetchone()
+    row = db.execute("SELECT value FROM kv WHERE name = ?", (COUNT_ROW,)).fetchone()
     return int(row[0]) if row is not None else 0
 
 
