@@ -51,13 +51,13 @@ class StoryResult:
     slowest_restart_s: float
 
 
-def kill_everywhere(folder: Path) -> Sequence[StoryResult]:
-    """Kill the coordinator at every point of all its ways of writing, in folders below `folder`.
+def kill_everywhere(folder: Path, every: int = 1) -> Sequence[StoryResult]:
+    """Kill the coordinator at every point of all its ways of writing, or at every so many, in folders below `folder`.
 
     Raises:
         RuntimeError: the process that does it failed.
     """
-    command = [sys.executable, "-m", _MODULE, str(folder)]
+    command = [sys.executable, "-m", _MODULE, str(folder), str(every)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -93,7 +93,7 @@ def _copy(source: Path, target: Path) -> Path:
     return target
 
 
-def _run_story(story: Story, folder: Path) -> StoryResult:
+def _run_story(story: Story, folder: Path, every: int) -> StoryResult:
     folder.mkdir(parents=True)
     template, work = folder / "before", folder / "work"
     template.mkdir()
@@ -102,14 +102,14 @@ def _run_story(story: Story, folder: Path) -> StoryResult:
     _copy(template, work)
     story.act(work)
     after, outcome = story.read(work), story.outcome(work)
-    num_before = num_after = 0
+    points = num_before = num_after = 0
     problems: list[str] = []
     slowest_s = 0.0
-    for at in count(1):
+    for at in count(1, every):
         _copy(template, work)
         if not _ended_by_kill(story, work, at):
-            points = at - 1
             break
+        points += 1
         began_s = time.perf_counter()
         try:
             found = story.read(work)
@@ -131,11 +131,11 @@ def _run_story(story: Story, folder: Path) -> StoryResult:
 
 def main() -> None:
     """One JSON line for each story."""
-    folder = Path(sys.argv[1])
+    folder, every = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     for number, story in enumerate(all_stories()):
-        print(json.dumps(asdict(_run_story(story, folder / str(number)))), flush=True)
+        print(json.dumps(asdict(_run_story(story, folder / str(number), every))), flush=True)
 
 
 if __name__ == "__main__":
