@@ -62,7 +62,7 @@ class Plan:
 FULL_TRIALS: Final = {"killed": 10, "away": 10, "striped": 10, "incumbents": 10, "everybody": 50}
 FULL_LIMITS_S: Final = {"killed": 200.0, "away": 560.0, "incumbents": 250.0, "everybody": 460.0}
 QUICK_TRIALS: Final = {"killed": 2, "away": 1, "striped": 1, "incumbents": 1, "everybody": 5}
-QUICK_LIMITS_S: Final = {"killed": 40.0, "away": 30.0, "incumbents": 40.0, "everybody": 80.0}
+QUICK_LIMITS_S: Final = {"killed": 40.0, "away": 30.0, "incumbents": 40.0, "everybody": 110.0}
 QUICK_MISSED: Final = (1, 5, 20)
 
 Settings = dict[str, object]
@@ -146,7 +146,7 @@ def planned(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     if options.quick:
         plan = Plan(QUICK_TRIALS, QUICK_LIMITS_S, 15.0, 2_000_000, QUICK_MISSED, options.seed, options.only)
     else:
-        plan = Plan(FULL_TRIALS, FULL_LIMITS_S, 60.0, 2_000_000, missed_rounds.MISSED, options.seed, options.only)
+        plan = Plan(FULL_TRIALS, FULL_LIMITS_S, 60.0, 3_000_000, missed_rounds.MISSED, options.seed, options.only)
     return plan, options
 
 
