@@ -178,7 +178,7 @@ def _check_ledger(ledger: Ledger, manifest: RunManifest, found: Found) -> None:
     verifier = Ed25519Verifier()
     envelope = open_envelope(start, verifier=verifier, domain=START_DOMAIN, run_id=manifest.run_id, now_unix_ms=None)
     chain = ChainLog(genesis_link(envelope.payload, WHOLE_MODEL), manifest.run_id, verifier)
-    chain.replay([row.certificate for row in ledger.commits(WHOLE_MODEL)])
+    chain.replay(ledger.commits(WHOLE_MODEL))
     found.index = chain.head.index
 
 
