@@ -80,9 +80,18 @@ class WatchedChain(UnitChain):
         """What was applied before a crash is there after it, whatever was lost with the process."""
         open_round = await super().restore()
         before = self.node.applied.get(self.tools.unit)
-        if before is not None and not self.has(before) and not self.node.is_disk_damaged:
+        if before is not None and not self.node.is_disk_damaged and self._is_behind(before):
             raise Violation(f"{self.node.name} came back without commit {before.hex()[:8]}, which it had applied")
         return open_round
+
+    def _is_behind(self, before: CommitId) -> bool:
+        """Whether commits up to `before` are gone from the lineage that it is on; another lineage is a switch that was finished."""
+        here: CommitId | None = before if before != self.head.commit else None
+        while here in self.observed.commits:
+            here = self.observed.commits[here].parent
+            if here == self.head.commit:
+                return True
+        return False
 
     async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
         """Tell the trainer which tokens come back, and look at where it leads."""

@@ -166,6 +166,7 @@ def _damage(node: Node, other: Node, prefix: str) -> None:
     """Lose files of which there is another copy."""
     for name in [name for name in node.disk.files if name.startswith(prefix) and name in other.disk.files]:
         del node.disk.files[name]
+    node.is_disk_damaged = True
 
 
 # --- the training process -----------------------------------------------------------------------------------------------------
