@@ -133,17 +133,6 @@ def test_peers_go_on_without_the_host_and_it_catches_up_when_it_is_back(tmp_path
         common = roots[0].keys() & roots[1].keys()
         assert {c: roots[0][c] for c in common} == {c: roots[1][c] for c in common}
 
-        # The seed that everybody knows is dead, too: who comes back now finds the other by itself.
-        peers[1].process.kill()
-        peers[1].process.wait()
-        arguments = ("join", "--state-dir", str(tmp_path / "peer 1"), *PEER_FLAGS, *CALM)
-        peers[1] = stack.enter_context(running_potluck(tmp_path, "peer 1 again", *arguments))
-        urls[1] = _peer_url(peers[1])
-        _wait_until(
-            "a round that counts the peer that came back",
-            lambda: int(str(_fetch(urls[1]).get("rounds_counted", 0))) >= 1,
-            *peers,
-        )
         alone = min(_index(_fetch(url)) for url in urls)
         assert max(_checkpoint_indices(state)) <= before
 
