@@ -78,6 +78,7 @@ class Generations:
             chunks = [state_chunk(state, self._grid, chunk) for chunk in range(self._grid.num_chunks)]
             return [_LENGTH.pack(len(header)), header, root, *chunks]
 
+        self._hashed = ("", ())  # a state that was healed is written under the name of the wrong one
         await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
         return ref
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,6 +153,17 @@ async def test_chunks_can_be_read_alone_and_their_hashes_make_the_root(autojump_
         assert root_of(_state(4).header, hashes) == state_root(_state(4), GRID)
     await generations.keep_only((), 0.0)
     assert await generations.read_chunks(ref, 0, 1) is None
+
+
+async def test_hashes_of_a_state_that_is_written_anew_are_those_of_the_new_one(autojump_clock: Clock) -> None:
+    generations = _generations(MemoryDisk())
+    state = _state(4)
+    wrong = replace(state, anchor_N=state.anchor_N + 1.0)
+    for written in (wrong, state):
+        ref = await generations.write(written, state_root(written, GRID))
+        hashes = await generations.hashes(ref)
+        assert hashes is not None
+        assert root_of(written.header, hashes) == state_root(written, GRID)
 
 
 async def test_a_pinned_generation_is_kept_until_its_lease_ends(autojump_clock: Clock) -> None:
