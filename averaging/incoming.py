@@ -67,6 +67,9 @@ class Incoming:
             log.warning("download_not_kept", reason=error.one_line())
 
     async def clear(self) -> None:
-        """The download is over, and what became of it is on disk elsewhere."""
-        for name in await self._storage.list_names("incoming/"):
-            await self._storage.delete(name)
+        """The download is over, and what became of it is on disk elsewhere. What cannot be deleted makes room for the next one."""
+        try:
+            for name in await self._storage.list_names("incoming/"):
+                await self._storage.delete(name)
+        except StorageError as error:
+            log.warning("download_not_cleared", reason=error.one_line())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -38,13 +39,12 @@ async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Seque
         try:
             certificates = [decode_certificate(raw) for raw in chain.certificates]
             certificates += await _commits_of(network, chain, donor)
-            links = await chain.tools.offload.run(lambda known=tuple(certificates): _verified(chain, known))  # type: ignore[misc]
+            links = await chain.tools.offload.run(partial(_verified, chain, certificates))
             roots = _worth_taking(chain, links)
             if roots:
                 with trio.fail_after(STATE_WITHIN_S):
                     state = await download_state(download_tools(network, chain.tools), donors, roots, told)
                 await chain.start_from(state, certificates)
-                await chain.tools.generations.incoming.clear()
             if len(links) > 1:
                 return
         except (PotluckError, trio.TooSlowError) as error:

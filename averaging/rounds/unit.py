@@ -220,6 +220,7 @@ class UnitChain:
         await self.tools.generations.write(state, root)
         self.links, self.certificates, self._tree = links, raws, tree
         self._stand_at(state, root)
+        await self.tools.generations.incoming.clear()
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
@@ -319,6 +320,7 @@ class UnitChain:
             self._stand_at(state, await self.updates.root(state))
             self.is_sound, self.became_unsound = True, trio.Event()
             await self._keep_generation(doubtful=commits[commits.index(good) : -1])
+            await self.tools.generations.incoming.clear()
             return shift_N
 
     async def _keep_generation(self, doubtful: Sequence[CommitId] = ()) -> None:
@@ -445,6 +447,7 @@ class UnitChain:
         self.certificates[position:] = _certificates_of(prepared)
         self._stand_at(prepared.state, prepared.root)
         await self._keep_generation()
+        await self.tools.generations.incoming.clear()
         await self._drop_lost(lost, prepared.path[0].link)
         return await self._votes_on_head()
 
