@@ -44,6 +44,7 @@ class Board:
     def say(self, state: str, reason: str) -> None:
         """Where we are and why."""
         self.state, self.reason = state, reason
+        self.download = None
 
     def downloading(self, progress: DownloadProgress) -> None:
         """How far the download of a state is."""
@@ -114,47 +115,58 @@ class Board:
             last_round=self.last_round,
             started_unix_s=self.started_unix_s,
         )
-        updates: dict[str, object] = asdict(self.machine.read())
+        updates = {**asdict(self.machine.read()), **self._of_traffic(), **self._of_training(), **self._of_rounds()}
+        if self.state == "training" and updates.get("worker_state", "training") != "training":
+            # what its owner can do something about comes first
+            updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
+        return status.model_copy(update=updates)
+
+    def _of_traffic(self) -> dict[str, object]:
+        told: dict[str, object] = {}
         if self.network is not None:
             traffic = self.network.traffic()
-            updates |= {
+            told |= {
                 "bytes_up": traffic.control_bytes_up + traffic.bulk_bytes_up,
                 "bytes_down": traffic.control_bytes_down + traffic.bulk_bytes_down,
                 "control_bytes_up": traffic.control_bytes_up,
                 "control_bytes_down": traffic.control_bytes_down,
             }
         if self.download is not None:
-            updates |= {
+            told |= {
                 "download_bytes_here": self.download.bytes_here,
                 "download_bytes_all": self.download.bytes_all,
                 "download_donors": self.download.num_donors,
             }
-        if self.trainer is not None:
-            progress = self.trainer.progress()
-            updates |= {
-                "tokens_per_s": progress.tokens_per_s,
-                "tokens_ready": progress.tokens_ready,
-                "tokens_trained": progress.tokens_trained,
-                "loss": progress.loss_nats,
-                "worker_state": progress.state,
-                "worker_reason": progress.reason,
-                "worker_restarts": progress.restarts,
-            }
-        if self.service is not None:
-            chain = self.service.chain
-            updates |= {
-                "head": chain.head.commit.hex(),
-                "index": chain.head.index,
-                "state_root": chain.root.hex(),
-                "state_commit": chain.head.commit.hex(),
-                "total_tokens": chain.head.total_tokens,
-                "disk_bytes": self.disk_bytes,
-                "disk_bound_bytes": chain.disk_bound_bytes,
-                "suspected": self._suspected(self.service),
-            }
-            if self.state == "training" and self.service.reason:
-                updates["reason"] = self.service.reason
-        if self.state == "training" and updates.get("worker_state", "training") != "training":
-            # what its owner can do something about comes first
-            updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
-        return status.model_copy(update=updates)
+        return told
+
+    def _of_training(self) -> dict[str, object]:
+        if self.trainer is None:
+            return {}
+        progress = self.trainer.progress()
+        return {
+            "tokens_per_s": progress.tokens_per_s,
+            "tokens_ready": progress.tokens_ready,
+            "tokens_trained": progress.tokens_trained,
+            "loss": progress.loss_nats,
+            "worker_state": progress.state,
+            "worker_reason": progress.reason,
+            "worker_restarts": progress.restarts,
+        }
+
+    def _of_rounds(self) -> dict[str, object]:
+        if self.service is None:
+            return {}
+        chain = self.service.chain
+        told: dict[str, object] = {
+            "head": chain.head.commit.hex(),
+            "index": chain.head.index,
+            "state_root": chain.root.hex(),
+            "state_commit": chain.head.commit.hex(),
+            "total_tokens": chain.head.total_tokens,
+            "disk_bytes": self.disk_bytes,
+            "disk_bound_bytes": chain.disk_bound_bytes,
+            "suspected": self._suspected(self.service),
+        }
+        if self.state == "training" and self.service.reason:
+            told["reason"] = self.service.reason
+        return told

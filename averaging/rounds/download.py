@@ -218,7 +218,8 @@ class _Download:
             data = await fetch_chunks(tools.network, donor, request, self._hashes)
         except PotluckError as error:
             is_lie = isinstance(error, RemoteProtocolError)
-            log.log(30 if is_lie else 20, "stripe_not_fetched", donor=short(donor), reason=error.one_line())
+            tell = log.warning if is_lie else log.info
+            tell("stripe_not_fetched", donor=short(donor), reason=error.one_line())
             self.plan = striping.failed(self.plan, donor, stripe, error.one_line(), is_lie=is_lie)
             self._tell()
             return

@@ -95,9 +95,7 @@ async def _scene(num_commits: int = 2) -> AsyncIterator[Scene]:
 def _lying_chunks(party: Party) -> Iterator[list[FetchState]]:
     """A donor that names the right hashes and sends other bytes."""
     lies: list[FetchState] = []
-    service = party.serve_fetches
-
-    service()
+    party.serve_fetches()
     honest = party.network._host.handlers[FETCH_CHANNEL]  # type: ignore[attr-defined]
 
     async def serve(peer: PeerId, stream: Stream) -> None:
