@@ -264,7 +264,6 @@ async def _revocations(life: _Life, membership: Membership, roster: Roster) -> R
 
 
 def _network_options(life: _Life, membership: Membership, roster: Roster) -> NetworkOptions:
-    saved = membership.saved
     return NetworkOptions(
         p2pd=_p2pd_options(life),
         record_rule=member_record_rule(
@@ -274,8 +273,7 @@ def _network_options(life: _Life, membership: Membership, roster: Roster) -> Net
             roster.judged_as_of_s,
             roster.is_banned,
         ),
-        # The host may be away: then those who were there when we left are the way back in.
-        initial_peers=tuple(dict.fromkeys((*saved.bootstrap, *saved.peer_addresses))),
+        initial_peers=membership.saved.ways_in,
         admits=roster.is_member,
         open_channels=frozenset({CREDENTIAL_CHANNEL}),
         upload_bytes_per_s=float(life.config.upload_bytes_per_s) or None,
@@ -311,7 +309,7 @@ async def _train(
         upkeep = _upkeep(life, membership, roster)
         nursery.start_soon(upkeep.keep_host_heard)
         nursery.start_soon(upkeep.keep_peers)
-        nursery.start_soon(upkeep.keep_reached, network, membership.saved.bootstrap)
+        nursery.start_soon(upkeep.keep_reached, network, membership.saved.ways_in)
         nursery.start_soon(upkeep.keep_credential, client.renew)
         await _fetch_data(life, membership, network, roster, cache)
         sealed_start = reporter.start_record = await _wait_for_start(life, membership, client, reporter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,9 @@ from protocol.ids import RunId
 FILE_NAME: Final = "membership.json"
 _RUNS: Final = "runs"
 _HOST_HEARD: Final = "host_heard"
+KEPT_PEERS: Final = 16
+KEPT_ADDRESSES_EACH: Final = 4
+
 _CHANGING: Final = threading.Lock()
 """Several services of one daemon change the file, each on a thread of its own; other processes are kept out by the identity."""
 
@@ -37,7 +41,12 @@ class SavedMembership(BaseModel):
     coordinator_peer_id: str
     bootstrap: tuple[str, ...]
     peer_addresses: tuple[str, ...] = ()
-    """Where other peers listened when we saw them last: a way back in when the host is away."""
+    """Where other peers listened when we saw them last, the longest listed first."""
+
+    @property
+    def ways_in(self) -> tuple[str, ...]:
+        """Whom to dial: the host may be away, then those who were there when we left are the way back in."""
+        return tuple(dict.fromkeys((*self.bootstrap, *self.peer_addresses)))
 
 
 def run_folder(state_dir: Path, run_id: RunId) -> Path:
@@ -69,14 +78,28 @@ def save_membership(folder: Path, membership: SavedMembership) -> None:
         raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
 
 
+def lasting(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Of multiaddresses, each ending in /p2p/<peer id>: the first KEPT_PEERS peers, with KEPT_ADDRESSES_EACH of each."""
+    by_peer: dict[str, list[str]] = {}
+    for address in addresses:
+        by_peer.setdefault(address.rpartition("/p2p/")[2], []).append(address)
+    kept = list(by_peer.values())[:KEPT_PEERS]
+    return tuple(address for of_peer in kept for address in of_peer[:KEPT_ADDRESSES_EACH])
+
+
 def remember_peers(folder: Path, addresses: tuple[str, ...]) -> None:
-    """Keep where other peers listen; what is kept stays as long as there is nothing newer. Blocks.
+    """Keep where other peers listen. Those who were kept before and are not among them stay while there is room: on the one side of a
+    parted network, or with few left, they are the way to the others. Blocks.
 
     Raises:
         StorageError: the file is damaged or cannot be written.
     """
-    if addresses:
-        _change(folder, peer_addresses=addresses)
+    with _CHANGING:
+        saved = load_membership(folder)
+        if saved is not None:
+            listed = {address.rpartition("/p2p/")[2] for address in addresses}
+            others = [old for old in saved.peer_addresses if old.rpartition("/p2p/")[2] not in listed]
+            _save_changed(folder, saved, peer_addresses=lasting((*addresses, *others)))
 
 
 def remember_start(folder: Path, start_record: bytes) -> None:
@@ -100,8 +123,13 @@ def remember_credential(folder: Path, credential: bytes, tls_key_pem: bytes) -> 
 def _change(folder: Path, **values: object) -> None:
     with _CHANGING:
         saved = load_membership(folder)
-        if saved is not None and any(getattr(saved, name) != value for name, value in values.items()):
-            save_membership(folder, saved.model_copy(update=values))
+        if saved is not None:
+            _save_changed(folder, saved, **values)
+
+
+def _save_changed(folder: Path, saved: SavedMembership, **values: object) -> None:
+    if any(getattr(saved, name) != value for name, value in values.items()):
+        save_membership(folder, saved.model_copy(update=values))
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,17 @@ from protocol.ids import RunId
 
 log = structlog.get_logger()
 
-REMEMBER_EVERY_S: Final = 10.0
+REMEMBER_AGAIN_S: Final = 10.0
+"""After a disk that refused."""
+
 REMEMBER_HOST_EVERY_S: Final = 300.0
 """When the host was heard last is known after a restart to within so much: half of HOST_AWAY_S."""
 
 RECONNECT_EVERY_S: Final = 60.0
 """A host that restarted knows nobody, and peers whose directory nodes forgot it must find it again."""
+
+RECONNECT_FIRST_S: Final = 5.0
+"""Soon after the start, then half as often each time: of those who all come back together, the first finds nobody there yet."""
 
 RENEW_EVERY_S: Final = 3600.0
 RENEWED_SHARE: Final = 1 / 3
@@ -49,9 +55,12 @@ class MembershipUpkeep:
     offload: Offload
 
     async def keep_peers(self) -> None:
-        """Remember where others listen, whenever that has changed, until cancelled."""
+        """Remember where others listen, at once whenever that has changed, until cancelled: who is killed within seconds of its first
+        round finds the others again, too.
+        """
         remembered: tuple[str, ...] = ()
         while True:
+            relisted, again_s = self.roster.relisted, math.inf
             addresses = self.roster.lasting_addresses()
             if addresses and addresses != remembered:
                 try:
@@ -59,7 +68,9 @@ class MembershipUpkeep:
                     remembered = addresses
                 except StorageError as error:
                     log.warning("peers_not_remembered", reason=error.one_line())
-            await trio.sleep(REMEMBER_EVERY_S)
+                    again_s = REMEMBER_AGAIN_S
+            with trio.move_on_after(again_s):
+                await relisted.wait()
 
     async def keep_host_heard(self) -> None:
         """Remember when the host was heard last, every few minutes while it is heard, until cancelled."""
@@ -76,11 +87,15 @@ class MembershipUpkeep:
                 await self.roster.wait_host_heard()
 
     async def keep_reached(self, network: Network, bootstrap: tuple[str, ...]) -> None:
-        """Dial the host and those listed for the longest time again and again, until cancelled: who is connected costs nothing."""
+        """Dial `bootstrap` (where the host and those of an earlier session listened) and those listed for the longest time again and
+        again, until cancelled: who is connected costs nothing.
+        """
+        wait_s = RECONNECT_FIRST_S
         while True:
-            await trio.sleep(RECONNECT_EVERY_S)
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RECONNECT_EVERY_S)
             try:
-                await network.add_addresses((*bootstrap, *self.roster.lasting_addresses()))
+                await network.add_addresses(tuple(dict.fromkeys((*bootstrap, *self.roster.lasting_addresses()))))
             except PotluckError as error:
                 log.debug("not_reconnected", reason=error.one_line())
 

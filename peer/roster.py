@@ -10,6 +10,7 @@ import trio
 
 from averaging.network.directory import PeerRecord, decode_peer_record, open_record, seal_record
 from averaging.network.seams import Clock, DirectoryEntry, Network
+from peer.membership_file import lasting
 from protocol.credential import check_credential
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import Signer, Verifier
@@ -22,9 +23,6 @@ ASK_WITHIN_S: Final = 3.0
 MAX_MEMBERS: Final = 4096
 HOST_AWAY_S: Final = 600.0
 """Host not heard for so long: nobody can renew a credential. Peers report every few seconds, and a restart of it takes a minute."""
-
-KEPT_PEERS: Final = 16
-KEPT_ADDRESSES_EACH: Final = 4
 
 
 class Roster:
@@ -52,6 +50,9 @@ class Roster:
         self._valid_until_s: dict[PeerId, float] = {}
         self._values: dict[PeerId, bytes] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self.relisted = trio.Event()
+        """Set when the directory is next looked at; then there is another."""
+
         self._network: Network | None = None
         self._voters: Callable[[], Collection[PeerId]] = tuple
         now_s = clock.unix_s()
@@ -140,6 +141,8 @@ class Roster:
         listed = {PeerId(e.subkey) for e in entries}
         self._values = {peer: value for peer, value in self._values.items() if peer in listed}
         self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
+        relisted, self.relisted = self.relisted, trio.Event()
+        relisted.set()
         return tuple(PeerId(e.subkey) for e in entries if self._is_known(PeerId(e.subkey)))
 
     def _take(self, peer: PeerId, value: bytes) -> None:
@@ -153,8 +156,7 @@ class Roster:
 
     def lasting_addresses(self) -> tuple[str, ...]:
         """Where those members listen that have been listed for the longest time: a way back in when the host is away."""
-        lasting = [addresses for addresses in self._addresses.values() if addresses][:KEPT_PEERS]
-        return tuple(address for addresses in lasting for address in addresses[:KEPT_ADDRESSES_EACH])
+        return lasting(address for addresses in self._addresses.values() for address in addresses)
 
     async def is_member(self, peer: PeerId) -> bool:
         """Whether the peer may take part; one that nobody has announced yet is asked for its credential."""

@@ -8,6 +8,7 @@ import pytest
 
 from peer.membership_file import (
     FILE_NAME,
+    KEPT_PEERS,
     SavedMembership,
     host_heard_s,
     load_membership,
@@ -101,16 +102,33 @@ def test_what_is_remembered_later_changes_nothing_else(tmp_path: Path) -> None:
     assert _loaded(tmp_path).model_dump() == expected.model_dump()
 
 
-def test_peers_are_remembered_until_there_are_others_and_written_only_when_they_changed(tmp_path: Path) -> None:
+def _address(peer: str, port: int = 1) -> str:
+    return f"/ip4/192.0.2.1/tcp/{port}/p2p/{peer}"
+
+
+def test_the_file_is_written_only_when_other_peers_are_listed(tmp_path: Path) -> None:
     save_membership(tmp_path, _membership())
-    remember_peers(tmp_path, ("a", "b"))
+    remember_peers(tmp_path, (_address("a"), _address("b")))
     written = (tmp_path / FILE_NAME).stat().st_ino
     remember_peers(tmp_path, ())
-    remember_peers(tmp_path, ("a", "b"))
-    assert _loaded(tmp_path).peer_addresses == ("a", "b")
+    remember_peers(tmp_path, (_address("a"), _address("b")))
+    assert _loaded(tmp_path).peer_addresses == (_address("a"), _address("b"))
     assert (tmp_path / FILE_NAME).stat().st_ino == written
-    remember_peers(tmp_path, ("c",))
-    assert _loaded(tmp_path).peer_addresses == ("c",)
+
+
+def test_peers_that_are_listed_no_more_stay_remembered_behind_the_others_while_there_is_room(tmp_path: Path) -> None:
+    save_membership(tmp_path, _membership())
+    remember_peers(tmp_path, (_address("a"), _address("b", 1), _address("b", 2)))
+    remember_peers(tmp_path, (_address("b", 3),))
+    assert _loaded(tmp_path).peer_addresses == (_address("b", 3), _address("a"))
+    newer = tuple(_address(f"n{number}") for number in range(KEPT_PEERS - 1))
+    remember_peers(tmp_path, newer)
+    assert _loaded(tmp_path).peer_addresses == (*newer, _address("b", 3))
+
+
+def test_the_host_is_dialled_before_the_peers_and_nobody_twice(tmp_path: Path) -> None:
+    known = {"bootstrap": (_address("host"), _address("a")), "peer_addresses": (_address("a"), _address("b"))}
+    assert _membership().model_copy(update=known).ways_in == (_address("host"), _address("a"), _address("b"))
 
 
 def test_nothing_is_remembered_of_a_run_that_was_never_joined(tmp_path: Path) -> None:
@@ -133,7 +151,7 @@ def test_services_that_remember_at_once_lose_nothing_of_each_other(tmp_path: Pat
             one.submit(remember_peers, tmp_path, (str(number),))
             other.submit(remember_credential, tmp_path, str(number).encode(), b"key")
     loaded = _loaded(tmp_path)
-    assert (loaded.peer_addresses, loaded.credential) == (("19",), b"19")
+    assert (loaded.peer_addresses[0], loaded.credential) == ("19", b"19")
 
 
 def test_a_disk_keeps_its_number_and_a_new_one_has_another(tmp_path: Path) -> None:

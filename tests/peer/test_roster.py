@@ -9,7 +9,8 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.directory import PeerRecord, Record, member_record_rule, seal_record
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import DirectoryEntry
-from peer.roster import KEPT_ADDRESSES_EACH, KEPT_PEERS, Roster
+from peer.membership_file import KEPT_ADDRESSES_EACH, KEPT_PEERS
+from peer.roster import Roster
 from protocol.credential import CertificateAuthority, make_ca, make_request, make_tls_key, open_request
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
