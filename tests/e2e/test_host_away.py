@@ -1,5 +1,5 @@
-"""The host is killed while two peers train: they go on by themselves, and the host catches up when it is started again, from an old
-copy of its folder too.
+"""The host is killed while two peers train: they go on by themselves, one that is killed comes back, and the host catches up when it
+is started again, from an old copy of its folder too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -89,65 +90,131 @@ def _checkpoint_indices(state: Path) -> Mapping[int, Path]:
     return {int(path.name.partition("-")[0]): path for path in (state / "checkpoints").glob("0*")}
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("comes_back_with", ["its folder", "a copy from before the start"])
-def test_peers_go_on_without_the_host_and_it_catches_up_when_it_is_back(tmp_path: Path, comes_back_with: str) -> None:
-    run_file, state = tmp_path / "run.toml", tmp_path / "host"
+@dataclass
+class Scene:
+    """A host and two peers, and what was seen of them."""
+
+    folder: Path
+    stack: ExitStack
+    host: Running
+    invite: str
+    peers: list[Running] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> Path:
+        """The host's folder."""
+        return self.folder / "host"
+
+    @property
+    def running(self) -> tuple[Running, ...]:
+        """Everybody."""
+        return (self.host, *self.peers)
+
+    def join(self, number: int, name: str, *arguments: str) -> None:
+        """Start a peer in its folder."""
+        command = ("join", *arguments, "--state-dir", str(self.folder / f"peer {number}"), *PEER_FLAGS, *CALM)
+        peer = self.stack.enter_context(running_potluck(self.folder, name, *command))
+        self.peers[number : number + 1] = [peer]
+        self.urls[number : number + 1] = [_peer_url(peer)]
+
+    def statuses(self) -> list[Status]:
+        """What the peers say."""
+        return [_fetch(url) for url in self.urls]
+
+    def start_host_again(self, name: str) -> None:
+        """With whatever its folder holds now."""
+        hosting = ("host", str(self.folder / "run.toml"), "--state-dir", str(self.state), *LOOPBACK)
+        self.host = self.stack.enter_context(running_potluck(self.folder, name, *hosting))
+
+    def kill_host(self) -> None:
+        self.host.process.kill()
+        self.host.process.wait()
+
+
+@contextmanager
+def _scene(folder: Path) -> Iterator[Scene]:
+    run_file, state = folder / "run.toml", folder / "host"
     run_file.write_text(RUN_TOML)
-    (tmp_path / "texts").mkdir()
+    (folder / "texts").mkdir()
     for number in range(4):
-        (tmp_path / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
-    hosting = ("host", str(run_file), "--state-dir", str(state), *LOOPBACK)
+        (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
     with ExitStack() as stack:
-        host = stack.enter_context(running_potluck(tmp_path, "host", *hosting))
-        invite = host.wait_for(r"(potluck1:\S+)\n")
-        shutil.copytree(state, tmp_path / "copy")
-        peers = [
-            stack.enter_context(
-                running_potluck(tmp_path, name, "join", invite, "--state-dir", str(tmp_path / name), *PEER_FLAGS, *CALM)
-            )
-            for name in (f"peer {number}" for number in range(NUM_PEERS))
-        ]
-        urls = [_peer_url(peer) for peer in peers]
-        _wait_until("a first round and its checkpoint", lambda: bool(_checkpoint_indices(state)), host, *peers)
+        hosting = ("host", str(run_file), "--state-dir", str(state), *LOOPBACK)
+        host = stack.enter_context(running_potluck(folder, "host", *hosting))
+        scene = Scene(folder, stack, host, host.wait_for(r"(potluck1:\S+)\n"))
+        shutil.copytree(state, folder / "copy")
+        for number in range(NUM_PEERS):
+            scene.join(number, f"peer {number}", scene.invite)
+        yield scene
+        assert all("Traceback" not in one.said() for one in scene.running)
 
-        host.process.kill()
-        host.process.wait()
-        # Read after the host's end: every later round is the peers' own.
-        before = max(_index(_fetch(url)) for url in urls)
-        roots: list[dict[str, str]] = [{} for _ in urls]
 
-        def peers_are_on_by(num_rounds: int) -> bool:
-            statuses = [_fetch(url) for url in urls]
-            for seen, status in zip(roots, statuses, strict=True):
-                if _index(status) >= before + 1 and status["state_root"]:
-                    seen[str(status["state_commit"])] = str(status["state_root"])
-            return all(_index(status) >= before + num_rounds for status in statuses)
+@pytest.mark.timeout(240)
+def test_peers_go_on_and_come_back_without_the_host_and_it_catches_up_from_its_folder_and_from_an_old_copy(
+    tmp_path: Path,
+) -> None:
+    with _scene(tmp_path) as scene:
+        _wait_until("a first round and its checkpoint", lambda: bool(_checkpoint_indices(scene.state)), *scene.running)
+        scene.kill_host()
+        before = _the_peers_go_on(scene)
+        _a_killed_peer_comes_back(scene)
+        alone = min(_index(status) for status in scene.statuses())
+        assert max(_checkpoint_indices(scene.state)) <= before
 
-        def is_one_commit_seen_at_both() -> bool:
-            peers_are_on_by(0)
-            return bool(roots[0].keys() & roots[1].keys())
+        scene.start_host_again("host again")
+        _the_host_catches_up(scene, alone, before)
 
-        _wait_until("rounds without a host", lambda: peers_are_on_by(NUM_ROUNDS_ALONE), *peers)
-        _wait_until("a commit that both peers name", is_one_commit_seen_at_both, *peers)
-        common = roots[0].keys() & roots[1].keys()
-        assert {c: roots[0][c] for c in common} == {c: roots[1][c] for c in common}
+        scene.kill_host()
+        shutil.rmtree(scene.state)
+        shutil.copytree(tmp_path / "copy", scene.state)
+        scene.start_host_again("host from a copy")
+        _the_host_catches_up(scene, min(_index(status) for status in scene.statuses()), before)
 
-        alone = min(_index(_fetch(url)) for url in urls)
-        assert max(_checkpoint_indices(state)) <= before
 
-        if comes_back_with != "its folder":
-            shutil.rmtree(state)
-            shutil.copytree(tmp_path / "copy", state)
-        host = stack.enter_context(running_potluck(tmp_path, "host again", *hosting))
-        url = _host_url(host)
-        _wait_until("the host at the peers' round", lambda: _index(_fetch(url)) >= alone, host, *peers)
-        _wait_until(
-            "a checkpoint of a round without the host, or later",
-            lambda: max(_checkpoint_indices(state), default=0) > before,
-            host,
-            *peers,
-        )
-        _, newest = max(_checkpoint_indices(state).items())
-        assert verify_checkpoint(newest).index > before
-        assert all("Traceback" not in one.said() for one in (host, *peers))
+def _the_peers_go_on(scene: Scene) -> int:
+    """Their rounds are their own, and the same at both. Returns where they stood when the host went."""
+    before = max(_index(status) for status in scene.statuses())
+    roots: list[dict[str, str]] = [{} for _ in scene.urls]
+
+    def are_on_by(num_rounds: int) -> bool:
+        statuses = scene.statuses()
+        for seen, status in zip(roots, statuses, strict=True):
+            if _index(status) >= before + 1 and status["state_root"]:
+                seen[str(status["state_commit"])] = str(status["state_root"])
+        return all(_index(status) >= before + num_rounds for status in statuses)
+
+    def is_one_commit_seen_at_both() -> bool:
+        are_on_by(0)
+        return bool(roots[0].keys() & roots[1].keys())
+
+    _wait_until("rounds without a host", lambda: are_on_by(NUM_ROUNDS_ALONE), *scene.peers)
+    _wait_until("a commit that both peers name", is_one_commit_seen_at_both, *scene.peers)
+    common = roots[0].keys() & roots[1].keys()
+    assert {c: roots[0][c] for c in common} == {c: roots[1][c] for c in common}
+    return before
+
+
+def _a_killed_peer_comes_back(scene: Scene) -> None:
+    """The seed that everybody knows is dead, too: it finds the other by itself."""
+    scene.peers[1].process.kill()
+    scene.peers[1].process.wait()
+    scene.join(1, "peer 1 again")
+    _wait_until(
+        "a round that counts the peer that came back",
+        lambda: int(str(_fetch(scene.urls[1]).get("rounds_counted", 0))) >= 1,
+        *scene.peers,
+    )
+
+
+def _the_host_catches_up(scene: Scene, alone: int, before: int) -> None:
+    """It comes to the head of the peers, round `alone`, and keeps a checkpoint of a round later than `before`."""
+    url = _host_url(scene.host)
+    _wait_until("the host at the peers' round", lambda: _index(_fetch(url)) >= alone, *scene.running)
+    _wait_until(
+        "a checkpoint of a round without the host, or later",
+        lambda: max(_checkpoint_indices(scene.state), default=0) > before,
+        *scene.running,
+    )
+    _, newest = max(_checkpoint_indices(scene.state).items())
+    assert verify_checkpoint(newest).index > before
