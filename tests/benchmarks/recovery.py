@@ -1,13 +1,15 @@
 """`python -m tests.benchmarks.recovery --json FILE [--quick]`: how fast everything is back after a kill, and what is lost by it.
 
-Real processes on this machine; peers idle between steps, so that two cores are enough. Six parts, on two swarms:
+Real processes on this machine; peers idle between steps, so that two cores are enough. Two swarms, and what needs none:
 
 - a peer with 50 MB of state is killed and started again: until a certificate counts it;
 - the host is killed for a minute: rounds that peers miss, and its restart;
 - joins from 1, 2 and 4 donors behind lines of 20 Mbit/s (needs root for the namespaces);
 - the steps of peers that give a joiner its state;
 - bytes of catching up after 1 to 20 missed rounds (in the memory world, which counts exactly);
-- everything is killed at random moments: rounds lost, files torn, does it go on.
+- everything is killed at random moments: rounds lost, files torn, does it go on;
+- the coordinator is killed at each SQL statement and file operation of all its ways of writing;
+- random mutations of everything that is taken from others or read back from a disk.
 
 Every target is judged by the worst trial, except where a row says otherwise.
 """
@@ -28,10 +30,20 @@ from typing import Final
 import structlog
 
 from protocol.errors import PotluckError
-from tests.benchmarks import everybody_killed, host_away, incumbents, killed_peer, missed_rounds, striped_join
+from tests.benchmarks import (
+    everybody_killed,
+    host_away,
+    incumbents,
+    killed_peer,
+    missed_rounds,
+    mutations,
+    striped_join,
+    write_points,
+)
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import LARGE, TINY, Budget, open_swarm, run_config
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
+from tests.coordinator.crash_points import kill_everywhere
 
 SLOWDOWN_LARGE: Final = 20.0
 SLOWDOWN_TINY: Final = 50.0
@@ -50,6 +62,7 @@ class Plan:
     away_s: float
     joined_values: int
     missed: Sequence[int]
+    every_point: int
     seed: int
     only: str = ""
     began_s: float = field(default_factory=time.monotonic)
@@ -59,11 +72,12 @@ class Plan:
         return Budget(self.trials[part], self.limits_s[part])
 
 
-FULL_TRIALS: Final = {"killed": 10, "away": 10, "striped": 10, "incumbents": 10, "everybody": 50}
+FULL_TRIALS: Final = {"killed": 10, "away": 10, "striped": 10, "incumbents": 10, "everybody": 50, "mutations": 1000}
 FULL_LIMITS_S: Final = {"killed": 200.0, "away": 560.0, "incumbents": 250.0, "everybody": 460.0}
-QUICK_TRIALS: Final = {"killed": 2, "away": 1, "striped": 1, "incumbents": 1, "everybody": 5}
+QUICK_TRIALS: Final = {"killed": 2, "away": 1, "striped": 1, "incumbents": 1, "everybody": 5, "mutations": 50}
 QUICK_LIMITS_S: Final = {"killed": 40.0, "away": 30.0, "incumbents": 40.0, "everybody": 110.0}
 QUICK_MISSED: Final = (1, 5, 20)
+QUICK_EVERY: Final = 8
 
 Settings = dict[str, object]
 Part = Callable[[Path, Plan, Settings, list[Row]], None]
@@ -106,12 +120,25 @@ def missed_part(_directory: Path, plan: Plan, settings: Settings, made: list[Row
     made += missed_rounds.rows(missed_rounds.measure(plan.missed), settings)
 
 
+def points_part(directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
+    """The coordinator's writing, cut at every point."""
+    every = plan.every_point
+    made += write_points.rows(kill_everywhere(directory / "points", every), {**settings, "every": every})
+
+
+def mutations_part(_directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
+    """Damage."""
+    each = plan.trials["mutations"]
+    made += mutations.rows(mutations.measure(each, plan.seed), {**settings, "each": each})
+
+
 PARTS: Final[Mapping[str, Part]] = {
     "missed": missed_part,
     "striped": striped_part,
     "large": large_parts,
     "tiny": tiny_parts,
-    # A further part is one more line: its rows are appended to the table in this order.
+    "points": points_part,
+    "mutations": mutations_part,
 }
 
 
@@ -144,9 +171,11 @@ def planned(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--only", default="", help=f"only parts with this in their name: {', '.join(PARTS)}")
     options = parser.parse_args(arguments)
     if options.quick:
-        plan = Plan(QUICK_TRIALS, QUICK_LIMITS_S, 15.0, 2_000_000, QUICK_MISSED, options.seed, options.only)
+        plan = Plan(
+            QUICK_TRIALS, QUICK_LIMITS_S, 15.0, 2_000_000, QUICK_MISSED, QUICK_EVERY, options.seed, options.only
+        )
     else:
-        plan = Plan(FULL_TRIALS, FULL_LIMITS_S, 60.0, 3_000_000, missed_rounds.MISSED, options.seed, options.only)
+        plan = Plan(FULL_TRIALS, FULL_LIMITS_S, 60.0, 3_000_000, missed_rounds.MISSED, 1, options.seed, options.only)
     return plan, options
 
 
