@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,7 @@ from peer.assembly import open_chain, round_config, training_plan, unit_shapes
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
+from peer.departure import Departure
 from peer.device import choose_device
 from peer.disk_use import keep_measured
 from peer.joining import (
@@ -117,6 +118,7 @@ class _Life:
     clock: SystemClock
     board: Board
     worker: EarlyWorker | None
+    departure: Departure = field(default_factory=Departure)
 
     @property
     def identity(self) -> Identity:
@@ -195,11 +197,11 @@ async def _main(
         addresses = await nursery.start(serve_http, listener, peer_app(board.read))
         print(f"status page: {addresses[0]}", flush=True)
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
-        with trio.CancelScope() as scope:
+        with life.departure.ends():
 
             def leave(reason: str) -> None:
                 board.say("leaving", reason)
-                scope.cancel()
+                life.departure.order()
 
             await nursery.start(watch_signals, leave)
             await _take_part(life)
@@ -364,7 +366,7 @@ async def _rounds(
     roster: Roster,
     reporter: Reporter,
 ) -> None:
-    """Train and average until the run is over; say goodbye however this ends."""
+    """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
     total_tokens = membership.manifest.config.run.total_tokens
 
     def is_over() -> bool:
@@ -374,18 +376,17 @@ async def _rounds(
         await rounds.list_peers(tuple(p for p in roster.take_records(entries) if p != membership.coordinator))
 
     async with trio.open_nursery() as nursery:
-        try:
-            # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
-            nursery.start_soon(_begin_training, life.board, service.chain, trainer)
-            await nursery.start(rounds.run)
-            nursery.start_soon(list_peers, network, membership.run_id, listed)
+        # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
+        nursery.start_soon(_begin_training, life.board, service.chain, trainer)
+        await nursery.start(rounds.run)
+        nursery.start_soon(list_peers, network, membership.run_id, listed)
+        with life.departure.ends():
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
             await _finish(life, service, reporter)
-        finally:
-            with trio.move_on_after(GOODBYE_WITHIN_S, shield=True):
-                reporter.is_leaving = True
-                await rounds.leave()
-                await reporter.report_once()
+        with trio.move_on_after(GOODBYE_WITHIN_S):
+            reporter.is_leaving = True
+            await rounds.leave()
+            await reporter.report_once()
         nursery.cancel_scope.cancel()
 
 
