@@ -14,6 +14,8 @@ from tests.benchmarks.results import Row, always, at_most
 
 BENCH: Final = "faults"
 KILL_SUSPICION_S: Final = 0.5
+"""After a reset, and after a goodbye."""
+
 SILENCE_SUSPICION_S: Final = 2.5
 EXTRA_S: Final = 3.0
 ROUNDS_TO_COUNT: Final = 2
@@ -77,9 +79,10 @@ def _suspicions(fault: Fault, trials: Sequence[Trial], settings: Settings) -> li
     limit_s = SILENCE_SUSPICION_S if fault.heals else KILL_SUSPICION_S
     seen = [list(trial.suspected_s.values()) for trial in trials if trial.suspected_s]
     details = {**settings, "trials_without_suspicion": len(trials) - len(seen)}
+    does = "heard its goodbye" if fault.means == "leave" else "suspects it"
     return [
-        at_most(BENCH, f"{fault.name}: the first survivor suspects it", [min(s) for s in seen], limit_s, details),
-        at_most(BENCH, f"{fault.name}: the last survivor suspects it", [max(s) for s in seen], limit_s, details),
+        at_most(BENCH, f"{fault.name}: the first survivor {does}", [min(s) for s in seen], limit_s, details),
+        at_most(BENCH, f"{fault.name}: the last survivor {does}", [max(s) for s in seen], limit_s, details),
     ]
 
 

@@ -17,7 +17,7 @@ from tests.benchmarks.points import DoomFile, Point, Struck, is_on_disk
 from tests.benchmarks.processes import child_named, family, kill_all_of
 from tests.benchmarks.swarm import BenchPeer, wait_until
 
-Means = Literal["daemon", "p2pd", "worker", "session", "freeze", "cut", "point"]
+Means = Literal["daemon", "p2pd", "worker", "session", "leave", "freeze", "cut", "point"]
 
 HEAL_AFTER_S: Final = 6.0
 """How long a peer stays frozen or cut off."""
@@ -53,7 +53,7 @@ class Fault:
     @property
     def ends_daemon(self) -> bool:
         """Whether the victim has to be started again."""
-        return self.means in ("daemon", "session", "point")
+        return self.means in ("daemon", "session", "leave", "point")
 
 
 @dataclass
@@ -342,7 +342,7 @@ class Stage:
 
 def strike_targets(means: Means, peer: BenchPeer) -> list[int]:
     """The process ids that a strike goes to, looked up before the moment; empty when the peer lacks what is to be struck."""
-    if means in ("daemon", "cut"):
+    if means in ("daemon", "cut", "leave"):
         return [peer.running.process.pid]
     if means in ("p2pd", "worker"):
         child = child_named(peer.running, "p2pd" if means == "p2pd" else "peer.worker")
@@ -355,11 +355,11 @@ def strike(means: Means, victim: BenchPeer, targets: list[int]) -> float:
     struck_s = time.time()
     if means == "cut":
         victim.place.cut()
-    number = signal.SIGSTOP if means == "freeze" else signal.SIGKILL
+    number = {"freeze": signal.SIGSTOP, "leave": signal.SIGINT}.get(means, signal.SIGKILL)
     for pid in targets if means != "cut" else ():
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-    victim.is_reachable = means not in ("freeze", "cut")
+    victim.is_reachable = means not in ("freeze", "cut", "leave")
     return struck_s
 
 

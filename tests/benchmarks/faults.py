@@ -48,6 +48,7 @@ MID_EXCHANGE: Final = (
     Fault("p2pd killed", "p2pd"),
     Fault("worker killed", "worker"),
     Fault("whole session killed", "session"),
+    Fault("asked to leave", "leave"),
     Fault("frozen for 6 s", "freeze"),
 )
 CUT_OFF: Final = Fault("cut off for 6 s", "cut")

@@ -59,6 +59,23 @@ def test_a_frozen_peer_that_wakes_up_is_back_within_two_rounds_and_makes_no_fork
 
 
 @pytest.mark.timeout(240)
+def test_a_peer_that_is_asked_to_leave_in_the_middle_of_a_round_says_goodbye_while_its_rounds_still_run(
+    stage: Stage,
+) -> None:
+    trial = _judged(stage, stage.run(Fault("asked to leave", "leave")))
+    peers = stage.watch.swarm.peers
+    victim = peers[trial.victim]
+    assert any(line.text == "leaving" for line in victim.log.since(trial.struck_s)), "it wrote no goodbye"
+    heard = [
+        line
+        for peer in peers.values()
+        for line in peer.log.since(trial.struck_s)
+        if peer is not victim and line.text == f"{victim.short} left"
+    ]
+    assert heard, "nobody heard its goodbye"
+
+
+@pytest.mark.timeout(240)
 def test_an_opener_that_dies_with_its_ack_on_disk_leaves_one_certificate(stage: Stage) -> None:
     trial = _judged(stage, stage.run(Fault("opener killed", "point", Point("acked", "after"))))
     assert trial.is_at_point
