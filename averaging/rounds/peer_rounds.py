@@ -117,7 +117,7 @@ class PeerRounds:
         network = self._tools.network
         network.serve_calls(ROUND_CHANNEL, self._on_call)
         network.serve_streams(EXCHANGE_CHANNEL, self._on_exchange)
-        network.serve_streams(FETCH_CHANNEL, self._on_fetch)
+        network.serve_streams(FETCH_CHANNEL, self.serve_fetch)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -270,7 +270,7 @@ class PeerRounds:
         else:
             raise TransportError(f"unit {hello.unit} is not held here", "a unit of ours")
 
-    async def _on_fetch(self, sender: PeerId, stream: Stream) -> None:
+    async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
         """Somebody asks for what we hold; what is not here is answered by an empty end."""
         await self._check_member(sender)
         request = await read_request(stream)

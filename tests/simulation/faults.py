@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from averaging.network.memory_network import LinkSpeed
 from protocol.ids import PeerId
+from tests.simulation.bad_donor import HARMS
 from tests.simulation.node import Node
 from tests.simulation.swarm import World
 
@@ -108,6 +109,20 @@ async def _bit_rot(world: World, chooser: random.Random, lasts_s: float) -> None
     node = chooser.choice(nodes)
     world.happened("bit rot", node.name)
     node.rot(chooser)
+
+
+async def _bad_donor(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """One peer harms whoever fetches from it."""
+    nodes = [node for node in _awake(world) if node.donor.harm is None]
+    if len(nodes) < 3:
+        return
+    node, harm = chooser.choice(nodes), chooser.choice(HARMS)
+    world.happened("bad donor", f"{node.name} {harm}")
+    node.donor.harm = harm
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        node.donor.harm = None
 
 
 # --- links --------------------------------------------------------------------------------------------------------------------
@@ -220,6 +235,7 @@ FAULTS: dict[str, Fault] = {
     "crash": _crash,
     "freeze": _freeze,
     "bit rot": _bit_rot,
+    "bad donor": _bad_donor,
     "blackout": _blackout,
     "disk rot": _disk_rot,
     "two sides": _two_sides,

@@ -22,6 +22,7 @@ from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower
+from averaging.rounds.transfer import FETCH_CHANNEL
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
@@ -32,6 +33,7 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
+from tests.simulation.bad_donor import Donor
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.signing import HashSigner
 from tests.simulation.trainer import SimulatedTrainer
@@ -158,6 +160,7 @@ class Node:
         self.was_ever_killed = False
         self.is_rotten = False
         self.is_disk_damaged = False
+        self.donor = Donor()
         self.applied: dict[UnitName, CommitId] = {}
         """Where each unit stood last, in any process life."""
 
@@ -235,6 +238,7 @@ class Node:
         tools = PeerTools(network, self.clock, sealed, _is_member, partial(self._told, process))
         rounds = await self._rounds(process, tools)
         rounds.serve()
+        network.serve_streams(FETCH_CHANNEL, self.donor.wrap(rounds.serve_fetch))
 
         async def listed(entries: Sequence[DirectoryEntry]) -> None:
             await rounds.list_peers(tuple(PeerId(entry.subkey) for entry in entries))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 
 CONTINUAL = "turnover"
-PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot")
+PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor")
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "directory", "slow link", "lossy link")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
@@ -115,7 +115,16 @@ PROFILES = {
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile(
             "recovery",
-            {"blackout": 3, "disk rot": 4, "crash": 3, "join": 3, "leave": 1, "slow link": 1, "bit rot": 1},
+            {
+                "blackout": 3,
+                "disk rot": 4,
+                "bad donor": 4,
+                "crash": 3,
+                "join": 3,
+                "leave": 1,
+                "slow link": 1,
+                "bit rot": 1,
+            },
             num_faults=(4, 8),
             fault_s=(1.0, 50.0),
             spread_s=60.0,
