@@ -4,18 +4,24 @@ The order on disk is rule 19's: update bytes and record -> ack -> certificate ->
 the order. Records and certificates are carried as bytes here.
 
 Entry: tag 1 | base or fork 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
+
+The log is written anew (`tidy`) when most of it says nothing any more. What stays: the certificates of the lineage, all contributions,
+on every base the highest promise, and on bases that may still be voted on the last acks. Where acks were dropped an entry says so for
+ever, also when the lineage is left: who stands on such a base again does not know what it voted, and casts no vote on it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
+import trio
 
-from averaging.network.seams import Storage
+from averaging.log_sizes import LogSizes, place_of
+from averaging.network.seams import LOG_FRAME_BYTES, Storage
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import AckedRecord, Ballot
@@ -25,6 +31,10 @@ log = structlog.get_logger()
 
 LOG_NAME: Final = "rounds.log"
 _CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
+_FORGOTTEN: Final = b"F"
+"""A promise, and that acks on its base were dropped."""
+
+_HEAD_BYTES: Final = 33
 _LENGTH: Final = struct.Struct("<I")
 _WORK: Final = struct.Struct("<QQ")
 """Tokens, and the data position after them."""
@@ -43,12 +53,13 @@ class LoggedContribution:
 
 @dataclass(frozen=True, slots=True)
 class LoggedBase:
-    """What was written about one base before the process ended."""
+    """What was written about one base before the process ended; `has_forgotten`: acks on it were dropped since."""
 
     contributions: tuple[LoggedContribution, ...] = ()
     promised: Ballot | None = None
     acked: AckedRecord | None = None
     acked_lone: AckedRecord | None = None
+    has_forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,27 @@ class LoggedRounds:
 
     Attributes:
         certificates: (parent commit, certificate bytes) of the lineage that was followed last, oldest first.
-        bases: what was contributed, promised and acked on each base, committed or not.
+        bases: what was contributed, promised and acked on each base, committed or not, in the order of the last entry.
     """
 
     certificates: Sequence[tuple[CommitId, bytes]]
     bases: Mapping[CommitId, LoggedBase] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """When a log is written anew: once it takes more than `growth` times what would stay, and `slack_bytes` on top.
+
+    Attributes:
+        kept_bases: acks are kept on so many bases off the lineage, those voted on last.
+    """
+
+    kept_bases: int = 64
+    growth: int = 2
+    slack_bytes: int = 1 << 20
+
+
+USUAL_LIMITS: Final = LogLimits()
 
 
 def _ballot_bytes(ballot: Ballot) -> bytes:
@@ -78,35 +105,52 @@ def _read_ballot(body: bytes) -> tuple[Ballot, bytes]:
 class UnitLog:
     """The durable side of one unit's rounds; every method returns when its bytes are on disk."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, limits: LogLimits = USUAL_LIMITS) -> None:
         self._storage = storage
+        self._limits = limits
         self._owed: list[bytes] = []
+        self._writing = trio.Lock()
+        """Held from reading the log to replacing it: an entry that came between would be gone."""
+
+        self._sizes = LogSizes()
+        self._live_bytes = 0
+
+    @property
+    def bound_bytes(self) -> int:
+        """What the log takes of the disk at most, as far as it is used now; while it is written anew, what stays comes on top."""
+        return self._limits.growth * self._live_bytes + self._limits.slack_bytes
+
+    async def _append(self, entry: bytes) -> None:
+        async with self._writing:
+            await self._storage.append(LOG_NAME, entry)
+            self._live_bytes += len(entry) + LOG_FRAME_BYTES
+            _count(entry, self._sizes)
 
     async def log_contribution(self, base: CommitId, contribution: LoggedContribution) -> None:
         """Before the contribution's first byte leaves (rule 8)."""
         work = _WORK.pack(contribution.tokens, contribution.next_step)
-        await self._storage.append(LOG_NAME, _CONTRIBUTION + base + contribution.root + work)
+        await self._append(_CONTRIBUTION + base + contribution.root + work)
 
     async def log_promise(self, base: CommitId, ballot: Ballot) -> None:
         """Before the promise is told (rule 16)."""
-        await self._storage.append(LOG_NAME, _PROMISE + base + _ballot_bytes(ballot))
+        await self._append(_PROMISE + base + _ballot_bytes(ballot))
 
     async def log_ack(self, base: CommitId, ballot: Ballot, record: bytes, *, lone: bool = False) -> None:
         """Before the ack is told, and after all bytes that the record names are on disk (rule 14). An ack of a lone record is kept
         beside the other: it must not make us forget what a quorum may have decided.
         """
         tag = _LONE_ACK if lone else _ACK
-        await self._storage.append(LOG_NAME, tag + base + _ballot_bytes(ballot) + record)
+        await self._append(tag + base + _ballot_bytes(ballot) + record)
 
     async def log_certificate(self, base: CommitId, certificate: bytes) -> None:
         """Before the commit is applied (rule 19)."""
         await self.settle()
-        await self._storage.append(LOG_NAME, _CERTIFICATE + base + certificate)
+        await self._append(_CERTIFICATE + base + certificate)
 
     async def log_switch(self, fork: CommitId, certificates: Sequence[bytes]) -> None:
         """From `fork` on this lineage is followed instead: the whole head moves in one record (rule 24)."""
         await self.settle()
-        await self._storage.append(LOG_NAME, _switch_entry(fork, certificates))
+        await self._append(_switch_entry(fork, certificates))
 
     async def log_moved(self, fork: CommitId, certificates: Sequence[bytes]) -> bool:
         """As `log_switch`, of a switch that a record of all units tells of already: what the disk refuses now is written before any
@@ -127,7 +171,7 @@ class UnitLog:
             StorageError: it refuses again.
         """
         while self._owed:
-            await self._storage.append(LOG_NAME, self._owed[0])
+            await self._append(self._owed[0])
             del self._owed[0]
 
     async def write_result(self, base: CommitId, result_hash: Root, data: bytes) -> None:
@@ -160,34 +204,117 @@ class UnitLog:
         Raises:
             StorageError: an entry that no version of this log writes: the disk is damaged.
         """
-        certificates: list[tuple[CommitId, bytes]] = []
-        bases: dict[CommitId, LoggedBase] = {}
-        for entry in await self._storage.read_records(LOG_NAME):
-            tag, base, body = entry[:1], CommitId(entry[1:33]), entry[33:]
-            try:
-                if tag == _CERTIFICATE:
-                    certificates.append((base, body))
-                elif tag == _SWITCH:
-                    certificates = _switched(certificates, base, body)
-                else:
-                    bases[base] = _merge(bases.get(base, LoggedBase()), tag, body)
-            except (struct.error, UnicodeDecodeError, RemoteProtocolError) as error:
-                raise _damage(tag, body) from error
-        return LoggedRounds(certificates, bases)
+        async with self._writing:
+            logged, sizes = _read(await self._storage.read_records(LOG_NAME))
+            self._live_bytes += sizes.total_bytes - self._sizes.total_bytes
+            self._sizes = sizes
+            return logged
+
+    # --- writing it anew ------------------------------------------------------------------------------------------------------
+
+    async def tidy(self, newest: Collection[CommitId]) -> None:
+        """Write the log anew where it has grown too large; what the disk refuses is tried again at the next call.
+
+        Args:
+            newest: bases whose acks are kept: those of the lineage on which its peer may come to stand again, the open one with them.
+        """
+        live_bytes = self._sizes.live_bytes(self._sizes.whole_bases(newest, self._limits.kept_bases))
+        if self._sizes.total_bytes <= self._limits.growth * live_bytes + self._limits.slack_bytes:
+            self._live_bytes = live_bytes
+            return
+        try:
+            await self.compact(newest)
+        except StorageError as error:
+            log.warning("log_not_compacted", num_bytes=self._sizes.total_bytes, reason=error.one_line())
+
+    async def compact(self, newest: Collection[CommitId]) -> None:
+        """Write the log anew; arguments as of `tidy`. `load` tells the same as before but for acks that were dropped.
+
+        Raises:
+            StorageError: the disk refuses, or cannot be read; the log tells what it told before.
+        """
+        await self.settle()
+        async with self._writing:
+            logged, sizes = _read(await self._storage.read_records(LOG_NAME))
+            entries = _entries(logged, sizes.whole_bases(newest, self._limits.kept_bases))
+            await self._storage.replace_log(LOG_NAME, entries)
+            _, self._sizes = _read(entries)
+            self._live_bytes = self._sizes.total_bytes
+
+
+# --- entries ------------------------------------------------------------------------------------------------------------------
+
+
+def _read(entries: Iterable[bytes]) -> tuple[LoggedRounds, LogSizes]:
+    certificates: list[tuple[CommitId, bytes]] = []
+    bases: dict[CommitId, LoggedBase] = {}
+    sizes = LogSizes()
+    for entry in entries:
+        tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
+        try:
+            if tag == _CERTIFICATE:
+                certificates.append((base, body))
+            elif tag == _SWITCH:
+                certificates[place_of(base, certificates) :] = _path(body)
+            else:
+                bases[base] = _merge(bases.pop(base, LoggedBase()), tag, body)
+            _count(entry, sizes)
+        except (struct.error, UnicodeDecodeError, RemoteProtocolError) as error:
+            raise _damage(tag, body) from error
+    return LoggedRounds(certificates, bases), sizes
+
+
+def _count(entry: bytes, sizes: LogSizes) -> None:
+    tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
+    around_bytes = _HEAD_BYTES + LOG_FRAME_BYTES
+    num_bytes = around_bytes + len(body)
+    if tag == _CONTRIBUTION:
+        sizes.add_contribution(num_bytes)
+    elif tag == _CERTIFICATE:
+        sizes.add_certificate(base, num_bytes)
+    elif tag == _SWITCH:
+        sizes.add_switch(base, [(parent, around_bytes + len(raw)) for parent, raw in _path(body)], num_bytes)
+    elif tag in (_PROMISE, _FORGOTTEN):
+        sizes.add_promise(base, num_bytes)
+    else:
+        _, record = _read_ballot(body)
+        sizes.add_ack(base, num_bytes, num_bytes - len(record), lone=tag == _LONE_ACK)
+
+
+def _entries(logged: LoggedRounds, whole: Collection[CommitId]) -> list[bytes]:
+    """The log that tells this, with acks on these bases alone."""
+    entries = [_CERTIFICATE + base + raw for base, raw in logged.certificates]
+    for base, known in logged.bases.items():
+        entries += _entries_on(base, known, is_whole=base in whole)
+    return entries
+
+
+def _entries_on(base: CommitId, known: LoggedBase, *, is_whole: bool) -> list[bytes]:
+    entries = [
+        _CONTRIBUTION + base + offered.root + _WORK.pack(offered.tokens, offered.next_step)
+        for offered in known.contributions
+    ]
+    acks = [(tag, entry) for tag, entry in ((_ACK, known.acked), (_LONE_ACK, known.acked_lone)) if entry is not None]
+    if known.promised is not None:
+        has_forgotten = known.has_forgotten or (bool(acks) and not is_whole)
+        entries.append((_FORGOTTEN if has_forgotten else _PROMISE) + base + _ballot_bytes(known.promised))
+    if is_whole:
+        entries += [tag + base + _ballot_bytes(entry.ballot) + entry.record for tag, entry in acks]
+    return entries
 
 
 def _switch_entry(fork: CommitId, certificates: Sequence[bytes]) -> bytes:
     return _SWITCH + fork + b"".join(_LENGTH.pack(len(raw)) + raw for raw in certificates)
 
 
-def _switched(certificates: list[tuple[CommitId, bytes]], fork: CommitId, body: bytes) -> list[tuple[CommitId, bytes]]:
-    kept = next((i for i, (parent, _) in enumerate(certificates) if parent == fork), len(certificates))
-    switched = certificates[:kept]
+def _path(body: bytes) -> list[tuple[CommitId, bytes]]:
+    """The certificates in a switch, by base, oldest first."""
+    path: list[tuple[CommitId, bytes]] = []
     while body:
         (length,) = _LENGTH.unpack_from(body)
         raw, body = body[_LENGTH.size : _LENGTH.size + length], body[_LENGTH.size + length :]
-        switched.append((decode_record(decode_certificate(raw).record).parent, raw))
-    return switched
+        path.append((decode_record(decode_certificate(raw).record).parent, raw))
+    return path
 
 
 def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
@@ -195,10 +322,10 @@ def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
         tokens, next_step = _WORK.unpack(body[32:])
         contribution = LoggedContribution(Root(body[:32]), tokens, next_step)
         return replace(known, contributions=(*known.contributions, contribution))
-    if tag in (_PROMISE, _ACK, _LONE_ACK):
+    if tag in (_PROMISE, _FORGOTTEN, _ACK, _LONE_ACK):
         ballot, rest = _read_ballot(body)
         promised = ballot if known.promised is None else max(known.promised, ballot)
-        known = replace(known, promised=promised)
+        known = replace(known, promised=promised, has_forgotten=known.has_forgotten or tag == _FORGOTTEN)
         if tag == _ACK:
             return replace(known, acked=AckedRecord(ballot, rest))
         return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known

@@ -18,14 +18,14 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Offload
+from averaging.network.seams import LOG_FRAME_BYTES, Offload
 from averaging.network.storage_names import check_name
 from protocol.errors import LocalProtocolError, StorageError
 
 log = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
-_FRAME: Final = struct.Struct("<III")
+_FRAME: Final = struct.Struct("<III")  # LOG_FRAME_BYTES
 _TEMPORARY: Final = ".unfinished"
 MAX_RECORD_BYTES: Final = 64 << 20
 
@@ -38,6 +38,8 @@ class FileStorage:
         self._offload = offload
         self._append_lock = trio.Lock()
         self._good_length: dict[str, int] = {}
+        self._named: set[str] = set()
+        """Logs whose names are known to be durable; after a replacement that failed late, or of a killed process, one may not be."""
 
     def _path(self, name: str) -> Path:
         return self._folder / check_name(name)
@@ -58,13 +60,33 @@ class FileStorage:
             StorageError: disk full, not writable or damaged; a torn tail is overwritten by the next append.
         """
         path = self._path(name)
-        if len(record) > MAX_RECORD_BYTES:
-            raise LocalProtocolError(f"a record of {len(record)} bytes", f"at most {MAX_RECORD_BYTES}")
+        _check_length(record)
         async with self._append_lock:
             if name not in self._good_length:
                 self._good_length[name] = await self._offload.run(lambda: _scan(path)[1])
-            begin = self._good_length[name]
-            self._good_length[name] = await self._offload.run(lambda: _append(path, begin, record))
+            begin, is_named = self._good_length[name], name in self._named
+            self._good_length[name] = await self._offload.run(lambda: _append(path, begin, record, is_named))
+            self._named.add(name)
+
+    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
+        """Durable and whole when it returns.
+
+        Raises:
+            StorageError: disk full or not writable; the log is the old one, or the new one where the sync of the folder failed.
+        """
+        path = self._path(name)
+        for record in records:
+            _check_length(record)
+        num_bytes = sum(LOG_FRAME_BYTES + len(record) for record in records)
+        async with self._append_lock:
+            self._forget(name)  # a replacement that fails may be there all the same
+            await self._offload.run(lambda: _write_atomic(path, [_framed(record) for record in records]))
+            self._good_length[name] = num_bytes
+            self._named.add(name)
+
+    def _forget(self, name: str) -> None:
+        self._good_length.pop(name, None)
+        self._named.discard(name)
 
     async def read(self, name: str) -> bytes | None:
         """The file, or None."""
@@ -90,7 +112,7 @@ class FileStorage:
         """Remove the file if it is there."""
         path = self._path(name)
         async with self._append_lock:
-            self._good_length.pop(name, None)
+            self._forget(name)
             await self._offload.run(lambda: _delete(path, self._folder))
 
     async def size_bytes(self) -> int:
@@ -122,10 +144,19 @@ def _write_and_rename(temporary: Path, path: Path, parts: Sequence[bytes | memor
     sync_folder(path.parent)
 
 
-def _append(path: Path, begin: int, record: bytes) -> int:
-    frame = _FRAME.pack(len(record), _length_checksum(len(record)), zlib.crc32(record)) + record
+def _check_length(record: bytes) -> None:
+    if len(record) > MAX_RECORD_BYTES:
+        raise LocalProtocolError(f"a record of {len(record)} bytes", f"at most {MAX_RECORD_BYTES}")
+
+
+def _framed(record: bytes) -> bytes:
+    return _FRAME.pack(len(record), _length_checksum(len(record)), zlib.crc32(record)) + record
+
+
+def _append(path: Path, begin: int, record: bytes, is_named: bool) -> int:
+    frame = _framed(record)
     try:
-        is_new = not path.exists()
+        is_new = not is_named or not path.exists()
         _make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

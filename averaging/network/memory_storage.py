@@ -30,19 +30,23 @@ class MemoryDisk:
         self.files: dict[str, bytes] = {}
         self.logs: dict[str, list[bytes]] = {}
         self.capacity_bytes = capacity_bytes
-        self._pending: dict[int, tuple[str, bytes]] = {}
+        self._pending: dict[int, tuple[str, bytes | tuple[bytes, ...]]] = {}
         self._next_write = 0
         self._is_dead = False
 
     def crash(self, chooser: random.Random) -> None:
-        """Power off: each append in flight is kept or lost, by the chooser; files in flight are lost (never renamed)."""
+        """Power off: each append or replacement of a log in flight is kept or lost, by the chooser; files in flight are lost (never
+        renamed).
+        """
         lost: set[str] = set()
-        for name, record in self._pending.values():
+        for name, written in self._pending.values():
             # a log keeps its order: what follows a lost record is lost too
-            if name and name not in lost and chooser.random() < 0.5:
-                self.logs.setdefault(name, []).append(record)
-            else:
+            if not name or name in lost or chooser.random() >= 0.5:
                 lost.add(name)
+            elif isinstance(written, bytes):
+                self.logs.setdefault(name, []).append(written)
+            else:
+                self.logs[name] = list(written)
         self._pending.clear()
         self._is_dead = True
 
@@ -61,11 +65,18 @@ class MemoryDisk:
 
     def begin(self, name: str, record: bytes) -> int:
         """A write that is not durable yet."""
+        return self._begin(name, record, len(record))
+
+    def begin_replacement(self, name: str, records: tuple[bytes, ...]) -> int:
+        """A replacement of a log that is not durable yet; the old one takes its place until it is."""
+        return self._begin(name, records, sum(map(len, records)))
+
+    def _begin(self, name: str, written: bytes | tuple[bytes, ...], num_bytes: int) -> int:
         self.check_alive()
-        if self.capacity_bytes < UNBOUNDED_BYTES and self.used_bytes() + len(record) > self.capacity_bytes:
-            raise StorageError("no space left on the disk", f"{len(record)} bytes", "free some space and start again")
+        if self.capacity_bytes < UNBOUNDED_BYTES and self.used_bytes() + num_bytes > self.capacity_bytes:
+            raise StorageError("no space left on the disk", f"{num_bytes} bytes", "free some space and start again")
         self._next_write += 1
-        self._pending[self._next_write] = (name, record)
+        self._pending[self._next_write] = (name, written)
         return self._next_write
 
     def finish(self, write: int) -> None:
@@ -95,18 +106,24 @@ class MemoryStorage:
         """Durable and whole after one sync, or not there."""
         path, data = self._path(name), b"".join(parts)
         await trio.lowlevel.checkpoint_if_cancelled()
-        await self._sync("", data)
+        await self._sync(self._disk.begin("", data))
         self._disk.files[path] = data
 
     async def append(self, name: str, record: bytes) -> None:
         """Durable after one sync."""
         path = self._path(name)
         async with self._append_lock:
-            await self._sync(path, record)
+            await self._sync(self._disk.begin(path, record))
             self._disk.logs.setdefault(path, []).append(record)
 
-    async def _sync(self, name: str, data: bytes) -> None:
-        write = self._disk.begin(name, data)
+    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
+        """Durable and whole after one sync, or not there."""
+        path, replacement = self._path(name), tuple(records)
+        async with self._append_lock:
+            await self._sync(self._disk.begin_replacement(path, replacement))
+            self._disk.logs[path] = list(replacement)
+
+    async def _sync(self, write: int) -> None:
         # a write that has begun is not taken back by a cancellation: a thread would finish it as well
         if self._timers is not None:
             await self._timers.sleep_through(SYNC_COST_S)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LOG_FRAME_BYTES = 12
+"""What a log on disk takes for a record beyond the record itself, at most."""
+
 MAX_CONTROL_BYTES = 1 << 20
 """Largest request or reply of `Network.call`. A certificate of 64 members is about 12 kB; a chain page is cut to this."""
 
@@ -190,6 +193,14 @@ class Storage(Protocol):
 
     async def append(self, name: str, record: bytes) -> None:
         """Append one framed record (length and checksum) and fsync. After a torn tail the log continues at the last good record."""
+        ...
+
+    async def replace_log(self, name: str, records: Sequence[bytes]) -> None:
+        """Replace a whole log by these records: after a crash at any moment it is the old one or the new one. Appends wait meanwhile.
+
+        Raises:
+            StorageError: disk full or not writable; the log is the old one, or the new one where only the last step failed.
+        """
         ...
 
     async def read(self, name: str) -> bytes | None:

@@ -1,7 +1,7 @@
 """The heads of all units of a peer, moved together (rules 23 and 24): one durable record says where each of them goes.
 
 The record is the truth from the moment it is on disk. The units' own logs are brought up to it afterwards, and again at the next
-start where a crash came between.
+start where a crash came between. Only the last record counts, so each takes the place of the whole log before it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ log = structlog.get_logger()
 
 VECTOR_LOG: Final = "heads.log"
 _MOVE, _DONE = b"M", b"D"
+_MOVE_RECORDS: Final = 2
+"""A move, and the word that all units' logs tell of it."""
+
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -67,6 +70,7 @@ class HeadVector:
         """
         records = await self._storage.read_records(VECTOR_LOG)
         if not records or records[-1] == _DONE:
+            await self._forget_old(len(records))
             return
         for move in read_moves(records[-1]):
             unit_log = logs.get(move.unit)
@@ -90,7 +94,7 @@ class HeadVector:
                     raise LocalProtocolError(
                         f"unit {mover.move.unit} has left the lineage to be switched", "its old fork"
                     )
-            await self._storage.append(VECTOR_LOG, _encode([mover.move for mover in movers]))
+            await self._storage.replace_log(VECTOR_LOG, [_encode([mover.move for mover in movers])])
             self._behind = {mover.move.unit: mover for mover in movers if not await mover.flip()}
             if not self._behind:
                 await self._note_done()
@@ -103,6 +107,15 @@ class HeadVector:
             self._behind.pop(unit, None)
             if not self._behind:
                 await self._note_done()
+
+    async def _forget_old(self, num_records: int) -> None:
+        """All is done: of a log that was only ever appended to nothing matters any more."""
+        if num_records <= _MOVE_RECORDS:
+            return
+        try:
+            await self._storage.replace_log(VECTOR_LOG, [_DONE])
+        except StorageError as error:
+            log.warning("heads_not_forgotten", reason=error.one_line())
 
     async def _note_done(self) -> None:
         try:

@@ -32,6 +32,9 @@ OLD_GENERATIONS = 3
 OPEN_UPDATES = 3
 """Results of several attempts on the head, until it moves."""
 
+KEPT_VOTES = 64
+"""Acks are kept in full on at least so many bases of the lineage, the newest."""
+
 KEPT_ROOTS = 64
 """Own roots kept to be compared with what later commits attest."""
 
@@ -119,7 +122,9 @@ class UnitChain:
             self._follow(base, raw)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
         await self._restore_state()
-        return self._open_round(logged)
+        open_round = self._open_round(logged)
+        await self._tidy_log()
+        return open_round
 
     def _follow(self, base: CommitId, raw: bytes) -> None:
         """One more entry of the log. One on a base behind the head was written after a start that had lost the bytes of what followed:
@@ -143,9 +148,11 @@ class UnitChain:
         if known is None:
             return OpenRound()
         promised = known.promised
-        has_left = promised is not None and promised.attempt == LAST_ATTEMPT
-        if has_left:
-            promised = None
+        has_left = (
+            known.has_forgotten
+        )  # it may have helped to decide this base: what else it would ack could be decided beside it
+        if promised is not None and promised.attempt == LAST_ATTEMPT:
+            promised, has_left = None, True
         attempt = promised.attempt if promised is not None else 0
         return OpenRound(
             promised=promised,
@@ -264,6 +271,7 @@ class UnitChain:
         if self._differs(link):
             self._doubt()
         await self._keep_generation()
+        await self._tidy_log()
         return AppliedCommit(state, root, previous.anchor_N)
 
     def _stand_at(self, state: UnitState, root: Root) -> None:
@@ -364,16 +372,25 @@ class UnitChain:
         return KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
 
     @property
+    def num_kept_votes(self) -> int:
+        """On so many of the newest bases acks are kept in full: a start that has lost results comes back to one of them, mostly."""
+        return max(KEPT_VOTES, self.num_kept_updates)
+
+    async def _tidy_log(self) -> None:
+        await self.tools.log.tidy([link.commit for link in self.links[-self.num_kept_votes :]])
+
+    @property
     def disk_bound_bytes(self) -> int:
-        """What this unit takes of the disk at most, beside its log, which grows by a certificate a round: generations (the two newest,
-        three old ones, the last that a quorum made, those that joiners are downloading, one being written), a download of our own,
-        kept updates, and those of the open round's attempts.
+        """What this unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those
+        that joiners are downloading, one being written), a download of our own, kept updates, those of the open round's attempts, and
+        the log: twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round.
         """
         grid = self.tools.grid
         update_bytes = sum(self.tools.codec.encoded_bytes(b - a) for a, b in map(grid.bounds, range(grid.num_chunks)))
         num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
         num_updates = self.num_kept_updates + 1 + OPEN_UPDATES
-        return num_states * STATE_BYTES_PER_VALUE * grid.num_elements + num_updates * update_bytes
+        files_bytes = num_states * STATE_BYTES_PER_VALUE * grid.num_elements + num_updates * update_bytes
+        return files_bytes + self.tools.log.bound_bytes
 
     async def _drop_old_updates(self) -> None:
         kept = self.num_kept_updates
@@ -449,9 +466,9 @@ class UnitChain:
         await self._keep_generation()
         await self.tools.generations.incoming.clear()
         await self._drop_lost(lost, prepared.path[0].link)
-        return await self._votes_on_head()
+        return await self.votes_on_head()
 
-    async def _votes_on_head(self) -> OpenRound:
+    async def votes_on_head(self) -> OpenRound:
         """What our log knows of the round on the new head. The head has moved, so a disk that cannot be read back must not stop us
         here: who does not know its votes casts none on this base.
         """

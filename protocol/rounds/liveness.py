@@ -176,12 +176,15 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:
 
 
 def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> Step:
-    """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (rule 3)."""
+    """A goodbye: nobody waits for the leaver, and on this base it no longer counts towards the quorum (rule 3). The first one on a
+    base stands: who came back and leaves once more has cast no vote in between, and may know less of those before.
+    """
     view = state.peers.get(sender)
     if view is None or leave.member.peer != sender:
         return Step(state)
     state = with_view(state, replace(view, left=True))
-    if sender in state.link.roster and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
+    is_first = sender in state.link.roster and sender not in state.open.leaves
+    if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
         leaves = MappingProxyType({**state.open.leaves, sender: SignedLeave(leave, raw)})
         state = replace(state, open=replace(state.open, leaves=leaves))
     certified = attempt.certify(state)

@@ -180,7 +180,7 @@ class OpenRound:
         revision: how often the proposal was mended.
         asked: pre-votes that wait for a sign of the opener.
         leaves: who left on this base, with what they voted.
-        has_left: we said goodbye on this base, in an earlier process: no vote of ours counts on it any more.
+        has_left: we said goodbye on this base, in an earlier process, or do not know what we voted: no vote of ours counts on it.
     """
 
     promised: Ballot | None = None

@@ -11,9 +11,11 @@ from protocol.ids import PeerId, short
 from protocol.rounds import leading
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.messages import (
+    LAST_ATTEMPT,
     NO_SPINE,
     Ack,
     AckedRecord,
+    Ballot,
     Leave,
     PreVote,
     PreVoteRequest,
@@ -226,7 +228,9 @@ def leave_ordered(state: RoundState) -> Step:
     if state.is_leaving:
         return Step(state)
     opened = replace(state.open, leading=None, gathering=None)
-    leave = Leave(state.config.me, state.config.unit, state.link.commit, opened.promised, opened.acked)
+    # Who does not know all of its votes on this base must not be taken out of its electorate: it may have helped to decide it.
+    promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
+    leave = Leave(state.config.me, state.config.unit, state.link.commit, promised, opened.acked)
     state = replace(state, is_leaving=True, open=opened)
     return Step(state, (LogLeave(leave),), "leaving")
 

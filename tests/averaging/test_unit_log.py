@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import itertools
+import random
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
+import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
-from averaging.unit_log import LOG_NAME, LoggedContribution, UnitLog
+from averaging.network.seams import LOG_FRAME_BYTES
+from averaging.unit_log import LOG_NAME, LoggedContribution, LogLimits, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages import (
@@ -202,3 +208,200 @@ async def test_an_entry_that_does_not_hold_what_it_says_is_named_as_damage(entry
     await storage.append(LOG_NAME, entry)
     with pytest.raises(StorageError, match="rejoin"):
         await UnitLog(storage).load()
+
+
+# --- written anew -------------------------------------------------------------------------------------------------------------
+
+
+def _used(disk: MemoryDisk) -> int:
+    return sum(len(entry) + LOG_FRAME_BYTES for entry in disk.logs.get(LOG_NAME, ()))
+
+
+def _base(number: int) -> CommitId:
+    return CommitId(sha256(b"base %d" % number).digest())
+
+
+async def _grow(log: UnitLog, chooser: random.Random, number: int) -> None:
+    """Any entry, on any of a few bases."""
+    base = _base(chooser.randrange(12))
+    ballot = Ballot(chooser.randrange(4), PeerId(chooser.choice("pq")))
+    kind = chooser.randrange(7)
+    if kind == 0:
+        await log.log_contribution(base, LoggedContribution(ROOT, number, number))
+    elif kind <= 2:
+        await log.log_promise(base, ballot)
+    elif kind <= 4:
+        await log.log_ack(base, ballot, b"record %d" % number, lone=kind == 4)
+    elif kind == 5:
+        await log.log_certificate(base, _certificate(base, b"%d" % number))
+    else:
+        path = [_base(chooser.randrange(12)) for _ in range(chooser.randrange(3))]
+        await log.log_switch(base, [_certificate(on, b"%d" % number) for on in path])
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_log_that_is_written_anew_tells_the_same_but_for_votes_that_were_dropped(
+    seed: int, autojump_clock: Clock
+) -> None:
+    whole, disk, chooser = UnitLog(MemoryStorage(MemoryDisk())), MemoryDisk(), random.Random(seed)
+    log = UnitLog(MemoryStorage(disk), LogLimits(kept_bases=2))
+    forgotten: set[CommitId] = set()
+    for number in range(120):
+        state = chooser.getstate()
+        await _grow(whole, chooser, number)
+        chooser.setstate(state)
+        await _grow(log, chooser, number)
+        if chooser.random() < 0.2:
+            newest = {_base(chooser.randrange(12)) for _ in range(2)}
+            before = await log.load()
+            await log.compact(newest)
+            after = await UnitLog(MemoryStorage(disk)).load()
+            assert after == await log.load()
+            assert after.certificates == before.certificates == (await whole.load()).certificates
+            for base, known in after.bases.items():
+                if known == before.bases[base]:
+                    continue
+                assert base not in newest
+                assert known == replace(before.bases[base], acked=None, acked_lone=None, has_forgotten=True)
+                forgotten.add(base)
+            log = UnitLog(MemoryStorage(disk), LogLimits(kept_bases=2)) if chooser.random() < 0.5 else log
+    expected, told = await whole.load(), await log.load()
+    assert forgotten
+    assert set(told.bases) == set(expected.bases)
+    for base, known in told.bases.items():
+        assert (known.promised, known.contributions) == (
+            expected.bases[base].promised,
+            expected.bases[base].contributions,
+        )
+        assert known.has_forgotten == (base in forgotten), "it is said for ever"
+
+
+async def test_acks_stay_on_the_newest_bases_and_on_those_without_a_certificate_that_were_voted_on_last(
+    autojump_clock: Clock,
+) -> None:
+    log = UnitLog(MemoryStorage(MemoryDisk()), LogLimits(kept_bases=2))
+    for number in range(8):
+        await log.log_ack(_base(number), LOW, b"record")
+    await log.log_ack(_base(4), HIGH, b"record")
+    await log.log_promise(_base(9), HIGH)
+    for number in (0, 1, 7):
+        await log.log_certificate(_base(number), _certificate(_base(number), b"c"))
+    await log.compact({_base(1), _base(7)})
+    bases = (await log.load()).bases
+    assert {number for number in range(8) if bases[_base(number)].acked is not None} == {1, 4, 6, 7}
+    assert {number for number in range(8) if bases[_base(number)].has_forgotten} == {0, 2, 3, 5}
+    assert bases[_base(9)].promised == HIGH
+    assert not bases[_base(9)].has_forgotten, "nothing of it was dropped"
+
+
+async def test_that_votes_were_dropped_is_still_known_when_their_lineage_was_left(autojump_clock: Clock) -> None:
+    log = UnitLog(MemoryStorage(MemoryDisk()))
+    await log.log_ack(NEXT, LOW, b"record")
+    await log.log_certificate(BASE, b"shared")
+    await log.log_certificate(NEXT, _certificate(NEXT, b"ours"))
+    await log.compact({LAST})
+    await log.log_switch(BASE, [_certificate(BASE, b"theirs")])
+    await log.compact({LAST})
+    logged = await log.load()
+    assert [base for base, _ in logged.certificates] == [BASE]
+    assert (logged.bases[NEXT].has_forgotten, logged.bases[NEXT].promised) == (True, LOW)
+
+
+async def test_what_a_log_would_take_if_it_were_written_anew_is_known_without_reading_it(autojump_clock: Clock) -> None:
+    disk, chooser = MemoryDisk(), random.Random(5)
+    log = UnitLog(MemoryStorage(disk), LogLimits(kept_bases=3, growth=1, slack_bytes=0))
+    for number in range(200):
+        await _grow(log, chooser, number)
+        assert _used(disk) <= log.bound_bytes
+        if number % 10 == 9:
+            newest = {_base(number % 12)}
+            await log.tidy(newest)
+            assert log.bound_bytes == _used(disk), "growth and slack are such that nothing needless stays"
+            records = list(disk.logs[LOG_NAME])
+            await log.compact(newest)
+            assert disk.logs[LOG_NAME] == records
+
+
+async def test_a_log_is_written_anew_only_when_most_of_it_says_nothing_any_more(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk), LogLimits(slack_bytes=1000))
+    sizes: list[int] = []
+    for attempt in range(400):
+        await log.log_ack(BASE, Ballot(attempt, PeerId("p")), b"r" * 50)
+        await log.tidy({BASE})
+        sizes.append(len(disk.logs[LOG_NAME]))
+        assert _used(disk) <= log.bound_bytes <= 2 * 300 + 1000
+    num_compactions = sum(after < before for before, after in itertools.pairwise(sizes))
+    assert 20 < num_compactions < 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_crash_while_a_log_is_written_anew_loses_nothing_of_it(seed: int, autojump_clock: Clock) -> None:
+    disk, chooser = MemoryDisk(), random.Random(seed)
+    log = UnitLog(MemoryStorage(disk))
+    for number in range(60):
+        await _grow(log, chooser, number)
+    newest = {_base(number) for number in range(12)}
+    before = await log.load()
+
+    async def compact() -> None:
+        with pytest.raises(StorageError):
+            await log.compact(newest)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compact)
+        await trio.sleep(0.001)
+        disk.crash(chooser)
+    disk.power_on()
+    assert await UnitLog(MemoryStorage(disk)).load() == before
+
+
+async def test_a_vote_that_comes_while_the_log_is_written_anew_is_not_lost(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk))
+    for attempt in range(5):
+        await log.log_ack(BASE, Ballot(attempt, PeerId("p")), b"record")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(log.compact, {BASE})
+        await trio.sleep(0.001)
+        nursery.start_soon(log.log_promise, BASE, Ballot(9, PeerId("p")))
+        nursery.start_soon(log.log_ack, NEXT, HIGH, b"another")
+    bases = (await UnitLog(MemoryStorage(disk)).load()).bases
+    assert bases[BASE].promised == Ballot(9, PeerId("p"))
+    assert bases[NEXT].acked == AckedRecord(HIGH, b"another")
+    assert len(disk.logs[LOG_NAME]) == 4
+
+
+async def test_what_the_disk_refuses_leaves_the_log_as_it_is_and_is_tried_again(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk), LogLimits(growth=1, slack_bytes=0))
+    for attempt in range(5):
+        await log.log_ack(BASE, Ballot(attempt, PeerId("p")), b"record")
+    before = list(disk.logs[LOG_NAME])
+    disk.fail_with_disk_full_after(10)
+    with capture_logs() as entries:
+        await log.tidy({BASE})
+    assert [entry["event"] for entry in entries] == ["log_not_compacted"]
+    assert disk.logs[LOG_NAME] == before
+    assert _used(disk) <= log.bound_bytes
+    disk.capacity_bytes = UNBOUNDED_BYTES
+    await log.tidy({BASE})
+    assert len(disk.logs[LOG_NAME]) == 2
+
+
+async def test_a_switch_that_is_owed_is_written_before_the_log_is_written_anew(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk), LogLimits(growth=1, slack_bytes=0))
+    ours, theirs = _certificate(NEXT, b"o"), _certificate(NEXT, b"t")
+    await log.log_certificate(BASE, b"shared")
+    await log.log_certificate(NEXT, ours)
+    for attempt in range(5):
+        await log.log_ack(LAST, Ballot(attempt, PeerId("p")), b"record")
+    disk.fail_with_disk_full_after(10)
+    assert not await log.log_moved(NEXT, [theirs])
+    await log.tidy({LAST})
+    assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, ours)]
+    disk.capacity_bytes = UNBOUNDED_BYTES
+    await log.tidy({LAST})
+    assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, theirs)]
+    assert [entry[:1] for entry in disk.logs[LOG_NAME]] == [b"T", b"T", b"P", b"A"]

@@ -10,7 +10,7 @@ import trio
 from averaging.network.file_storage import FileStorage
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import ThreadOffload
-from averaging.network.seams import Storage
+from averaging.network.seams import LOG_FRAME_BYTES, Storage
 from protocol.errors import LocalProtocolError
 
 
@@ -66,6 +66,43 @@ async def test_a_deleted_log_begins_anew(storage: Storage) -> None:
     assert list(await storage.read_records("log")) == [b"new"]
 
 
+async def test_a_replaced_log_holds_the_new_records_alone_and_goes_on_after_them(storage: Storage) -> None:
+    for record in (b"one", b"two" * 1000, b"three"):
+        await storage.append("log", record)
+    await storage.append("other", b"stays")
+    await storage.replace_log("log", [b"two", b""])
+    assert list(await storage.read_records("log")) == [b"two", b""]
+    assert await storage.size_bytes() <= len(b"twostays") + 3 * LOG_FRAME_BYTES
+    for record in (b"four", b"five"):
+        await storage.append("log", record)
+    assert list(await storage.read_records("log")) == [b"two", b"", b"four", b"five"]
+    await storage.replace_log("log", [])
+    await storage.append("log", b"six")
+    assert list(await storage.read_records("log")) == [b"six"]
+    assert list(await storage.read_records("other")) == [b"stays"]
+
+
+async def test_a_log_may_begin_with_a_replacement(storage: Storage) -> None:
+    await storage.replace_log("b/log", [b"first"])
+    await storage.append("b/log", b"second")
+    assert list(await storage.read_records("b/log")) == [b"first", b"second"]
+    assert list(await storage.list_names("")) == ["b/log"]
+
+
+async def test_an_append_beside_a_replacement_comes_before_it_or_after_it(storage: Storage) -> None:
+    await storage.append("log", b"old")
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(storage.append, "log", b"%d" % number)
+        nursery.start_soon(storage.replace_log, "log", [b"new"])
+        for number in range(4, 8):
+            nursery.start_soon(storage.append, "log", b"%d" % number)
+    records = list(await storage.read_records("log"))
+    assert records[0] == b"new"
+    assert set(records[1:]) <= {b"%d" % number for number in range(8)}
+    assert len(set(records)) == len(records)
+
+
 async def test_names_are_listed_by_prefix_and_sorted(storage: Storage) -> None:
     for name in ("b/2", "a", "b/1"):
         await storage.write_atomic(name, [b"x"])
@@ -81,6 +118,8 @@ async def test_a_name_that_could_climb_out_is_refused(storage: Storage, name: st
         await storage.write_atomic(name, [b"x"])
     with pytest.raises(LocalProtocolError):
         await storage.read(name)
+    with pytest.raises(LocalProtocolError):
+        await storage.replace_log(name, [b"x"])
 
 
 async def test_a_cancelled_write_is_there_whole_or_not_at_all(storage: Storage) -> None:
@@ -92,3 +131,9 @@ async def test_a_cancelled_write_is_there_whole_or_not_at_all(storage: Storage) 
         await storage.append("log", b"one")
     await storage.append("log", b"two")
     assert list(await storage.read_records("log")) in ([b"two"], [b"one", b"two"])
+    with trio.move_on_after(0.001):
+        await storage.replace_log("log", [b"three" * 100_000])
+    await storage.append("log", b"four")
+    records = list(await storage.read_records("log"))
+    assert records[-1] == b"four"
+    assert records[-2] in (b"two", b"three" * 100_000)

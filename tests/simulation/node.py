@@ -26,7 +26,7 @@ from averaging.rounds.transfer import FETCH_CHANNEL
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
-from averaging.unit_log import UnitLog
+from averaging.unit_log import LogLimits, UnitLog
 from protocol.envelope import seal
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MESSAGE_LIFE_S = 300.0
+OFTEN = LogLimits(kept_bases=2, growth=1, slack_bytes=0)
+"""A log is written anew whenever there is anything in it that says nothing any more."""
 
 
 class SimulatedOffload:
@@ -72,6 +74,11 @@ class WatchedChain(UnitChain):
 
     world: World
     node: Node
+
+    @property
+    def num_kept_votes(self) -> int:
+        """So few that votes are dropped in runs as short as these."""
+        return 3
 
     @property
     def observed(self) -> Observed:
@@ -253,7 +260,7 @@ class Node:
         """All units, restored from the disk."""
         world, storage = self.world, self._storage("")
         vector, spine = HeadVector(storage), world.layout.spine
-        logs = {unit: UnitLog(self._unit_storage(unit)) for unit in (*self.units, spine)}
+        logs = {unit: UnitLog(self._unit_storage(unit), OFTEN) for unit in (*self.units, spine)}
         await vector.finish(logs)
         self.follower, self.services, self.trainers = None, {}, {}
         if spine not in self.units:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from averaging.network import file_storage
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
 from protocol.errors import StorageError
@@ -87,6 +88,49 @@ async def test_a_full_disk_is_a_storage_error_and_the_old_file_stays(tmp_path: P
     with pytest.raises(StorageError, match="No space left"):
         await storage.write_atomic("head", [b"new"])
     assert await storage.read("head") == b"old"
+
+
+async def test_a_disk_without_room_for_a_replacement_keeps_the_old_log_and_appends_go_on(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.append("log", b"old")
+    (tmp_path / "log.unfinished").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"):
+        await storage.replace_log("log", [b"new"])
+    await storage.append("log", b"next")
+    assert list(await storage.read_records("log")) == [b"old", b"next"]
+
+
+async def test_after_a_replacement_whose_name_was_not_synced_the_next_append_syncs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut would bring the old log back, without what was appended and told since."""
+    storage, synced = FileStorage(tmp_path, ThreadOffload()), []
+    await storage.append("log", b"old and long")
+
+    def refuse(folder: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_storage, "sync_folder", refuse)
+        with pytest.raises(StorageError, match="Input/output"):
+            await storage.replace_log("log", [b"new"])
+        with pytest.raises(StorageError, match="Input/output"):
+            await storage.append("log", b"next")
+    monkeypatch.setattr(file_storage, "sync_folder", synced.append)
+    for record in (b"next", b"last"):
+        await storage.append("log", record)
+    assert list(await storage.read_records("log")) == [b"new", b"next", b"last"]
+    assert synced == [tmp_path], "once is enough"
+
+
+async def test_a_process_killed_in_a_replacement_leaves_the_old_log(tmp_path: Path) -> None:
+    await FileStorage(tmp_path, ThreadOffload()).append("log", b"old")
+    (tmp_path / "log.unfinished").write_bytes(b"half of the new")
+    storage = FileStorage(tmp_path, ThreadOffload())
+    assert list(await storage.read_records("log")) == [b"old"]
+    await storage.replace_log("log", [b"new"])
+    assert list(await storage.read_records("log")) == [b"new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 async def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:

@@ -32,6 +32,39 @@ async def test_a_crash_loses_unsynced_writes_whole_and_keeps_a_prefix_of_each_lo
     assert outcomes == {1, 2}
 
 
+async def test_a_crash_in_a_replacement_leaves_the_old_log_or_the_new_one(autojump_clock: MockClock) -> None:
+    outcomes: set[tuple[bytes, ...]] = set()
+    for seed in range(20):
+        disk = MemoryDisk()
+        storage = MemoryStorage(disk, "unit")
+        for record in (b"0", b"1"):
+            await storage.append("log", record)
+
+        async def replace(storage: MemoryStorage) -> None:
+            with pytest.raises(StorageError):
+                await storage.replace_log("log", [b"a", b"b", b"c"])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace, storage)
+            await trio.sleep(0.001)
+            disk.crash(random.Random(seed))
+        disk.power_on()
+        outcomes.add(tuple(await MemoryStorage(disk, "unit").read_records("log")))
+    assert outcomes == {(b"0", b"1"), (b"a", b"b", b"c")}
+
+
+async def test_a_disk_without_room_for_both_logs_keeps_the_old_one(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk()
+    storage = MemoryStorage(disk)
+    await storage.append("log", b"1" * 10)
+    disk.fail_with_disk_full_after(8)
+    with pytest.raises(StorageError, match="no space left"):
+        await storage.replace_log("log", [b"2" * 9])
+    assert list(await storage.read_records("log")) == [b"1" * 10]
+    await storage.replace_log("log", [b"2" * 8])
+    assert list(await storage.read_records("log")) == [b"2" * 8]
+
+
 async def _refused(storage: MemoryStorage, refused: list[str]) -> None:
     async def append() -> None:
         with pytest.raises(StorageError):

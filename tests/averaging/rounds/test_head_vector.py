@@ -40,6 +40,23 @@ async def test_all_units_flip_and_a_restart_finds_them_there(autojump_clock: Clo
         assert _logs(forked) == before, "there was nothing left to bring up"
 
 
+async def test_the_log_of_heads_holds_one_move_however_often_they_move(autojump_clock: Clock) -> None:
+    async with forked_units() as forked:
+        sides, disk = forked.sides[UNIT], forked.party.disk
+        elsewhere = replace(sides, theirs=[forked.world.commit_on(sides.agreed.link, 30, members=[1, 2])])
+        third = await prepared_for(forked.chains[UNIT], elsewhere)
+        await forked.vector.move(forked.movers)
+        first = list(disk.logs[VECTOR_LOG])
+        forked.prepared[UNIT] = third
+        await forked.vector.move([forked.mover(UNIT)])
+        (record, done) = disk.logs[VECTOR_LOG]
+        assert (record != first[0], done) == (True, first[1])
+        disk.logs[VECTOR_LOG] = [*first, record, done]
+        await forked.restart()
+        assert disk.logs[VECTOR_LOG] == [done], "as an old log is left that was only ever appended to"
+        assert forked.chains[UNIT].head == elsewhere.theirs[-1].link
+
+
 async def test_where_one_unit_has_left_its_fork_nothing_changes(autojump_clock: Clock) -> None:
     async with forked_units() as forked:
         astray = replace(forked.mover(SIDE), has=lambda commit: False)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,11 +10,13 @@ import torch
 import trio
 import trio.testing
 
+from averaging.network.memory_storage import MemoryStorage
+from averaging.network.seams import LOG_FRAME_BYTES
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS
 from averaging.state import STATE_BYTES_PER_VALUE, state_root
-from averaging.unit_log import LoggedContribution, LoggedRounds
+from averaging.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, LogLimits, UnitLog
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root
 from protocol.rounds.chain import verify_certificate
@@ -444,16 +447,30 @@ async def test_bytes_that_the_disk_changed_after_the_ack_are_not_applied_and_are
 
 
 async def test_the_disk_never_holds_more_than_the_bound_that_is_told(autojump_clock: Clock) -> None:
+    limits = LogLimits(slack_bytes=10_000)
     async with _after(1) as (world, _, party):
-        for seed in range(4 * KEPT_UPDATES):
+        party.chain.tools = replace(party.chain.tools, log=UnitLog(MemoryStorage(party.disk), limits))
+        await party.chain.restore()
+        log_sizes: list[int] = []
+        for seed in range(300):
+            for attempt in range(seed % 4):
+                ballot = Ballot(attempt, party.peer)
+                await party.chain.tools.log.log_ack(party.chain.head.commit, ballot, b"r" * 2000)
             party.generations.pin(party.chain.head.commit, trio.current_time())
             await party.apply(
                 world.commit_on(party.chain.head, seed, members=[0] if seed % 3 == 0 else (), is_lone=seed % 3 == 0)
             )
             files = party.disk.files.items()
-            num_bytes = sum(len(data) for name, data in files if not name.endswith(".log"))
+            num_bytes = sum(len(data) for _, data in files)
             heads = 200 * len(party.generation_names())  # a header each, which a tiny state makes visible
-            assert num_bytes <= party.chain.disk_bound_bytes + heads
+            log_sizes.append(sum(LOG_FRAME_BYTES + len(entry) for entry in party.disk.logs[LOG_NAME]))
+            assert num_bytes + log_sizes[-1] <= party.chain.disk_bound_bytes + heads
+            assert log_sizes[-1] <= party.chain.tools.log.bound_bytes
+        assert sum(after < before for before, after in itertools.pairwise(log_sizes)) >= 2
+        assert party.chain.tools.log.bound_bytes < 2.5 * sum(map(len, party.chain.certificates)) + 300_000
+        root, links, raws = party.chain.root, party.chain.links, party.chain.certificates
+        await party.restart()
+        assert (party.chain.root, party.chain.links, party.chain.certificates) == (root, links, raws)
 
 
 async def test_who_cannot_read_its_votes_after_a_switch_stands_there_and_casts_none(

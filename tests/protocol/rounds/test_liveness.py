@@ -181,6 +181,15 @@ def test_who_says_goodbye_is_not_waited_for() -> None:
     assert leaver.peer in opener.state.open.departures
 
 
+def test_the_first_goodbye_on_a_base_stands() -> None:
+    table = Table(3)
+    seat, leaver = table.live()[:2]
+    first, second = _leave(leaver, promised=Ballot(2, seat.peer)), _leave(leaver, promised=Ballot(9, seat.peer))
+    for leave in (first, second):
+        seat.hear(leaver, leave)
+    assert seat.state.open.departures == {leaver.peer: first}
+
+
 def test_a_goodbye_on_another_base_or_with_a_record_that_does_not_fit_leaves_the_quorum_as_it_is() -> None:
     table = Table(3)
     acquaint(table)

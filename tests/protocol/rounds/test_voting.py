@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.rounds.messages import (
+    LAST_ATTEMPT,
     NO_SPINE,
     Ack,
     AckedRecord,
@@ -21,6 +22,7 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.quorum import electorate
 from protocol.rounds.state import (
     AckLogged,
     BytesHeld,
@@ -405,6 +407,20 @@ def test_a_goodbye_is_told_when_it_is_on_disk_and_carries_the_vote() -> None:
     assert seat.feed(LeaveOrdered()) == ()
     (told,) = seat.feed(LeaveLogged(leave))
     assert told == Send(tuple(sorted(set(table.seats) - {seat.peer})), leave)
+
+
+def test_who_does_not_know_its_votes_stays_in_the_electorate_when_it_leaves() -> None:
+    """It may have been one of the quorum that decided this base: without it fewer could decide something else."""
+    table = Table(3)
+    seat = table.live()[0]
+    seat.disk.promise(seat.head.commit, Ballot(LAST_ATTEMPT, seat.peer))
+    table.restart(seat)
+    assert seat.state.open.has_left
+    (order,) = seat.feed(LeaveOrdered())
+    assert isinstance(order, LogLeave)
+    leaves = {seat.peer: order.leave}
+    roster = table.genesis.roster
+    assert electorate(roster, Ballot(7, roster[0]), leaves) == roster
 
 
 def test_who_leaves_votes_on_nothing_any_more_also_after_a_restart() -> None:

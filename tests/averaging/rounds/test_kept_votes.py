@@ -1,0 +1,156 @@
+"""Which votes a unit's log keeps when it is written anew, and what becomes of those who stand on a base again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+import trio.testing
+
+from averaging.network.memory_storage import MemoryStorage
+from averaging.rounds import unit
+from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
+from protocol.errors import StorageError
+from protocol.ids import CommitId
+from protocol.rounds.messages import Ballot
+from protocol.rounds.state import OpenRound
+from tests.averaging.rounds.round_world import MadeCommit, Party, certificates, open_world, tree_nodes
+
+Clock = trio.testing.MockClock
+ATTEMPT = 3
+EAGER = LogLimits(growth=1, slack_bytes=0)
+"""Written anew at every chance."""
+
+
+async def _ack(party: Party, commit: MadeCommit) -> Ballot:
+    ballot = Ballot(ATTEMPT, party.peer)
+    await party.log.log_ack(commit.record.parent, ballot, commit.certificate.record)
+    return ballot
+
+
+async def _compact(party: Party) -> None:
+    await party.log.compact([link.commit for link in party.chain.links[-party.chain.num_kept_votes :]])
+
+
+async def test_who_comes_to_stand_on_a_base_whose_votes_were_dropped_casts_none_on_it(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been in the quorum that decided the base, and others who lost that commit may ask it again."""
+    monkeypatch.setattr(unit, "KEPT_VOTES", 2)
+    async with open_world() as world:
+        party = world.parties[0]
+        made = world.commits(party.chain.num_kept_updates + 4)
+        ballots = []
+        for commit in made:
+            ballots.append(await _ack(party, commit))
+            await party.apply(commit)
+        await _compact(party)
+        num_whole = party.chain.num_kept_votes - 1  # one of them is the open base
+        known = (await party.log.load()).bases
+        assert [known[commit.record.parent].acked is None for commit in made] == [
+            number < len(made) - num_whole for number in range(len(made))
+        ]
+        for name in [*party.generation_names(), *(n for n in party.disk.files if made[2].link.commit.hex() in n)]:
+            party.spoil(name)
+        party.crash()
+        party.boot()
+        opened = await party.chain.restore()
+        assert party.chain.head.commit == world.genesis.head
+        assert (opened.has_left, opened.acked) == (True, None)
+        assert (opened.promised, opened.highest_attempt) == (ballots[0], ATTEMPT), "no attempt under a name it had"
+
+
+async def test_who_comes_back_to_a_base_of_the_newest_knows_its_votes(autojump_clock: Clock) -> None:
+    async with open_world() as world:
+        party, made = world.parties[0], world.commits(2)
+        for commit in made:
+            await party.apply(commit)
+        commit = world.commit_on(made[1].link, 2)
+        ballot = await _ack(party, commit)
+        await party.apply(commit)
+        await _compact(party)
+        for name in party.generation_names():
+            party.spoil(name)
+        party.spoil(f"results/{made[1].link.commit.hex()}/{commit.record.slices[0].result_hash.hex()}")
+        party.crash()
+        party.boot()
+        opened = await party.chain.restore()
+        assert party.chain.head == made[1].link
+        assert opened.acked is not None
+        assert (opened.has_left, opened.acked.ballot) == (False, ballot)
+
+
+async def test_the_votes_on_a_base_that_a_download_leads_to_are_those_cast_there(autojump_clock: Clock) -> None:
+    """It was there before, and had lost the results since."""
+    async with open_world() as world:
+        made, (party, donor) = world.commits(3), world.parties[:2]
+        for commit in made:
+            await party.apply(commit)
+            await donor.apply(commit)
+        ballot = await _ack(party, world.commit_on(made[2].link, 3))
+        for name in [*party.generation_names(), *(n for n in party.disk.files if "results/" in n)]:
+            party.spoil(name)
+        await party.restart()
+        assert party.chain.head.commit == world.genesis.head
+        await party.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+        opened = await party.chain.votes_on_head()
+        assert opened.acked is not None
+        assert opened.acked.ballot == ballot
+
+
+class RefusingLog(UnitLog):
+    """It can be appended to alone."""
+
+    async def compact(self, newest: Collection[CommitId]) -> None:
+        raise StorageError("no space left on the disk", "some")
+
+
+async def test_a_disk_that_refuses_to_write_the_log_anew_costs_nothing_but_room(autojump_clock: Clock) -> None:
+    async with open_world() as world:
+        party, made = world.parties[0], world.commits(1)
+        await party.apply(made[0])
+        party.chain.tools = replace(party.chain.tools, log=RefusingLog(MemoryStorage(party.disk), EAGER))
+        for attempt in range(3):
+            await party.chain.tools.log.log_ack(made[0].link.commit, Ballot(attempt, party.peer), b"record")
+        await party.apply(world.commit_on(made[0].link, 1))
+        assert party.chain.head.index == 2
+        num_entries = len(party.disk.logs[LOG_NAME])
+        await party.chain.restore()
+        party.chain.tools = replace(party.chain.tools, log=UnitLog(MemoryStorage(party.disk), EAGER))
+        await party.chain.restore()
+        assert (party.chain.head.index, len(party.disk.logs[LOG_NAME])) == (2, num_entries - 1)
+
+
+async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_dropped(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate goes with the lineage. Whoever brings that lineage only up to this base would find us voting anew."""
+    monkeypatch.setattr(unit.UnitChain, "num_kept_votes", 1)
+    async with open_world() as world:
+        party, shared = world.parties[0], world.commits(1)[0]
+        await party.apply(shared)
+        ours = [world.commit_on(shared.link, 5, members=[0], is_lone=True)]
+        ours.append(world.commit_on(ours[0].link, 6, members=[0], is_lone=True))
+        await party.apply(ours[0])
+        await _ack(party, ours[1])
+        await party.apply(ours[1])
+        await _compact(party)
+        theirs = world.commit_on(shared.link, 7, members=[1, 2])
+        await _switch(party, shared, [theirs])
+        await _compact(party)
+        await party.restart()
+        assert ours[0].link.commit not in party.chain.tree.nodes
+        opened = await _switch(party, shared, [ours[0]])
+        assert party.chain.head == ours[0].link
+        assert opened.has_left
+
+
+async def _switch(party: Party, fork: MadeCommit, commits: list[MadeCommit]) -> OpenRound:
+    for commit in commits:
+        await commit.write_results(party)
+    state = await party.chain.state_at(fork.link.commit)
+    assert state is not None
+    path = tree_nodes(commits)
+    prepared = await party.chain.prepared(fork.link.commit, path, state, await party.chain.replay(state, path))
+    return await party.chain.switch(prepared)
