@@ -96,6 +96,9 @@ class Gatherer:
                 log.debug("result_not_fetched", source=short(peer), reason=error.one_line())
                 self._note_failure(peer)
                 continue
+            except trio.Cancelled:
+                self._note_failure(peer)  # it took all the time that there was: another is asked first, next time
+                raise
             if data is not None:
                 self._failing.discard(peer)
                 await tools.log.write_result(record.parent, part.result_hash, data)

@@ -6,6 +6,7 @@ per stream on the channel "fetch"; the answer is frames until the clean end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,52 +34,89 @@ OPEN_WITHIN_S: Final = 5.0
 FRAME_WITHIN_S: Final = 20.0
 """A donor that sends nothing for so long is given up and replaced."""
 
+LEAST_BYTES_PER_S: Final = 8_192
+"""What an answer must bring after its first seconds. A donor whose line is full goes down to 16 kB/s, for two requests at a time; an
+honest line is far above that, and one byte now and then far below.
+"""
+
+ANSWER_WITHIN_S: Final = 20.0
+"""Allowed to a result or a stripe beyond its bytes: its donor may read it from disk first, and others wait in the same queue."""
+
+HASHES_WITHIN_S: Final = 8.0
+"""Allowed to a list of hashes beyond its bytes: it is small, and while it is awaited no other donor is asked for it."""
+
+SMALLEST_FRAME_BYTES: Final = 64
+"""No honest answer has many frames below this; each costs us more than its bytes."""
+
+SPARE_FRAMES: Final = 16
+"""Frames of any size that every answer may have: a small unit has small chunks, and the last piece of a result may be a few bytes."""
+
 PIECE_BYTES: Final = 256 << 10
 MAX_CHAIN_BYTES: Final = 16 << 20
 """Certificates of 64 members are about 12 kB, so this is more than a thousand commits in one answer; what is left is asked again."""
 
 
-async def ask(network: Network, peer: PeerId, request: FetchRequest, take: Callable[[bytes], None]) -> None:
-    """Ask a peer; `take` gets the frames of its answer and may raise to stop.
+async def ask(
+    network: Network,
+    peer: PeerId,
+    request: FetchRequest,
+    take: Callable[[bytes], None],
+    *,
+    within_s: float = math.inf,
+) -> None:
+    """Ask a peer; `take` gets the frames of its answer and may raise to stop. The answer may take `within_s` seconds, and one more for
+    each LEAST_BYTES_PER_S bytes that have come. Without it the caller has a deadline of its own.
 
     Raises:
-        TransportError: the peer is gone or silent.
+        TransportError: the peer is gone, silent or too slow.
+        RemoteProtocolError: it sent an empty frame.
     """
     stream = await network.open_stream(peer, FETCH_CHANNEL, timeout_s=OPEN_WITHIN_S)
     try:
-        await stream.send_frame(encode_fetch(request))
-        while True:
-            frame: bytes | None = None
-            with trio.move_on_after(FRAME_WITHIN_S) as scope:
-                frame = await stream.receive_frame()
-            if scope.cancelled_caught:
-                raise CallTimeout(f"{short(peer)} stopped sending", f"a frame every {FRAME_WITHIN_S:.0f} s")
-            if frame is None:
-                return
-            take(frame)
+        until_s = trio.current_time() + within_s
+        num_bytes = 0
+        with trio.move_on_after(min(within_s, FRAME_WITHIN_S)) as scope:
+            await stream.send_frame(encode_fetch(request))
+            while (frame := await stream.receive_frame()) is not None:
+                if not frame:
+                    raise RemoteProtocolError(f"{short(peer)} sent an empty frame", "a part of its answer")
+                take(frame)
+                num_bytes += len(frame)
+                next_s = trio.current_time() + FRAME_WITHIN_S
+                scope.deadline = min(until_s + num_bytes / LEAST_BYTES_PER_S, next_s)
+        if scope.cancelled_caught:
+            raise CallTimeout(
+                f"{short(peer)} stopped sending or is too slow, after {num_bytes} bytes",
+                f"a frame every {FRAME_WITHIN_S:.0f} s, and {LEAST_BYTES_PER_S / 1000:.0f} kB/s after the first seconds",
+            )
     finally:
         with trio.move_on_after(1.0, shield=True):
             await stream.aclose()
 
 
-async def ask_all(network: Network, peer: PeerId, request: FetchRequest, max_bytes: int) -> list[bytes]:
-    """All frames of a peer's answer, at most `max_bytes` of them together.
+async def ask_all(
+    network: Network, peer: PeerId, request: FetchRequest, max_bytes: int, *, within_s: float = math.inf
+) -> list[bytes]:
+    """All frames of a peer's answer, at most `max_bytes` of them together, within the time that `ask` allows.
 
     Raises:
-        TransportError: the peer is gone or silent.
-        RemoteProtocolError: it sent more than was asked for.
+        TransportError: the peer is gone, silent or too slow.
+        RemoteProtocolError: it sent more than was asked for, or in too many frames.
     """
     frames: list[bytes] = []
     total_bytes = 0
+    max_frames = SPARE_FRAMES + max_bytes // SMALLEST_FRAME_BYTES
 
     def take(frame: bytes) -> None:
         nonlocal total_bytes
         total_bytes += len(frame)
         if total_bytes > max_bytes:
             raise RemoteProtocolError(f"{short(peer)} sent more than {max_bytes} bytes", "what was asked for")
+        if len(frames) >= max_frames:
+            raise RemoteProtocolError(f"{short(peer)} sent more than {max_frames} frames", "larger frames")
         frames.append(frame)
 
-    await ask(network, peer, request, take)
+    await ask(network, peer, request, take, within_s=within_s)
     return frames
 
 
@@ -88,7 +126,7 @@ async def fetch_result(
     """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none."""
     begin, stop = grid.span(request.first_chunk, request.stop_chunk)
     max_bytes = codec.encoded_bytes(stop - begin) + 4 * grid.num_chunks  # every chunk has block scales of its own
-    data = b"".join(await ask_all(network, peer, request, max_bytes))
+    data = b"".join(await ask_all(network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S))
     if not data:
         return None
     chunks = split_chunks(data, codec, grid, request.first_chunk, request.stop_chunk)
@@ -122,9 +160,10 @@ async def fetch_hashes(network: Network, donor: Donor, unit: UnitName, num_chunk
     """The leaf hashes of a donor's generation, checked against the root that it named; the donor keeps it from now on.
 
     Raises:
-        TransportError: the donor is gone or silent, or no longer has it. RemoteProtocolError: hashes of another root.
+        TransportError: the donor is gone, silent or too slow, or no longer has it. RemoteProtocolError: hashes of another root.
     """
-    frames = await ask_all(network, donor.peer, FetchHashes(unit, donor.header.head), HASH_BYTES * num_chunks)
+    request = FetchHashes(unit, donor.header.head)
+    frames = await ask_all(network, donor.peer, request, HASH_BYTES * num_chunks, within_s=HASHES_WITHIN_S)
     if not frames:
         raise TransportError(f"{short(donor.peer)} no longer has that state", "the generation that it offered")
     hashes = split_hashes(b"".join(frames), num_chunks)
@@ -143,7 +182,7 @@ async def fetch_chunks(
     """Chunks of a state, each checked on arrival against its hash; `told` hears of the bytes of each.
 
     Raises:
-        TransportError: the donor is gone or silent, or no longer has that state. RemoteProtocolError: it sent other bytes.
+        TransportError: the donor is gone, silent or too slow, or no longer has that state. RemoteProtocolError: it sent other bytes.
     """
     chunks: list[bytes] = []
 
@@ -154,7 +193,7 @@ async def fetch_chunks(
         chunks.append(chunk)
         told(len(chunk))
 
-    await ask(network, donor, request, take)
+    await ask(network, donor, request, take, within_s=ANSWER_WITHIN_S)
     if len(chunks) < request.stop_chunk - request.first_chunk:
         raise TransportError(f"{short(donor)} no longer has that state", "the generation that it offered")
     return chunks

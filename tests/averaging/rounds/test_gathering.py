@@ -3,10 +3,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 import trio.testing
 
+from averaging.network.seams import Stream
 from averaging.rounds.gathering import EXCHANGE_PATIENCE_S, GATHER_WITHIN_S, Gatherer
+from averaging.rounds.transfer import ANSWER_WITHIN_S, FETCH_CHANNEL, FRAME_WITHIN_S, read_request
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.requests import FetchResult
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
@@ -118,6 +121,43 @@ async def test_a_holder_that_went_silent_does_not_hold_up_the_deadline(autojump_
             world.swarm.freeze(party.peer)
         assert not await _gatherer(gathering).gather(commit.record, ())
         assert trio.current_time() < GATHER_WITHIN_S + 2.0
+
+
+def _trickle(party: Party, frame: bytes, every_s: float) -> None:
+    """Answer everything with this frame, again and again, and remember who asked."""
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        party.asked.append((peer, await read_request(stream)))
+        while True:
+            await stream.send_frame(frame)
+            await trio.sleep(every_s)
+
+    party.network.serve_streams(FETCH_CHANNEL, serve)
+
+
+async def test_a_reducer_that_sends_a_byte_now_and_then_is_given_up_for_a_holder(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        _trickle(world.parties[0], b"x", FRAME_WITHIN_S - 5.0)
+        await commit.write_results(world.parties[1])
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[1].peer,))
+        assert trio.current_time() < ANSWER_WITHIN_S + 2.0
+        assert len(world.parties[0].asked) == 1
+
+
+async def test_who_took_all_the_time_there_was_is_asked_after_the_others_next_time(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice may be so large that its slow source is within its deadline when the gathering's own ends."""
+    monkeypatch.setattr("averaging.rounds.gathering.GATHER_WITHIN_S", ANSWER_WITHIN_S / 2)
+    async with _one_commit() as (world, commit, gathering):
+        _trickle(world.parties[0], b"x", 5.0)
+        await commit.write_results(world.parties[1])
+        gatherer, holders = _gatherer(gathering), (world.parties[1].peer,)
+        assert not await gatherer.gather(commit.record, holders)
+        began_s = trio.current_time()
+        assert await gatherer.gather(commit.record, holders)
+        assert trio.current_time() - began_s < 2.0
+        assert len(world.parties[0].asked) == 1
 
 
 async def test_bytes_that_turn_up_later_are_found_by_asking_again(autojump_clock: Clock) -> None:

@@ -12,14 +12,19 @@ import trio.testing
 from averaging.network.seams import Stream
 from averaging.rounds.contribution import encode_chunks, result_root
 from averaging.rounds.transfer import (
+    ANSWER_WITHIN_S,
     FETCH_CHANNEL,
     FRAME_WITHIN_S,
+    HASHES_WITHIN_S,
+    LEAST_BYTES_PER_S,
     PIECE_BYTES,
     TransferService,
     ask,
     ask_all,
     ask_generation,
+    fetch_chunks,
     fetch_commits,
+    fetch_hashes,
     fetch_result,
     read_request,
 )
@@ -31,6 +36,7 @@ from protocol.errors import (
     TransportError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.merkle import leaf_hash
 from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchState
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_certificate
@@ -282,3 +288,77 @@ async def test_a_generation_replaced_during_a_download_resets_the_stream(
         donor.network.serve_streams(FETCH_CHANNEL, serve)
         with pytest.raises(PotluckError):
             await ask(me.network, donor.peer, FetchState(UNIT, 0, GRID.num_chunks, made[0].link.commit), take)
+
+
+# --- donors that send next to nothing, but never stop -------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _trickling(frame: bytes, every_s: float) -> AsyncIterator[tuple[RoundWorld, MadeCommit, Party, PeerId]]:
+    """A donor that answers everything with this frame, again and again."""
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        await read_request(stream)
+        while True:
+            await stream.send_frame(frame)
+            await trio.sleep(every_s)
+
+    async with _donors(1) as (world, made, me):
+        world.parties[0].network.serve_streams(FETCH_CHANNEL, serve)
+        yield world, made[0], me, world.parties[0].peer
+
+
+async def test_a_result_that_comes_a_byte_at_a_time_is_given_up(autojump_clock: Clock) -> None:
+    async with _trickling(b"x", FRAME_WITHIN_S - 5.0) as (_, commit, me, donor):
+        with pytest.raises(CallTimeout, match="too slow"):
+            await fetch_result(me.network, donor, _request(commit), CODEC, GRID)
+        assert trio.current_time() < ANSWER_WITHIN_S + 1.0
+
+
+async def test_hashes_that_come_a_byte_at_a_time_are_given_up_sooner(autojump_clock: Clock) -> None:
+    async with _trickling(b"x", HASHES_WITHIN_S / 2 - 0.1) as (world, _, me, donor):
+        offer = (await ask_generation(me.network, world.parties[1].peer, UNIT))[0]
+        began_s = trio.current_time()
+        with pytest.raises(CallTimeout, match="too slow"):
+            await fetch_hashes(me.network, replace(offer, peer=donor), UNIT, GRID.num_chunks)
+        assert trio.current_time() - began_s < HASHES_WITHIN_S + 1.0
+
+
+async def test_chunks_that_are_right_but_come_too_slowly_are_given_up(autojump_clock: Clock) -> None:
+    chunk = b"the same chunk everywhere"
+    async with _trickling(chunk, FRAME_WITHIN_S - 5.0) as (_, commit, me, donor):
+        request = FetchState(UNIT, 0, GRID.num_chunks, commit.link.commit)
+        with pytest.raises(CallTimeout, match="too slow"):
+            await fetch_chunks(me.network, donor, request, [leaf_hash(chunk)] * GRID.num_chunks)
+        assert trio.current_time() < ANSWER_WITHIN_S + 1.0
+
+
+async def test_an_answer_that_keeps_up_the_least_rate_may_take_long(autojump_clock: Clock) -> None:
+    piece, every_s, num_pieces = bytes(PIECE_BYTES), PIECE_BYTES / LEAST_BYTES_PER_S / 2, 40
+    async with _donors(1) as (world, made, me):
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            await read_request(stream)
+            for _ in range(num_pieces):
+                await trio.sleep(every_s)
+                await stream.send_frame(piece)
+
+        world.parties[0].network.serve_streams(FETCH_CHANNEL, serve)
+        donor, max_bytes = world.parties[0].peer, num_pieces * PIECE_BYTES
+        frames = await ask_all(me.network, donor, _request(made[0]), max_bytes, within_s=ANSWER_WITHIN_S)
+        assert len(frames) == num_pieces
+        assert trio.current_time() > 10 * ANSWER_WITHIN_S
+
+
+async def test_an_empty_frame_ends_the_answer(autojump_clock: Clock) -> None:
+    async with _trickling(b"", 1.0) as (_, commit, me, donor):
+        with pytest.raises(RemoteProtocolError, match="empty frame"):
+            await ask_all(me.network, donor, _request(commit), 1000)
+        assert trio.current_time() < 1.0
+
+
+async def test_an_answer_in_tiny_frames_is_cut_off_long_before_its_bytes_are_used_up(autojump_clock: Clock) -> None:
+    async with _trickling(b"x", 0.0) as (_, commit, me, donor):
+        with pytest.raises(RemoteProtocolError, match="frames"):
+            await ask_all(me.network, donor, _request(commit), 64_000)
+        assert me.network.traffic().bulk_bytes_down < 10_000
