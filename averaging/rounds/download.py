@@ -119,16 +119,15 @@ async def _offers(
     async def ask_one(peer: PeerId) -> None:
         with trio.move_on_after(OFFERS_WITHIN_S) as scope:
             try:
-                wanted = [
-                    donor
-                    for donor in await ask_generation(tools.network, peer, tools.unit)
-                    if roots.get(donor.header.head) == donor.root
-                ]
+                wanted: dict[CommitId, Donor] = {}
+                for donor in await ask_generation(tools.network, peer, tools.unit):
+                    if roots.get(donor.header.head) == donor.root:
+                        wanted.setdefault(donor.header.head, donor)  # who says it twice is still one donor
             except PotluckError as error:
                 reasons.append(f"{short(peer)}: {error.one_line()}")
                 return
-            for donor in wanted:
-                offers.setdefault(donor.header.head, []).append(donor)
+            for commit, donor in wanted.items():
+                offers.setdefault(commit, []).append(donor)
             if not wanted:
                 reasons.append(f"{short(peer)} does not hold it")
         if scope.cancelled_caught:

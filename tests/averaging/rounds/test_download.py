@@ -15,7 +15,7 @@ from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds.download import DownloadProgress, DownloadTools, download_state
-from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, ask_generation, read_request
+from averaging.rounds.transfer import FETCH_CHANNEL, HASHES_WITHIN_S, TransferService, ask_generation, read_request
 from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_root
 from protocol.errors import UnreachableError
 from protocol.ids import CommitId, PeerId, Root
@@ -329,15 +329,52 @@ async def test_numbers_beside_the_right_commit_and_root_are_those_that_the_root_
         assert not any(scene.chunks_asked_of(liar) for liar in liars)
 
 
-def _offer_only(party: Party, lie: bytes) -> None:
-    """Honest in everything but what it offers."""
+async def test_a_donor_that_says_its_offer_twice_is_still_one_donor(autojump_clock: Clock) -> None:
+    async with _scene(num_commits=3) as scene:
+        newest = scene.world.commit_on(scene.donors[0].chain.head, 9)
+        older = {scene.made[-1].link.commit: scene.root}
+        loud = scene.donors[2]
+        offer = (await ask_generation(scene.me.network, loud.peer, UNIT))[0]
+        for donor in scene.donors[:2]:
+            await donor.apply(newest)
+        _offer_only(loud, offer.root + offer.header.to_bytes(), times=5)
+        told: list[DownloadProgress] = []
+        wanted = {newest.link.commit: scene.root}
+        state = await download_state(scene.tools(), [d.peer for d in scene.donors], older | wanted, told.append)
+        assert state.head == newest.link.commit, "three have the older one, whoever says so five times"
+        await download_state(scene.tools(), [loud.peer], older, told.append)
+        assert told[-1].num_donors == 1
+
+
+async def test_a_donor_that_is_slow_with_its_hashes_gives_way_to_the_next(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        slow, honest = scene.donors[:2]
+        offer = (await ask_generation(scene.me.network, honest.peer, UNIT))[0]
+
+        async def trickle(peer: PeerId, stream: Stream) -> None:
+            request = await read_request(stream)
+            if isinstance(request, FetchState) and request.stop_chunk == 0:
+                await stream.send_frame(offer.root + offer.header.to_bytes())
+                return
+            while True:
+                await stream.send_frame(b"x")
+                await trio.sleep(HASHES_WITHIN_S / 2)
+
+        slow.network.serve_streams(FETCH_CHANNEL, trickle)
+        assert state_root(await scene.download(slow, honest), GRID) == scene.root
+        assert trio.current_time() < 2 * HASHES_WITHIN_S
+
+
+def _offer_only(party: Party, lie: bytes, times: int = 1) -> None:
+    """Honest in everything but what it offers, and how often."""
     service = TransferService(UNIT, party.log, party.generations, GRID, party.chain.certificates_after)
 
     async def serve(peer: PeerId, stream: Stream) -> None:
         request = await read_request(stream)
         party.asked.append((peer, request))
         if isinstance(request, FetchState) and request.stop_chunk == 0:
-            await stream.send_frame(lie)
+            for _ in range(times):
+                await stream.send_frame(lie)
             return
         await service.serve(peer, request, stream)
 
