@@ -62,6 +62,8 @@ class Board:
             progress = fields.get("progress")
             if isinstance(progress, DownloadProgress):
                 self.downloading(progress)
+        if event == "download_ended":  # also one that failed: nobody will tell of its progress again
+            self.download = None
         if event == "committed":
             link = fields.get("link")
             if isinstance(link, ChainLink):

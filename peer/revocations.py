@@ -56,6 +56,8 @@ class Revocations:
         self._offload = offload
         self._book = RevocationBook()
         self._turn = trio.Lock()
+        """Held from the book that is added to until the new one is on disk."""
+
         self._is_ours = trio.Event()
 
     @property
@@ -70,7 +72,8 @@ class Revocations:
     async def restore(self) -> None:
         """What was kept on disk. A damaged file costs nothing for long: others tell us again."""
         try:
-            await self._add(split_entries(await self._offload.run(self._read)))
+            async with self._turn:
+                await self._add(split_entries(await self._offload.run(self._read)))
         except (PotluckError, OSError) as error:
             log.warning("revocations_not_read", path=str(self._path), reason=str(error))
 
@@ -83,25 +86,32 @@ class Revocations:
         Raises:
             RemoteProtocolError, VersionError: one of them is not the host's; nothing of it was taken.
         """
-        if offered and await self._add(offered):
-            try:
-                await self._offload.run(partial(write_durably, self._path, join_entries(self._book.entries.values())))
-            except OSError as error:
-                log.warning("revocations_not_kept", path=str(self._path), reason=str(error))
+        if not offered:
+            return
+        async with (
+            self._turn
+        ):  # also while it is written: two writers would tear the file, or put an older book over a newer
+            if await self._add(offered):
+                await self._keep()
+
+    async def _keep(self) -> None:
+        try:
+            await self._offload.run(partial(write_durably, self._path, join_entries(self._book.entries.values())))
+        except OSError as error:
+            log.warning("revocations_not_kept", path=str(self._path), reason=str(error))
 
     async def _add(self, offered: Sequence[bytes]) -> bool:
-        """Whether there was anything new."""
-        async with self._turn:
-            before = self._book
-            self._book = await self._offload.run(
-                lambda: before.with_entries(
-                    offered,
-                    verifier=self._verifier,
-                    run_id=self._run_id,
-                    host_public_key=self._host_public_key,
-                ),
-                cost_s=_VERIFY_COST_S * len(offered),
-            )
+        """Whether there was anything new. The caller holds `_turn`."""
+        before = self._book
+        self._book = await self._offload.run(
+            lambda: before.with_entries(
+                offered,
+                verifier=self._verifier,
+                run_id=self._run_id,
+                host_public_key=self._host_public_key,
+            ),
+            cost_s=_VERIFY_COST_S * len(offered),
+        )
         self._roster.ban(self._book.by_peer.keys())
         for peer in self._book.by_peer.keys() - before.by_peer.keys():
             log.warning("peer_banned", peer=short(peer), name=peer_name(peer), reason=self._book.by_peer[peer].reason)

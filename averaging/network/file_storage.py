@@ -104,7 +104,7 @@ class FileStorage:
         return (await self._offload.run(lambda: _scan(path)))[0]
 
     async def list_names(self, prefix: str) -> Sequence[str]:
-        """Finished files that start with `prefix`, sorted."""
+        """Finished files that start with `prefix`, sorted. Raises StorageError when a folder cannot be read."""
         folder = self._folder / prefix.rpartition("/")[0]
         return await self._offload.run(lambda: [n for n in _walk(folder, self._folder) if n.startswith(prefix)])
 
@@ -116,7 +116,7 @@ class FileStorage:
             await self._offload.run(lambda: _delete(path, self._folder))
 
     async def size_bytes(self) -> int:
-        """Bytes of all finished files."""
+        """Bytes of all finished files. Raises StorageError when a folder cannot be read."""
         return await self._offload.run(lambda: _size_bytes(self._folder))
 
 
@@ -242,15 +242,27 @@ def _size_bytes(folder: Path) -> int:
             total += (folder / name).stat().st_size
         except FileNotFoundError:
             continue  # deleted since it was listed
+        except OSError as error:
+            raise _storage_error("measure", folder / name, error) from error
     return total
 
 
 def _walk(folder: Path, root: Path) -> list[str]:
-    """Finished files in a folder, by their names below `root`."""
+    """Finished files in a folder, by their names below `root`. Others delete meanwhile: what goes is left out.
+
+    Raises:
+        StorageError: a folder that is there cannot be read.
+    """
+
+    def on_error(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise _storage_error("list", folder, error) from error
+
     return sorted(
-        path.relative_to(root).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.endswith(_TEMPORARY)
+        Path(parent, name).relative_to(root).as_posix()
+        for parent, _, names in os.walk(folder, onerror=on_error)
+        for name in names
+        if not name.endswith(_TEMPORARY) and os.path.isfile(os.path.join(parent, name))
     )
 
 

@@ -200,9 +200,12 @@ class Pursuer:
         attested = attested_roots(node.link for node in path)
         wanted = {commit: root for commit, root in attested.items() if commit in places}
         tools = download_tools(self._tools.network, self._chain.tools)
-        with trio.move_on_after(SNAPSHOT_WITHIN_S):
-            state = await download_state(tools, self._with_everybody(action.holders), wanted, self._told)
-            return state, path[places[state.head] + 1 :]
+        try:
+            with trio.move_on_after(SNAPSHOT_WITHIN_S):
+                state = await download_state(tools, self._with_everybody(action.holders), wanted, self._told)
+                return state, path[places[state.head] + 1 :]
+        finally:
+            self._tools.publish("download_ended", {})
         raise UnreachableError("a state that took too long", f"all of it within {SNAPSHOT_WITHIN_S / 3600:.0f} h")
 
     def _told(self, progress: DownloadProgress) -> None:

@@ -44,7 +44,7 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
-from protocol.rounds.requests import ExchangeHello, FetchRequest, FetchState
+from protocol.rounds.requests import ExchangeHello, FetchHashes, FetchRequest, FetchState
 from protocol.rounds.state import (
     AckLogged,
     BytesHeld,
@@ -380,8 +380,8 @@ class RoundService:
 
     async def serve_fetch(self, sender: PeerId, request: FetchRequest, stream: Stream) -> None:
         """Somebody asks for what we hold."""
-        if isinstance(request, FetchState) and not self.chain.is_sound:
-            return  # an empty end: ask somebody else
+        if isinstance(request, FetchState | FetchHashes) and not self.chain.is_sound:
+            return  # an empty end: ask somebody else; and nothing is pinned for a download that will not come
         await self._transfer.serve(sender, request, stream)
 
     async def _gather_for_ack(self, settle: Settle) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import trio.testing
 
 from averaging.network.clocks import VirtualClock
+from averaging.rounds.download import DownloadProgress
 from peer.board import Board
 from protocol.ids import PeerId
 from tests.protocol.rounds.round_table import Table
@@ -36,3 +37,13 @@ def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
     board.say("waiting", "for the run to start")
     status = board.read()
     assert (status.state, status.reason, status.head, status.index) == ("waiting", "for the run to start", "", 0)
+
+
+def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board.publish("downloading", {"progress": DownloadProgress(index=3, bytes_here=10, bytes_all=40, num_donors=2)})
+    status = board.read()
+    assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (10, 40, 2)
+    board.publish("download_ended", {})
+    status = board.read()
+    assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (0, 0, 0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.directory import PeerRecord, seal_record
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import DirectoryEntry
+from averaging.network.seams import DirectoryEntry, Offload
 from peer.revocations import ASK_EVERY_S, FILE_NAME, NUM_ASKED, REVOCATION_CHANNEL, Revocations
 from peer.roster import Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
@@ -32,6 +33,7 @@ HOST, FORGER, MALLORY = (Identity(letter * 32) for letter in (b"h", b"f", b"m"))
 PEERS = [Identity(bytes([number + 1]) * 32) for number in range(6)]
 ALICE, BOB, CAROL = PEERS[:3]
 Clock = trio.testing.MockClock
+T = TypeVar("T")
 
 
 def _ban(peer: Identity = MALLORY, number: int = 1, host: Identity = HOST) -> bytes:
@@ -63,10 +65,10 @@ class Peer:
     bans: Revocations
 
 
-def _peer(swarm: MemorySwarm, identity: Identity, folder: Path) -> Peer:
+def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, offload: Offload | None = None) -> Peer:
     verifier, credential = Ed25519Verifier(), CREDENTIALS[identity.peer_id]
     roster = Roster(RUN, CA.certificate_der, HOST.peer_id, credential, verifier, VirtualClock(UNIX_S))
-    bans = Revocations(folder, RUN, HOST.public_key, verifier, roster, identity.peer_id, InlineOffload())
+    bans = Revocations(folder, RUN, HOST.public_key, verifier, roster, identity.peer_id, offload or InlineOffload())
     network = swarm.start(identity.peer_id)
     roster.serve(network)
     bans.serve(network)
@@ -123,6 +125,33 @@ async def test_a_disk_that_refuses_keeps_nobody_in(tmp_path: Path, autojump_cloc
     async with _peers(tmp_path, 1) as ([alice], _):
         await alice.bans.take([_ban()])
         assert alice.roster.is_banned(MALLORY.peer_id)
+
+
+class _SlowFirstWrite(InlineOffload):
+    """A disk on which the first write takes long; what costs time to compute is no write."""
+
+    num_writes = 0
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        if cost_s == 0.0:
+            self.num_writes += 1
+            await trio.sleep(10.0 if self.num_writes == 1 else 0.0)
+        return await super().run(function, cost_s=cost_s)
+
+
+async def test_a_ban_heard_of_while_an_earlier_one_is_written_is_kept_and_counts_after_a_restart(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    async with _peers(tmp_path, 1) as ([_], nursery):
+        alice = _peer(MemorySwarm(nursery, random.Random(1)), ALICE, tmp_path / "0", _SlowFirstWrite())
+        async with trio.open_nursery() as takers:
+            takers.start_soon(alice.bans.take, [_ban(MALLORY, 1)])
+            await trio.sleep(1.0)
+            takers.start_soon(alice.bans.take, [_ban(BOB, 2)])
+        again = _peer(MemorySwarm(nursery, random.Random(1)), ALICE, tmp_path / "0")
+        await again.bans.restore()
+        assert again.roster.is_banned(MALLORY.peer_id)
+        assert again.roster.is_banned(BOB.peer_id)
 
 
 async def test_a_peer_that_joins_hears_of_a_ban_from_another_at_once(tmp_path: Path, autojump_clock: Clock) -> None:

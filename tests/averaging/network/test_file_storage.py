@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -154,6 +158,48 @@ async def test_names_below_a_folder_are_listed_and_an_empty_folder_goes(tmp_path
     assert (tmp_path / "a").is_dir()
     await storage.delete("a/two")
     assert not (tmp_path / "a").exists()
+
+
+def _before_scan(monkeypatch: pytest.MonkeyPatch, folder: Path, act: Callable[[], None]) -> None:
+    """Have `act` happen after `folder` was listed by the one above it, and before it is looked into."""
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if Path(path) == folder:
+            act()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+
+
+@pytest.mark.parametrize("ask", ["size_bytes", "list_names"])
+async def test_a_folder_that_is_deleted_in_the_middle_of_a_walk_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    storage, gone = FileStorage(tmp_path, ThreadOffload()), tmp_path / "results" / "base"
+    await storage.write_atomic("results/kept/one", [b"12345"])
+    gone.mkdir()
+    _before_scan(monkeypatch, gone, gone.rmdir)
+    if ask == "size_bytes":
+        assert await storage.size_bytes() == 5
+    else:
+        assert list(await storage.list_names("results/")) == ["results/kept/one"]
+    assert not gone.exists()
+
+
+@pytest.mark.parametrize("ask", ["size_bytes", "list_names"])
+async def test_a_folder_that_cannot_be_read_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    storage = FileStorage(tmp_path, ThreadOffload())
+    await storage.write_atomic("results/one", [b"12345"])
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    _before_scan(monkeypatch, tmp_path / "results", fail)
+    with pytest.raises(StorageError, match="could not list"):
+        await (storage.size_bytes() if ask == "size_bytes" else storage.list_names("results/"))
 
 
 async def test_what_was_not_finished_is_cleared_and_what_was_stays(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import trio.testing
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.rounds.gathering import GATHER_WITHIN_S, Gatherer
 from averaging.rounds.pursuing import MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
+from protocol.errors import UnreachableError
 from protocol.ids import PeerId
 from protocol.rounds.lineage import tree_of
 from protocol.rounds.messages import Ballot, Committed
@@ -344,6 +345,23 @@ async def test_a_state_that_no_commit_attests_is_not_taken(autojump_clock: Clock
         failed = await scene.bench.until_told(SwitchFailed)
         assert (failed.target, "no donor for the state" in failed.why) == (fork.theirs[-1].link.commit, True)
         assert scene.party.chain.head == fork.ours.link
+
+
+async def _gives_nothing(*_: object) -> list[bytes]:
+    raise UnreachableError("the donor went away", "one that stays")
+
+
+async def test_a_download_that_fails_is_told_to_have_ended(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("averaging.rounds.download.fetch_chunks", _gives_nothing)
+    async with _fork(4) as fork:
+        scene = fork.scene
+        scene.prepare(fork.agreed, fork.theirs)
+        await scene.bench.until_told(SwitchFailed)
+        told = [event for event, _ in scene.bench.published if event.startswith("download")]
+        assert told[0] == "downloading"
+        assert told[-1] == "download_ended"
 
 
 async def test_where_the_state_at_the_fork_is_gone_a_whole_state_is_taken_and_the_latest_work_kept(

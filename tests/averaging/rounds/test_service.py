@@ -11,7 +11,7 @@ import trio.testing
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.service import LEAVE_WITHIN_S
-from averaging.rounds.transfer import FETCH_CHANNEL, fetch_commits, fetch_result
+from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, fetch_commits, fetch_result
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.ids import CommitId, PeerId
@@ -32,7 +32,7 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.plan import consumed_tokens
-from protocol.rounds.requests import FetchResult
+from protocol.rounds.requests import FetchHashes, FetchRequest, FetchResult, FetchState
 from protocol.rounds.state import PeerLost
 from protocol.wire import encode_message
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
@@ -552,3 +552,23 @@ async def test_members_are_served_the_chain_and_its_bytes(autojump_clock: Clock)
         part = commit.record.slices[0]
         request = FetchResult(UNIT, commit.record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         assert await fetch_result(asker.network, life.party.peer, request, CODEC, GRID) == commit.results[0]
+
+
+@pytest.mark.parametrize("kind", ["offers", "chunks", "hashes"])
+async def test_who_found_its_own_state_wrong_gives_nothing_of_it_and_keeps_nothing_for_who_asks(
+    kind: str, autojump_clock: Clock
+) -> None:
+    async with one_service(_two_commits) as (world, life, _):
+        chain, asker = life.service.chain, world.parties[1]
+        request: FetchRequest = {
+            "offers": FetchState(UNIT, 0, 0, b""),
+            "chunks": FetchState(UNIT, 0, 1, chain.head.commit),
+            "hashes": FetchHashes(UNIT, chain.head.commit),
+        }[kind]
+        pinned: list[CommitId] = []
+        chain.tools.generations.pin = lambda commit, now_s: pinned.append(commit)  # type: ignore[method-assign]
+        chain.is_sound = False  # without its event: the healer must not make it good at once
+        assert await ask_all(asker.network, life.party.peer, request, 1 << 20) == []
+        assert pinned == []
+        chain.is_sound = True
+        assert await ask_all(asker.network, life.party.peer, request, 1 << 20) != []
