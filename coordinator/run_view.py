@@ -67,7 +67,7 @@ class TimedRound:
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """Everything one look at the run needs."""
+    """Everything one look at the run needs. `restarted`: where this process took the run up and what was lost, once that is known."""
 
     run_name: str
     run_id_hex: str
@@ -82,6 +82,7 @@ class RunPicture:
     zlib_bits_per_byte: float
     pairs_nats_per_byte: float
     missing: Sequence[Missing] = ()
+    restarted: str = ""
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -206,6 +207,7 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         "run_id": picture.run_id_hex,
         "phase": state.phase.value,
         "reason": picture.reason,
+        "restarted": picture.restarted,
         "head": (state.head or b"").hex(),
         "index": state.index,
         "total_tokens": state.total_tokens,
