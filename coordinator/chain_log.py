@@ -125,6 +125,14 @@ class ChainLog:
         """Tip of the lineage to follow."""
         return self._head
 
+    @property
+    def num_forks(self) -> int:
+        """Lineages beside the head's that may still be followed: ends of the tree."""
+        if not self._tree.has_fork:
+            return 0
+        nodes = self._tree.nodes
+        return len(nodes.keys() - {node.link.parent for node in nodes.values()} - {self._head.commit})
+
     def knows(self, commit: CommitId) -> bool:
         """Whether this commit, or genesis, was verified here."""
         return commit in self._links

@@ -80,6 +80,7 @@ class RunTracker:
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing: dict[PeerId, Missing] = {}
         self._unlinked: list[Missing] = []
+        self._num_bans = 0
         self._restart: Restart | None = None
         self._restart_sentence = ""
         self._turn = trio.Lock()
@@ -113,9 +114,16 @@ class RunTracker:
     async def restore(self) -> None:
         """Read everything back from the ledger."""
         spine = self._run.spine
-        start, commits, points, checkpoints = await self._ledger.run(
-            lambda ledger: (ledger.get(START_RECORD), ledger.commits(spine), ledger.loss_points(), ledger.checkpoints())
+        start, commits, points, checkpoints, bans = await self._ledger.run(
+            lambda ledger: (
+                ledger.get(START_RECORD),
+                ledger.commits(spine),
+                ledger.loss_points(),
+                ledger.checkpoints(),
+                ledger.revocations(),
+            )
         )
+        self.note_bans(len(bans))
         self._loss_points, self._checkpoints = list(points), tuple(checkpoints)
         self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
         if start is None:
@@ -146,6 +154,10 @@ class RunTracker:
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(want)
+
+    def note_bans(self, num_bans: int) -> None:
+        """How many bans the ledger holds, as read last."""
+        self._num_bans = num_bans
 
     async def tick(self) -> None:
         """Let time count: forget who is long gone, start when enough are ready. Call about once a second."""
@@ -228,6 +240,8 @@ class RunTracker:
             pairs_nats_per_byte=manifest.pairs_nats_per_byte,
             missing=(*self._unlinked, *self._missing.values()),
             restarted=self._restart_sentence,
+            num_bans=self._num_bans,
+            num_forks=self._chain.num_forks if self._chain is not None else 0,
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:

@@ -143,6 +143,7 @@ async def test_an_old_copy_of_the_ledger_is_filled_from_reports_with_both_sides_
                 assert await _hear(host, peer, chain, reports=4, want=chain.head[1] + 1) == chain.head[1] + 1
             assert host.tracker.state.head == heavy.head[0]  # of a lower index than the other side
             assert host.tracker.picture().missing == ()
+            assert host.tracker.picture().num_forks == 1
         with open_host(folder) as host:
             await host.tracker.restore()
             assert host.tracker.state.head == heavy.head[0]
