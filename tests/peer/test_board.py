@@ -36,3 +36,11 @@ def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
     board.say("waiting", "for the run to start")
     status = board.read()
     assert (status.state, status.reason, status.head, status.index) == ("waiting", "for the run to start", "", 0)
+
+
+def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    assert board.read().restarted == ""
+    board.has_restarted("restarted at round 3; nothing was lost")
+    board.say("training", "training")
+    assert board.read().restarted == "restarted at round 3; nothing was lost"
