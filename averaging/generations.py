@@ -46,6 +46,14 @@ _NAME: Final = re.compile(r"generations/(\d{12})-([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What a look for the newest good generation came to: its round, 0 without one, and a sentence for each damaged one."""
+
+    index: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRef:
     """A generation on disk."""
 
@@ -62,6 +70,9 @@ class Generations:
         self._grid = grid
         self._offload = offload
         self.incoming = Incoming(storage, grid)
+        self.last_look = Look()
+        """Of `load_newest`, for whoever tells the owner."""
+
         self._pinned_until_s: dict[CommitId, float] = {}
         self._hashed: tuple[str, tuple[bytes, ...]] = ("", ())
 
@@ -155,7 +166,9 @@ class Generations:
             if attested.get(ref.commit, root) != root:
                 problems.append(f"generation {ref.name} has another root than the run attests")
                 continue
+            self.last_look = Look(ref.index, tuple(problems))
             return state, root, problems
+        self.last_look = Look(0, tuple(problems))
         for problem in problems:
             log.warning("generation_damaged", reason=problem)
         return None

@@ -7,7 +7,7 @@ what it shows and hints, never what a peer must follow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -72,7 +72,7 @@ class _Links:
 
     def __init__(self, genesis: ChainLink) -> None:
         self._decoded = {genesis.commit: genesis}
-        self._raw: dict[CommitId, bytes] = {}
+        self._raw: dict[CommitId, CommitRow] = {}
 
     def __contains__(self, commit: CommitId) -> bool:
         return commit in self._decoded or commit in self._raw
@@ -83,9 +83,9 @@ class _Links:
         Raises:
             RemoteProtocolError: the ledger's row is damaged.
         """
-        link, raw = self._decoded.get(commit), self._raw.get(commit)
-        if link is None and raw is not None:
-            link = link_of(decode_certificate(raw).record)
+        link, row = self._decoded.get(commit), self._raw.get(commit)
+        if link is None and row is not None:
+            link = link_of(decode_certificate(row.certificate).record)
             if link.commit != commit:
                 raise RemoteProtocolError("a commit in the ledger under another id", "its own", "restore the ledger")
             self.add(link)
@@ -96,10 +96,17 @@ class _Links:
         self._decoded[link.commit] = link
         self._raw.pop(link.commit, None)
 
-    def add_raw(self, commit: CommitId, certificate: bytes) -> None:
+    def add_raw(self, row: CommitRow) -> None:
         """One more commit as the ledger holds it."""
-        if commit not in self._decoded:
-            self._raw[commit] = certificate
+        if row.commit not in self._decoded:
+            self._raw[row.commit] = row
+
+    def place(self, commit: CommitId) -> tuple[int, CommitId | None] | None:
+        """Round and parent of a commit, nothing decoded for it; None for an unknown one."""
+        link, row = self._decoded.get(commit), self._raw.get(commit)
+        if link is not None:
+            return link.index, link.parent
+        return None if row is None else (row.index, row.parent)
 
 
 class ChainLog:
@@ -117,6 +124,14 @@ class ChainLog:
     def head(self) -> ChainLink:
         """Tip of the lineage to follow."""
         return self._head
+
+    @property
+    def num_forks(self) -> int:
+        """Lineages beside the head's that may still be followed: ends of the tree."""
+        if not self._tree.has_fork:
+            return 0
+        nodes = self._tree.nodes
+        return len(nodes.keys() - {node.link.parent for node in nodes.values()} - {self._head.commit})
 
     def knows(self, commit: CommitId) -> bool:
         """Whether this commit, or genesis, was verified here."""
@@ -138,6 +153,13 @@ class ChainLog:
             links.append(link)
             link = self._links.get(link.record.parent)
         return links[::-1]
+
+    def behind(self, commit: CommitId) -> Iterator[tuple[CommitId, int]]:
+        """A commit and those behind it with their rounds, newest first, down to genesis; nothing for an unknown one."""
+        here: CommitId | None = commit
+        while here is not None and (place := self._links.place(here)) is not None:
+            yield here, place[0]
+            here = place[1]
 
     def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
         """Check certificates in order, without adding them; safe to run in a thread while nothing else is added. Those without a
@@ -245,7 +267,7 @@ class ChainLog:
             if row.parent in known:
                 known.add(row.commit)
                 linked.append(row)
-                self._links.add_raw(row.commit, row.certificate)
+                self._links.add_raw(row)
             else:
                 unlinked.append(row.commit)
         if linked:

@@ -114,6 +114,19 @@ COORDINATOR_METRICS: Final = (
         lambda m: _one(len(m.picture.missing)),
     ),
     CoordinatorMetric(
+        "potluck_run_lone_rounds",
+        "gauge",
+        "Of the newest rounds, 500 at most, those committed without a quorum.",
+        lambda m: _one(sum(timed.row.is_lone for timed in m.picture.rounds)),
+    ),
+    CoordinatorMetric(
+        "potluck_run_forks",
+        "gauge",
+        "Lineages beside the head's that may still be followed.",
+        lambda m: _one(m.picture.num_forks),
+    ),
+    CoordinatorMetric("potluck_run_bans", "gauge", "Peers banned for good.", lambda m: _one(m.picture.num_bans)),
+    CoordinatorMetric(
         "potluck_coordinator_checkpoints", "gauge", "Checkpoints on disk.", lambda m: _one(len(m.picture.checkpoints))
     ),
     CoordinatorMetric(

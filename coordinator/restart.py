@@ -1,14 +1,16 @@
 """What the host says after it was started again: where the run stands, and whether work was lost. Pure.
 
 The ledger is durable, so the run's newest round is known at once. Its state is the peers': only when they report is it known whether
-any of them still has it.
+any of them still has it, or whether they went on without it from an older round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from protocol.ids import CommitId
 
 GATHER_S: Final = 60.0
 """How long to wait for a peer with the newest round before work is called lost: longer than starting again takes."""
@@ -16,20 +18,58 @@ GATHER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The round at which the ledger stood, and when that was read (monotonic seconds)."""
+    """Where the ledger stood when it was read.
 
+    Attributes:
+        lineage: the ledger's head and every commit behind it, with their rounds.
+        index: the head's round.
+        read_s: when that was read, monotonic seconds.
+    """
+
+    lineage: Mapping[CommitId, int]
     index: int
     read_s: float
 
 
-def restart_sentence(restart: Restart, peer_indices: Sequence[int], now_s: float) -> str:
-    """One sentence, empty while it cannot be said. `peer_indices`: rounds at which the peers stand that have reported since."""
-    best = max(peer_indices, default=-1)
-    if best >= restart.index:
+@dataclass(frozen=True, slots=True)
+class PeerStand:
+    """Where a peer stands whose head was verified: its round, and the newest round that it shares with the ledger's head. Equal rounds
+    of two lineages are other work, so only the shared one counts.
+    """
+
+    index: int
+    common_index: int
+
+
+def stand_of(restart: Restart, behind: Iterable[tuple[CommitId, int]]) -> PeerStand | None:
+    """How a peer stands to the ledger: `behind` is its head and what lies behind it, newest first; None for an unknown head."""
+    index: int | None = None
+    for commit, commit_index in behind:
+        index = commit_index if index is None else index
+        if commit in restart.lineage:
+            return PeerStand(index, restart.lineage[commit])
+    return None
+
+
+def was_nothing_lost(restart: Restart, stands: Sequence[PeerStand]) -> bool:
+    """Whether a peer has all that the ledger tells of."""
+    return any(stand.common_index >= restart.index for stand in stands)
+
+
+def restart_sentence(restart: Restart, stands: Sequence[PeerStand], now_s: float) -> str:
+    """One sentence, empty while it cannot be said. `stands`: of the peers that have reported since."""
+    if was_nothing_lost(restart, stands):
         return f"restarted at round {restart.index}; nothing was lost"
-    if best < 0 or now_s - restart.read_s < GATHER_S:
+    if not stands or now_s - restart.read_s < GATHER_S:
         return ""
+    best = max(stands, key=lambda stand: (stand.common_index, stand.index))
+    if best.index == best.common_index:
+        return (
+            f"restarted at round {restart.index}, but no peer that is back has more than round {best.index}: "
+            f"work since round {best.index} was lost unless another one brings it"
+        )
+    lost = restart.index - best.common_index
     return (
-        f"restarted at round {restart.index}, but no peer that is back has more than round {best}: "
-        f"work since round {best} was lost unless another one brings it"
+        f"restarted at round {restart.index}, but the peers that are back went on from round {best.common_index} with other commits: "
+        f"{lost} {'round was' if lost == 1 else 'rounds were'} lost unless another peer brings {'it' if lost == 1 else 'them'}"
     )

@@ -67,7 +67,13 @@ class TimedRound:
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """Everything one look at the run needs."""
+    """Everything one look at the run needs.
+
+    Attributes:
+        restarted: where this process took the run up and what was lost, empty until that is known.
+        num_bans: bans in the ledger when a peer reported last.
+        num_forks: lineages beside the head's that may still be followed.
+    """
 
     run_name: str
     run_id_hex: str
@@ -82,6 +88,9 @@ class RunPicture:
     zlib_bits_per_byte: float
     pairs_nats_per_byte: float
     missing: Sequence[Missing] = ()
+    restarted: str = ""
+    num_bans: int = 0
+    num_forks: int = 0
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -206,6 +215,9 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         "run_id": picture.run_id_hex,
         "phase": state.phase.value,
         "reason": picture.reason,
+        "restarted": picture.restarted,
+        "bans": picture.num_bans,
+        "forks": picture.num_forks,
         "head": (state.head or b"").hex(),
         "index": state.index,
         "total_tokens": state.total_tokens,

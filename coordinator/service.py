@@ -185,6 +185,7 @@ class CoordinatorService:
         self._refuse_replay(envelope, REPORT_DOMAIN)
         now_unix_s = int(self._clock.unix_s())
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
+        self._tracker.note_bans(len(revocations))
         told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
         reply = await self._tracker.report(sender, told)
         is_asked = has_others(revocations, report.known_revocations)

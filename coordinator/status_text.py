@@ -81,6 +81,11 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         f"{len(peers)} peers",
         *(_peer_line(row) for row in peers),
     ]
+    if status.get("restarted"):
+        lines.append(f"the host {status['restarted']}")
+    counts = ", ".join(f"{name} {_number(status, name):.0f}" for name in ("bans", "forks") if _number(status, name))
+    if counts:
+        lines.append(counts)
     if rounds:
         lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
     lines.extend(_missing_line(row) for row in _rows(status, "missing"))

@@ -17,7 +17,7 @@ import trio
 from coordinator import run_core
 from coordinator.chain_log import Accepted, ChainLog, Growth, round_row
 from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
-from coordinator.restart import Restart, restart_sentence
+from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.run_view import FORGET_S, Missing, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
 from protocol.coordination import NO_COMMIT, START_DOMAIN, PeerReport, ReportReply, RunNews
@@ -80,7 +80,9 @@ class RunTracker:
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing: dict[PeerId, Missing] = {}
         self._unlinked: list[Missing] = []
+        self._num_bans = 0
         self._restart: Restart | None = None
+        self._restart_sentence = ""
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -112,9 +114,16 @@ class RunTracker:
     async def restore(self) -> None:
         """Read everything back from the ledger."""
         spine = self._run.spine
-        start, commits, points, checkpoints = await self._ledger.run(
-            lambda ledger: (ledger.get(START_RECORD), ledger.commits(spine), ledger.loss_points(), ledger.checkpoints())
+        start, commits, points, checkpoints, bans = await self._ledger.run(
+            lambda ledger: (
+                ledger.get(START_RECORD),
+                ledger.commits(spine),
+                ledger.loss_points(),
+                ledger.checkpoints(),
+                ledger.revocations(),
+            )
         )
+        self.note_bans(len(bans))
         self._loss_points, self._checkpoints = list(points), tuple(checkpoints)
         self._seen_unix_s = {row.commit: row.seen_unix_s for row in commits}
         if start is None:
@@ -125,7 +134,8 @@ class RunTracker:
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
         if commits:
-            self._restart = Restart(self._state.index, self._clock.monotonic_s())
+            lineage = dict(chain.behind(chain.head.commit))
+            self._restart = Restart(lineage, chain.head.index, self._clock.monotonic_s())
 
     async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
         """Take in a peer's report: who is there, verified commits, losses.
@@ -145,6 +155,10 @@ class RunTracker:
             await self._step(run_core.PeerLeft(peer) if is_leaving else reported)
         return self._reply(want)
 
+    def note_bans(self, num_bans: int) -> None:
+        """How many bans the ledger holds, as read last."""
+        self._num_bans = num_bans
+
     async def tick(self) -> None:
         """Let time count: forget who is long gone, start when enough are ready. Call about once a second."""
         async with self._turn:
@@ -154,13 +168,19 @@ class RunTracker:
             self._tell_restart(now)
 
     def _tell_restart(self, now_s: float) -> None:
-        """Once after a start on an older ledger: whether the peers still have what it tells of."""
-        if self._restart is None:
+        """After a start on an older ledger: whether the peers still have what it tells of. Said again when it changes, until nothing
+        is missing or nobody is waited for any more.
+        """
+        restart, chain = self._restart, self._chain
+        if restart is None or chain is None:
             return
-        indices = [entry.report.index for entry in self._peers.values() if entry.report.head]
-        sentence = restart_sentence(self._restart, indices, now_s)
-        if sentence:
+        heads = {entry.report.head for entry in self._peers.values()}
+        stands = [stand for head in heads if (stand := stand_of(restart, chain.behind(head))) is not None]
+        sentence = restart_sentence(restart, stands, now_s)
+        if sentence and sentence != self._restart_sentence:
             _log.info("restarted", reason=sentence)
+            self._restart_sentence = sentence
+        if was_nothing_lost(restart, stands) or (self._restart_sentence and now_s - restart.read_s > FORGET_S):
             self._restart = None
 
     def news(self) -> RunNews:
@@ -219,6 +239,9 @@ class RunTracker:
             zlib_bits_per_byte=manifest.zlib_bits_per_byte,
             pairs_nats_per_byte=manifest.pairs_nats_per_byte,
             missing=(*self._unlinked, *self._missing.values()),
+            restarted=self._restart_sentence,
+            num_bans=self._num_bans,
+            num_forks=self._chain.num_forks if self._chain is not None else 0,
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from averaging.unit_log import LOG_NAME, UnitLog
 from peer.config import PeerConfig
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
-from peer.restart import restart_sentence
+from peer.restart import restart_sentence, restored
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
@@ -38,9 +39,10 @@ MIN_LONE_PATIENCE_S: Final = 60.0
 
 
 async def open_chain(
-    folder: Path, membership: Membership, start: bytes, verifier: Verifier
+    folder: Path, membership: Membership, start: bytes, verifier: Verifier, restarted: Callable[[str], None]
 ) -> tuple[UnitChain, OpenRound]:
-    """The model's lineage and state as they are in `folder`, and what is known of the open round.
+    """The model's lineage and state as they are in `folder`, and what is known of the open round. `restarted` is told in one sentence
+    what a peer that was here before found on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
@@ -71,8 +73,11 @@ async def open_chain(
     chain = UnitChain(tools, start, genesis)
     open_round = await chain.restore()
     if was_here:
-        proven_index = max(node.link.index for node in chain.tree.nodes.values())
-        log.info("restarted", reason=restart_sentence(chain.head.index, proven_index))
+        look = chain.tools.generations.last_look
+        found = restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
+        sentence = restart_sentence(found)
+        log.info("restarted", reason=sentence)
+        restarted(sentence)
     return chain, open_round
 
 

@@ -40,6 +40,11 @@ class Board:
     heldout: list[HeldoutResult] = field(default_factory=list)
     download: DownloadProgress | None = None
     disk_bytes: int = 0
+    restarted: str = ""
+
+    def has_restarted(self, sentence: str) -> None:
+        """What this process found on its disk."""
+        self.restarted = sentence
 
     def say(self, state: str, reason: str) -> None:
         """Where we are and why."""
@@ -111,6 +116,7 @@ class Board:
             run=self.run_name,
             state=self.state,
             reason=self.reason,
+            restarted=self.restarted,
             target_total_tokens=self.target_total_tokens,
             rounds_counted=self.rounds_counted,
             first_counted_unix_s=self.first_counted_unix_s,

@@ -316,7 +316,7 @@ async def _train(
         await _fetch_data(life, membership, network, roster, cache)
         sealed_start = reporter.start_record = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
-        chain, open_round = await open_chain(life.folder, membership, start, verifier)
+        chain, open_round = await open_chain(life.folder, membership, start, verifier, board.has_restarted)
         roster.rely_on(lambda: chain.head.roster)
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)

@@ -2,14 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
-def restart_sentence(head_index: int, proven_index: int) -> str:
-    """One sentence for its owner. `head_index`: the round whose state is whole on this disk; `proven_index`: the newest round of which
-    the disk has the certificate.
+from protocol.ids import CommitId
+from protocol.rounds.lineage import CommitTree, best_head
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a start found on the disk.
+
+    Attributes:
+        head_index: the round whose state is whole here.
+        best_index: the end of the best lineage that the disk has certificates of.
+        common_index: the newest round that is behind both.
+        num_damaged: generations that were passed over, for they are damaged or not what the run attests.
+        generation_index: the round of the generation that was taken, 0 for the start state.
     """
-    if proven_index <= head_index:
-        return f"restarted at round {head_index}; nothing was lost but steps that no round had counted"
-    return (
-        f"restarted at round {head_index}; work since round {head_index} was lost here: what rounds up to {proven_index} "
-        "need comes from other peers, if any has it"
+
+    head_index: int
+    best_index: int
+    common_index: int
+    num_damaged: int = 0
+    generation_index: int = 0
+
+
+def restored(tree: CommitTree, head: CommitId, *, num_damaged: int = 0, generation_index: int = 0) -> Restored:
+    """How the state at `head` stands to the commits that the disk proves. Another lineage's rounds are other work, whatever their
+    numbers.
+    """
+    best = best_head(tree)
+    common = tree.common(head, best)
+    return Restored(
+        head_index=tree.nodes[head].link.index,
+        best_index=tree.nodes[best].link.index,
+        common_index=tree.nodes[common if common is not None else tree.root].link.index,
+        num_damaged=num_damaged,
+        generation_index=generation_index,
     )
+
+
+def restart_sentence(found: Restored) -> str:
+    """One sentence for its owner."""
+    return f"restarted at round {found.head_index}; {_loss(found)}{_damage(found)}"
+
+
+def _loss(found: Restored) -> str:
+    head, best, common = found.head_index, found.best_index, found.common_index
+    if best == common:
+        return "nothing was lost but steps that no round had counted"
+    if head == common:
+        return f"work since round {head} was lost here: what rounds up to {best} need comes from other peers, if any has it"
+    rounds = "round" if best - common == 1 else "rounds"
+    return (
+        f"other commits after round {common} are better, and the {best - common} {rounds} of theirs were lost here: what they need "
+        "comes from other peers, if any has it"
+    )
+
+
+def _damage(found: Restored) -> str:
+    if not found.num_damaged:
+        return ""
+    generations = "generation was" if found.num_damaged == 1 else "generations were"
+    began = f"the one of round {found.generation_index}" if found.generation_index else "the start state"
+    return f"; {found.num_damaged} damaged {generations} passed over for {began}"

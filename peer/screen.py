@@ -66,6 +66,8 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     if status.last_round is not None:
         share = status.last_round.weights.get(status.peer, 0.0)
         rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}")
+    if status.restarted:
+        rows.add_row("start", status.restarted)
     rows.add_row("root", status.state_root[:16] or "-")
     bar = ProgressBar(total=max(1, status.target_total_tokens), completed=status.total_tokens, width=50)
     progress = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"

@@ -31,6 +31,7 @@ class PeerStatus(BaseModel):
         name: its stable two-word name.
         state: "joining", "catching up", "training", "waiting", "leaving" or "finished".
         reason: why, in one sentence.
+        restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
         head: commit id of the unit's head.
         index: number of the head in its lineage, 0 at genesis.
         state_root: Merkle root of the outer state at `state_commit`.
@@ -64,6 +65,7 @@ class PeerStatus(BaseModel):
     run: str = ""
     state: str = "joining"
     reason: str = ""
+    restarted: str = ""
     head: str = ""
     index: int = 0
     state_root: str = ""

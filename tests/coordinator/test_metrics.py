@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
 from tests.coordinator.test_run_view import picture, timed
 
 
 def text() -> str:
     counts = Counts(calls=(("Report", "ok", 7),), control_bytes_up=5, bulk_bytes_down=6)
-    return render_metrics(lambda: Moment(picture((timed(1, 300, 100),)), counts, 100.0)).decode()
+    alone = replace(timed(2, 300, 100), row=replace(timed(2, 300, 100).row, is_lone=True))
+    shown = picture((alone, timed(3, 300, 100)))
+    return render_metrics(lambda: Moment(shown, counts, 100.0)).decode()
 
 
 def test_every_row_of_the_table_is_rendered_with_its_help() -> None:
@@ -27,6 +31,9 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_live_peers 1.0",
         "potluck_run_round_coverage_ratio 0.9",
         "potluck_run_missing_heads 0.0",
+        "potluck_run_lone_rounds 1.0",
+        "potluck_run_forks 1.0",
+        "potluck_run_bans 2.0",
         'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
         'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',
     ):
@@ -47,5 +54,8 @@ def test_names_carry_base_units() -> None:
         "_checkpoints",
         "_calls",
         "_heads",
+        "_rounds",
+        "_forks",
+        "_bans",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []

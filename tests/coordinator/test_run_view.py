@@ -54,6 +54,9 @@ def picture(rounds: tuple[TimedRound, ...] = (), points: tuple[LossPoint, ...] =
         checkpoint_folder=Path("/state/checkpoints"),
         zlib_bits_per_byte=1.9,
         pairs_nats_per_byte=2.5,
+        restarted="restarted at round 2; nothing was lost",
+        num_bans=2,
+        num_forks=1,
     )
 
 
@@ -95,6 +98,8 @@ def test_status_has_everything_and_is_json() -> None:
     )
     status = json.loads(json.dumps(status_json(picture((timed(1, 300, 100), timed(2, 600, 110)), points), 100.0)))
     assert (status["phase"], status["index"], status["total_tokens"]) == ("training", 2, 600)
+    assert (status["bans"], status["forks"]) == (2, 1)
+    assert status["restarted"] == "restarted at round 2; nothing was lost"
     assert status["heldout"] == [{"index": 0, "tokens": 0, "nats": 5.5}, {"index": 1, "tokens": 300, "nats": 3.0}]
     assert status["train_loss"] == [{"index": 1, "tokens": 300, "nats": 2.9}]
     last = status["rounds"][-1]

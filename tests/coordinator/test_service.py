@@ -182,6 +182,7 @@ async def test_every_report_is_answered_with_the_bans_that_its_peer_lacks(
         entry = ban(host, PEERS[0])
         reply = decode_report_reply(await host.service.report(host.report(PEERS[1], READY)))
         assert reply.revocations == (entry,)
+        assert host.tracker.picture().num_bans == 1
         knowing = replace(READY, known_revocations=fingerprint(entry))
         assert decode_report_reply(await host.service.report(host.report(PEERS[1], knowing))).revocations == ()
         found = open_revocation(

@@ -143,6 +143,7 @@ async def test_an_old_copy_of_the_ledger_is_filled_from_reports_with_both_sides_
                 assert await _hear(host, peer, chain, reports=4, want=chain.head[1] + 1) == chain.head[1] + 1
             assert host.tracker.state.head == heavy.head[0]  # of a lower index than the other side
             assert host.tracker.picture().missing == ()
+            assert host.tracker.picture().num_forks == 1
         with open_host(folder) as host:
             await host.tracker.restore()
             assert host.tracker.state.head == heavy.head[0]
@@ -298,3 +299,43 @@ async def test_after_a_restart_the_round_since_which_work_was_lost_is_said_when_
         await host.tracker.tick()
         (told,) = [line["reason"] for line in said if line["event"] == "restarted"]
         assert "work since round 1 was lost" in told
+
+
+async def test_survivors_that_redid_the_newest_rounds_as_other_commits_are_told_as_a_fork_and_not_as_nothing_lost(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain = await _with_commits(host, 3)
+    survivors = Chain(host.run_id, given_start=chain.given_start)
+    survivors.commits, survivors.certificates = chain.commits[:1], chain.certificates[:1]
+    _grown(survivors, 3, 150)
+    with open_host(tmp_path) as host, capture_logs() as said:
+        await host.tracker.restore()
+        await _hear(host, 1, survivors, reports=3, want=4)
+        assert host.tracker.state.head == survivors.head[0]
+        await host.tracker.tick()
+        assert host.tracker.picture().restarted == "", "the others are given time to come back"
+        await trio.sleep(GATHER_S)
+        await host.tracker.tick()
+        await host.tracker.tick()
+        (told,) = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert "restarted at round 3, but the peers that are back went on from round 1" in told
+        assert "2 rounds were lost unless another peer brings them" in told
+        assert host.tracker.picture().restarted == told
+        await host.tracker.report(PEERS[2].peer_id, _at(chain, 3))
+        await host.tracker.tick()
+        assert host.tracker.picture().restarted == "restarted at round 3; nothing was lost"
+
+
+async def test_a_head_that_nobody_has_proven_says_nothing_about_what_was_lost(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain = await _with_commits(host, 2)
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        unproven = _grown(chain.clone(), 3, 5)
+        await host.tracker.report(PEERS[1].peer_id, _at(unproven, 5))
+        await trio.sleep(GATHER_S)
+        await host.tracker.tick()
+        assert host.tracker.picture().restarted == ""

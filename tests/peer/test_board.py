@@ -47,3 +47,11 @@ def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
     board.publish("download_ended", {})
     status = board.read()
     assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (0, 0, 0)
+
+
+def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    assert board.read().restarted == ""
+    board.has_restarted("restarted at round 3; nothing was lost")
+    board.say("training", "training")
+    assert board.read().restarted == "restarted at round 3; nothing was lost"

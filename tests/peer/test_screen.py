@@ -11,7 +11,7 @@ from peer.status import LastRound, PeerStatus
 
 STATUS = PeerStatus(
     peer="p", name="calm otter", run="demo", state="training", reason="all is well", index=3, loss=1.386294,
-    tokens_per_s=5120.0, total_tokens=300, target_total_tokens=1000,
+    restarted="restarted at round 3", tokens_per_s=5120.0, total_tokens=300, target_total_tokens=1000,
     last_round=LastRound(index=3, members=("p", "q"), weights={"p": 0.25, "q": 0.75}),
 )  # fmt: skip
 
@@ -25,7 +25,7 @@ def test_picture_shows_progress_and_the_own_share() -> None:
     console.print(peer_picture(STATUS))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    for part in ("calm otter in demo", "300 of 1,000 tokens", "your share 25%"):
+    for part in ("calm otter in demo", "300 of 1,000 tokens", "your share 25%", "restarted at round 3"):
         assert part in text
 
 
