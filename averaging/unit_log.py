@@ -30,6 +30,7 @@ from protocol.wire import decode_certificate, decode_record
 log = structlog.get_logger()
 
 LOG_NAME: Final = "rounds.log"
+_RESULTS: Final = "results/"
 _CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
 _FORGOTTEN: Final = b"F"
 """A promise, and that acks on its base were dropped."""
@@ -184,18 +185,25 @@ class UnitLog:
 
     async def holds_results(self, base: CommitId, hashes: Sequence[Root]) -> bool:
         """Whether all of these results are on disk."""
-        names = set(await self._storage.list_names(f"results/{base.hex()}/"))
+        names = set(await self._storage.list_names(f"{_RESULTS}{base.hex()}/"))
         return all(_result_name(base, result_hash) in names for result_hash in hashes)
 
     async def list_results(self, base: CommitId) -> Sequence[str]:
         """Names of the results on a base."""
-        return await self._storage.list_names(f"results/{base.hex()}/")
+        return await self._storage.list_names(f"{_RESULTS}{base.hex()}/")
 
     async def drop_results(self, base: CommitId, keep: Sequence[Root]) -> None:
         """Delete the results on a base, all but these: leftovers of attempts, or updates too old to keep."""
         kept = {_result_name(base, result_hash) for result_hash in keep}
-        for name in await self._storage.list_names(f"results/{base.hex()}/"):
+        for name in await self._storage.list_names(f"{_RESULTS}{base.hex()}/"):
             if name not in kept:
+                await self._storage.delete(name)
+
+    async def keep_results(self, bases: Collection[CommitId]) -> None:
+        """Delete the results on all bases but these."""
+        kept = {base.hex() for base in bases}
+        for name in await self._storage.list_names(_RESULTS):
+            if name.removeprefix(_RESULTS).partition("/")[0] not in kept:
                 await self._storage.delete(name)
 
     async def load(self) -> LoggedRounds:
@@ -339,4 +347,4 @@ def _damage(tag: bytes, body: bytes) -> StorageError:
 
 
 def _result_name(base: CommitId, result_hash: Root) -> str:
-    return f"results/{base.hex()}/{result_hash.hex()}"
+    return f"{_RESULTS}{base.hex()}/{result_hash.hex()}"

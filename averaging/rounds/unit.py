@@ -9,9 +9,9 @@ import structlog
 import torch
 import trio
 
-from averaging.generations import MAX_PINNED
+from averaging.rounds import keeping
 from averaging.rounds.updates import UnitTools, Updates
-from averaging.state import STATE_BYTES_PER_VALUE, UnitState
+from averaging.state import UnitState
 from averaging.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
@@ -22,18 +22,6 @@ from protocol.rounds.state import OpenRound
 from protocol.wire import commit_id, decode_certificate, encode_certificate
 
 log = structlog.get_logger()
-
-KEPT_UPDATE_SNAPSHOTS = 4
-"""One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
-
-OLD_GENERATIONS = 3
-"""At every half of the kept updates: as many fit into their span."""
-
-OPEN_UPDATES = 3
-"""Results of several attempts on the head, until it moves."""
-
-KEPT_VOTES = 64
-"""Acks are kept in full on at least so many bases of the lineage, the newest."""
 
 KEPT_ROOTS = 64
 """Own roots kept to be compared with what later commits attest."""
@@ -121,9 +109,12 @@ class UnitChain:
         for base, raw in logged.certificates:
             self._follow(base, raw)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
+        logged_lineage = [link.commit for link in self.links]
         await self._restore_state()
         open_round = self._open_round(logged)
         await self._tidy_log()
+        # results of commits that our state does not reach at the moment are not asked for again
+        await self._sweep_updates(logged_lineage)
         return open_round
 
     def _follow(self, base: CommitId, raw: bytes) -> None:
@@ -227,6 +218,7 @@ class UnitChain:
         self.links, self.certificates, self._tree = links, raws, tree
         self._stand_at(state, root)
         await self.tools.generations.incoming.clear()
+        await self._sweep_updates([link.commit for link in links])
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
@@ -339,7 +331,7 @@ class UnitChain:
             return
         try:
             await self.tools.generations.write(self.state, self.root)
-            kept = self._kept_generations() - set(doubtful)
+            kept = keeping.kept_generations(self.tools, self.links) - set(doubtful)
             await self.tools.generations.keep_only(kept, trio.current_time())
             if self.head.record is not None:
                 names = [part.result_hash for part in self.head.record.slices]
@@ -348,53 +340,42 @@ class UnitChain:
         except StorageError as error:
             log.warning("generation_not_written", reason=error.one_line(), index=self.head.index)
 
-    def _kept_generations(self) -> set[CommitId]:
-        """The two newest of our lineage, a few older ones from which the kept updates lead to every fork among them, and the commit on
-        which we went on without a quorum, however long ago: the others went on from there, too.
-        """
-        spacing = max(1, self.num_kept_updates // 2)
-        newest = self.links[-1].index
-        old = (
-            link for link in self.links if link.index % spacing == 0 and link.index >= newest - self.num_kept_updates
-        )
-        return {link.commit for link in (*old, *self.links[-2:], self.last_agreed)}
-
     @property
     def last_agreed(self) -> ChainLink:
         """The newest commit of ours that a quorum made, or the genesis."""
-        return next((link for link in reversed(self.links) if not link.is_lone), self.links[0])
+        return keeping.last_agreed(self.links)
 
     @property
     def num_kept_updates(self) -> int:
-        """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
-        update_bytes = self.tools.codec.encoded_bytes(self.tools.grid.num_elements)
-        return KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * self.tools.grid.num_elements // update_bytes
+        """As many of the newest updates are kept."""
+        return keeping.num_kept_updates(self.tools)
 
     @property
     def num_kept_votes(self) -> int:
-        """On so many of the newest bases acks are kept in full: a start that has lost results comes back to one of them, mostly."""
-        return max(KEPT_VOTES, self.num_kept_updates)
+        """On so many of the newest bases acks are kept in full."""
+        return keeping.num_kept_votes(self.tools)
 
     async def _tidy_log(self) -> None:
         await self.tools.log.tidy([link.commit for link in self.links[-self.num_kept_votes :]])
 
     @property
     def disk_bound_bytes(self) -> int:
-        """What this unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those
-        that joiners are downloading, one being written), a download of our own, kept updates, those of the open round's attempts, and
-        the log: twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round.
-        """
-        grid = self.tools.grid
-        update_bytes = sum(self.tools.codec.encoded_bytes(b - a) for a, b in map(grid.bounds, range(grid.num_chunks)))
-        num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
-        num_updates = self.num_kept_updates + 1 + OPEN_UPDATES
-        files_bytes = num_states * STATE_BYTES_PER_VALUE * grid.num_elements + num_updates * update_bytes
-        return files_bytes + self.tools.log.bound_bytes
+        """What this unit takes of the disk at most."""
+        return keeping.disk_bound_bytes(self.tools)
 
     async def _drop_old_updates(self) -> None:
         kept = self.num_kept_updates
         if len(self.links) > kept + 1:
             await self.tools.log.drop_results(self.links[-kept - 2].commit, ())
+
+    async def _sweep_updates(self, lineage: Sequence[CommitId]) -> None:
+        """Whatever of this lineage is kept stays, and nothing else: after an absence the head is far ahead of what was kept before,
+        and no later commit would name that again.
+        """
+        try:
+            await self.tools.log.keep_results(keeping.kept_bases(self.tools, lineage))
+        except StorageError as error:
+            log.warning("updates_not_dropped", reason=error.one_line())
 
     # --- another lineage ------------------------------------------------------------------------------------------------------
 
@@ -465,6 +446,7 @@ class UnitChain:
         await self._keep_generation()
         await self.tools.generations.incoming.clear()
         await self._drop_lost(lost, prepared.path[0].link)
+        await self._sweep_updates([link.commit for link in self.links])
         return await self.votes_on_head()
 
     async def votes_on_head(self) -> OpenRound:

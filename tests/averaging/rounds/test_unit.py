@@ -13,8 +13,8 @@ import trio.testing
 from averaging.network.memory_storage import MemoryStorage
 from averaging.network.seams import LOG_FRAME_BYTES
 from averaging.outer_step import apply_outer_step
+from averaging.rounds.keeping import KEPT_UPDATE_SNAPSHOTS
 from averaging.rounds.transfer import fetch_commits
-from averaging.rounds.unit import KEPT_UPDATE_SNAPSHOTS
 from averaging.state import STATE_BYTES_PER_VALUE, state_root
 from averaging.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, LogLimits, UnitLog
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, StorageError
@@ -526,6 +526,32 @@ async def test_a_downloaded_state_and_the_chain_up_to_it_become_ours_and_survive
         assert newcomer.chain.root == donor.chain.root
         await newcomer.restart()
         assert newcomer.chain.root == donor.chain.root
+
+
+async def test_updates_from_before_an_absence_are_gone_after_it(autojump_clock: Clock) -> None:
+    async with open_world() as world:
+        donor, absent = world.parties[:2]
+        made = world.commits(3 * (KEPT_UPDATES + 4))
+        for number, commit in enumerate(made):
+            await donor.apply(commit)
+            if number % (KEPT_UPDATES + 4) < KEPT_UPDATES:
+                if absent.chain.head.index < number:
+                    await absent.chain.start_from(donor.chain.state, certificates(donor.chain.certificates))
+                else:
+                    await absent.apply(commit)
+        assert absent.chain.head.index > 2 * KEPT_UPDATES
+        for _ in range(2):
+            bases = {name.split("/")[1] for name in absent.disk.files if name.startswith("results/")}
+            assert bases <= {link.commit.hex() for link in absent.chain.links[-KEPT_UPDATES - 1 :]}
+            await absent.restart()
+
+
+async def test_a_start_drops_updates_that_an_earlier_process_could_not(autojump_clock: Clock) -> None:
+    async with _after(3) as (_, _, party):
+        await party.chain.tools.log.write_result(CommitId(b"x" * 32), Root(b"y" * 32), b"left over")
+        kept = {name for name in party.disk.files if name.startswith("results/") and (b"x" * 32).hex() not in name}
+        await party.restart()
+        assert {name for name in party.disk.files if name.startswith("results/")} == kept
 
 
 async def test_a_state_that_the_certificates_do_not_lead_to_changes_nothing(autojump_clock: Clock) -> None:

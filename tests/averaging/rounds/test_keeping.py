@@ -9,7 +9,7 @@ import pytest
 import trio.testing
 
 from averaging.network.memory_storage import MemoryStorage
-from averaging.rounds import unit
+from averaging.rounds import keeping, unit
 from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId
@@ -37,7 +37,7 @@ async def test_who_comes_to_stand_on_a_base_whose_votes_were_dropped_casts_none_
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been in the quorum that decided the base, and others who lost that commit may ask it again."""
-    monkeypatch.setattr(unit, "KEPT_VOTES", 2)
+    monkeypatch.setattr(keeping, "KEPT_VOTES", 2)
     async with open_world() as world:
         party = world.parties[0]
         made = world.commits(party.chain.num_kept_updates + 4)

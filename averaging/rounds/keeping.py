@@ -1,0 +1,71 @@
+"""What of a unit stays on this peer's disk, and how much that may come to. Only questions; unit.py acts on the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from averaging.generations import MAX_PINNED
+from averaging.rounds.updates import UnitTools
+from averaging.state import STATE_BYTES_PER_VALUE
+from protocol.ids import CommitId
+from protocol.rounds.chain import ChainLink
+
+KEPT_UPDATE_SNAPSHOTS: Final = 4
+"""One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
+
+OLD_GENERATIONS: Final = 3
+"""At every half of the kept updates: as many fit into their span."""
+
+OPEN_UPDATES: Final = 3
+"""Results of several attempts on the head, until it moves."""
+
+KEPT_VOTES: Final = 64
+"""Acks are kept in full on at least so many bases of the lineage, the newest."""
+
+
+def update_bytes(tools: UnitTools) -> int:
+    """What the results of one commit weigh: chunk by chunk, as they are encoded."""
+    grid = tools.grid
+    return sum(tools.codec.encoded_bytes(stop - start) for start, stop in map(grid.bounds, range(grid.num_chunks)))
+
+
+def num_kept_updates(tools: UnitTools) -> int:
+    """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
+    return KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * tools.grid.num_elements // update_bytes(tools)
+
+
+def num_kept_votes(tools: UnitTools) -> int:
+    """On so many of the newest bases acks are kept in full: a start that has lost results comes back to one of them, mostly."""
+    return max(KEPT_VOTES, num_kept_updates(tools))
+
+
+def last_agreed(links: Sequence[ChainLink]) -> ChainLink:
+    """The newest commit of a lineage that a quorum made, or the genesis."""
+    return next((link for link in reversed(links) if not link.is_lone), links[0])
+
+
+def kept_generations(tools: UnitTools, links: Sequence[ChainLink]) -> set[CommitId]:
+    """The two newest of a lineage, a few older ones from which the kept updates lead to every fork among them, and the commit on which
+    we went on without a quorum, however long ago: the others went on from there, too.
+    """
+    num_updates, newest = num_kept_updates(tools), links[-1].index
+    spacing = max(1, num_updates // 2)
+    old = [link for link in links if link.index % spacing == 0 and link.index >= newest - num_updates]
+    return {link.commit for link in (*old, *links[-2:], last_agreed(links))}
+
+
+def kept_bases(tools: UnitTools, commits: Sequence[CommitId]) -> Sequence[CommitId]:
+    """The bases whose results stay: of the kept updates, and of the round on the head. `commits`: a lineage, oldest first."""
+    return commits[-(num_kept_updates(tools) + 1) :]
+
+
+def disk_bound_bytes(tools: UnitTools) -> int:
+    """What a unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those that
+    joiners are downloading, one being written), a download of our own, kept updates, those of the open round's attempts, and the log:
+    twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round.
+    """
+    num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
+    num_updates = num_kept_updates(tools) + 1 + OPEN_UPDATES
+    files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + num_updates * update_bytes(tools)
+    return files_bytes + tools.log.bound_bytes
