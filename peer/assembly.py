@@ -40,9 +40,9 @@ MIN_LONE_PATIENCE_S: Final = 60.0
 
 async def open_chain(
     folder: Path, membership: Membership, start: bytes, verifier: Verifier, restarted: Callable[[str], None]
-) -> tuple[UnitChain, OpenRound]:
-    """The model's lineage and state as they are in `folder`, and what is known of the open round. `restarted` is told in one sentence
-    what a peer that was here before found on its disk.
+) -> UnitChain:
+    """The model's lineage and state as they are in `folder`. `restarted` is told in one sentence what a peer that was here before found
+    on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
@@ -71,14 +71,14 @@ async def open_chain(
     check_start(start, schema, own_root)
     genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
     chain = UnitChain(tools, start, genesis)
-    open_round = await chain.restore()
+    await chain.restore()
     if was_here:
         look = chain.tools.generations.last_look
         found = restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
         sentence = restart_sentence(found)
         log.info("restarted", reason=sentence)
         restarted(sentence)
-    return chain, open_round
+    return chain
 
 
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:

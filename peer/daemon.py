@@ -316,11 +316,12 @@ async def _train(
         await _fetch_data(life, membership, network, roster, cache)
         sealed_start = reporter.start_record = await _wait_for_start(life, membership, client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
-        chain, open_round = await open_chain(life.folder, membership, start, verifier, board.has_restarted)
+        chain = await open_chain(life.folder, membership, start, verifier, board.has_restarted)
         roster.rely_on(lambda: chain.head.roster)
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)
         await catch_up_by_snapshot(network, chain, donors, board.downloading)
+        open_round = await chain.votes_on_head()  # the head has moved where a state was taken
         plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain)
         async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
             tools = RoundTools(
