@@ -28,7 +28,7 @@ from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.messages import Member, OuterStep
-from protocol.rounds.state import OpenRound, RoundConfig
+from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import genesis_id
 

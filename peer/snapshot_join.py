@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -10,15 +11,15 @@ import structlog
 import trio
 
 from averaging.network.seams import Network
-from averaging.rounds.download import Told, download_state, download_tools
+from averaging.rounds.download import MAX_DONORS, Told, download_state, download_tools
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE
-from protocol.errors import PotluckError, UnreachableError
+from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.chain import ChainLink, attested_roots, verify_certificate
 from protocol.rounds.messages import Certificate
-from protocol.wire import commit_id, decode_certificate, decode_record
+from protocol.wire import decode_certificate
 
 log = structlog.get_logger()
 
@@ -29,49 +30,66 @@ STATE_WITHIN_S: Final = 24 * 3600.0
 """A large state over a home line takes long; every request of the download has deadlines of its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """Verified commits, one on another: our own, and after them those of a donor.
+
+    Attributes:
+        links: with the genesis before the first.
+        certificates: one less.
+    """
+
+    links: tuple[ChainLink, ...]
+    certificates: tuple[Certificate, ...]
+
+
 async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Sequence[PeerId], told: Told) -> None:
     """Take a whole state where replaying would move more bytes; what is left is replayed by the round service.
 
-    The commits of one donor after another are looked at; the state then comes from all of them at once. Where none can help nothing is
-    changed.
+    The commits of one donor after another are looked at, of MAX_DONORS at most; the state then comes from all of them at once, but not
+    from those whose commits were invented. Where none can help nothing is changed.
     """
-    for donor in donors:
+    trusted = list(dict.fromkeys(donors))[:MAX_DONORS]
+    for donor in tuple(trusted):
         try:
-            certificates = [decode_certificate(raw) for raw in chain.certificates]
-            certificates += await _commits_of(network, chain, donor)
-            links = await chain.tools.offload.run(partial(_verified, chain, certificates))
-            roots = _worth_taking(chain, links)
+            lineage = await _lineage_of(network, chain, donor)
+            roots = _worth_taking(chain, lineage.links)
             if roots:
                 with trio.fail_after(STATE_WITHIN_S):
-                    state = await download_state(download_tools(network, chain.tools), donors, roots, told)
-                await chain.start_from(state, certificates)
-            if len(links) > 1:
+                    state = await download_state(download_tools(network, chain.tools), trusted, roots, told)
+                await chain.start_from(state, lineage.certificates)
+            if len(lineage.links) > 1:
                 return
+        except RemoteProtocolError as error:
+            trusted.remove(donor)
+            log.warning("not_caught_up", donor=short(donor), reason=str(error))
         except (PotluckError, trio.TooSlowError) as error:
             log.info("not_caught_up", donor=short(donor), reason=str(error))
 
 
-async def _commits_of(network: Network, chain: UnitChain, donor: PeerId) -> list[Certificate]:
-    """All commits after our head on the donor's lineage; a long chain comes in several answers."""
-    certificates: list[Certificate] = []
-    known = chain.head.commit
+async def _lineage_of(network: Network, chain: UnitChain, donor: PeerId) -> _Lineage:
+    """Our lineage with all commits after our head on the donor's; a long chain comes in several answers.
+
+    Each answer is verified before the next is asked for: who invents commits is believed, and kept in memory, for one answer at most.
+    """
+    run, links, raws = chain.tools.offload.run, tuple(chain.links), tuple(chain.certificates)
+    lineage = await run(lambda: _Lineage(links, tuple(decode_certificate(raw) for raw in raws)))
     with trio.move_on_after(COMMITS_WITHIN_S):
         while True:
-            raws = await fetch_commits(network, donor, chain.tools.unit, [known])
-            if not raws:
-                return certificates
-            answer = [decode_certificate(raw) for raw in raws]
-            certificates += answer
-            record = answer[-1].record
-            known = commit_id(decode_record(record).parent, record)
+            answer = await fetch_commits(network, donor, chain.tools.unit, [lineage.links[-1].commit])
+            if not answer:
+                return lineage
+            lineage = await run(partial(_continued, chain, lineage, answer))
     raise UnreachableError(f"{short(donor)} took too long over its commits", f"all within {COMMITS_WITHIN_S:.0f} s")
 
 
-def _verified(chain: UnitChain, certificates: Sequence[Certificate]) -> list[ChainLink]:
-    tools, links = chain.tools, [chain.links[0]]
-    for certificate in certificates:
+def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes]) -> _Lineage:
+    tools, links, certificates = chain.tools, list(lineage.links), list(lineage.certificates)
+    for raw in raws:
+        certificate = decode_certificate(raw)
         links.append(verify_certificate(certificate, links[-1], verifier=tools.verifier, run_id=tools.run_id))
-    return links
+        certificates.append(certificate)
+    return _Lineage(tuple(links), tuple(certificates))
 
 
 def _worth_taking(chain: UnitChain, links: Sequence[ChainLink]) -> dict[CommitId, Root]:

@@ -79,13 +79,13 @@ class Lender:
         self._changes = Changes()
 
     def take_proposal(self, sender: PeerId, proposal: Proposal) -> None:
-        """Begin to reduce what the proposal asks of us, or go on with what is left of it. One that asks for nothing ends it."""
+        """Begin to reduce what the proposal asks of us, or go on with what is left. One that asks for nothing ends it on its base."""
         loan = self._loans.get(proposal.unit)
         reason = self._why_not(sender, proposal, loan)
         if reason:
             log.info("not_lent", unit=proposal.unit, by=short(sender), reason=reason)
             return
-        if all(part.reducer != self._tools.me.peer for part in proposal.slices):
+        if not self._asks_us(proposal):
             if loan is not None:
                 loan.scope.cancel()
         elif loan is not None and loan.exchange.proposal.ballot == proposal.ballot:
@@ -104,10 +104,23 @@ class Lender:
             return f"codec {proposal.codec} over {proposal.num_chunks} chunks is not the run's"
         if loan is None and len(self._loans) >= MAX_LENT:
             return f"reducing for {MAX_LENT} other units already"
-        running = loan.exchange.proposal if loan is not None else None
-        if running is not None and running.base == proposal.base and proposal.ballot < running.ballot:
+        return self._why_not_instead(sender, proposal, loan.exchange.proposal) if loan is not None else ""
+
+    def _why_not_instead(self, sender: PeerId, proposal: Proposal, running: Proposal) -> str:
+        """We know neither the roster nor which base is the newer one, and a proposal names whom it likes.
+
+        So only who takes part in what runs may end it, or take us along to the next base; others wait for the loan's deadline. But a
+        later attempt on the same base may be led by who was out of reach before, and finds what was scattered (rules 9 and 16).
+        """
+        is_same_base, takes_part = running.base == proposal.base, running.member(sender) is not None
+        if is_same_base and proposal.ballot < running.ballot:
             return "a later attempt is running"
-        return ""
+        if not self._asks_us(proposal):
+            return "" if is_same_base and takes_part else "it asks for nothing, and says nothing of what is running"
+        return "" if is_same_base or takes_part else "reducing on another base, for others"
+
+    def _asks_us(self, proposal: Proposal) -> bool:
+        return any(part.reducer == self._tools.me.peer for part in proposal.slices)
 
     def _begin(self, proposal: Proposal, before: _Loan | None) -> None:
         tools, shape = self._tools, self._tools.shapes[proposal.unit]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+import pytest
 import trio
 
 from averaging.generations import Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.rounds.download import DownloadProgress
+from averaging.network.seams import Offload, Stream
+from averaging.rounds.download import MAX_DONORS, DownloadProgress
+from averaging.rounds.transfer import FETCH_CHANNEL, read_request
 from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.unit_log import UnitLog
-from peer.snapshot_join import catch_up_by_snapshot
+from peer.snapshot_join import COMMITS_WITHIN_S, catch_up_by_snapshot
 from protocol.ids import PeerId
 from protocol.rounds.chain import attested_roots
+from protocol.rounds.messages import Certificate
+from protocol.rounds.requests import FetchCommits, FetchRequest
+from protocol.wire import decode_certificate, encode_certificate
 from tests.simulation import virtual_time
 from tests.simulation.node import SimulatedOffload
 from tests.simulation.swarm import World
 
+T = TypeVar("T")
 NEWCOMER = PeerId("newcomer")
 SEED = 3
 
@@ -105,3 +115,87 @@ def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
         assert chain.head.index >= 9
 
     _after(10, check)
+
+
+def _serve_commits(world: World, name: str, answers: Iterator[Sequence[bytes]]) -> tuple[PeerId, list[FetchRequest]]:
+    """A peer that gives the next of these answers whenever commits are asked of it, and nothing else; returns what it is asked."""
+    network, asked = world.swarm.start(PeerId(name)), list[FetchRequest]()
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        asked.append(await read_request(stream))
+        for raw in next(answers, ()) if isinstance(asked[-1], FetchCommits) else ():
+            await stream.send_frame(raw)
+
+    network.serve_streams(FETCH_CHANNEL, serve)
+    return network.peer_id, asked
+
+
+class _WatchedOffload:
+    """Tells whether it is at work."""
+
+    def __init__(self, inner: Offload) -> None:
+        self._inner = inner
+        self.is_inside = False
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        def inside() -> T:
+            self.is_inside = True
+            try:
+                return function()
+            finally:
+                self.is_inside = False
+
+        return await self._inner.run(inside, cost_s=cost_s)
+
+
+def test_a_donor_that_invents_commits_is_asked_for_no_second_answer_and_for_no_state() -> None:
+    async def check(world: World) -> None:
+        honest = world.nodes[0]
+        assert honest.service is not None
+        good = honest.service.chain.certificates
+        invented = encode_certificate(replace(decode_certificate(good[3]), acks=()))
+        endless = itertools.chain([good[:3]], itertools.repeat([invented]))
+        liar, asked = _serve_commits(world, "liar", endless)
+        chain = _chain(world, MemoryDisk())
+        await chain.restore()
+        began_s = trio.current_time()
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar, honest.peer], lambda progress: None)
+        assert chain.head.index >= 9
+        assert [type(request) for request in asked] == [FetchCommits, FetchCommits]
+        assert trio.current_time() - began_s < COMMITS_WITHIN_S / 2
+
+    _after(10, check)
+
+
+def test_commits_are_read_and_verified_away_from_the_thread_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(world: World) -> None:
+        chain = _chain(world, MemoryDisk())
+        await chain.restore()
+        offload = _WatchedOffload(chain.tools.offload)
+        chain.tools = replace(chain.tools, offload=offload)
+        places: list[bool] = []
+
+        def decode(raw: bytes) -> Certificate:
+            places.append(offload.is_inside)
+            return decode_certificate(raw)
+
+        monkeypatch.setattr("peer.snapshot_join.decode_certificate", decode)
+        await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [world.nodes[0].peer], lambda progress: None)
+        assert chain.head.index >= 9
+        assert places
+        assert all(places)
+
+    _after(10, check)
+
+
+def test_only_so_many_donors_are_asked_for_their_commits() -> None:
+    async def check(world: World) -> None:
+        chain = _chain(world, MemoryDisk())
+        await chain.restore()
+        empty = [_serve_commits(world, f"empty-{number}", iter(())) for number in range(MAX_DONORS + 3)]
+        await catch_up_by_snapshot(
+            world.swarm.start(NEWCOMER), chain, [peer for peer, _ in empty], lambda progress: None
+        )
+        assert [len(asked) for _, asked in empty] == [1] * MAX_DONORS + [0] * 3
+
+    _after(1, check)

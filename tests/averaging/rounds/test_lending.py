@@ -15,7 +15,7 @@ from averaging.rounds.lending import EXTRA_S, MAX_LENT, Lender, LenderTools, Uni
 from averaging.rounds.round_tools import Tasks
 from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, read_request
 from protocol.errors import PeerUnreachable
-from protocol.ids import PeerId, Root, UnitName
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages import Ballot, Member, Proposal, ResultReady, RoundMessage
 from protocol.rounds.requests import ExchangeHello, FetchResult
 from protocol.wire import decode_body
@@ -49,6 +49,16 @@ class Scene:
         """By the first holder: the lender reduces everything."""
         whole = self.world.proposal(((0, 6, 2),), attempt=attempt)
         return replace(whole, unit=unit, members=tuple(party.member for party in self.holders))
+
+    def by_stranger(self, attempt: int) -> Proposal:
+        """By a peer of the run that takes no part in those of the holders: the lender reduces everything."""
+        stranger = self.world.stranger
+        return replace(self.proposal(attempt), ballot=Ballot(attempt, stranger.peer), members=(stranger.member,))
+
+    def without_us(self, proposal: Proposal) -> Proposal:
+        """The same, with all slices given to its leader."""
+        slices = tuple(replace(part, reducer=proposal.ballot.peer) for part in proposal.slices)
+        return replace(proposal, slices=slices)
 
     def is_reducing(self, unit: UnitName = UNIT) -> bool:
         """Whether it has begun an exchange of that unit."""
@@ -191,6 +201,80 @@ async def test_a_loan_of_which_nothing_is_left_ends(autojump_clock: Clock) -> No
         scene.lender.take_proposal(sender, replace(proposal, slices=(replace(proposal.slices[0], reducer=sender),)))
         await trio.sleep(0.5)
         assert not scene.is_reducing()
+
+
+@pytest.mark.parametrize("asks_us", [True, False], ids=["asks us", "asks nothing of us"])
+async def test_a_proposal_of_who_takes_no_part_on_another_base_leaves_a_loan_alone(
+    asks_us: bool, autojump_clock: Clock
+) -> None:
+    async with _scene() as scene:
+        first = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, first)
+        await trio.sleep(0.5)
+        other = replace(scene.by_stranger(7), base=CommitId(b"?" * 32))
+        scene.lender.take_proposal(other.ballot.peer, other if asks_us else scene.without_us(other))
+        await trio.sleep(0.5)
+        assert scene.lender._loans[UNIT].exchange.proposal == first
+        sides = [Side(party, contribution_of(party, n)) for n, party in enumerate(scene.holders)]
+        async with running(sides, first):
+            pass
+        assert len(sides[0].kept[0][0].included) == len(scene.holders)
+
+
+async def test_a_stranger_who_knows_the_base_cannot_end_a_loan(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        scene.lender.take_proposal(scene.holders[0].peer, scene.proposal())
+        await trio.sleep(0.5)
+        later = scene.without_us(scene.by_stranger(7))
+        scene.lender.take_proposal(later.ballot.peer, later)
+        await trio.sleep(0.5)
+        assert scene.is_reducing()
+
+
+async def test_one_member_on_another_base_that_asks_nothing_does_not_end_it_for_the_others(
+    autojump_clock: Clock,
+) -> None:
+    """It may have gone to another lineage by itself; who takes part and has the commit sends that."""
+    async with _scene() as scene:
+        first = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, first)
+        await trio.sleep(0.5)
+        gone = replace(first, base=CommitId(b"?" * 32), ballot=Ballot(0, scene.holders[1].peer))
+        scene.lender.take_proposal(scene.holders[1].peer, scene.without_us(gone))
+        await trio.sleep(0.5)
+        assert scene.lender._loans[UNIT].exchange.proposal == first
+
+
+async def test_who_takes_part_takes_the_lender_along_to_the_next_base(autojump_clock: Clock) -> None:
+    """The word that the round before was committed may be lost."""
+    async with _scene() as scene:
+        first = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, first)
+        await trio.sleep(0.5)
+        following = replace(first, base=CommitId(b"n" * 32), index=2, ballot=Ballot(0, scene.holders[1].peer))
+        scene.lender.take_proposal(scene.holders[1].peer, following)
+        await trio.sleep(0.5)
+        assert scene.lender._loans[UNIT].exchange.proposal == following
+
+
+async def test_others_on_another_base_are_lent_to_once_the_loan_is_over(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        first = scene.proposal()
+        scene.lender.take_proposal(scene.holders[0].peer, first)
+        other = replace(scene.by_stranger(0), base=CommitId(b"?" * 32))
+        await trio.sleep(first.reduce_within_s + EXTRA_S + 1.0)
+        scene.lender.take_proposal(other.ballot.peer, other)
+        assert scene.lender._loans[UNIT].exchange.proposal == other
+
+
+async def test_a_later_attempt_may_be_led_by_who_was_out_of_reach_before(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        scene.lender.take_proposal(scene.holders[0].peer, scene.proposal())
+        await trio.sleep(0.5)
+        later = scene.by_stranger(1)
+        scene.lender.take_proposal(later.ballot.peer, later)
+        await trio.sleep(0.5)
+        assert scene.lender._loans[UNIT].exchange.proposal == later
 
 
 async def test_a_later_attempt_takes_over_what_was_brought_and_an_earlier_one_is_refused(autojump_clock: Clock) -> None:
