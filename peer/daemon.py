@@ -50,7 +50,6 @@ from peer.joining import (
 from peer.membership_file import (
     host_heard_s,
     is_known,
-    remember_start,
     run_folder,
     take_incarnation,
     take_session,
@@ -63,6 +62,7 @@ from peer.roster import CREDENTIAL_CHANNEL, Roster
 from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
+from peer.start_record import StartSearch
 from peer.status import write_final_status
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
@@ -80,7 +80,6 @@ from protocol.rounds.messages import Member
 log = structlog.get_logger()
 
 MESSAGE_LIFE_S: Final = 120.0
-NEWS_RETRY_S: Final = 1.0
 GOODBYE_WITHIN_S: Final = 3.0
 LINGER_S: Final = 30.0
 """How long a peer stays after the last commit, so that everybody and the final checkpoint can have it."""
@@ -314,7 +313,8 @@ async def _train(
         nursery.start_soon(upkeep.keep_reached, network, membership.saved.ways_in)
         nursery.start_soon(upkeep.keep_credential, client.renew)
         await _fetch_data(life, membership, network, roster, cache)
-        sealed_start = reporter.start_record = await _wait_for_start(life, membership, client, reporter)
+        search = StartSearch(life.folder, membership, network, roster, ThreadOffload(), board)
+        sealed_start = reporter.start_record = await search.find(client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
         chain = await open_chain(life.folder, membership, start, verifier, board.has_restarted)
         roster.rely_on(lambda: chain.head.roster)
@@ -451,24 +451,3 @@ def _upkeep(life: _Life, membership: Membership, roster: Roster) -> MembershipUp
 async def _members_listed(network: Network, membership: Membership, roster: Roster) -> tuple[PeerId, ...]:
     entries = [e for e in await network.lookup(directory_key(membership.run_id)) if e.subkey != network.peer_id]
     return roster.take_records(entries)
-
-
-async def _wait_for_start(life: _Life, membership: Membership, client: CoordinatorClient, reporter: Reporter) -> bytes:
-    """The host's start record: saved, or awaited from the coordinator."""
-    if membership.saved.start_record:
-        return membership.saved.start_record
-    reporter.is_ready_to_start = True
-    life.board.say("waiting", "for the run to start")
-    while True:
-        try:
-            await reporter.report_once()
-            async with client.watch() as watch:
-                while True:
-                    news = await watch.next()
-                    if news.start_record:
-                        await ThreadOffload().run(partial(remember_start, life.folder, news.start_record))
-                        return news.start_record
-                    life.board.say("waiting", f"for the run to start: {news.reason}")
-        except PotluckError as error:
-            life.board.say("waiting", f"for the coordinator: {error.found}")
-            await trio.sleep(NEWS_RETRY_S)
