@@ -9,8 +9,11 @@ from averaging.network.seams import Clock, Network, Trainer
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
 from peer.machine import MachineMeter
+from peer.roster import Roster
 from peer.status import LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
+from protocol.credential import credential_ends_unix_s
+from protocol.errors import RefusedError
 from protocol.ids import PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
@@ -29,6 +32,9 @@ class Board:
     target_total_tokens: int = 0
     state: str = "joining"
     reason: str = "starting"
+    session: int = 0
+    roster: Roster | None = None
+    ways_in: tuple[str, ...] = ()
     network: Network | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
@@ -41,6 +47,13 @@ class Board:
     download: DownloadProgress | None = None
     disk_bytes: int = 0
     restarted: str = ""
+    caught_up: str = ""
+    has_downloaded: bool = False
+    """A whole state has come in mid-run and the head has not moved to it yet."""
+
+    def has_joined(self, roster: Roster, ways_in: tuple[str, ...], session: int) -> None:
+        """The membership of this process, and where others listened when it began."""
+        self.roster, self.ways_in, self.session = roster, ways_in, session
 
     def has_restarted(self, sentence: str) -> None:
         """What this process found on its disk."""
@@ -53,7 +66,10 @@ class Board:
 
     def downloading(self, progress: DownloadProgress) -> None:
         """How far the download of a state is."""
-        self.download = None if progress.bytes_here == progress.bytes_all else progress
+        is_whole = progress.bytes_here == progress.bytes_all
+        self.download = None if is_whole else progress
+        if is_whole:
+            self.caught_up, self.has_downloaded = "snapshot", self.service is not None
         if self.service is None:
             self.reason = str(progress)
 
@@ -73,7 +89,10 @@ class Board:
             link = fields.get("link")
             if isinstance(link, ChainLink):
                 self._committed(link)
+                if self._is_behind(link):
+                    self.caught_up = "replay"
         if event == "switched":
+            self.caught_up, self.has_downloaded = "snapshot" if self.has_downloaded else "replay", False
             path = fields.get("path")
             for node in path if isinstance(path, tuple) else ():
                 if isinstance(node, TreeNode):
@@ -101,6 +120,13 @@ class Board:
             if self.first_counted_unix_s is None:
                 self.first_counted_unix_s = self.clock.unix_s()
 
+    def _is_behind(self, link: ChainLink) -> bool:
+        """Whether commits on top of this one were known when it was applied."""
+        if self.service is None:
+            return False
+        tree = self.service.state.tree
+        return tree.nodes[tree.tip].link.index > link.index and tree.path(link.commit, tree.tip) is not None
+
     def _suspected(self, service: RoundService) -> tuple[str, ...]:
         opened = service.state.open
         if opened.proposal is None or opened.exchange is None:
@@ -117,17 +143,38 @@ class Board:
             state=self.state,
             reason=self.reason,
             restarted=self.restarted,
+            session=self.session,
+            caught_up=self.caught_up,
             target_total_tokens=self.target_total_tokens,
             rounds_counted=self.rounds_counted,
             first_counted_unix_s=self.first_counted_unix_s,
             last_round=self.last_round,
             started_unix_s=self.started_unix_s,
         )
-        updates = {**asdict(self.machine.read()), **self._of_traffic(), **self._of_training(), **self._of_rounds()}
+        updates = {
+            **asdict(self.machine.read()),
+            **self._of_membership(),
+            **self._of_traffic(),
+            **self._of_training(),
+            **self._of_rounds(),
+        }
         if self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
         return status.model_copy(update=updates)
+
+    def _of_membership(self) -> dict[str, object]:
+        roster = self.roster
+        if roster is None:
+            return {}
+        now_s = self.clock.unix_s()
+        return {
+            "credential_left_s": _left_s(roster.own_credential, now_s),
+            "host_heard_ago_s": max(0.0, now_s - roster.host_heard_s),
+            "is_host_away": roster.is_host_away(now_s),
+            "bans": roster.num_banned,
+            "ways_in": len({*self.ways_in, *roster.lasting_addresses()}),
+        }
 
     def _of_traffic(self) -> dict[str, object]:
         told: dict[str, object] = {}
@@ -169,6 +216,7 @@ class Board:
             "head": chain.head.commit.hex(),
             "index": chain.head.index,
             "state_root": chain.root.hex(),
+            "is_sound": chain.is_sound,
             "state_commit": chain.head.commit.hex(),
             "total_tokens": chain.head.total_tokens,
             "disk_bytes": self.disk_bytes,
@@ -178,3 +226,11 @@ class Board:
         if self.state == "training" and self.service.reason:
             told["reason"] = self.service.reason
         return told
+
+
+def _left_s(credential: bytes, now_unix_s: float) -> float | None:
+    """Until a credential ends; None for one that cannot be read: whoever it is shown to says so."""
+    try:
+        return credential_ends_unix_s(credential) - now_unix_s
+    except RefusedError:
+        return None

@@ -227,6 +227,7 @@ async def _take_part(life: _Life) -> None:
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
         roster = _roster(life, membership, is_host_there=is_host_there)
+        life.board.has_joined(roster, membership.saved.ways_in, life.session)
         revocations = await _revocations(life, membership, roster)
         life.board.say("joining", "starting the network")
         options = _network_options(life, membership, roster)

@@ -29,6 +29,8 @@ class PeerMetric:
 
 STATES: Final = ("joining", "catching up", "training", "waiting", "leaving", "finished")
 
+WAYS_TO_CATCH_UP: Final = ("snapshot", "replay")
+
 
 def _one(value: float | None) -> Samples:
     return () if value is None else (((), float(value)),)
@@ -84,6 +86,52 @@ PEER_METRICS: Final = (
     ),
     PeerMetric(
         "potluck_peer_download_bytes", "gauge", "Of the state on its way here.", lambda s: _one(s.download_bytes_here)
+    ),
+    PeerMetric(
+        "potluck_peer_download_all_bytes",
+        "gauge",
+        "The whole state that is on its way here.",
+        lambda s: _one(s.download_bytes_all),
+    ),
+    PeerMetric(
+        "potluck_peer_download_donors", "gauge", "Peers that give that state.", lambda s: _one(s.download_donors)
+    ),
+    PeerMetric(
+        "potluck_peer_suspected_members",
+        "gauge",
+        "Members of the exchange taken for dead or cut off.",
+        lambda s: _one(len(s.suspected)),
+    ),
+    PeerMetric(
+        "potluck_peer_state_sound", "gauge", "1 while the state is the attested one.", lambda s: _one(s.is_sound)
+    ),
+    PeerMetric(
+        "potluck_peer_credential_left_seconds",
+        "gauge",
+        "Until the credential ends, below 0 once it has.",
+        lambda s: _one(s.credential_left_s),
+    ),
+    PeerMetric(
+        "potluck_peer_host_heard_ago_seconds",
+        "gauge",
+        "Since the host was heard last.",
+        lambda s: _one(s.host_heard_ago_s),
+    ),
+    PeerMetric(
+        "potluck_peer_host_away",
+        "gauge",
+        "1 while voters are judged as of the host's last word.",
+        lambda s: _one(s.is_host_away),
+    ),
+    PeerMetric("potluck_peer_bans", "gauge", "Bans of the host's that are known.", lambda s: _one(s.bans)),
+    PeerMetric("potluck_peer_ways_in", "gauge", "Addresses dialled to get back in.", lambda s: _one(s.ways_in)),
+    PeerMetric("potluck_peer_session", "gauge", "Number of this process life.", lambda s: _one(s.session)),
+    PeerMetric(
+        "potluck_peer_caught_up",
+        "gauge",
+        "1 for how missed rounds came last.",
+        lambda s: tuple(((way,), float(way == s.caught_up)) for way in WAYS_TO_CATCH_UP),
+        ("way",),
     ),
     PeerMetric(
         "potluck_peer_gpu_memory_bytes", "gauge", "In use on the first card.", lambda s: _one(s.gpu_memory_bytes)

@@ -82,12 +82,13 @@ class Roster:
         """Until the host answers the next time."""
         await self._host_heard.wait()
 
-    def _is_host_away(self, now_unix_s: float) -> bool:
+    def is_host_away(self, now_unix_s: float) -> bool:
+        """Whether voters are judged as of the host's last word."""
         return now_unix_s - self._host_heard_s > HOST_AWAY_S
 
     def judged_as_of_s(self, peer: PeerId, now_unix_s: float) -> float:
         """As of when a peer's credential is judged: now, or the host's last word for a voter while it is away. Any thread may ask."""
-        is_judged_then = self._is_host_away(now_unix_s) and peer in self._voters()
+        is_judged_then = self.is_host_away(now_unix_s) and peer in self._voters()
         return self._host_heard_s if is_judged_then else now_unix_s
 
     def ban(self, peers: Collection[PeerId]) -> None:
@@ -101,6 +102,11 @@ class Roster:
     def is_banned(self, peer: PeerId) -> bool:
         """Whether the host revoked the peer's credential. Any thread may ask."""
         return peer in self._banned
+
+    @property
+    def num_banned(self) -> int:
+        """How many bans are known."""
+        return len(self._banned)
 
     def listed(self) -> tuple[PeerId, ...]:
         """The members that the directory names now, the longest listed first."""

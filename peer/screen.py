@@ -66,6 +66,12 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     if status.last_round is not None:
         share = status.last_round.weights.get(status.peer, 0.0)
         rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}")
+    if not status.is_sound:
+        rows.add_row("health", "the state differs from the one that the run attests; it is being made again")
+    if status.credential_left_s is not None and status.host_heard_ago_s is not None:
+        away = " (away)" if status.is_host_away else ""
+        left = f"credential good for {status.credential_left_s / 86400:.1f} days"
+        rows.add_row("host", f"heard {status.host_heard_ago_s:.0f} s ago{away}, {left}, {status.bans} bans")
     if status.restarted:
         rows.add_row("start", status.restarted)
     rows.add_row("root", status.state_root[:16] or "-")

@@ -32,9 +32,17 @@ class PeerStatus(BaseModel):
         state: "joining", "catching up", "training", "waiting", "leaving" or "finished".
         reason: why, in one sentence.
         restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
+        session: number of this process life, higher than those of all earlier ones.
+        credential_left_s: until our credential ends, below 0 once it has; None before there is one.
+        host_heard_ago_s: since the host was heard last; None before there is a membership.
+        is_host_away: not heard for so long that voters are judged as of its last word.
+        bans: how many bans of the host's are known here.
+        ways_in: addresses of the host and of others that are dialled to get back in.
+        caught_up: how the last rounds that were missed came here: "snapshot", "replay", or empty when none were.
         head: commit id of the unit's head.
         index: number of the head in its lineage, 0 at genesis.
         state_root: Merkle root of the outer state at `state_commit`.
+        is_sound: whether the state is the one that the run attests; while it is made again this is false.
         state_commit: the commit that `state_root` belongs to.
         total_tokens: tokens committed by the run.
         target_total_tokens: at which the run ends, 0 while unknown.
@@ -66,9 +74,17 @@ class PeerStatus(BaseModel):
     state: str = "joining"
     reason: str = ""
     restarted: str = ""
+    session: int = 0
+    credential_left_s: float | None = None
+    host_heard_ago_s: float | None = None
+    is_host_away: bool = False
+    bans: int = 0
+    ways_in: int = 0
+    caught_up: str = ""
     head: str = ""
     index: int = 0
     state_root: str = ""
+    is_sound: bool = True
     state_commit: str = ""
     total_tokens: int = 0
     target_total_tokens: int = 0

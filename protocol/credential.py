@@ -178,6 +178,18 @@ class Credential:
     serial: int
 
 
+def credential_ends_unix_s(der: bytes) -> float:
+    """When a credential ends, whoever issued it.
+
+    Raises:
+        RefusedError: the bytes are no certificate.
+    """
+    try:
+        return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
+    except ValueError as error:
+        raise RefusedError("a credential that cannot be read", "one of this run", "join the run again") from error
+
+
 def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId, now_unix_s: float) -> Credential:
     """Whether `der` lets `peer_id` take part in the run now.
 

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import trio.testing
 
 from averaging.network.clocks import VirtualClock
 from averaging.rounds.download import DownloadProgress
 from peer.board import Board
-from protocol.ids import PeerId
+from peer.roster import HOST_AWAY_S, Roster
+from protocol.credential import make_ca, make_request, make_tls_key, open_request
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.ids import PeerId, RunId
 from tests.protocol.rounds.round_table import Table
 
 
@@ -55,3 +61,79 @@ def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
     board.has_restarted("restarted at round 3; nothing was lost")
     board.say("training", "training")
     assert board.read().restarted == "restarted at round 3; nothing was lost"
+
+
+def _roster(clock: VirtualClock, days: int) -> Roster:
+    run, me, unix_s = RunId(b"r" * 32), Identity(b"a" * 32), clock.unix_s()
+    authority = make_ca(b"c" * 32, now_unix_s=unix_s)
+    request = make_request(me, run, make_tls_key(), unix_s)
+    opened = open_request(request, verifier=Ed25519Verifier(), run_id=run, now_unix_s=unix_s)
+    credential = authority.issue(opened, run, now_unix_s=unix_s, days=days, serial=1)
+    return Roster(run, authority.certificate_der, PeerId("host"), credential, Ed25519Verifier(), clock)
+
+
+async def test_the_membership_is_told_credential_host_bans_and_ways_in(autojump_clock: trio.testing.MockClock) -> None:
+    clock = VirtualClock()
+    board, roster = Board(PeerId("peer"), clock, 5.0), _roster(clock, days=30)
+    assert (board.read().credential_left_s, board.read().host_heard_ago_s) == (None, None)
+    board.has_joined(roster, ("/ip4/192.0.2.1/tcp/1/p2p/one", "/ip4/192.0.2.1/tcp/2/p2p/two"), 7)
+    roster.ban([PeerId("bad")])
+    status = board.read()
+    assert status.credential_left_s == pytest.approx(30 * 86400.0, abs=2.0)
+    assert (status.session, status.bans, status.ways_in, status.is_host_away) == (7, 1, 2, False)
+    await trio.sleep(HOST_AWAY_S + 1)
+    status = board.read()
+    assert status.is_host_away
+    assert status.host_heard_ago_s == pytest.approx(HOST_AWAY_S + 1)
+    roster.host_was_heard()
+    assert (board.read().is_host_away, board.read().host_heard_ago_s) == (False, 0.0)
+
+
+async def test_an_own_credential_that_has_ended_is_told_and_breaks_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    clock = VirtualClock()
+    board = Board(PeerId("peer"), clock, 5.0)
+    board.has_joined(_roster(clock, days=1), (), 7)
+    await trio.sleep(2 * 86400.0)
+    assert board.read().credential_left_s == pytest.approx(-86400.0, abs=2.0)
+    assert board.roster is not None
+    board.roster.show(b"garbage")
+    assert board.read().credential_left_s is None
+
+
+def test_how_missed_rounds_came_is_told_by_what_moved_the_head() -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live()))
+    seat = table.live()[0]
+    tree = seat.state.tree
+    path = tree.path(tree.root, seat.head.commit)
+    assert path is not None
+    board = Board(seat.peer, VirtualClock(), 0.0)
+    board.downloading(DownloadProgress(1, 5, 5, 2))
+    assert board.read().caught_up == "snapshot", "before the rounds begin"
+    board.service = SimpleNamespace(state=SimpleNamespace(tree=tree))  # type: ignore[assignment]
+    board.caught_up = ""
+    board.publish("committed", {"link": tree.nodes[tree.tip].link})
+    assert board.caught_up == "", "a round like any other"
+    board.publish("committed", {"link": path[0].link})
+    assert board.caught_up == "replay"
+    board.downloading(DownloadProgress(2, 5, 5, 2))
+    board.publish("switched", {"path": path})
+    assert board.caught_up == "snapshot"
+    board.publish("switched", {"path": path})
+    assert board.caught_up == "replay"
+
+
+def test_a_state_that_differs_from_the_attested_one_is_told() -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    seat = table.live()[0]
+    board = Board(seat.peer, VirtualClock(), 0.0)
+    assert board.read().is_sound
+    chain = SimpleNamespace(head=seat.head, root=bytes(32), disk_bound_bytes=0, is_sound=False)
+    state = SimpleNamespace(open=SimpleNamespace(proposal=None, exchange=None))
+    board.service = SimpleNamespace(chain=chain, state=state, reason="")  # type: ignore[assignment]
+    assert not board.read().is_sound
+    chain.is_sound = True
+    assert board.read().is_sound

@@ -11,7 +11,7 @@ def _text(status: PeerStatus) -> str:
 
 
 def test_every_row_of_the_table_appears_once_a_status_has_its_value() -> None:
-    text = _text(STATUS.model_copy(update={"loss": 2.0}))
+    text = _text(STATUS.model_copy(update={"loss": 2.0, "credential_left_s": 1.0, "host_heard_ago_s": 1.0}))
     for row in PEER_METRICS:
         assert f"# HELP {row.name}" in text
 
@@ -36,3 +36,31 @@ def test_names_use_base_units_and_counters_do_not_repeat_total() -> None:
     for row in PEER_METRICS:
         assert row.name.startswith("potluck_peer_")
         assert not row.name.endswith(("_ms", "_kb", "_total"))
+
+
+def test_health_membership_and_the_download_are_read_off_the_status() -> None:
+    status = STATUS.model_copy(
+        update={
+            "is_sound": False, "credential_left_s": 60.5, "host_heard_ago_s": 3.0, "is_host_away": True, "bans": 2,
+            "session": 9, "ways_in": 4, "caught_up": "replay", "suspected": ("q", "r"), "download_bytes_here": 1,
+            "download_bytes_all": 8, "download_donors": 3, "rounds_counted": 6,
+        }
+    )  # fmt: skip
+    lines = _text(status).splitlines()
+    for line in (
+        "potluck_peer_state_sound 0.0",
+        "potluck_peer_credential_left_seconds 60.5",
+        "potluck_peer_host_heard_ago_seconds 3.0",
+        "potluck_peer_host_away 1.0",
+        "potluck_peer_bans 2.0",
+        "potluck_peer_session 9.0",
+        "potluck_peer_ways_in 4.0",
+        'potluck_peer_caught_up{way="replay"} 1.0',
+        'potluck_peer_caught_up{way="snapshot"} 0.0',
+        "potluck_peer_suspected_members 2.0",
+        "potluck_peer_download_bytes 1.0",
+        "potluck_peer_download_all_bytes 8.0",
+        "potluck_peer_download_donors 3.0",
+        "potluck_peer_rounds_counted_total 6.0",
+    ):
+        assert line in lines

@@ -186,6 +186,7 @@ class _Rounds:
             links=followed,
             head=followed[-1],
             root=Root(bytes(32)),
+            is_sound=True,
             disk_bound_bytes=0,
         )
         self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None))

@@ -42,3 +42,17 @@ async def test_plain_screen_prints_each_change_once(autojump_clock: trio.testing
         nursery.cancel_scope.cancel()
     assert isinstance(console.file, io.StringIO)
     assert [line.split(", ")[1] for line in console.file.getvalue().splitlines()] == ["round 3", "round 4"]
+
+
+def test_picture_says_when_the_state_is_wrong_and_that_the_host_is_away() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    ill = {"is_sound": False, "credential_left_s": 129600.0, "host_heard_ago_s": 700.0, "is_host_away": True, "bans": 2}
+    console.print(peer_picture(STATUS.model_copy(update=ill)))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for part in ("is being made again", "heard 700 s ago (away), credential good for 1.5 days, 2 bans"):
+        assert part in text
+    console = Console(file=io.StringIO(), width=140)
+    console.print(peer_picture(STATUS))
+    assert isinstance(console.file, io.StringIO)
+    assert "made again" not in console.file.getvalue()

@@ -4,6 +4,7 @@ import pytest
 
 from protocol.credential import (
     check_credential,
+    credential_ends_unix_s,
     load_ca,
     make_ca,
     make_request,
@@ -70,6 +71,12 @@ def test_garbage_is_no_credential() -> None:
     for data in (b"", b"garbage", CA.certificate_der):
         with pytest.raises(RefusedError):
             _check(data)
+
+
+def test_the_end_of_a_credential_is_read_also_after_it_has_come() -> None:
+    assert credential_ends_unix_s(_credential(days=30)) == pytest.approx(NOW + 30 * 86400)
+    with pytest.raises(RefusedError, match="cannot be read"):
+        credential_ends_unix_s(b"garbage")
 
 
 def test_the_authority_comes_back_from_its_parts_and_not_from_mixed_ones() -> None:
