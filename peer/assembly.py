@@ -41,8 +41,8 @@ MIN_LONE_PATIENCE_S: Final = 60.0
 async def open_chain(
     folder: Path, membership: Membership, start: bytes, verifier: Verifier, restarted: Callable[[str], None]
 ) -> UnitChain:
-    """The model's lineage and state as they are in `folder`. `restarted` is told in one sentence what a peer that was here before found
-    on its disk.
+    """The model's lineage and state as they are in `folder`. `restarted` is told in one sentence what a peer that was here before
+    found on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.

@@ -16,12 +16,10 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
-from averaging.network.directory import member_record_rule
 from averaging.network.file_storage import FileStorage
 from averaging.network.http import bind_http, serve_http
-from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.libp2p_network import open_libp2p_network
 from averaging.network.offload import ThreadOffload
-from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.membership import announce, directory_key, list_peers
@@ -29,7 +27,7 @@ from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
 from averaging.rounds.unit import UnitChain
-from peer.addresses import announced, check_listen_address, multiaddress
+from peer.addresses import check_listen_address
 from peer.assembly import open_chain, round_config, training_plan, unit_shapes
 from peer.board import Board
 from peer.config import PeerConfig
@@ -55,10 +53,11 @@ from peer.membership_file import (
     take_session,
 )
 from peer.membership_upkeep import MembershipUpkeep
+from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
-from peer.roster import CREDENTIAL_CHANNEL, Roster
+from peer.roster import Roster
 from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
@@ -230,7 +229,10 @@ async def _take_part(life: _Life) -> None:
         life.board.has_joined(roster, membership.saved.ways_in, life.session)
         revocations = await _revocations(life, membership, roster)
         life.board.say("joining", "starting the network")
-        options = _network_options(life, membership, roster)
+        ca_certificate_der = life.invite.ca_certificate_der
+        options = network_options(
+            life.config, life.held.path, membership, ca_certificate_der, roster, Ed25519Verifier()
+        )
         network = await stack.enter_async_context(
             open_libp2p_network(thread, options, life.identity.peer_id, unix_s=life.clock.unix_s)
         )
@@ -263,33 +265,6 @@ async def _revocations(life: _Life, membership: Membership, roster: Roster) -> R
     revocations = Revocations(life.folder, membership.run_id, host_public_key, verifier, roster, me, ThreadOffload())
     await revocations.restore()
     return revocations
-
-
-def _network_options(life: _Life, membership: Membership, roster: Roster) -> NetworkOptions:
-    return NetworkOptions(
-        p2pd=_p2pd_options(life),
-        record_rule=member_record_rule(
-            Ed25519Verifier(),
-            membership.run_id,
-            life.invite.ca_certificate_der,
-            roster.judged_as_of_s,
-            roster.is_banned,
-        ),
-        initial_peers=membership.saved.ways_in,
-        admits=roster.is_member,
-        open_channels=frozenset({CREDENTIAL_CHANNEL}),
-        upload_bytes_per_s=float(life.config.upload_bytes_per_s) or None,
-    )
-
-
-def _p2pd_options(life: _Life) -> P2pdOptions:
-    config = life.config
-    return P2pdOptions(
-        identity_file=life.held.path,
-        listen=(multiaddress(config.listen_host, config.listen_port),),
-        announce=announced(config),
-        accepts_inbound=not config.no_listen,
-    )
 
 
 async def _train(

@@ -196,15 +196,24 @@ def _the_peers_go_on(scene: Scene) -> int:
 
 
 def _a_killed_peer_comes_back(scene: Scene) -> None:
-    """The seed that everybody knows is dead, too: it finds the other by itself."""
+    """The seed that everybody knows is dead, too: it finds the other by itself, and has the start of the run from it."""
     scene.peers[1].process.kill()
     scene.peers[1].process.wait()
+    _forget_the_start(scene.folder / "peer 1")
     scene.join(1, "peer 1 again")
     _wait_until(
         "a round that counts the peer that came back",
         lambda: int(str(_fetch(scene.urls[1]).get("rounds_counted", 0))) >= 1,
         *scene.peers,
     )
+
+
+def _forget_the_start(state_dir: Path) -> None:
+    """As if the peer had been admitted and had not heard that the run started."""
+    (file,) = state_dir.glob("runs/*/membership.json")
+    saved = json.loads(file.read_text())
+    assert saved["start_record"]
+    file.write_text(json.dumps({**saved, "start_record": ""}))
 
 
 def _the_host_catches_up(scene: Scene, alone: int, before: int) -> None:

@@ -114,19 +114,26 @@ def _credential(identity: Identity) -> bytes:
     return CA.issue(opened, RUN, now_unix_s=UNIX_S, days=30, serial=1)
 
 
-async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_record: bytes = b"") -> Peer:
-    """Admitted, listed in the directory, and with this start record on disk."""
+def membership_of(credential: bytes, start_record: bytes = b"") -> Membership:
+    """As it was saved."""
     saved = SavedMembership.model_construct(
         addresses=("127.0.0.1:7000",),
         ca_certificate_der=CA.certificate_der,
         tls_key_pem=b"key",
-        credential=_credential(identity),
+        credential=credential,
         manifest=sign_manifest(MANIFEST, HOST),
         dataset=DATASET.canonical_bytes(),
         start_record=start_record,
         coordinator_peer_id=HOST.peer_id,
         bootstrap=(),
     )
+    return Membership(saved, MANIFEST, DATASET)
+
+
+async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_record: bytes = b"") -> Peer:
+    """Admitted, listed in the directory, and with this start record on disk."""
+    membership = membership_of(_credential(identity), start_record)
+    saved = membership.saved
     own_folder = folder / identity.peer_id
     save_membership(own_folder, saved)
     clock, network = VirtualClock(UNIX_S), swarm.start(identity.peer_id)
@@ -135,7 +142,7 @@ async def _peer(swarm: MemorySwarm, identity: Identity, folder: Path, start_reco
     until_s = clock.unix_s() + 3600.0
     record = roster.record(identity, 1, until_s)
     assert await network.publish(directory_key(RUN), identity.peer_id, record, expires_unix_s=until_s)
-    board, membership = Board(identity.peer_id, clock, UNIX_S), Membership(saved, MANIFEST, DATASET)
+    board = Board(identity.peer_id, clock, UNIX_S)
     search = StartSearch(own_folder, membership, network, roster, InlineOffload(), board)
     return Peer(own_folder, network, roster, board, search)
 
