@@ -148,9 +148,8 @@ class UnitChain:
         if known is None:
             return OpenRound()
         promised = known.promised
-        has_left = (
-            known.has_forgotten
-        )  # it may have helped to decide this base: what else it would ack could be decided beside it
+        # it may have helped to decide this base: what else it would ack could be decided beside that
+        has_left = known.has_forgotten
         if promised is not None and promised.attempt == LAST_ATTEMPT:
             promised, has_left = None, True
         attempt = promised.attempt if promised is not None else 0
