@@ -60,7 +60,7 @@ class PeerStatus(BaseModel):
         worker_restarts: how often the training process had to be brought back.
         download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
             `download_donors` peers give it.
-        disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what its states and updates may come to; without data.
+        disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what states, updates and log may come to; without data.
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
