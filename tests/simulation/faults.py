@@ -125,6 +125,24 @@ async def _bad_donor(world: World, chooser: random.Random, lasts_s: float) -> No
         node.donor.harm = None
 
 
+async def _ban(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """The host sends one peer away for good. The others hear of it one after another, and it itself goes on until the end."""
+    nodes = _awake(world)
+    if len(nodes) < 4 or world.banned:
+        return  # a second one might take half of a roster away that waits for both for ever
+    node = chooser.choice(nodes)
+    world.banned.add(node.peer)
+    node.has_left = True
+    others = [other for other in world.nodes if other is not node]
+    chooser.shuffle(others)
+    world.happened("ban", node.name)
+    for other in others:
+        other.bans.add(node.peer)
+        await world.swarm.timers.sleep(lasts_s / len(others))
+    if node.is_up:
+        node.crash()
+
+
 # --- links --------------------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +254,7 @@ FAULTS: dict[str, Fault] = {
     "freeze": _freeze,
     "bit rot": _bit_rot,
     "bad donor": _bad_donor,
+    "ban": _ban,
     "blackout": _blackout,
     "disk rot": _disk_rot,
     "two sides": _two_sides,

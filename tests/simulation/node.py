@@ -168,6 +168,7 @@ class Node:
         self.is_rotten = False
         self.is_disk_damaged = False
         self.donor = Donor()
+        self.bans: set[PeerId] = set(world.banned)
         self.applied: dict[UnitName, CommitId] = {}
         """Where each unit stood last, in any process life."""
 
@@ -242,7 +243,8 @@ class Node:
             expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
             return seal(self.signer, ROUND_DOMAIN, world.run_id, next(sequence), expires_ms, payload)
 
-        tools = PeerTools(network, self.clock, sealed, _is_member, partial(self._told, process))
+        told = partial(self._told, process)
+        tools = PeerTools(network, self.clock, sealed, self._is_member, told, self.bans.__contains__)
         rounds = await self._rounds(process, tools)
         rounds.serve()
         network.serve_streams(FETCH_CHANNEL, self.donor.wrap(rounds.serve_fetch))
@@ -326,6 +328,9 @@ class Node:
         if event == "committed" and isinstance(link, ChainLink):
             self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
 
+    async def _is_member(self, peer: PeerId) -> bool:
+        return peer not in self.bans
+
     async def _leave_when_told(self, rounds: PeerRounds) -> None:
         await self._must_leave.wait()
         await rounds.leave()
@@ -398,10 +403,6 @@ class Node:
             if head is not None and not self.was_ever_killed:
                 observed = self.world.observed_of[unit]
                 observed.check_tokens(self.peer, head, trainer.minted, trainer.ready, trainer.dropped)
-
-
-async def _is_member(peer: PeerId) -> bool:
-    return True
 
 
 async def _no_value(expires_unix_s: float) -> bytes:

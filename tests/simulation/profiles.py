@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 
 CONTINUAL = "turnover"
-PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor")
+PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "directory", "slow link", "lossy link")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
@@ -119,6 +119,7 @@ PROFILES = {
                 "blackout": 3,
                 "disk rot": 4,
                 "bad donor": 4,
+                "ban": 2,
                 "crash": 3,
                 "join": 3,
                 "leave": 1,

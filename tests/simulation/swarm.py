@@ -13,7 +13,7 @@ import trio
 from averaging.codecs import codec_by_name
 from averaging.network.memory_network import LinkSpeed, MemorySwarm
 from averaging.state import UnitState, state_root
-from protocol.ids import CommitId, RunId, UnitName
+from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.messages import MAX_MEMBERS, Member, OuterStep
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import RoundConfig
@@ -77,6 +77,9 @@ class World:
         self.faults: Counter[str] = Counter()
         self.turnover: list[float] = []
         """Share of the peers that went, and of as many that came, between two rounds."""
+
+        self.banned: set[PeerId] = set()
+        """Whom the host has sent away; it tells every newcomer at once."""
 
         self.nodes: list[Node] = []
         for _ in range(num_peers):
@@ -155,7 +158,9 @@ class World:
         return int(self.target_tokens * (1.0 + STAGGER * place))
 
     def boot(self, node: Node) -> None:
-        """Start a process."""
+        """Start a process, unless the host has sent its peer away."""
+        if node.peer in self.banned:
+            return
         self.trace.add(f"{node.name} starts")
         node.is_up = True
         node.has_left = False
