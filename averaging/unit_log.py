@@ -36,6 +36,9 @@ _FORGOTTEN: Final = b"F"
 """A promise, and that acks on its base were dropped."""
 
 _HEAD_BYTES: Final = 33
+MAX_ENTRY_BYTES: Final = 8 << 20
+"""Of certificates in one entry: well below what a storage takes as one record."""
+
 _LENGTH: Final = struct.Struct("<I")
 _WORK: Final = struct.Struct("<QQ")
 """Tokens, and the data position after them."""
@@ -152,6 +155,21 @@ class UnitLog:
         """From `fork` on this lineage is followed instead: the whole head moves in one record (rule 24)."""
         await self.settle()
         await self._append(_switch_entry(fork, certificates))
+
+    async def log_lineage(self, head: CommitId, certificates: Sequence[bytes]) -> None:
+        """What follows our head up to a downloaded state: as few entries as may hold it, since each waits for the disk."""
+        await self.settle()
+        begin = 0
+        while begin < len(certificates):
+            stop, num_bytes = begin, 0
+            while stop < len(certificates) and (
+                stop == begin or num_bytes + len(certificates[stop]) <= MAX_ENTRY_BYTES
+            ):
+                num_bytes += len(certificates[stop])
+                stop += 1
+            fork = decode_record(decode_certificate(certificates[begin]).record).parent if begin else head
+            await self._append(_switch_entry(fork, certificates[begin:stop]))
+            begin = stop
 
     async def log_moved(self, fork: CommitId, certificates: Sequence[bytes]) -> bool:
         """As `log_switch`, of a switch that a record of all units tells of already: what the disk refuses now is written before any

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import structlog
 import torch
@@ -25,6 +27,10 @@ log = structlog.get_logger()
 
 KEPT_ROOTS = 64
 """Own roots kept to be compared with what later commits attest."""
+
+
+_Lineage: TypeAlias = tuple[list[ChainLink], list[bytes], CommitTree]
+"""Links from the genesis on, the certificates of all but that, and everything that they prove."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,9 @@ class UnitChain:
             StorageError: the log does not continue the start record: the folder belongs to another run.
         """
         logged = await self.tools.log.load()
-        for base, raw in logged.certificates:
-            self._follow(base, raw)
+        # a long run's certificates take seconds to verify, in which others should hear us
+        followed = partial(self._followed, logged.certificates)
+        self.links, self.certificates, self._tree = await self.tools.offload.run(followed)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
         logged_lineage = [link.commit for link in self.links]
         await self._restore_state()
@@ -117,22 +124,30 @@ class UnitChain:
         await self._sweep_updates(logged_lineage)
         return open_round
 
-    def _follow(self, base: CommitId, raw: bytes) -> None:
-        """One more entry of the log. One on a base behind the head was written after a start that had lost the bytes of what followed:
-        the same commit once more, or another one, from which the lineage goes on.
+    def _followed(self, logged: Sequence[tuple[CommitId, bytes]]) -> _Lineage:
+        """The lineage that the log tells of. An entry on a base behind the head was written after a start that had lost the bytes of
+        what followed: the same commit once more, or another one, from which the lineage goes on.
         """
-        certificate = decode_certificate(raw)
-        if base != self.head.commit:
-            position = next((i for i, link in enumerate(self.links) if link.commit == base), None)
+        links, raws = [self.links[0]], list[bytes]()
+        places = {links[0].commit: 0}
+        found: list[tuple[ChainLink, Certificate]] = []
+        for base, raw in logged:
+            certificate, position = decode_certificate(raw), places.get(base)
             if position is None:
                 raise StorageError(
                     "a log with a gap or of another run", "one chain from the run's start", "use another folder"
                 )
-            if commit_id(base, certificate.record) == self.links[position + 1].commit:
-                return
-            del self.links[position + 1 :]
-            del self.certificates[position:]
-        self._extend(certificate, raw)
+            if position + 1 < len(links):
+                if commit_id(base, certificate.record) == links[position + 1].commit:
+                    continue
+                for link in links[position + 1 :]:
+                    del places[link.commit]
+                del links[position + 1 :], raws[position:]
+            links.append(self._verified(certificate, links[-1]))
+            raws.append(raw)
+            places[links[-1].commit] = position + 1
+            found.append((links[-1], certificate))
+        return links, raws, tree_of(links[0]).add_all(found)
 
     def _open_round(self, logged: LoggedRounds) -> OpenRound:
         known = logged.bases.get(self.head.commit)
@@ -200,25 +215,29 @@ class UnitChain:
         Raises:
             RemoteProtocolError: the certificates do not lead from the start to the state.
         """
-        links, raws = [self.links[0]], []
-        tree = tree_of(links[0])
-        for certificate in certificates:
-            if links[-1].commit == state.head:
-                break
-            links.append(self._verified(certificate, links[-1]))
-            raws.append(encode_certificate(certificate))
-            tree = tree.add(links[-1], certificate)
-        if links[-1].commit != state.head:
-            raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
+        links, raws, tree = await self.tools.offload.run(partial(self._led_to, state.head, certificates))
         root = await self.updates.root(state)
         # certificates first: a generation that the log does not lead to is worth nothing at the next start
-        for link, raw in list(zip(links[1:], raws, strict=True))[len(self.certificates) :]:
-            await self.tools.log.log_certificate(link.parent or CommitId(b""), raw)
+        await self.tools.log.log_lineage(self.head.commit, raws[len(self.certificates) :])
         await self.tools.generations.write(state, root)
         self.links, self.certificates, self._tree = links, raws, tree
         self._stand_at(state, root)
         await self.tools.generations.incoming.clear()
         await self._sweep_updates([link.commit for link in links])
+
+    def _led_to(self, head: CommitId, certificates: Sequence[Certificate]) -> _Lineage:
+        """The lineage up to a commit, each certificate verified."""
+        links, raws = [self.links[0]], list[bytes]()
+        found: list[tuple[ChainLink, Certificate]] = []
+        for certificate in certificates:
+            if links[-1].commit == head:
+                break
+            links.append(self._verified(certificate, links[-1]))
+            raws.append(encode_certificate(certificate))
+            found.append((links[-1], certificate))
+        if links[-1].commit != head:
+            raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
+        return links, raws, tree_of(links[0]).add_all(found)
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)

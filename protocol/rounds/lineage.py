@@ -9,7 +9,7 @@ spine's followed lineage comes before one that was trained with another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
@@ -46,14 +46,21 @@ class CommitTree:
 
     def add(self, link: ChainLink, certificate: Certificate) -> CommitTree:
         """The tree with one more commit, whose parent must be in it."""
-        if link.commit in self.nodes:
-            return self
-        if link.parent is None or link.parent not in self.nodes:
-            raise LocalProtocolError("a commit whose parent is not in the tree", "its parent first")
-        # what was added last has no children yet, and mostly the chain grows there
-        has_sibling = link.parent != self.tip and any(n.link.parent == link.parent for n in self.nodes.values())
-        nodes = MappingProxyType({**self.nodes, link.commit: TreeNode(link, certificate)})
-        return replace(self, tip=link.commit, nodes=nodes, has_fork=self.has_fork or has_sibling)
+        return self if link.commit in self.nodes else self.add_all([(link, certificate)])
+
+    def add_all(self, found: Iterable[tuple[ChainLink, Certificate]]) -> CommitTree:
+        """As `add`, one after another, for the cost of a single one."""
+        nodes, tip, has_fork = dict(self.nodes), self.tip, self.has_fork
+        for link, certificate in found:
+            if link.commit in nodes:
+                continue
+            if link.parent is None or link.parent not in nodes:
+                raise LocalProtocolError("a commit whose parent is not in the tree", "its parent first")
+            # what was added last has no children yet, and mostly the chain grows there
+            has_fork = has_fork or (link.parent != tip and any(n.link.parent == link.parent for n in nodes.values()))
+            nodes[link.commit] = TreeNode(link, certificate)
+            tip = link.commit
+        return replace(self, tip=tip, nodes=MappingProxyType(nodes), has_fork=has_fork)
 
     def path(self, ancestor: CommitId, commit: CommitId) -> tuple[TreeNode, ...] | None:
         """The nodes after `ancestor` up to `commit`, oldest first; None when `ancestor` is not behind it."""

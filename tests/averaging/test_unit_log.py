@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from averaging import unit_log
 from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from averaging.network.seams import LOG_FRAME_BYTES
 from averaging.unit_log import LOG_NAME, LoggedContribution, LogLimits, UnitLog
@@ -116,6 +117,24 @@ async def test_a_switch_at_the_head_only_adds(autojump_clock: Clock) -> None:
     await log.log_certificate(BASE, b"shared")
     await log.log_switch(NEXT, [following])
     assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, following)]
+
+
+async def test_a_whole_lineage_is_written_in_as_few_entries_as_may_hold_it(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bases = [CommitId(bytes([number]) * 32) for number in range(1, 8)]
+    certificates = [_certificate(base, b"%d" % number) for number, base in enumerate(bases)]
+    for most_bytes, num_entries in ((1 << 20, 1), (2 * len(certificates[0]), 4), (1, 7)):
+        monkeypatch.setattr(unit_log, "MAX_ENTRY_BYTES", most_bytes)
+        disk = MemoryDisk()
+        log = UnitLog(MemoryStorage(disk))
+        await log.log_certificate(BASE, b"shared")
+        await log.log_lineage(bases[0], certificates)
+        assert len(disk.logs[LOG_NAME]) == 1 + num_entries
+        expected = [(BASE, b"shared"), *zip(bases, certificates, strict=True)]
+        assert (await UnitLog(MemoryStorage(disk)).load()).certificates == expected
+        await log.log_lineage(LAST, [])
+        assert len(disk.logs[LOG_NAME]) == 1 + num_entries
 
 
 async def test_a_move_that_the_disk_refused_is_written_before_any_further_entry_of_the_lineage(

@@ -54,6 +54,18 @@ def genesis() -> ChainLink:
     return Table(1).genesis
 
 
+def test_many_commits_at_once_make_the_tree_that_they_make_one_by_one(genesis: ChainLink) -> None:
+    trunk = _chain(genesis, 4)
+    branch = _chain(trunk[1], 2, salt=1)
+    for links in (trunk, [*trunk, *branch], [*trunk, *trunk], [*branch[:0], *trunk[:2], *branch, *trunk[2:]]):
+        at_once = tree_of(genesis).add_all((link, UNPROVEN) for link in links)
+        one_by_one = _tree(genesis, *links)
+        assert (at_once.nodes, at_once.tip) == (one_by_one.nodes, one_by_one.tip)
+        assert at_once.has_fork == one_by_one.has_fork == any(link in links for link in branch)
+    with pytest.raises(LocalProtocolError, match="parent"):
+        tree_of(genesis).add_all([(trunk[1], UNPROVEN)])
+
+
 # --- which branch to follow ---------------------------------------------------------------------------------------------------
 
 
