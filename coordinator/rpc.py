@@ -58,6 +58,7 @@ _MAX_CONCURRENT_RPCS: Final = 256
 
 _CODES: Final[Mapping[str, grpc.StatusCode]] = {
     "RefusedError": grpc.StatusCode.PERMISSION_DENIED,
+    "SupersededError": grpc.StatusCode.ABORTED,
     "VersionError": grpc.StatusCode.FAILED_PRECONDITION,
     "RunOverError": grpc.StatusCode.FAILED_PRECONDITION,
     "RemoteProtocolError": grpc.StatusCode.INVALID_ARGUMENT,

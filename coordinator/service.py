@@ -31,7 +31,7 @@ from protocol.coordination import (
     encode_report_reply,
 )
 from protocol.credential import check_credential, open_request
-from protocol.envelope import Envelope, ReplayGuard, open_envelope
+from protocol.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import public_key_from_peer_id
 from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
@@ -177,6 +177,7 @@ class CoordinatorService:
 
         Raises:
             RefusedError: the peer was never admitted.
+            SupersededError: another process with its identity, started later, was heard.
             RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify.
         """
         envelope, credential = self._open_envelope(request, REPORT_DOMAIN)
@@ -275,7 +276,12 @@ class CoordinatorService:
         return envelope, sealed.credential
 
     def _refuse_replay(self, envelope: Envelope, domain: str) -> None:
-        if not self._replays[domain].admit(envelope):
+        """Also says so to a process that another one with its identity has followed: their messages would take turns in being late."""
+        guard, session = self._replays[domain], session_of(envelope.sequence)
+        newest = guard.newest_session(envelope.sender)
+        if session < newest:
+            raise superseded(session, newest)
+        if not guard.admit(envelope):
             raise RemoteProtocolError(
                 f"a repeated message of {envelope.sender}", "a new sequence number", "it was ignored"
             )

@@ -2,6 +2,7 @@
 
 On one machine the identity file is locked. Where it was copied to another, both processes publish a directory record under the same
 name, each signed with the same key; the sequence number of a record tells the session of the process that made it (see envelope.py).
+Whoever shares a peer id may be cut off from the directory by it, so the host, which hears both, says it to the older one as well.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from averaging.network.directory import open_record
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.rounds.membership import directory_key
 from peer.roster import Roster
-from protocol.envelope import session_of
-from protocol.errors import MachineError, PotluckError
+from protocol.envelope import session_of, superseded
+from protocol.errors import PotluckError
 from protocol.identity import Signer, Verifier
 from protocol.ids import RunId
 
@@ -56,7 +57,7 @@ class OwnRecord:
         """The next record. What stands in the directory just before is the latest of all who have our name.
 
         Raises:
-            MachineError: another process with this identity was started after us.
+            SupersededError: another process with this identity was started after us.
         """
         self.check(await network.lookup(directory_key(self._run_id)))
         value = self._roster.record(self._signer, self._next_sequence(), expires_unix_s, network.addresses())
@@ -69,11 +70,7 @@ class OwnRecord:
             seen = self._session_of(entry) if entry.subkey == self._signer.peer_id else None
             is_ours = sha256(entry.value).digest() in self._made
             if seen is not None and is_of_newer_process(self._session, seen, is_ours=is_ours):
-                raise MachineError(
-                    f"another process with this identity joined with a newer session ({seen}, ours is {self._session})",
-                    "one process per identity",
-                    "leave it to the other one; a second machine needs an identity of its own: join there with a new --state-dir",
-                )
+                raise superseded(self._session, seen)
 
     def _session_of(self, entry: DirectoryEntry) -> int | None:
         """The session of a record that was signed with our key; None for any other bytes."""

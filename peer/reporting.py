@@ -18,7 +18,7 @@ from peer.coordinator_client import CoordinatorClient
 from peer.revocations import Revocations
 from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, cut_certificates
 from protocol.decoder_schema import WHOLE_MODEL
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.chain import ChainLink
 from protocol.wire import encode_certificate
@@ -116,7 +116,11 @@ class Reporter:
         self.last_reply: ReportReply | None = None
 
     async def report_once(self) -> bool:
-        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later."""
+        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later.
+
+        Raises:
+            SupersededError: the coordinator hears a newer process of this identity; this one has to end.
+        """
         service = self._board.service
         # Not before it has our lineage: what branches off from commits that it lacks says nothing to it.
         asides = left_behind(service, self._told) if service is not None and not self._is_asked() else {}
@@ -143,6 +147,8 @@ class Reporter:
             self._refused = error.found
             self._was_heard()
             return False
+        except SupersededError:
+            raise
         except PotluckError as error:
             log.debug("report_not_delivered", reason=error.one_line())
             return False

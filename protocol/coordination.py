@@ -286,6 +286,7 @@ _CROSSING: Final[dict[str, type[PotluckError]]] = {
         errors.TemporaryError,
         errors.RemoteProtocolError,
         errors.MachineError,
+        errors.SupersededError,
     )
 }
 

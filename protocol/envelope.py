@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
+from protocol.errors import LocalProtocolError, RemoteProtocolError, SupersededError, VersionError
 from protocol.identity import SIGNATURE_BYTES, Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, PeerId
 
@@ -132,6 +132,15 @@ def session_of(sequence: int) -> int:
     return sequence >> SESSION_BITS
 
 
+def superseded(ours: int, newer: int) -> SupersededError:
+    """What ends the older of two processes with one identity, in whichever way it hears of the newer one."""
+    return SupersededError(
+        f"another process with this identity joined with a newer session ({newer}, ours is {ours})",
+        "one process per identity",
+        "leave it to the other one; a second machine needs an identity of its own: join there with a new --state-dir",
+    )
+
+
 class ReplayGuard:
     """Remembers which sequence numbers came from each sender, in a sliding window below the highest (RFC 4303, section 3.4.3).
 
@@ -141,6 +150,11 @@ class ReplayGuard:
 
     def __init__(self) -> None:
         self._seen: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()
+
+    def newest_session(self, sender: PeerId) -> int:
+        """The process life that the latest of a sender's messages came from, 0 for a sender never heard."""
+        highest, _ = self._seen.get(sender, (0, 0))
+        return session_of(highest)
 
     def admit(self, envelope: Envelope) -> bool:
         """True for a number that did not come from this sender before; it is remembered. False for a replay."""

@@ -75,6 +75,10 @@ class StorageError(MachineError):
     """Durable state could not be read or written; nothing was acknowledged."""
 
 
+class SupersededError(MachineError):
+    """Another process with our identity was started after us; of the two it goes on."""
+
+
 class UnreachableError(PotluckError):
     """Nobody answered at the addresses given."""
 

@@ -21,8 +21,8 @@ from protocol.coordination import (
     decode_report_reply,
 )
 from protocol.credential import check_credential, make_request, make_tls_key
-from protocol.envelope import open_envelope
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, VersionError
+from protocol.envelope import first_sequence, open_envelope
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError, VersionError
 from protocol.identity import Identity
 from protocol.ids import PROTOCOL_VERSION
 from protocol.manifest import open_manifest
@@ -140,6 +140,22 @@ async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path:
         await trio.sleep(120)
         with pytest.raises(RemoteProtocolError, match="expired"):
             await host.service.report(old)
+
+
+async def test_a_process_that_a_newer_one_with_its_identity_has_followed_is_told_so(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        host.sequence = first_sequence(2000)
+        await host.service.report(host.report(PEERS[0], READY))
+        newer = host.sequence
+        host.sequence = first_sequence(1999) + 500
+        with pytest.raises(SupersededError, match=r"newer session \(2000, ours is 1999\)"):
+            await host.service.report(host.report(PEERS[0], READY))
+        await host.service.report(host.report(PEERS[1], READY))  # another peer's sessions are its own
+        host.sequence = newer
+        await host.service.report(host.report(PEERS[0], READY))
 
 
 def ban(host: HostWorld, peer: Identity) -> bytes:

@@ -23,7 +23,15 @@ from peer.reporting import (
     make_report,
 )
 from protocol.coordination import HeldoutResult, PeerReport, ReportReply
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, StorageError, UnreachableError
+from protocol.envelope import superseded
+from protocol.errors import (
+    PotluckError,
+    RefusedError,
+    RemoteProtocolError,
+    StorageError,
+    SupersededError,
+    UnreachableError,
+)
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.lineage import tree_of
@@ -109,6 +117,14 @@ async def test_a_refusal_is_said_once_and_the_reports_go_on(
         await reporter.run()
     assert len(client.reports) == 4
     assert capsys.readouterr().out.count("report_refused") == 1
+
+
+async def test_reports_end_the_older_of_two_processes_with_one_identity(autojump_clock: Clock) -> None:
+    reporter, client, _ = _reporter()
+    client.answer = _raiser(superseded(1999, 2000))
+    with pytest.raises(SupersededError, match="newer session"):
+        await reporter.run()
+    assert len(client.reports) == 1
 
 
 class _Bans:

@@ -36,6 +36,7 @@ from protocol.errors import (
     RemoteProtocolError,
     RunOverError,
     StorageError,
+    SupersededError,
     TemporaryError,
     VersionError,
 )
@@ -110,7 +111,9 @@ def test_replies_survive_the_wire() -> None:
     assert decode_checkpoints(encode_checkpoints(entries)) == entries
 
 
-@pytest.mark.parametrize("kind", [RefusedError, VersionError, RunOverError, TemporaryError, RemoteProtocolError])
+@pytest.mark.parametrize(
+    "kind", [RefusedError, VersionError, RunOverError, TemporaryError, RemoteProtocolError, SupersededError]
+)
 def test_errors_cross_with_their_kind_and_words(kind: type[PotluckError]) -> None:
     crossed = decode_error(encode_error(kind("found", "expected", "remedy")))
     assert (type(crossed), crossed.one_line()) == (kind, "found; expected expected; remedy")

@@ -131,6 +131,14 @@ def test_what_is_older_than_the_window_counts_as_a_replay() -> None:
     assert not guard.admit(_open(_seal(sequence=REPLAY_WINDOW + 6)))
 
 
+def test_the_newest_session_of_a_sender_is_that_of_its_highest_number() -> None:
+    guard = ReplayGuard()
+    assert guard.newest_session(ALICE.peer_id) == 0
+    for number in (first_sequence(7) + 3, first_sequence(7) + 1, first_sequence(6)):
+        guard.admit(_open(_seal(sequence=number)))
+        assert guard.newest_session(ALICE.peer_id) == 7
+
+
 def test_a_replay_is_not_admitted_twice_and_senders_do_not_disturb_each_other() -> None:
     guard = ReplayGuard()
     first, later = _open(_seal(sequence=5)), _open(_seal(sequence=6))
