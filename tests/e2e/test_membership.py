@@ -72,6 +72,13 @@ class Swarm:
         )
 
 
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """A host and three peers for all tests here; each says whom it takes out."""
+    with _swarm(tmp_path_factory.mktemp("membership"), "one", "two", "bad") as swarm:
+        yield swarm
+
+
 @contextmanager
 def _swarm(folder: Path, *names: str) -> Iterator[Swarm]:
     run_file = folder / "run.toml"
@@ -90,34 +97,33 @@ def _swarm(folder: Path, *names: str) -> Iterator[Swarm]:
 
 
 @pytest.mark.timeout(240)
-def test_a_peer_that_is_banned_beside_the_running_host_ends_and_the_others_go_on_without_it(tmp_path: Path) -> None:
-    with _swarm(tmp_path, "one", "two", "bad") as swarm:
-        swarm.wait_rounds(1, "one", "two", "bad")
-        bad = str(swarm.status("bad")["name"])
-        done = run_potluck("ban", bad, "--reason", "forged results", "--state-dir", str(swarm.host_folder))
-        assert (done.returncode, done.stdout.startswith(f"banned {bad}")) == (0, True), done.stderr
-        assert swarm.peers["bad"].exit_code() == 6
-        assert "the host banned this peer from the run: forged results" in swarm.peers["bad"].said()
-        swarm.wait_until(
-            "all heard of it",
-            lambda: all("peer_banned" in swarm.peers[name].said() for name in ("one", "two")),
-            "one",
-            "two",
-        )
-        swarm.wait_rounds(2, "one", "two")
-        again = swarm.join("bad")
-        assert again.exit_code() == 6
-        assert "forged results" in again.said()
+def test_a_peer_that_is_banned_beside_the_running_host_ends_and_the_others_go_on_without_it(swarm: Swarm) -> None:
+    swarm.wait_rounds(1, "one", "two", "bad")
+    bad = str(swarm.status("bad")["name"])
+    done = run_potluck("ban", bad, "--reason", "forged results", "--state-dir", str(swarm.host_folder))
+    assert (done.returncode, done.stdout.startswith(f"banned {bad}")) == (0, True), done.stderr
+    assert swarm.peers["bad"].exit_code() == 6
+    assert "the host banned this peer from the run: forged results" in swarm.peers["bad"].said()
+    swarm.wait_until(
+        "all heard of it",
+        lambda: all("peer_banned" in swarm.peers[name].said() for name in ("one", "two")),
+        "one",
+        "two",
+    )
+    swarm.wait_rounds(2, "one", "two")
+    again = swarm.join("bad")
+    assert again.exit_code() == 6
+    assert "forged results" in again.said()
 
 
 @pytest.mark.timeout(240)
-def test_an_identity_that_is_started_on_a_second_machine_goes_on_there_and_ends_here(tmp_path: Path) -> None:
-    with _swarm(tmp_path, "other", "here") as swarm:
-        swarm.wait_rounds(1, "other", "here")
-        (tmp_path / "there").mkdir(mode=0o700)
-        shutil.copy2(tmp_path / "here" / "identity", tmp_path / "there" / "identity")
-        swarm.join("there")
-        assert swarm.peers["here"].exit_code() == 4
-        assert "another process with this identity joined with a newer session" in swarm.peers["here"].said()
-        swarm.wait_rounds(2, "other", "there")
-        assert swarm.peers["there"].process.poll() is None
+def test_an_identity_that_is_started_on_a_second_machine_goes_on_there_and_ends_here(swarm: Swarm) -> None:
+    swarm.wait_rounds(1, "one", "two")
+    there = swarm.folder / "there"
+    there.mkdir(mode=0o700)
+    shutil.copy2(swarm.folder / "two" / "identity", there / "identity")
+    swarm.join("there")
+    assert swarm.peers["two"].exit_code() == 4
+    assert "another process with this identity joined with a newer session" in swarm.peers["two"].said()
+    swarm.wait_rounds(2, "one", "there")
+    assert swarm.peers["there"].process.poll() is None
