@@ -14,6 +14,7 @@ from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
 from averaging.rounds.head_vector import HeadVector
+from averaging.rounds.keeping import update_bytes
 from averaging.rounds.lending import UnitShape
 from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
@@ -112,28 +113,29 @@ def training_plan(
     )
 
 
-def replay_at_most(codec: Codec, num_elements: int) -> int:
+def replay_at_most(codec: Codec, grid: ChunkGrid) -> int:
     """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (rule 24)."""
-    return 1 + STATE_BYTES_PER_VALUE * num_elements // codec.encoded_bytes(num_elements)
+    return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(codec, grid)
 
 
 def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_inbound_reachable: bool) -> RoundConfig:
     """The run's rounds for one member."""
     config = membership.manifest.config
     schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
+    grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
     return RoundConfig(
         run_id=membership.run_id,
         unit=WHOLE_MODEL,
         me=me,
         verifier=verifier,
-        num_chunks=ChunkGrid(schema.num_elements, config.round.chunk_elements).num_chunks,
+        num_chunks=grid.num_chunks,
         codec=config.round.codec,
         outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
         target_tokens=config.round.target_tokens,
         min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
-        replay_at_most=replay_at_most(codec_by_name(config.round.codec), schema.num_elements),
+        replay_at_most=replay_at_most(codec_by_name(config.round.codec), grid),
         lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,

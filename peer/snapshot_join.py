@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Network
+from averaging.rounds import keeping
 from averaging.rounds.download import MAX_DONORS, Told, download_state, download_tools
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import UnitChain
@@ -95,7 +96,7 @@ def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes]) -> _L
 def _worth_taking(chain: UnitChain, links: Sequence[ChainLink]) -> dict[CommitId, Root]:
     """The attested states from which the last of these commits is reached by fewer bytes than by replaying all that we lack."""
     tools = chain.tools
-    update_bytes = tools.codec.encoded_bytes(tools.grid.num_elements)
+    update_bytes = keeping.update_bytes(tools.codec, tools.grid)
     replay_bytes = (len(links) - len(chain.links)) * update_bytes
     left_bytes = {
         link.commit: (links[-1].index - link.index) * update_bytes + STATE_BYTES_PER_VALUE * tools.grid.num_elements

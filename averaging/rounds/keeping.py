@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from averaging.codecs import Codec
 from averaging.generations import MAX_PINNED
 from averaging.rounds.updates import UnitTools
 from averaging.state import STATE_BYTES_PER_VALUE
 from protocol.ids import CommitId
 from protocol.rounds.chain import ChainLink
+from protocol.tensor_schema import ChunkGrid
 
 KEPT_UPDATE_SNAPSHOTS: Final = 4
 """One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
@@ -24,15 +26,16 @@ KEPT_VOTES: Final = 64
 """Acks are kept in full on at least so many bases of the lineage, the newest."""
 
 
-def update_bytes(tools: UnitTools) -> int:
+def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
     """What the results of one commit weigh: chunk by chunk, as they are encoded."""
-    grid = tools.grid
-    return sum(tools.codec.encoded_bytes(stop - start) for start, stop in map(grid.bounds, range(grid.num_chunks)))
+    return sum(codec.encoded_bytes(stop - start) for start, stop in map(grid.bounds, range(grid.num_chunks)))
 
 
 def num_kept_updates(tools: UnitTools) -> int:
     """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
-    return KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * tools.grid.num_elements // update_bytes(tools)
+    return (
+        KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * tools.grid.num_elements // update_bytes(tools.codec, tools.grid)
+    )
 
 
 def num_kept_votes(tools: UnitTools) -> int:
@@ -67,5 +70,7 @@ def disk_bound_bytes(tools: UnitTools) -> int:
     """
     num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
     num_updates = num_kept_updates(tools) + 1 + OPEN_UPDATES
-    files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + num_updates * update_bytes(tools)
+    files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + num_updates * update_bytes(
+        tools.codec, tools.grid
+    )
     return files_bytes + tools.log.bound_bytes

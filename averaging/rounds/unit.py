@@ -242,11 +242,6 @@ class UnitChain:
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)
 
-    def _extend(self, certificate: Certificate, raw: bytes) -> None:
-        self.links.append(self._verified(certificate, self.head))
-        self.certificates.append(raw)
-        self._tree = self._tree.add(self.head, certificate)
-
     # --- the next commit ------------------------------------------------------------------------------------------------------
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
