@@ -17,7 +17,7 @@ import trio
 from averaging.network.seams import Network, Offload
 from peer.membership_file import write_durably
 from peer.roster import Roster
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.errors import PotluckError, RefusedError
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, short
 from protocol.names import peer_name
@@ -140,10 +140,7 @@ class Revocations:
         network.serve_calls(REVOCATION_CHANNEL, self._answer)
 
     async def _answer(self, peer: PeerId, request: bytes) -> bytes:
-        if not await self._roster.is_member(peer):
-            raise RemoteProtocolError(
-                f"{short(peer)} has shown no credential of this run", "a member", "join the run first"
-            )
+        await self._roster.check_member(peer)
         return join_entries(self.missing_at(request))
 
     async def gossip(self, network: Network) -> None:

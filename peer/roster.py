@@ -177,6 +177,13 @@ class Roster:
             return False
         return True
 
+    async def check_member(self, peer: PeerId) -> None:
+        """Raises RemoteProtocolError for one that may not take part, in words for whoever it is."""
+        if not await self.is_member(peer):
+            raise RemoteProtocolError(
+                f"{short(peer)} has shown no credential of this run", "a member", "join the run first"
+            )
+
     def _is_known(self, peer: PeerId) -> bool:
         return self._valid_until_s.get(peer, 0.0) > self.judged_as_of_s(peer, self._clock.unix_s())
 

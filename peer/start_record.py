@@ -21,7 +21,7 @@ from peer.joining import Membership, open_start_record
 from peer.membership_file import remember_start
 from peer.reporting import Reporter
 from peer.roster import Roster
-from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.errors import PotluckError
 from protocol.ids import PeerId, short
 
 log = structlog.get_logger()
@@ -109,8 +109,5 @@ class StartSearch:
             log.info("start_record_from_peer", peer=short(peer))
 
     async def _answer(self, peer: PeerId, _request: bytes) -> bytes:
-        if not await self._roster.is_member(peer):
-            raise RemoteProtocolError(
-                f"{short(peer)} has shown no credential of this run", "a member", "join the run first"
-            )
+        await self._roster.check_member(peer)
         return self._sealed
