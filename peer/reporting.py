@@ -124,22 +124,11 @@ class Reporter:
         service = self._board.service
         # Not before it has our lineage: what branches off from commits that it lacks says nothing to it.
         asides = left_behind(service, self._told) if service is not None and not self._is_asked() else {}
-        is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
-        report = make_report(
-            self._board,
-            is_ready_to_start=self.is_ready_to_start,
-            want_from_index=self._want_from_index,
-            asides=tuple(asides.values()),
-            start_record=self.start_record if is_start_asked else b"",
-            known_revocations=self._revocations.known if self._revocations is not None else b"",
-        )
-        if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
-            asked = self._revocations.missing_at(self.last_reply.known_revocations)
-            report = replace(report, revocations=asked)
-        if self.is_leaving:
-            report = replace(report, state="left")
+        report = self._made(tuple(asides.values()))
         try:
             reply = await self._client.report(report, self._own_credential())
+        except SupersededError:
+            raise
         except (RefusedError, RemoteProtocolError) as error:
             # Never admitted, or a clock that went wrong: the owner can do something about it, so it is said, once.
             if error.found != self._refused:
@@ -147,8 +136,6 @@ class Reporter:
             self._refused = error.found
             self._was_heard()
             return False
-        except SupersededError:
-            raise
         except PotluckError as error:
             log.debug("report_not_delivered", reason=error.one_line())
             return False
@@ -156,15 +143,35 @@ class Reporter:
         self._refused = ""
         sent = set(report.certificates)
         self._told.update(commit for commit, raw in asides.items() if raw in sent)
+        self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
+        self._note(reply)
+        await self._take_revocations(reply)
+        return True
+
+    def _made(self, asides: tuple[bytes, ...]) -> PeerReport:
+        """What the coordinator has asked for, as far as it is here, with where we stand."""
+        is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
+        report = make_report(
+            self._board,
+            is_ready_to_start=self.is_ready_to_start,
+            want_from_index=self._want_from_index,
+            asides=asides,
+            start_record=self.start_record if is_start_asked else b"",
+            known_revocations=self._revocations.known if self._revocations is not None else b"",
+        )
+        if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
+            asked = self._revocations.missing_at(self.last_reply.known_revocations)
+            report = replace(report, revocations=asked)
+        return replace(report, state="left") if self.is_leaving else report
+
+    def _note(self, reply: ReportReply) -> None:
+        """What it asks for next."""
         if reply.want_from_index < self._want_from_index:
             self._told.clear()  # it has forgotten what it had, perhaps those, too; what it knows already costs it nothing
         is_new = reply.want_from_index != self._want_from_index
         self._want_from_index = reply.want_from_index
         self._is_fetching = is_new and self._is_asked()
-        self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
         self.last_reply = reply
-        await self._take_revocations(reply)
-        return True
 
     async def _take_revocations(self, reply: ReportReply) -> None:
         try:
