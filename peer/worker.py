@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Final
 
+import torch
+
 from peer.device import is_out_of_memory
 from peer.local_training import LocalTrainer, TrainingPlan
 from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
@@ -34,6 +36,7 @@ class Worker:
         self._slowdown = trainer.plan.slowdown
         self._is_paused = trainer.plan.is_paused
         self._fails_next = False
+        self._was_loaded = False
 
     def run(self) -> None:
         """Until told to stop or the channel ends."""
@@ -54,9 +57,10 @@ class Worker:
                 return
 
     def _idle(self, idle_s: float) -> bool:
-        """A slowed worker waits after each step, and still obeys."""
+        """A slowed worker waits after each step, and still obeys. A step that a load threw away is not waited for."""
         until_s = time.perf_counter() + idle_s
-        while (left_s := until_s - time.perf_counter()) > 0:
+        self._was_loaded = False
+        while (left_s := until_s - time.perf_counter()) > 0 and not self._was_loaded:
             if not self._obey(wait_s=left_s):
                 return False
         return True
@@ -79,6 +83,7 @@ class Worker:
         match command.op:
             case "load":
                 trainer.load(vectors.read(Area.IN), command.schedule_tokens)
+                self._was_loaded = True
             case "shift":
                 trainer.shift(vectors.read(Area.IN), command.credited_tokens, command.schedule_tokens)
             case "snapshot":
@@ -115,10 +120,16 @@ class Worker:
         self._channel.sendall(frame(progress))
 
 
+def _import_what_the_first_optimizer_imports() -> None:
+    """A second or two that torch spends at the first AdamW of a process: now, while the daemon still looks for its state."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+
+
 def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
+    _import_what_the_first_optimizer_imports()
     channel = socket.socket(fileno=int(sys.argv[1]))
     first = read_message(channel)
     if first is None:

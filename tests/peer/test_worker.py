@@ -175,6 +175,15 @@ def test_one_that_is_brought_back_paused_trains_no_step(tmp_path: Path) -> None:
         assert daemon.order(Command(number=0, op="snapshot")).num_steps == 0
 
 
+def test_a_slowed_worker_does_not_wait_for_a_step_that_a_load_threw_away(tmp_path: Path) -> None:
+    with running(training_plan(tmp_path, slowdown=1e6)) as daemon:
+        while daemon.progress().step < 1:
+            pass
+        daemon.order(Command(number=0, op="load"))
+        while daemon.progress().step < 2:
+            pass
+
+
 def test_the_process_imports_nothing_of_the_network() -> None:
     code = "import sys, peer.worker; print([m for m in ('hivemind', 'trio', 'grpc', 'rich', 'starlette') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
