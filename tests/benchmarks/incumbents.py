@@ -1,12 +1,13 @@
 """Peers that train while somebody joins: how much longer their steps take while they give it 50 MB of state.
 
 Steps are timed at both incumbents by their own counters, in windows with a download and in equal ones before and after it. The
-joiner runs at the lowest priority: in life its processor is another one. Single windows differ by more than the target even when
-nothing happens, so the median over the trials is judged, and beside it stands how much the windows without a joiner differ.
+joiner has a processor of its own, as in life, and the incumbents share the others. Single windows differ by more than the target even
+when nothing happens, so the median over the trials is judged, and beside it stands how much the windows without a joiner differ.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import threading
@@ -33,11 +34,10 @@ ROUNDS_BEFORE: Final = 12
 """A snapshot is fewer bytes than replaying so many rounds, and one of them is attested."""
 
 LOOK_EVERY_S: Final = 0.05
-SLOWDOWN: Final = 4.0
-"""Short steps, so that a window holds many."""
+SLOWDOWN: Final = 6.0
+"""Short steps, so that a window holds many, and two peers that share a processor seldom meet there."""
 
 LEAST_STEPS: Final = 8
-_LOWEST_PRIORITY: Final = ("nice", "-n", "19")
 
 
 @dataclass
@@ -120,11 +120,27 @@ def _capped(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) ->
     swarm.peer_flags = (*flags[: flags.index("--slowdown")], "--slowdown", str(SLOWDOWN))
     swarm.peer_environment = {"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S)}
     *places, last = swarm.places.peers
-    swarm.places = replace(swarm.places, peers=(*places, replace(last, prefix=_LOWEST_PRIORITY)))
+    theirs, own = _processors()
+    swarm.places = replace(
+        swarm.places,
+        peers=(*(replace(place, prefix=theirs) for place in places), replace(last, prefix=own)),
+    )
     del swarm.peers[joiner.number]
     capped = [swarm.start_peer(peer.number) for peer in incumbents]
     await_whole(swarm)
     return capped
+
+
+def _processors() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How the incumbents are started, and how the joiner is: on processors of their own.
+
+    Raises:
+        MachineError: there is only one.
+    """
+    *theirs, own = sorted(os.sched_getaffinity(0))
+    if not theirs:
+        raise MachineError("one processor", "two: one for the joiner, which in life has its own")
+    return ("taskset", "-c", ",".join(map(str, theirs))), ("taskset", "-c", str(own))
 
 
 def _calm(peers: Sequence[BenchPeer]) -> Steps:
@@ -157,7 +173,7 @@ def _join(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) -> t
     if not wait_until(lambda: _is_downloading(joiner), JOIN_LIMIT_S):
         raise MachineError(f"peer {joiner.number} took no snapshot", "a download")
     begin_s = time.monotonic()
-    # asked beside the looks at the incumbents: at its priority it takes its time to answer
+    # asked beside the looks at the incumbents: busy with its download it takes its time to answer
     ends = threading.Thread(target=wait_until, args=(lambda: _has_downloaded(joiner), JOIN_LIMIT_S), daemon=True)
     ends.start()
     during = _window(incumbents, lambda: not ends.is_alive())
