@@ -1,7 +1,8 @@
 """The tree of verified commits, and which of its branches to follow (rule 22). Pure.
 
 Lineages are compared only when their certificates were verified here. At every fork the child is kept whose best descendant has
-the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth.
+the most work, in classes that double, so that near-equal sides are told apart by constants and nobody is sent back and forth. Work is
+what members are credited with, of each in each round at most the cap that both sides of the fork agreed on before it.
 
 Where a run has several units, one of them, the spine, decides for all (rule 23): a branch of another unit that was trained with the
 spine's followed lineage comes before one that was trained with another.
@@ -149,10 +150,12 @@ class SpineView:
 
 @dataclass(frozen=True, slots=True)
 class _Merit:
-    """What speaks for a branch: of its descendants those count that stand best with the spine, and of these the one with most work."""
+    """What speaks for a branch: of its descendants those count that stand best with the spine, and of these the one with most work,
+    in tokens since the fork.
+    """
 
     standing: Standing
-    tokens: int
+    work_tokens: int
 
 
 def best_head(tree: CommitTree, start: CommitId | None = None, spine: SpineView | None = None) -> CommitId:
@@ -163,43 +166,58 @@ def best_head(tree: CommitTree, start: CommitId | None = None, spine: SpineView 
     for commit, node in tree.nodes.items():
         if node.link.parent is not None and commit != tree.root:
             children.setdefault(node.link.parent, []).append(node.link)
-    merits = _merits(tree, children, spine)
+    followed = spine.lineage() if spine is not None else frozenset[CommitId]()
     here = tree.root if start is None else start
     while here in children:
-        fork = tree.nodes[here].link
-        here = max(children[here], key=lambda child: _preference(fork, child, merits[child.commit])).commit
+        fork, ahead = tree.nodes[here].link, children[here]
+        if len(ahead) > 1:
+            merits = _merits(tree, children, fork, spine, followed)
+            ahead = [max(ahead, key=lambda child: _preference(fork, child, merits[child.commit]))]
+        here = ahead[0].commit
     return here
 
 
 def _merits(
-    tree: CommitTree, children: Mapping[CommitId, list[ChainLink]], spine: SpineView | None
+    tree: CommitTree,
+    children: Mapping[CommitId, list[ChainLink]],
+    fork: ChainLink,
+    spine: SpineView | None,
+    followed: frozenset[CommitId],
 ) -> dict[CommitId, _Merit]:
-    """For each commit the best standing of a line from it to an end, and the most tokens at such an end. One commit that was made
-    with another spine spoils the whole line: what came before it was averaged into it.
+    """For each commit after the index of `fork` the best standing of a line from it to an end, and the most work on such a line. One
+    commit that was made with another spine spoils the whole line: what came before it was averaged into it.
     """
     merits: dict[CommitId, _Merit] = {}
-    followed = spine.lineage() if spine is not None else frozenset[CommitId]()
-    newest_first = sorted(tree.nodes.values(), key=lambda node: -node.link.index)
-    for node in newest_first:
-        link = node.link
+    later = [node.link for node in tree.nodes.values() if node.link.index > fork.index]
+    for link in sorted(later, key=lambda link: -link.index):
         cited = link.record.spine if link.record is not None else NO_SPINE
         own = Standing.FOLLOWED if spine is None or cited in followed else spine.standing(cited)
         below = [merits[child.commit] for child in children.get(link.commit, ())]
         standing = min(own, max((merit.standing for merit in below), default=own))
-        tokens = [merit.tokens for merit in below if min(own, merit.standing) == standing]
-        merits[link.commit] = _Merit(standing, max([link.total_tokens, *tokens]))
+        most = max((merit.work_tokens for merit in below if min(own, merit.standing) == standing), default=0)
+        merits[link.commit] = _Merit(standing, work_after(fork, [link]) + most)
     return merits
 
 
-def work_class(fork: ChainLink, total_tokens: int) -> int:
-    """Bit length of the rounds' worth of tokens committed since the fork: it moves when the work doubles (rule 22)."""
-    return ((total_tokens - fork.total_tokens) // max(1, fork.target_tokens)).bit_length()
+def work_after(fork: ChainLink, links: Iterable[ChainLink]) -> int:
+    """Tokens credited in these commits behind a fork, of each contributor in each of them at most the weight cap of the fork's own
+    record (rule 22). Every record names a cap of its own, so that who commits alone could write any number; the fork's was agreed on
+    by both sides. The genesis names none: there a member counts for one round's worth at most.
+    """
+    cap = fork.record.weight_cap_tokens if fork.record is not None else max(1, fork.target_tokens)
+    records = [link.record for link in links if link.record is not None]
+    return sum(min(entry.credited_tokens, cap) for record in records for entry in record.contributors)
+
+
+def work_class(fork: ChainLink, work_tokens: int) -> int:
+    """Bit length of the rounds' worth of work since the fork: it moves when the work doubles (rule 22)."""
+    return (work_tokens // max(1, fork.target_tokens)).bit_length()
 
 
 def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[Standing, int, bool, int, int]:
     return (
         merit.standing,
-        work_class(fork, merit.tokens),
+        work_class(fork, merit.work_tokens),
         not child.is_lone,
         len(child.roster),
         -int.from_bytes(child.commit, "big"),

@@ -284,6 +284,8 @@ class CommitRecord:
         require(
             1 <= len(self.contributors) <= MAX_MEMBERS, f"{len(self.contributors)} contributors", f"1 to {MAX_MEMBERS}"
         )
+        contributors = {entry.peer for entry in self.contributors}
+        require(len(contributors) == len(self.contributors), "a peer twice among the contributors", "each once")
         require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
         require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
         require(len(self.incarnations) == len(self.roster), f"{len(self.incarnations)} incarnations", "one a voter")

@@ -156,6 +156,7 @@ def test_a_proposal_out_of_bounds_cannot_be_made(change: dict[str, object]) -> N
         {"roster": (A, A)},
         {"incarnations": (1,)},
         {"contributors": ()},
+        {"contributors": (m.Contributor(A, 1, ROOT, 10, 10), m.Contributor(A, 1, ROOT, 10, 10))},
         {"slices": (m.SliceRecord(1, 9, A, ROOT, ()),)},
         {"parent": CommitId(b"short")},
     ],

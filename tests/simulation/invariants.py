@@ -113,28 +113,35 @@ class Observed:
     def check_preferred(
         self, head: CommitId, first_target_tokens: int, is_there: Callable[[KnownCommit], bool]
     ) -> None:
-        """At every fork behind this head the kept child has the most work below it, in classes that double; then it is not lone, then
-        its roster is the larger one, then its id the lower one. Of other lineages only those commits count whose bytes are there.
+        """At every fork behind this head the kept child has the most work below it, in classes that double, of each member in each
+        round at most the cap of the commit at the fork; then it is not lone, then its roster is the larger one, then its id the
+        lower one. Of other lineages only those commits count whose bytes are there.
         """
         kept = {known.parent for known in self.lineage(head)} | {head}
         commits = {commit: known for commit, known in self.commits.items() if commit in kept or is_there(known)}
         children: dict[CommitId, list[CommitId]] = {}
         for commit, known in commits.items():
             children.setdefault(known.parent, []).append(commit)
-        most: dict[CommitId, int] = {}
-        for commit, known in sorted(commits.items(), key=lambda item: -item[1].index):
-            most[commit] = max([known.record.total_tokens, *(most[child] for child in children.get(commit, ()))])
+        newest_first = sorted(commits, key=lambda commit: -commits[commit].index)
+
+        def work(first: CommitId, cap: int) -> int:
+            most: dict[CommitId, int] = {}
+            for commit in newest_first:
+                own = sum(min(entry.credited_tokens, cap) for entry in commits[commit].record.contributors)
+                most[commit] = own + max((most[child] for child in children.get(commit, ())), default=0)
+            return most[first]
 
         def merit(commit: CommitId) -> tuple[int, bool, int, int]:
             record = commits[commit].record
             fork = commits.get(record.parent)
-            before = fork.record.total_tokens if fork is not None else 0
+            cap = fork.record.weight_cap_tokens if fork is not None else first_target_tokens
             target = fork.record.next_target_tokens if fork is not None else first_target_tokens
-            work = ((most[commit] - before) // target).bit_length()
-            return work, not record.lone, len(record.roster), -int.from_bytes(commit, "big")
+            rounds = work(commit, cap) // target
+            return rounds.bit_length(), not record.lone, len(record.roster), -int.from_bytes(commit, "big")
 
         for commit in kept & commits.keys():
-            best = max(children[commits[commit].parent], key=merit)
+            siblings = children[commits[commit].parent]
+            best = max(siblings, key=merit) if len(siblings) > 1 else commit
             if best != commit:
                 raise Violation(f"commit {commit.hex()[:8]} is kept, {best.hex()[:8]} is preferred beside it")
 

@@ -16,9 +16,12 @@ import trio
 
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds import core
+from protocol.rounds.chain import ChainLink, link_of
+from protocol.rounds.lineage import work_after, work_class
 from protocol.rounds.orders import Action, Send
 from protocol.rounds.quorum import first_opener, tie_holder
 from protocol.rounds.state import Event, RoundState, Step, Switched
+from protocol.wire import encode_record
 from tests.simulation import virtual_time
 from tests.simulation.invariants import KnownCommit, Violation
 from tests.simulation.node import Node
@@ -282,6 +285,11 @@ class Scene:
     def lineage(self, node: Node) -> list[KnownCommit]:
         """The commits that it stands on."""
         return self.world.observed.lineage(node.head) if node.head is not None else []
+
+    def work_class(self, node: Node, fork: ChainLink) -> int:
+        """What its lineage did after this commit, as it counts where lineages are compared."""
+        links = (link_of(encode_record(known.record)) for known in self.lineage(node)[fork.index :])
+        return work_class(fork, work_after(fork, links))
 
     def is_followed(self, commit: CommitId) -> bool:
         """Whether all who run stand on this commit or on one after it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from averaging.rounds.membership import RECORD_LIFE_S
-from protocol.rounds.lineage import work_class
 from tests.simulation.profiles import SKEW
 from tests.simulation.scenario import BACK_WITHIN, CALM, PATIENCE_S, Scene, expect, scenario
 
@@ -47,7 +46,7 @@ async def all_but_one_frozen(scene: Scene) -> None:
         await scene.sleep(scene.chooser.choice((0.0, 0.1)))
     await scene.sleep(LONG_S + PATIENCE_S)
     expect(scene.lone_rosters() == [frozenset([awake])], "the one that is awake commits alone, once")
-    work = work_class(fork, scene.state(awake).link.total_tokens)
+    work = scene.work_class(awake, fork)
     lone, before = awake.head, scene.world.rounds()
     for node in frozen:
         node.thaw()

@@ -8,7 +8,6 @@ from functools import partial
 
 from averaging.network.memory_network import LinkSpeed
 from protocol.ids import CommitId
-from protocol.rounds.lineage import work_class
 from protocol.rounds.quorum import is_quorum
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scenario, Scene, Seen, add, expect, scenario
@@ -158,8 +157,8 @@ async def heavier_lineage_out_of_reach(scene: Scene) -> None:
     fork = scene.state(heavy).link
     with scene.cut([heavy], others):
         await scene.until(lambda: heavy.index >= fork.index + NUM_MISSED, "lone commits", 200.0)
-        mine, theirs = scene.state(heavy).link, scene.state(others[0]).link
-        heavier = work_class(fork, mine.total_tokens) > work_class(fork, theirs.total_tokens)
+        mine = scene.state(heavy).link
+        heavier = scene.work_class(heavy, fork) > scene.work_class(others[0], fork)
         expect(scene.lone_rosters() == [{heavy}] and heavier, "the lone lineage is the heavier one")
         scene.world.swarm.speeds[heavy.peer] = LinkSpeed(0.05, 600.0)
         missed = [part for known in scene.lineage(heavy)[fork.index :] for part in known.record.slices]

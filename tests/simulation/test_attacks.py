@@ -1,5 +1,5 @@
-"""What goes wrong in a swarm, played against the rules that answer it. The table itself checks after each certificate that its base
-has no other one of a quorum.
+"""What goes wrong within a round, played against the rules that answer it; test_attack_list.py names every attack and its tests.
+The table itself checks after each certificate that its base has no other one of a quorum.
 """
 
 from __future__ import annotations
@@ -392,80 +392,3 @@ def test_rosters_that_lose_one_peer_after_another_go_on_down_to_the_last_without
     index = max(seat.head.index for seat in table.live())
     table.run_until(lambda: table.all_at(index + 2), 120.0)
     assert not any(_has_lone(seat) for seat in table.live())
-
-
-# --- cut off, frozen, alone ---------------------------------------------------------------------------------------------------
-
-
-def test_seconds_of_bad_wifi_make_no_lineage_of_their_own() -> None:
-    table = Table(4)
-    table.run_until(lambda: table.all_at(1))
-    for _ in range(5):
-        unlucky = table.live()[0]
-        unlucky.tokens = 1000  # a round is due for it at any time
-        table.split(unlucky)
-        table.run_for(8.0)
-        table.heal()
-        table.run_for(4.0)
-    table.run_until(lambda: len(_heads(table)) == 1, 10.0)
-    assert not any(_has_lone(seat) for seat in table.live())
-    assert not any(seat.ordered(Switch) for seat in table.live())
-
-
-def test_who_wakes_up_after_a_long_freeze_suspects_nobody_and_commits_nothing_alone() -> None:
-    table = Table(3)
-    table.run_until(lambda: table.all_at(1))
-    sleeper = table.live()[0]
-    sleeper.tokens = 1000
-    table.freeze(sleeper)
-    table.run_for(100.0)
-    table.thaw(sleeper)
-    table.run_for(20.0)
-    assert not _has_lone(sleeper)
-    assert sleeper.head.index >= min(seat.head.index for seat in table.others(sleeper))
-
-
-def test_when_all_but_one_were_frozen_longer_than_its_patience_they_end_on_one_lineage() -> None:
-    table = Table(4, longest_interval_s=10.0, lone_patience_s=20.0)
-    table.run_until(lambda: table.all_at(1))
-    awake, *frozen = table.live()
-    for seat in frozen:
-        table.freeze(seat)
-    table.run_until(lambda: _has_lone(awake), 60.0)
-    table.run_for(20.0)
-    for seat in frozen:
-        table.thaw(seat)
-    table.run_until(lambda: len(_heads(table)) == 1, 120.0)
-    before = awake.head.index
-    table.run_until(lambda: table.all_at(before + 2), 120.0)
-    record = awake.head.record
-    assert record is not None
-    assert len(record.contributors) == 4
-
-
-def test_three_lone_lineages_of_equal_worth_become_one_and_nobody_goes_back_and_forth() -> None:
-    table = Table(3, longest_interval_s=5.0, lone_patience_s=10.0)
-    for seat in table.live():
-        seat.tokens = 300
-    table.tick()
-    one, two, three = table.live()
-    table.cuts = {(a.peer, b.peer) for a in table.live() for b in table.live() if a is not b}
-    table.run_until(lambda: all(_has_lone(seat) for seat in (one, two, three)), 120.0)
-    table.heal()
-    table.run_until(lambda: len(_heads(table)) == 1, 120.0)
-    assert all(len(seat.ordered(Switch)) <= 2 for seat in table.live())
-    before = one.head.index
-    table.run_until(lambda: table.all_at(before + 2), 60.0)
-
-
-def test_two_near_equal_sides_in_full_contact_switch_few_times() -> None:
-    table = Table(6, longest_interval_s=5.0, lone_patience_s=10.0)
-    table.run_until(lambda: table.all_at(1))
-    left, right = table.live()[:3], table.live()[3:]
-    for _ in range(3):
-        table.split(*left)
-        before = max(seat.head.index for seat in table.live())
-        table.run_until(lambda before=before: table.all_at(before + 4), 120.0)  # type: ignore[misc]
-        table.heal()
-        table.run_until(lambda: len(_heads(table)) == 1, 120.0)
-    assert all(len(seat.ordered(Switch)) <= 3 for seat in (*left, *right))

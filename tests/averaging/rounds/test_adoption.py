@@ -100,6 +100,7 @@ async def test_work_that_was_not_counted_moves_along_with_the_anchor_and_stays_r
 async def test_a_contribution_of_an_earlier_session_of_ours_takes_nothing_out_of_this_ones_work(
     autojump_clock: Clock,
 ) -> None:
+    """Tokens counted twice after a restart: seed 31 of the default stories."""
     async with _committed() as done:
         of_this_session = _contribution(done.applied.previous_anchor_N, _vector(77))
         for contribution in (of_this_session, None):

@@ -432,6 +432,7 @@ async def test_a_crash_at_any_moment_of_a_switch_leaves_one_lineage_or_the_other
 async def test_bytes_that_the_disk_changed_after_the_ack_are_not_applied_and_are_fetched_again(
     autojump_clock: Clock,
 ) -> None:
+    """Seed 6 of the recovery stories."""
     async with _after(1) as (world, made, party):
         commit = world.commit_on(made[0].link, 5)
         await commit.write_results(party)

@@ -54,7 +54,7 @@ def record_on(
         slices=(SliceRecord(0, NUM_CHUNKS, peer, root, ()),),
         contributors=(Contributor(peer, 1, root, tokens, tokens),),
         codec="fp32",
-        weight_cap_tokens=CAP_TOKENS,
+        weight_cap_tokens=max(CAP_TOKENS, tokens),  # who writes a record may write any cap
         total_tokens=parent.total_tokens + tokens,
         outer=OUTER,
         next_target_tokens=TARGET_TOKENS,

@@ -1,0 +1,231 @@
+"""Every attack on the rules of a round that was thought of before they were written, in a line of words, and what is tested of it:
+tests by file and name, scripted scenarios (test_scenarios.py plays them) by name. Not here, because what they attack is not built:
+feedback kept at a reducer, residuals after a crash, lanes of a pipeline that are counted in one stage only.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.simulation.collection import SCENARIOS
+
+TESTS: Final = Path(__file__).resolve().parents[1]
+
+ROUND = "simulation/test_attacks"
+SIDES = "simulation/test_lineage_attacks"
+CORE = "protocol/rounds/test_"
+SHELL = "averaging/rounds/test_"
+
+ATTACKS: Final[dict[str, tuple[str, ...]]] = {
+    # --- within a round ---
+    "a successor finishes a round that its frozen opener had committed already": (
+        f"{ROUND}::test_two_openers_on_one_base_commit_once",
+        f"{ROUND}::test_an_opener_that_freezes_between_its_own_commit_and_the_first_word_about_it_agrees_with_its_successor",
+        "opener-frozen-before-it-tells",
+    ),
+    "acks split in two halves, and an old record comes late": (
+        f"{ROUND}::test_acks_that_a_cut_divides_in_two_halves_end_in_one_commit_whatever_comes_late",
+        "acks-split-in-two",
+    ),
+    "a commit is announced and its bytes die with those who had them": (
+        f"{ROUND}::test_a_record_whose_bytes_only_the_dead_had_is_never_committed_and_the_round_is",
+        f"{ROUND}::test_a_quorum_holds_all_bytes_of_a_commit_before_it_exists",
+        f"{ROUND}::test_a_heavier_lineage_whose_holder_dies_before_giving_it_costs_nothing",
+    ),
+    "the same update with other counters makes two histories of one name": (
+        f"{ROUND}::test_a_report_that_comes_too_late_changes_nothing_in_a_record_that_somebody_acked",
+        "protocol/test_wire::test_a_commit_id_names_its_parent_and_every_byte_of_its_record",
+    ),
+    "the same history with another state: a bit flipped in memory": (
+        f"{CORE}plan::test_the_state_that_most_contributors_computed_is_attested_and_a_tie_goes_to_the_lower_root",
+        f"{SHELL}healing::test_a_flipped_value_is_found_by_the_attested_root_and_the_state_is_made_again_from_the_own_disk",
+        f"{SHELL}healing::test_meanwhile_it_serves_no_state",
+        f"{SHELL}service::test_who_found_its_own_state_wrong_opens_nothing_and_contributes_nothing_until_it_is_healed",
+    ),
+    "results of an attempt that was given up are mixed with those of the next": (
+        f"{ROUND}::test_results_of_an_attempt_that_ended_are_not_mixed_with_those_of_the_next",
+        "three-attempts-on-one-base",
+    ),
+    "an attempt is given up, and then its commit arrives": (
+        f"{ROUND}::test_a_commit_that_comes_after_its_attempt_was_given_up_counts_every_contribution_once",
+        f"{CORE}core::test_one_contribution_serves_all_attempts_on_a_base",
+    ),
+    "the same half-deaf peer opens for ever, or fences off everybody else": (
+        f"{ROUND}::test_an_opener_whom_half_cannot_hear_is_not_the_opener_for_ever",
+        f"{ROUND}::test_who_sends_but_hears_nobody_holds_up_one_attempt_and_fences_off_nobody",
+        f"{ROUND}::test_who_hears_but_cannot_send_holds_up_nobody",
+        "deaf-for-long",
+        "mute-for-long",
+        "flapping-peer",
+    ),
+    "the heaviest peer misses every deadline, or deadlines are learned from those alone who keep them": (
+        f"{ROUND}::test_the_heaviest_member_missing_every_deadline_stops_no_round",
+        f"{CORE}attempt::test_deadlines_are_learned_from_the_slowest_upload_up_to_the_longest_interval",
+        f"{CORE}attempt::test_each_failed_attempt_doubles_the_deadline",
+        f"{SHELL}exchange::test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not",
+        "heaviest-is-always-late",
+    ),
+    "too few can be reached to place all slices": (
+        f"{ROUND}::test_five_members_of_whom_few_can_be_reached_still_sum_the_whole_vector",
+        f"{CORE}plan::test_two_reachable_reducers_of_five_members_still_place_the_whole_vector",
+        "one-of-five-is-reachable",
+        "holders-behind-walls",
+    ),
+    "one member weighs differently in two slices": (
+        f"{CORE}attempt::test_one_weight_cap_holds_for_all_reducers_and_counts_those_with_work_only",
+        f"{SHELL}reduction::test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixed_order",
+    ),
+    "an honest member that restarts says two things about one base": (
+        f"{ROUND}::test_a_member_that_restarts_in_the_exchange_takes_no_part_in_it_and_in_the_next_round_again",
+        f"{SHELL}reduction::test_a_second_root_of_one_member_on_one_base_is_refused",
+        f"{SHELL}reduction::test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more",
+        f"{CORE}core::test_the_result_of_a_restarted_member_is_no_part_of_the_old_exchange",
+    ),
+    # --- between lineages ---
+    "two seconds of bad wifi make a lineage": (f"{SIDES}::test_seconds_of_bad_wifi_make_no_lineage_of_their_own",),
+    "everybody swaps sides, again and again": (
+        f"{SIDES}::test_two_near_equal_sides_in_full_contact_switch_few_times",
+        f"{CORE}lineage::test_two_sides_of_near_equal_work_do_not_send_anybody_back_and_forth",
+        f"{CORE}following::test_what_was_fetched_is_judged_again_before_the_head_moves",
+        "near-equal-lineages",
+        "split-again-during-resync",
+    ),
+    "the heavier lineage is out of reach, and the lighter one stands still for it": (
+        f"{CORE}following::test_a_side_whose_download_takes_long_does_not_stand_still_meanwhile",
+        f"{CORE}following::test_a_newer_commit_on_the_lineage_that_is_being_fetched_does_not_begin_the_fetch_again",
+        f"{SHELL}download::test_a_donor_keeps_what_is_being_downloaded_while_it_goes_on",
+        "heavier-lineage-out-of-reach",
+    ),
+    "total tokens mean one thing here and another there": (
+        f"{CORE}chain::test_a_record_whose_sums_are_wrong_is_refused",
+        f"{CORE}plan::test_a_record_credits_tokens_in_proportion_to_covered_chunks",
+    ),
+    "one large node cut off by itself outweighs all others, for its cap is made of its own tokens": (
+        f"{CORE}lineage::test_the_cap_that_counts_is_that_of_the_commit_behind_both_and_of_no_commit_after_it",
+        f"{CORE}lineage::test_within_one_class_of_work_a_quorum_goes_before_a_lone_commit",
+    ),
+    "a liar alone writes 10^18 tokens": (
+        f"{SIDES}::test_a_liar_that_writes_any_number_of_tokens_into_a_lone_commit_takes_nobody_along",
+        f"{CORE}lineage::test_one_record_with_any_number_of_tokens_counts_for_the_cap_that_was_agreed_on_before_it",
+        f"{CORE}lineage::test_each_fork_on_the_way_counts_with_its_own_cap",
+    ),
+    "lineages of equal worth": (
+        f"{SIDES}::test_three_lone_lineages_of_equal_worth_become_one_and_nobody_goes_back_and_forth",
+        f"{CORE}lineage::test_then_the_larger_roster_is_preferred_and_then_the_lower_id",
+    ),
+    "one fragment is taken from this side and the next from the other": (
+        f"{CORE}lineage::test_one_commit_made_with_another_spine_spoils_the_line_also_where_later_ones_cite_the_followed_spine",
+        f"{CORE}following::test_if_only_one_side_moved_a_unit_it_is_followed_whatever_spine_it_cites",
+        f"{SHELL}peer_rounds::test_when_the_spine_changes_lineages_all_units_go_with_it_in_one_record",
+        f"{SHELL}head_vector::test_a_crash_at_any_moment_leaves_all_heads_here_or_all_there",
+        "fragments-cut-3-2",
+        "expert-of-the-losing-side",
+    ),
+    "two holders cannot reach each other, and each goes on alone": (
+        f"{ROUND}::test_two_members_that_cannot_reach_each_other_stay_on_one_lineage",
+        f"{CORE}views::test_one_dead_link_makes_no_suspect_while_others_hear_the_peer",
+        "pair-that-cannot-meet",
+        "only-holders-apart",
+    ),
+    "who wakes up finds every deadline over and commits alone": (
+        f"{SIDES}::test_who_wakes_up_after_a_long_freeze_suspects_nobody_and_commits_nothing_alone",
+        f"{SIDES}::test_when_all_but_one_were_frozen_longer_than_its_patience_they_end_on_one_lineage",
+        f"{CORE}liveness::test_our_own_sleep_makes_nobody_silent_and_no_patience_shorter",
+        "one-frozen",
+        "all-frozen",
+    ),
+    "the work of the side that lost is thrown away, or applied twice": (
+        f"{SHELL}adoption::test_a_switch_puts_all_work_since_the_fork_on_the_anchor_that_won_and_gives_its_tokens_back",
+        f"{SHELL}adoption::test_a_contribution_counted_on_the_winning_lineage_is_not_applied_twice",
+        f"{SHELL}pursuing::test_a_switch_puts_our_work_since_the_fork_on_the_anchor_that_won",
+    ),
+    "what is offered after a switch does not fit: it is given up, and said so": (
+        f"{SHELL}adoption::test_without_the_anchor_at_the_fork_only_the_work_since_the_last_commit_is_offered_again",
+        f"{SHELL}adoption::test_work_that_was_counted_and_is_no_longer_here_is_rather_lost_than_applied_twice",
+        f"{SHELL}adopting::test_work_counted_elsewhere_that_is_no_longer_here_makes_the_trainer_start_from_the_anchor",
+        f"{SHELL}reduction::test_a_delta_beyond_all_measure_is_left_out_and_named",
+        f"{CORE}plan::test_a_late_member_is_credited_with_its_share_below_the_cap_and_spends_what_is_covered",
+    ),
+    "the index goes down, for the lineage that won has fewer rounds": (
+        f"{CORE}following::test_a_lineage_may_be_left_for_one_with_fewer_rounds_and_more_tokens",
+        "coordinator/test_chain_log::test_a_fork_of_a_lower_index_is_asked_for_too",
+        "coordinator/test_chain_log::test_replay_of_both_sides_of_a_fork_follows_the_heavier",
+        "host-returns-with-an-old-copy",
+    ),
+    # --- crashes, absences, rosters ---
+    "a kill in the exchange, and what was sent is offered a second time": (
+        f"{SHELL}exchanging::test_the_root_of_a_contribution_is_on_disk_when_the_machine_hears_of_it",
+        f"{SHELL}adoption::test_a_contribution_of_an_earlier_session_of_ours_takes_nothing_out_of_this_ones_work",
+        f"{SHELL}unit::test_data_goes_on_after_what_any_session_offered_on_the_open_base",
+        "leader-crashes-everywhere",
+        "member-crashes-everywhere",
+    ),
+    "an upload reaches some of the reducers only": (
+        f"{SHELL}adoption::test_chunks_that_were_not_counted_keep_all_work_and_only_the_counted_tokens_are_spent",
+        f"{CORE}plan::test_a_record_credits_tokens_in_proportion_to_covered_chunks",
+        "part-of-the-slices",
+    ),
+    "tokens of a training process that died are still offered": (
+        "peer/test_trainer::test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_the_anchor",
+        "peer/test_trainer::test_a_commit_after_a_death_loads_the_anchor_instead_of_the_shift",
+        "worker-dies-before-the-commit",
+        "worker-dies-before-the-shift",
+    ),
+    "what is needed to catch up is kept by nobody any more": (
+        f"{ROUND}::test_who_missed_more_rounds_than_are_replayed_takes_over_a_whole_state",
+        f"{CORE}following::test_a_stalled_commit_with_a_successor_is_passed_over_by_fetching_a_whole_state",
+        f"{SHELL}unit::test_pruning_bounds_the_updates_and_keeps_what_a_replay_needs",
+        "coordinator/test_chain_log::test_a_ledger_without_a_commit_stands_before_it_until_it_is_brought",
+    ),
+    "a voter forgets its votes, or everybody loses power in the middle of a commit": (
+        f"{ROUND}::test_a_voter_that_lost_its_disk_makes_no_second_quorum",
+        f"{ROUND}::test_a_lost_disk_beside_a_dead_peer_does_not_stop_the_run_for_ever",
+        f"{ROUND}::test_after_a_power_cut_in_the_middle_of_a_commit_the_acked_round_is_finished_and_not_redone",
+        "power-cut-after-the-quorum",
+        "ack-of-the-last-but-one",
+    ),
+    "credentials end while the host is away, and a history is judged by today's": (
+        "peer/test_roster::test_who_votes_on_our_head_stays_a_member_while_the_host_is_away",
+        "peer/test_roster::test_a_voter_that_was_not_seen_before_is_judged_as_of_the_hosts_last_word",
+        "protocol/test_envelope::test_an_expired_envelope_is_refused_unless_judged_as_of_its_round",
+    ),
+    "a ban is known on one side only, or to who replays what the banned signed": (
+        f"{SIDES}::test_a_ban_of_which_one_side_has_heard_parts_nobody_and_what_counts_the_banned_stands",
+        f"{SHELL}peer_rounds::test_a_banned_peer_is_lost_to_all_units_whatever_it_answers",
+        "peer/test_roster::test_a_banned_voter_has_no_grace_and_no_place_in_the_directory",
+        "peer/test_revocations::test_a_ban_reaches_everybody_from_one_who_heard_of_it_and_then_nothing_more_is_sent",
+    ),
+    "the roster shrinks to those who ack first": (
+        f"{ROUND}::test_a_roster_does_not_shrink_to_those_who_ack_first",
+        f"{ROUND}::test_a_roster_does_not_shrink_to_those_whose_heartbeats_come_first",
+        f"{ROUND}::test_rosters_that_lose_one_peer_after_another_go_on_down_to_the_last_without_a_lone_commit",
+    ),
+    "stages are cut across, and each side advances another one": (
+        f"{CORE}quorum::test_the_tie_holder_depends_on_the_run_and_the_roster_only",
+        "stages-cut-across",
+    ),
+    "schedules of several units go by different tokens": (
+        f"{CORE}views::test_the_run_is_over_when_the_spine_has_its_tokens_whatever_the_unit_has",
+        f"{SHELL}peer_rounds::test_after_a_move_every_units_schedule_goes_by_the_tokens_of_the_spine_where_it_went",
+    ),
+}
+
+
+@cache
+def _tests_in(file: str) -> frozenset[str]:
+    tree = ast.parse((TESTS / f"{file}.py").read_text())
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(function.name for function in functions)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_is_answered_by_tests_that_exist(attack: str) -> None:
+    assert ATTACKS[attack]
+    for named in ATTACKS[attack]:
+        file, _, name = named.partition("::")
+        assert name in _tests_in(file) if name else named in SCENARIOS, named
