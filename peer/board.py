@@ -222,6 +222,7 @@ class Board:
             "disk_bytes": self.disk_bytes,
             "disk_bound_bytes": chain.disk_bound_bytes,
             "suspected": self._suspected(self.service),
+            "round_waiting": self.service.waiting,
         }
         if self.state == "training" and self.service.reason:
             told["reason"] = self.service.reason

@@ -31,6 +31,7 @@ class PeerStatus(BaseModel):
         name: its stable two-word name.
         state: "joining", "catching up", "training", "waiting", "leaving" or "finished".
         reason: why, in one sentence.
+        round_waiting: what the next round, or the open one, waits for; empty before there are rounds.
         restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
         session: number of this process life, higher than those of all earlier ones.
         credential_left_s: until our credential ends, below 0 once it has; None before there is one.
@@ -73,6 +74,7 @@ class PeerStatus(BaseModel):
     run: str = ""
     state: str = "joining"
     reason: str = ""
+    round_waiting: str = ""
     restarted: str = ""
     session: int = 0
     credential_left_s: float | None = None

@@ -252,7 +252,7 @@ class Pursuer:
                 continue
             known = known_commits(self._state().tree, self._chain.head.commit)
             with contextlib.suppress(PotluckError):
-                await self.catch_up(CatchUp(source, known))
+                await self.catch_up(CatchUp(source, known, "the spine moves, and it may know where this unit goes"))
 
     async def prepare_beside(self, spine: SpineView, sources: tuple[PeerId, ...]) -> None:
         """Bring what this unit needs to follow the spine to another lineage here. What cannot be had is left for later: then the
@@ -265,7 +265,8 @@ class Pursuer:
         target = plan.path[-1].link.commit
         try:
             with trio.move_on_after(BESIDE_WITHIN_S):
-                self._beside = await self._bring(PrepareSwitch(plan.fork, plan.path, sources), lambda: True)
+                order = PrepareSwitch(plan.fork, plan.path, sources, plan.reason)
+                self._beside = await self._bring(order, lambda: True)
         except PotluckError as error:
             log.warning(
                 "not_prepared_beside", unit=self._chain.tools.unit, target=short(target), reason=error.one_line()

@@ -102,6 +102,7 @@ class RoundService:
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
         self.reason = "starting"
+        self.waiting = ""
 
     @property
     def unit(self) -> UnitName:
@@ -262,10 +263,7 @@ class RoundService:
         before = self.state
         step = self._judge(event)
         self._state = step.state
-        if step.reason and step.reason != self.reason:
-            self.reason = step.reason
-            log.info("round", reason=step.reason, index=self.state.link.index, peer=short(self.config.me.peer))
-            self._tools.publish("round_reason", {"reason": step.reason})
+        self._tell_why(step)
         for action in step.actions:
             await self._tasks.guarded(self._perform, action)
         if isinstance(event, LeaveLogged) and not any(isinstance(action, Send) for action in step.actions):
@@ -276,6 +274,24 @@ class RoundService:
         if liveness.next_tick_s(self.state) < liveness.next_tick_s(before):
             hurry, self._hurry = self._hurry, trio.Event()
             hurry.set()
+
+    def _tell_why(self, step: Step) -> None:
+        """What changed, and what is waited for, once for each change; what one message came to, and what an order is for, only to
+        who looks for it. Heartbeats go out all the time for the same few reasons.
+        """
+        index, peer = step.state.link.index, short(self.config.me.peer)
+        if step.reason and step.reason != self.reason:
+            self.reason = step.reason
+            log.info("round", reason=step.reason, index=index, peer=peer)
+            self._tools.publish("round_reason", {"reason": step.reason})
+        if step.waiting and step.waiting != self.waiting:
+            self.waiting = step.waiting
+            log.info("round_waits", reason=step.waiting, index=index, peer=peer)
+        if step.remark:
+            log.debug("round_remark", reason=step.remark, index=index, peer=peer)
+        for action in step.actions:
+            if not isinstance(action, SendHeartbeat):
+                log.debug("round_order", order=type(action).__name__, reason=action.reason, index=index, peer=peer)
 
     def _tell_spine(self, before: RoundState) -> None:
         """Where this unit is the spine, the others hear where it stands; not between a flip and the machine's word of it."""
@@ -293,7 +309,7 @@ class RoundService:
         except PotluckError as error:
             if not isinstance(event, MessageArrived):
                 raise
-            return Step(self.state, (), f"dropped a message of {short(event.sender)}: {error.one_line()}")
+            return Step(self.state, remark=f"dropped a message of {short(event.sender)}: {error.one_line()}")
 
     async def _perform(self, action: Action) -> None:
         match action:

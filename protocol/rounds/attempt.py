@@ -52,12 +52,14 @@ suspected, will not bring them any more.
 LEAST_REDUCE_S: Final = 5.0
 """Below this a deadline measures the load of somebody's machine, not of its link."""
 
+NOT_LEADING: Final = "no attempt of ours is under way"
+
 
 def propose(state: RoundState, now_s: float) -> Step:
     """Plan the attempt that we lead and tell its members (rule 7)."""
     led, config = state.open.leading, state.config
     if led is None:
-        return Step(state)
+        return Step(state, remark=NOT_LEADING)
     others = _others(state, led, now_s)
     if 1 + len(others) < config.min_members:
         return stood_back(state, now_s, f"{1 + len(others)} of at least {config.min_members} members are here")
@@ -86,7 +88,7 @@ def propose(state: RoundState, now_s: float) -> Step:
     state = replace(state, open=replace(state.open, leading=led))
     alone = "alone, " if led.lone_voters else ""
     reason = f"opening round {proposal.index}, attempt {led.ballot.attempt}, {alone}with {len(members)} members"
-    return Step(state, (Send(tuple(sorted(proposal.participants)), proposal),), reason)
+    return Step(state, (Send(tuple(sorted(proposal.participants)), proposal, reason),), reason)
 
 
 def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ...]:
@@ -166,11 +168,13 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     """A result arrived at the leader: settle when every slice has one (rule 13)."""
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
-        return Step(state)
+        return Step(state, remark="a result is here; the leader of its attempt settles")
     headers = [state.open.results.get(part.first_chunk) for part in proposal.slices]
     results = [header for header in headers if header is not None]
     if len(results) < len(proposal.slices):
-        return Step(state)
+        return Step(
+            state, remark=f"{len(results)} of {len(proposal.slices)} results are here; expected all before settling"
+        )
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, config.target_tokens)
@@ -185,7 +189,7 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
     """What a quorum may have acked is settled again, byte for byte, under our ballot (rule 16)."""
     led = state.open.leading
     if led is None:
-        return Step(state)
+        return Step(state, remark=NOT_LEADING)
     settle = Settle(state.config.unit, state.link.commit, led.ballot, acked.record, holders)
     to = tuple(dict.fromkeys((*state.link.roster, state.config.me.peer)))
     return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
@@ -194,11 +198,11 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
 def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
     led = state.open.leading
     if led is None:
-        return Step(state)
+        return Step(state, remark=NOT_LEADING)
     commit = link_after(state.link, settle.record).commit
     deadline_s = now_s + state.config.settle_within_s
     led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=deadline_s)
-    return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle),), reason)
+    return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle, reason),), reason)
 
 
 def tick(state: RoundState, led: Leading, now_s: float) -> Step:
@@ -209,8 +213,13 @@ def tick(state: RoundState, led: Leading, now_s: float) -> Step:
     if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
     if now_s < led.deadline_s:
-        return Step(state)
+        return Step(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
+
+
+def leading_of(state: RoundState, led: Leading) -> str:
+    """What this peer leads, for a sentence."""
+    return f"attempt {led.ballot.attempt} of round {state.link.index + 1}, which we lead,"
 
 
 def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: float) -> bool:
@@ -224,12 +233,14 @@ def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: 
 def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
     proposal = state.open.proposal
     if proposal is None or proposal.ballot != led.ballot:  # our own proposal is still on its way to us
-        return Step(state) if now_s < led.deadline_s else failed(state, now_s, "the attempt did not begin")
+        if now_s >= led.deadline_s:
+            return failed(state, now_s, "the attempt did not begin")
+        return Step(state, waiting=f"{leading_of(state, led)} waits for its own proposal")
     missing = [part for part in proposal.slices if part.first_chunk not in state.open.results]
     is_late = now_s >= led.deadline_s
     lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
     if not lost:
-        return Step(state)
+        return Step(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
     return _mend(state, led, proposal, lost, now_s)
@@ -247,9 +258,9 @@ def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceS
     state = replace(state, open=replace(state.open, leading=led))
     reason = f"reducer {short(lost[0].reducer)} is gone or late; its slice is given to others"
     borrowed = _borrowed(proposal, mend)
-    orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend),)
+    orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend, reason),)
     if borrowed:  # they may not know the proposal yet
-        orders = (*orders, Send(borrowed, dataclasses.replace(proposal, slices=mend.slices)))
+        orders = (*orders, Send(borrowed, dataclasses.replace(proposal, slices=mend.slices), reason))
     return Step(state, orders, reason)
 
 
@@ -266,7 +277,14 @@ def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> Step:
     """An ack came in; with a quorum of them the commit exists (rule 15), a lone one with everybody's (rule 18)."""
     led = state.open.leading
     if led is None or led.settle is None or message.ballot != led.ballot or message.commit != led.commit:
-        return Step(state)
+        settled = led is not None and led.settle is not None
+        expected = (
+            f"attempt {led.ballot.attempt}, one record"
+            if led is not None and settled
+            else "none: nothing of ours is settled"
+        )
+        found = f"{short(sender)} acked attempt {message.ballot.attempt} of {short(message.ballot.peer)}"
+        return Step(state, remark=f"{found}, commit {short(message.commit)}; expected {expected}")
     led = replace(led, acks=MappingProxyType({**led.acks, sender: raw}))
     return certify(replace(state, open=replace(state.open, leading=led)))
 
@@ -274,15 +292,17 @@ def ack(state: RoundState, sender: PeerId, message: Ack, raw: bytes) -> Step:
 def certify(state: RoundState) -> Step:
     """Make the certificate when the acks suffice: asked after each ack, and after each goodbye, which makes the quorum smaller."""
     led = state.open.leading
-    if led is None or led.settle is None or state.open.committing is not None:
-        return Step(state)
+    if led is None or led.settle is None:
+        return Step(state, remark=NOT_LEADING)
+    if state.open.committing is not None:
+        return Step(state, remark="a commit is being applied already; no more acks are needed")
     certificate = _certificate(state, led, led.settle)
     if certificate is None:
-        return Step(state)
+        return Step(state, remark=f"{len(led.acks)} acks are here; expected {'all' if led.lone_voters else 'a quorum'}")
     # Told to ourselves like to anybody else: one path applies commits.
     committed = Committed(state.config.unit, certificate)
     reason = f"round {state.link.index + 1} has {len(certificate.acks)} acks"
-    return Step(state, (Send((state.config.me.peer,), committed),), reason)
+    return Step(state, (Send((state.config.me.peer,), committed, reason),), reason)
 
 
 def _certificate(state: RoundState, led: Leading, settle: Settle) -> Certificate | None:

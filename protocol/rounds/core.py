@@ -38,7 +38,7 @@ from protocol.rounds.messages import (
     ResultReady,
     Settle,
 )
-from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution, Send
+from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     AckLogged,
@@ -205,7 +205,7 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
         case Committed():
             return following.committed(state, sender, message, now_s)
     if message.unit != state.config.unit:
-        return Step(state)
+        return Step(state, remark=f"{short(sender)} speaks of unit {message.unit}; this is {state.config.unit}")
     if message.base != state.link.commit:
         return _other_base(state, sender, message)
     match message:
@@ -227,7 +227,7 @@ _BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | 
 def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> Step:
     ballot = message.promised if isinstance(message, Refusal) else message.ballot
     if is_absurd(state, ballot):
-        return Step(state, (), f"{short(sender)} named attempt {ballot.attempt}: nobody can have tried so often")
+        return Step(state, remark=f"{short(sender)} named attempt {ballot.attempt}: {_TOO_HIGH}")
     match message:
         case Settle():
             return voting.settled(state, sender, message, now_s)
@@ -240,7 +240,10 @@ def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, 
         case Promise():
             return _promise(state, sender, message, now_s)
         case Refusal():
-            return leading.refused(state, message, now_s)
+            return leading.refused(state, sender, message, now_s)
+
+
+_TOO_HIGH: Final = f"nobody can have tried so often, at most {MAX_ATTEMPT_JUMP} above what was heard of is believed"
 
 
 def is_absurd(state: RoundState, ballot: Ballot) -> bool:
@@ -255,7 +258,7 @@ def _promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) 
         try:
             link = link_after(state.link, message.acked.record)
         except RemoteProtocolError as error:
-            return Step(state, (), f"dropped a promise of {short(sender)}: {error.one_line()}")
+            return Step(state, remark=f"dropped a promise of {short(sender)}: {error.one_line()}")
         if link.is_lone:
             message = dataclasses.replace(message, acked=None)
     return leading.promise(state, sender, message, now_s)
@@ -269,10 +272,11 @@ def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> Step:
     if message.base not in state.tree.nodes:
         is_opening = isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest)
         reason = f"{short(sender)} speaks of commit {short(message.base)}, which we do not know"
-        return following.catch_up(state, sender, reason) if is_opening else Step(state)
+        return following.catch_up(state, sender, reason) if is_opening else Step(state, remark=reason)
+    passed = f"{short(sender)} speaks of commit {short(message.base)}; our head is {short(state.link.commit)}"
     if isinstance(message, Proposal | Settle | PromiseRequest | PreVoteRequest):
-        return Step(state, (AnswerWithCertificate(sender, message.base),))
-    return Step(state)
+        return Step(state, (AnswerWithCertificate(sender, message.base, passed),))
+    return Step(state, remark=passed)
 
 
 def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> Step:
@@ -280,12 +284,13 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
     if message.member.peer != sender or sender == state.config.me.peer:
         return Step(
             liveness.heard(state, sender, now_s),
-            (),
-            f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}",
+            remark=f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}; expected its own",
         )
     known = state.peers.get(sender, PeerView(sender, now_s))
     if known.member is not None and message.member.session < known.member.session:
-        return Step(liveness.heard(state, sender, now_s))  # of an earlier life, overtaken on its way
+        found, newest = message.member.session, known.member.session  # of an earlier life, overtaken on its way
+        remark = f"{short(sender)} sent a heartbeat of session {found}; session {newest} was heard already"
+        return Step(liveness.heard(state, sender, now_s), remark=remark)
     view = PeerView(
         sender,
         now_s,
@@ -315,9 +320,10 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
     if refusal:
         return Step(state, (), refusal)
     if opened.promised is not None and proposal.ballot < opened.promised:
-        return Step(state, (Send((sender,), Refusal(proposal.unit, proposal.base, opened.promised)),))
+        return Step(state, (voting.refusal(sender, proposal, opened.promised),))
     if opened.proposal is not None and proposal.ballot <= opened.proposal.ballot:
-        return Step(state)
+        newest = f"{_named(opened.proposal.ballot)} is under way; expected a higher one"
+        return Step(state, remark=f"{short(sender)} proposed {_named(proposal.ballot)}, but {newest}")
     opened = replace(
         opened,
         proposal=proposal,
@@ -330,42 +336,52 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
     reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"
     state = replace(state, open=opened)
     if opened.contribution is not None or opened.is_preparing:
-        return Step(state, (BeginExchange(proposal),), reason)
+        return Step(state, (BeginExchange(proposal, reason),), reason)
     # Reducing does not wait for our own snapshot: a slow trainer must cost nobody but itself.
     state = replace(state, open=replace(opened, is_preparing=True))
-    return Step(state, (PrepareContribution(proposal.base), BeginExchange(proposal)), reason)
+    return Step(state, (PrepareContribution(proposal.base, reason), BeginExchange(proposal, reason)), reason)
+
+
+def _named(ballot: Ballot) -> str:
+    return f"attempt {ballot.attempt} of {short(ballot.peer)}"
 
 
 def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
     config, ballot = state.config, proposal.ballot
     if ballot.peer != sender:
-        return f"{short(sender)} proposed under a ballot of {short(ballot.peer)}"
+        return f"{short(sender)} proposed under a ballot of {short(ballot.peer)}; expected its own"
     if ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
         return f"{short(sender)} proposed attempt 0, which belongs to the first of the base roster"
     if is_absurd(state, ballot):
-        return f"{short(sender)} proposed attempt {ballot.attempt}: nobody can have tried so often"
+        return f"{short(sender)} proposed attempt {ballot.attempt}: {_TOO_HIGH}"
     if proposal.index != state.link.index + 1:
-        return f"{short(sender)} proposed round {proposal.index} on commit {state.link.index}"
+        found = f"{short(sender)} proposed round {proposal.index} on commit {state.link.index}"
+        return f"{found}; expected round {state.link.index + 1}"
     if proposal.member(config.me.peer) != config.me:
         return "left out of the proposal: it names another session of ours, or none"
     if proposal.codec != config.codec or proposal.num_chunks != config.num_chunks:
-        return f"{short(sender)} proposed codec {proposal.codec} over {proposal.num_chunks} chunks, not the run's"
+        found = f"{short(sender)} proposed codec {proposal.codec} over {proposal.num_chunks} chunks"
+        return f"{found}, not the run's: {config.codec} over {config.num_chunks}"
     if (proposal.spine == NO_SPINE) != config.is_spine:
-        return f"{short(sender)} proposed a round of {proposal.unit} {'with' if config.is_spine else 'without'} a spine"
+        which, expected = ("with", "none") if config.is_spine else ("without", "one")
+        return f"{short(sender)} proposed a round of {proposal.unit} {which} a spine; expected {expected}"
     if state.spine is not None and state.spine.standing(proposal.spine) is Standing.OTHER:
-        return f"{short(sender)} stands on another lineage of the spine"
-    if state.open.committing is not None or state.is_leaving:
-        return "a commit on this base is already being applied, or we are leaving"
-    return ""
+        return f"{short(sender)} stands on another lineage of the spine than we, at {short(proposal.spine)}"
+    return _why_closed(state)
+
+
+def _why_closed(state: RoundState) -> str:
+    if state.open.committing is not None:
+        return f"a commit on this base is already being applied: {short(state.open.committing)}"
+    return "we are leaving: no round is joined any more" if state.is_leaving else ""
 
 
 def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
     """Slices have other reducers now; what keeps its reducer goes on (rule 12)."""
     opened, proposal = state.open, state.open.proposal
-    if proposal is None or mend.ballot != proposal.ballot or mend.ballot.peer != sender:
-        return Step(state)
-    if mend.revision <= opened.revision or mend.slices[-1].stop_chunk != state.config.num_chunks:
-        return Step(state)
+    problem = _why_not_mend(state, sender, mend)
+    if proposal is None or problem:
+        return Step(state, remark=problem)
     proposal = dataclasses.replace(proposal, slices=mend.slices)
     kept = {part.first_chunk: part for part in mend.slices}
     results = {
@@ -375,7 +391,20 @@ def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
     }
     opened = replace(opened, proposal=proposal, revision=mend.revision, results=MappingProxyType(results))
     reason = f"round {proposal.index}: slices were given to other reducers"
-    return Step(replace(state, open=opened), (BeginExchange(proposal),), reason)
+    return Step(replace(state, open=opened), (BeginExchange(proposal, reason),), reason)
+
+
+def _why_not_mend(state: RoundState, sender: PeerId, mend: Mend) -> str:
+    opened, proposal, found = state.open, state.open.proposal, f"{short(sender)} mends {_named(mend.ballot)}"
+    if proposal is None:
+        return f"{found}, but no attempt is under way here"
+    if mend.ballot != proposal.ballot or mend.ballot.peer != sender:
+        return f"{found}; expected {_named(proposal.ballot)}, by its leader"
+    if mend.revision <= opened.revision:
+        return f"{found} in revision {mend.revision}; expected one after {opened.revision}"
+    if mend.slices[-1].stop_chunk != state.config.num_chunks:
+        return f"{found} over {mend.slices[-1].stop_chunk} chunks; expected {state.config.num_chunks}"
+    return ""
 
 
 def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed) -> Step:
@@ -387,18 +416,21 @@ def _contribution_settled(state: RoundState, event: ContributionReady | Contribu
         reason = f"contributing {event.tokens} tokens"
     else:
         reason = "no delta to offer: the trainer is away; reducing only"
-    orders = (BeginExchange(opened.proposal),) if opened.proposal is not None else ()
+    orders = (BeginExchange(opened.proposal, reason),) if opened.proposal is not None else ()
     return Step(replace(state, open=opened), orders, reason)
 
 
 def _result(state: RoundState, message: ResultReady, now_s: float) -> Step:
     opened = state.open
     if opened.proposal is None or message.ballot != opened.proposal.ballot:
-        return Step(state)
+        expected = (
+            "no attempt is under way here" if opened.proposal is None else f"expected {_named(opened.proposal.ballot)}"
+        )
+        return Step(state, remark=f"dropped a result of {_named(message.ballot)}: {expected}")
     try:
         header = open_result(state.config, opened.proposal, message)
     except (RemoteProtocolError, VersionError) as error:
-        return Step(state, (), f"dropped a result: {error.one_line()}")
+        return Step(state, remark=f"dropped a result: {error.one_line()}")
     results = MappingProxyType({**opened.results, header.first_chunk: header})
     return attempt.results_changed(replace(state, open=replace(opened, results=results)), now_s)
 

@@ -36,17 +36,18 @@ NUM_FORWARDS = 2
 
 def catch_up(state: RoundState, source: PeerId, reason: str) -> Step:
     """Ask somebody who seems to know more."""
-    return Step(state, (CatchUp(source, known_commits(state.tree, state.link.commit)),), reason)
+    return Step(state, (CatchUp(source, known_commits(state.tree, state.link.commit), reason),), reason)
 
 
 def committed(state: RoundState, sender: PeerId, message: Committed, now_s: float) -> Step:
     """A certificate: verified on its parent, wherever in the tree that is; unknown parents are asked for."""
     if message.unit != state.config.unit:
-        return Step(state)
+        found = f"{short(sender)} sent a commit of unit {message.unit}"
+        return Step(state, remark=f"{found}; this is {state.config.unit}")
     try:
         added = _with_certificate(state, message.certificate)
     except (RemoteProtocolError, VersionError) as error:
-        return Step(state, (), f"dropped a certificate of {short(sender)}: {error.one_line()}")
+        return Step(state, remark=f"dropped a certificate of {short(sender)}: {error.one_line()}")
     if added is None:
         return catch_up(state, sender, f"{short(sender)} sent a commit on a base that we do not know")
     return consider(added, sender, now_s)
@@ -58,9 +59,9 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> S
         try:
             added = _with_certificate(state, certificate)
         except (RemoteProtocolError, VersionError) as error:
-            return Step(state, (), f"dropped a certificate of {short(event.source)}: {error.one_line()}")
+            return Step(state, remark=f"dropped a certificate of {short(event.source)}: {error.one_line()}")
         if added is None:
-            return Step(state, (), f"{short(event.source)} sent commits on a base that we do not know")
+            return Step(state, remark=f"{short(event.source)} sent commits on a base that we do not know")
         state = added
     return consider(state, event.source, now_s)
 
@@ -77,13 +78,15 @@ def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState
 
 def consider(state: RoundState, source: PeerId | None, now_s: float) -> Step:
     """Whether another commit is to be followed: the next one of our lineage, or another lineage altogether."""
-    if state.open.committing is not None or (state.switching is not None and state.switching.is_flipping):
-        return Step(state)
+    if state.open.committing is not None:
+        return Step(state, remark="nothing else is followed while a commit is being applied")
+    if state.switching is not None and state.switching.is_flipping:
+        return Step(state, remark="nothing else is followed while the lineage is being switched")
     if state.switching is not None and state.switching.is_prepared:
         return _flip(state, state.switching, now_s)
     target = best_head(state.tree, spine=state.spine)
     if target == state.link.commit:
-        return Step(state)
+        return Step(state, remark="nothing to follow: no commit that is known is preferred to our head")
     ahead = state.tree.path(state.link.commit, target)
     if ahead and not _needs_state(state, ahead):
         return _commit_next(state, ahead[0].link, ahead[0].certificate, source)
@@ -98,7 +101,7 @@ def _go_on(preparing: Step, source: PeerId | None) -> Step:
     if not ahead or _needs_state(state, ahead):
         return preparing
     own = _commit_next(state, ahead[0].link, ahead[0].certificate, source)
-    return Step(own.state, (*preparing.actions, *own.actions), preparing.reason)
+    return Step(own.state, (*preparing.actions, *own.actions), preparing.reason or own.reason)
 
 
 def _needs_state(state: RoundState, ahead: tuple[TreeNode, ...]) -> bool:
@@ -110,9 +113,10 @@ def _needs_state(state: RoundState, ahead: tuple[TreeNode, ...]) -> bool:
 
 def _commit_next(state: RoundState, link: ChainLink, certificate: Certificate | None, source: PeerId | None) -> Step:
     if certificate is None:
-        return Step(state)
+        return Step(state, remark=f"commit {link.index} has no certificate: it is the start of the run")
     state = replace(state, open=replace(state.open, committing=link.commit, leading=None))
-    return Step(state, (Commit(link, certificate, _holders(state, link, source)),))
+    reason = f"round {link.index} is decided: it is applied as soon as its bytes are here"
+    return Step(state, (Commit(link, certificate, _holders(state, link, source), reason),), reason)
 
 
 def _holders(state: RoundState, link: ChainLink, source: PeerId | None) -> tuple[PeerId, ...]:
@@ -125,24 +129,24 @@ def _holders(state: RoundState, link: ChainLink, source: PeerId | None) -> tuple
 def _prepare_switch(state: RoundState, target: CommitId, source: PeerId | None) -> Step:
     switching = state.switching
     if switching is not None and state.tree.path(switching.target, target) is not None:
-        return Step(state)  # what came after it follows when we are there
+        # what came after it follows when we are there
+        return Step(state, remark=f"lineage {short(switching.target)} is being brought here already")
     fork = state.tree.common(state.link.commit, target)
     path = state.tree.path(fork, target) if fork is not None else None
     if fork is None or not path:
         return Step(state, (), "another lineage forked off deeper than we remember")
     link = path[-1].link
     state = replace(state, switching=Switching(fork, target))
-    order = PrepareSwitch(fork, path, _holders(state, link, source))
     what = f"we are {len(path)} commits behind" if fork == state.link.commit else "another lineage is preferred to ours"
     reason = f"{what}: bringing {short(target)} with {link.total_tokens} tokens here"
-    return Step(state, (order,), reason)
+    return Step(state, (PrepareSwitch(fork, path, _holders(state, link, source), reason),), reason)
 
 
 def switch_prepared(state: RoundState, event: SwitchPrepared, now_s: float) -> Step:
     """Everything is here: it is flipped to as soon as no commit of our own is being applied."""
     switching = state.switching
     if switching is None or switching.target != event.target:
-        return Step(state)
+        return Step(state, remark=f"lineage {short(event.target)} is here, and no longer wanted")
     return consider(replace(state, switching=replace(switching, is_prepared=True)), None, now_s)
 
 
@@ -156,8 +160,9 @@ def _flip(state: RoundState, switching: Switching, now_s: float) -> Step:
         return consider(replace(state, switching=None), None, now_s)
     opened = replace(state.open, leading=None, gathering=None)
     state = replace(state, switching=replace(switching, is_flipping=True), open=opened)
-    orders: tuple[Action, ...] = (EndExchange(state.link.commit, "switching lineages"), Switch(fork, path))
-    return Step(state, orders, f"switching to lineage {short(target)}")
+    reason = f"switching to lineage {short(target)}"
+    orders: tuple[Action, ...] = (EndExchange(state.link.commit, "switching lineages"), Switch(fork, path, reason))
+    return Step(state, orders, reason)
 
 
 def spine_moved(state: RoundState, event: SpineMoved, now_s: float) -> Step:
@@ -172,14 +177,14 @@ def would_switch(state: RoundState, spine: SpineView) -> Switch | None:
     path = state.tree.path(fork, target) if fork is not None else None
     if fork is None or fork == state.link.commit or not path:
         return None
-    return Switch(fork, path)
+    return Switch(fork, path, f"lineage {short(target)} goes with the spine")
 
 
 def flip_ordered(state: RoundState, event: FlipOrdered) -> Step:
     """Change lineages together with the spine, unless the head is moving already; whoever orders it looks at what became of it."""
     is_moving = state.open.committing is not None or (state.switching is not None and state.switching.is_flipping)
     if is_moving or state.tree.path(event.fork, state.link.commit) is None:
-        return Step(state)
+        return Step(state, remark="not switched with the spine: our own head is moving, or was never on that fork")
     target = event.path[-1].link.commit
     opened = replace(state.open, leading=None, gathering=None)
     switching = Switching(event.fork, target, is_prepared=True, is_flipping=True, is_with_spine=True)
@@ -191,7 +196,7 @@ def flip_ordered(state: RoundState, event: FlipOrdered) -> Step:
 def switch_failed(state: RoundState, event: SwitchFailed) -> Step:
     """Stay where we are; somebody will speak of the other lineage again."""
     if state.switching is None or state.switching.target != event.target:
-        return Step(state)
+        return Step(state, remark=f"lineage {short(event.target)} did not come, and is no longer wanted: {event.why}")
     return Step(replace(state, switching=None), (), f"cannot switch lineages: {event.why}")
 
 
@@ -209,7 +214,8 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     """A certified commit is applied: the next round begins on it."""
     old = state.link
     if event.link.parent != old.commit:
-        return Step(state)
+        found = f"commit {short(event.link.commit)} was applied"
+        return Step(state, remark=f"{found}; expected one that follows our head {short(old.commit)}")
     forward = _forward_targets(state)
     record = event.link.record
     state = replace(
@@ -223,7 +229,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     reason = f"round {event.link.index} committed{alone}: {counted} counted, {event.link.total_tokens} tokens in all"
     actions: list[Action] = [EndExchange(old.commit, "committed")]
     if forward:
-        actions.append(Send(forward, Committed(state.config.unit, event.certificate)))
+        actions.append(Send(forward, Committed(state.config.unit, event.certificate), reason))
     considered = consider(state, None, now_s)
     return Step(considered.state, (*actions, *_tell_opener(state, now_s), *considered.actions), reason)
 
@@ -235,7 +241,8 @@ def _tell_opener(state: RoundState, now_s: float) -> tuple[Action, ...]:
     opener = first_opener(state.link.commit, state.link.roster)
     if opener not in state.peers:
         return ()
-    return (SendHeartbeat((opener,), own_heartbeat(state, now_s), is_question=True),)
+    why = "it opens the next round, and is to know that we are at its base"
+    return (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),)
 
 
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
@@ -272,7 +279,7 @@ def _forward_targets(state: RoundState) -> tuple[PeerId, ...]:
 def stalled(state: RoundState, event: CommitStalled, now_s: float) -> Step:
     """The bytes of a commit could not be had; the round goes on as it was, and whoever brings it next is asked."""
     if state.open.committing != event.commit:
-        return Step(state)
+        return Step(state, remark=f"commit {short(event.commit)} stalled, and is no longer waited for: {event.why}")
     opened = replace(state.open, committing=None, stalled=event.commit)
     state, reason = replace(state, open=opened), f"commit waits: {event.why}"
     if state.switching is not None and state.switching.is_prepared:

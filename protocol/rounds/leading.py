@@ -52,25 +52,77 @@ def expected_opener(state: RoundState) -> PeerId:
 
 
 def tick(state: RoundState, now_s: float) -> Step:
-    """Open, take over, or end an attempt that ran out of time."""
-    if state.open.committing is not None or (state.switching is not None and state.switching.is_flipping):
-        return Step(state)
+    """Open, take over, or end an attempt that ran out of time; else say what is waited for."""
+    if state.open.committing is not None:
+        return Step(state, waiting=f"round {state.link.index + 1} is decided and being applied")
+    if state.switching is not None and state.switching.is_flipping:
+        return Step(state, waiting=f"the lineage is being switched to {short(state.switching.target)}")
     if state.open.leading is not None:
         return _tick_leading(state, state.open.leading, now_s)
     if state.open.proposal is None and state.open.acked is None and not is_due(state, now_s):
         is_new = state.open.due_since_s is not None
-        return Step(replace(state, open=replace(state.open, due_since_s=None)) if is_new else state)
+        state = replace(state, open=replace(state.open, due_since_s=None)) if is_new else state
+        return Step(state, waiting=_until_due(state))
     if state.open.due_since_s is None:
         state = replace(state, open=replace(state.open, due_since_s=now_s))
-    if not state.can_contribute or state.is_leaving or now_s < state.open.quiet_until_s:
-        return Step(state)
+    kept = _why_no_attempt(state, now_s)
+    if kept:
+        return Step(state, waiting=f"{_open_round(state)}; {kept}")
     first = Ballot(0, state.config.me.peer)
     if _may_open_first(state) and quorum_in_reach(state, first, now_s):
-        members = {first.peer, *(view.peer for view in caught_up(state, now_s))}
-        is_time = is_due(state, now_s) and not _is_early(state, now_s) and may_hand_on(state, first, members, now_s)
-        return _open_first(state, now_s) if is_time else Step(state)
+        kept = _why_not_open(state, first, now_s)
+        return Step(state, waiting=kept) if kept else _open_first(state, now_s)
     waited_s = _waited_s(state, now_s)
-    return _ask(state, waited_s, now_s) if waited_s is not None else Step(state)
+    if waited_s is None:
+        return Step(state, waiting=_until_take_over(state))
+    return _ask(state, waited_s, now_s)
+
+
+def _until_due(state: RoundState) -> str:
+    if state.run_tokens >= state.config.total_tokens:
+        return f"the run is over: all {state.config.total_tokens} tokens are committed"
+    return (
+        f"training: round {state.link.index + 1} is opened at {state.link.target_tokens} ready tokens, "
+        f"or {state.config.longest_interval_s:g} s after the last one"
+    )
+
+
+def _open_round(state: RoundState) -> str:
+    what = "is due" if state.open.proposal is None else "is under way"
+    return f"round {state.link.index + 1} {what}"
+
+
+def _why_no_attempt(state: RoundState, now_s: float) -> str:
+    if not state.can_contribute:
+        return "we lead none while there is nothing verified to train on, or no trainer"
+    if state.is_leaving:
+        return "we are leaving"
+    return (
+        "our next attempt waits: the last one ended, or another one came first"
+        if now_s < state.open.quiet_until_s
+        else ""
+    )
+
+
+def _why_not_open(state: RoundState, first: Ballot, now_s: float) -> str:
+    if not is_due(state, now_s):
+        return _until_due(state)
+    late = _who_is_late(state, now_s)
+    if late is not None:
+        return f"{_open_round(state)}; {short(late)} is waited for, which has not told yet that it applied the last one"
+    members = {first.peer, *(view.peer for view in caught_up(state, now_s))}
+    if not may_hand_on(state, first, members, now_s):
+        return f"{_open_round(state)}; expected are caught-up peers that are a quorum of the base roster"
+    return ""
+
+
+def _until_take_over(state: RoundState) -> str:
+    opener, proposal = expected_opener(state), state.open.proposal
+    if opener == state.config.me.peer:
+        return f"{_open_round(state)}; we lead it again when it is our turn"
+    if proposal is None:
+        return f"{_open_round(state)}; {short(opener)} is expected to open it"
+    return f"{_open_round(state)}: attempt {proposal.ballot.attempt}, led by {short(opener)}"
 
 
 def _may_open_first(state: RoundState) -> bool:
@@ -80,7 +132,7 @@ def _may_open_first(state: RoundState) -> bool:
     return is_first and state.may_vote and opened.promised is None and opened.proposal is None and opened.acked is None
 
 
-def _is_early(state: RoundState, now_s: float) -> bool:
+def _who_is_late(state: RoundState, now_s: float) -> PeerId | None:
     """Somebody who is there and close behind has not told yet that it applied the last commit. Where rounds follow each other closely,
     opening without it would leave the roster to the fastest, and one that is alone in the roster would run ahead of all others for
     ever. Waiting costs nothing: training goes on.
@@ -95,8 +147,8 @@ def _is_early(state: RoundState, now_s: float) -> bool:
         is_close = 0 < state.link.index - head.index <= CLOSE_BEHIND and head.can_contribute
         is_behind = is_close and state.tree.path(head.head, state.link.commit) is not None
         if is_voter or (is_behind and waited_s < _follower_patience_s(state, view)):
-            return True
-    return False
+            return view.peer
+    return None
 
 
 def _follower_patience_s(state: RoundState, view: PeerView) -> float:
@@ -161,7 +213,8 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
     lone_voters: tuple[PeerId, ...] = ()
     if not quorum_in_reach(state, ballot, now_s):
         if not may_be_lone(state, now_s):
-            return Step(state, (), "no quorum of the base roster in reach; training goes on")
+            reason = "no quorum of the base roster in reach; training goes on"
+            return Step(state, (), reason, waiting=reason)
         lone_voters = tuple(sorted([*(view.peer for view in caught_up(state, now_s)), config.me.peer]))
     led = Leading(
         ballot,
@@ -173,9 +226,8 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
     state = replace(state, open=replace(opened, leading=led))
     others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
     request = PreVoteRequest(config.unit, state.link.commit, ballot, waited_s, lone=bool(lone_voters))
-    asked = Step(
-        state, (Send(others, request),) if others else (), f"asking whether attempt {ballot.attempt} is wanted"
-    )
+    reason = f"asking whether attempt {ballot.attempt} is wanted"
+    asked = Step(state, (Send(others, request, reason),) if others else (), reason)
     return _after_pre_votes(asked, now_s)
 
 
@@ -194,11 +246,17 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) 
     """An answer to our question; one objection is enough to wait when it makes a quorum impossible for now."""
     led = state.open.leading
     if led is None or led.stage != "asking" or message.ballot != led.ballot:
-        return Step(state)
+        return Step(state, remark=_unasked(f"a pre-vote of {short(sender)}", message.ballot, led))
     if message.objection:
         return Step(state, (), f"{short(sender)} objects: {message.objection}")
     led = replace(led, pre_votes=led.pre_votes | {sender})
-    return _after_pre_votes(Step(replace(state, open=replace(state.open, leading=led))), now_s)
+    remark = f"{short(sender)} wants attempt {led.ballot.attempt}, too: {len(led.pre_votes)} do; expected a quorum"
+    return _after_pre_votes(Step(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
+
+
+def _unasked(what: str, ballot: Ballot, led: Leading | None) -> str:
+    expected = "none: no attempt of ours asks" if led is None else f"attempt {led.ballot.attempt}, which is {led.stage}"
+    return f"{what} for attempt {ballot.attempt} of {short(ballot.peer)}; expected {expected}"
 
 
 def _after_pre_votes(step: Step, now_s: float) -> Step:
@@ -224,14 +282,14 @@ def _promise_to_ourselves(state: RoundState, led: Leading) -> Step:
     )
     what = "without a quorum" if led.lone_voters else f"of round {state.link.index + 1}"
     reason = f"leading attempt {led.ballot.attempt} {what}"
-    return Step(replace(state, open=opened), (LogPromise(state.link.commit, led.ballot),), reason)
+    return Step(replace(state, open=opened), (LogPromise(state.link.commit, led.ballot, reason),), reason)
 
 
 def own_promise_logged(state: RoundState, now_s: float) -> Step:
     """Our promise is on disk: attempt 0 is proposed, any other asks the voters for theirs."""
     led = state.open.leading
     if led is None or led.stage != "promising" or led.is_promised:
-        return Step(state)
+        return Step(state, remark="our own promise is on disk, and no attempt of ours waits for it")
     config = state.config
     led = replace(led, is_promised=True)
     if led.ballot.attempt == 0:
@@ -242,16 +300,18 @@ def own_promise_logged(state: RoundState, now_s: float) -> Step:
     state = replace(state, open=replace(state.open, leading=led))
     others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
     request = PromiseRequest(config.unit, state.link.commit, led.ballot)
-    return _after_promises(Step(state, (Send(others, request),) if others else ()), now_s)
+    why = f"attempt {led.ballot.attempt} is wanted: it needs the promises of a quorum"
+    return _after_promises(Step(state, (Send(others, request, why),) if others else (), remark=why), now_s)
 
 
 def promise(state: RoundState, sender: PeerId, message: Promise, now_s: float) -> Step:
     """A promise came in; with a quorum of them, finish what may be decided, or propose (rule 16)."""
     led = state.open.leading
     if led is None or led.stage != "promising" or not led.is_promised or message.ballot != led.ballot:
-        return Step(state)
+        return Step(state, remark=_unasked(f"a promise of {short(sender)}", message.ballot, led))
     led = replace(led, promises=MappingProxyType({**led.promises, sender: message}))
-    return _after_promises(Step(replace(state, open=replace(state.open, leading=led))), now_s)
+    remark = f"{len(led.promises)} promised attempt {led.ballot.attempt}; expected a quorum"
+    return _after_promises(Step(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
 
 
 def _after_promises(step: Step, now_s: float) -> Step:
@@ -282,18 +342,19 @@ def _joined(first: Step, then: Step) -> Step:
 def _tick_leading(state: RoundState, led: Leading, now_s: float) -> Step:
     if led.stage in ("asking", "promising"):
         if now_s < led.deadline_s:
-            return Step(state)
+            needed = "a quorum that wants it" if led.stage == "asking" else "promises of a quorum"
+            return Step(state, waiting=f"{attempt.leading_of(state, led)} waits for {needed}")
         if led.stage == "asking":
             return attempt.stood_back(state, now_s, "too few find the opener gone; waiting for it")
         return attempt.failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while promising")
     return attempt.tick(state, led, now_s)
 
 
-def refused(state: RoundState, message: Refusal, now_s: float) -> Step:
+def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -> Step:
     """Somebody promised a higher ballot: stand back, and start above it if it comes to nothing."""
     opened, led = state.open, state.open.leading
     state = replace(state, open=replace(opened, highest_attempt=max(opened.highest_attempt, message.promised.attempt)))
     if led is None or message.promised <= led.ballot:
-        return Step(state)
+        return Step(state, remark=_unasked(f"a refusal of {short(sender)}", message.promised, led))
     reason = f"attempt {message.promised.attempt} of {short(message.promised.peer)} came first"
     return attempt.failed(state, now_s, reason)

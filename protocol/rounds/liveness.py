@@ -57,7 +57,8 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     answered = voting.answer_pre_votes(state, now_s)
     drops = _drop_suspects(answered.state, now_s)
     led = leading.tick(answered.state, now_s)
-    return Step(led.state, (*beats, *answered.actions, *drops, *led.actions), led.reason or answered.reason)
+    orders = (*beats, *answered.actions, *drops, *led.actions)
+    return Step(led.state, orders, led.reason or answered.reason, waiting=led.waiting)
 
 
 def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
@@ -98,7 +99,7 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
         return state, ()
     targets = _heartbeat_targets(state)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
-    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s)),) if targets else ()
+    return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason="it is time again"),) if targets else ()
 
 
 def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
@@ -171,7 +172,8 @@ def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:
     """A connection was refused or reset: a death at once, no waiting. An answer that came later may have been told before."""
     view = state.peers.get(event.peer)
     if view is None or view.lost or view.heard_at_s > event.at_s:
-        return Step(state)
+        known = "is not known" if view is None else "is gone already" if view.lost else "was heard since"
+        return Step(state, remark=f"a connection to {short(event.peer)} was refused or reset, but it {known}")
     return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused or reset")
 
 
@@ -181,7 +183,8 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
     """
     view = state.peers.get(sender)
     if view is None or leave.member.peer != sender:
-        return Step(state)
+        found = f"{short(sender)} said goodbye for {short(leave.member.peer)}"
+        return Step(state, remark=f"{found}; expected for itself, by somebody who is known")
     state = with_view(state, replace(view, left=True))
     is_first = sender in state.link.roster and sender not in state.open.leaves
     if is_first and leave.unit == state.config.unit and _is_vote_on_head(state, leave) and raw:
@@ -189,7 +192,8 @@ def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s
         state = replace(state, open=replace(state.open, leaves=leaves))
     certified = attempt.certify(state)
     gone = _gone(certified.state, sender, now_s, "left")
-    return Step(gone.state, (*certified.actions, *gone.actions), certified.reason or gone.reason)
+    orders, reason = (*certified.actions, *gone.actions), certified.reason or gone.reason
+    return Step(gone.state, orders, reason, waiting=gone.waiting)
 
 
 def _is_vote_on_head(state: RoundState, leave: Leave) -> bool:
@@ -208,7 +212,7 @@ def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> Step:
     if proposal is not None and state.open.exchange is not None and proposal.member(peer) is not None:
         drops = (DropMember(peer, "left" if what == "left" else "lost"),)
     led = leading.tick(state, now_s)
-    return Step(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}")
+    return Step(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}", waiting=led.waiting)
 
 
 def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:

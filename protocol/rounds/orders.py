@@ -1,8 +1,12 @@
-"""What the round machine orders. Whoever drives it performs the orders as given and reports back by events (state.py)."""
+"""What the round machine orders. Whoever drives it performs the orders as given and reports back by events (state.py).
+
+Each order says in `reason` why it is given, in a sentence for the log; two orders that ask for the same are equal whatever they say.
+What `EndExchange` and `DropMember` say is part of the order: it is passed on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.chain import ChainLink
@@ -16,6 +20,7 @@ class Send:
 
     to: tuple[PeerId, ...]
     message: RoundMessage
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class SendHeartbeat:
     to: tuple[PeerId, ...]
     heartbeat: Heartbeat
     is_question: bool = False
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class PrepareContribution:
     """Take the delta at the next step boundary, encode it once, write its root to disk; answer ContributionReady."""
 
     base: CommitId
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class BeginExchange:
     """
 
     proposal: Proposal
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class GatherBytes:
     """Bring all bytes that the record names to our disk, from its holders; answer BytesHeld."""
 
     settle: Settle
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class LogAck:
     record: bytes
     commit: CommitId
     lone: bool = False
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ class LogPromise:
 
     base: CommitId
     ballot: Ballot
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class Commit:
     link: ChainLink
     certificate: Certificate
     holders: tuple[PeerId, ...]
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,7 @@ class AnswerWithCertificate:
 
     to: PeerId
     base: CommitId
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,7 @@ class LogLeave:
     """Write to disk that we ack nothing on this base any more; answer LeaveLogged. `leave` is what will be said."""
 
     leave: Leave
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,7 @@ class CatchUp:
 
     source: PeerId
     known: tuple[CommitId, ...]
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +141,7 @@ class PrepareSwitch:
     fork: CommitId
     path: tuple[TreeNode, ...]
     holders: tuple[PeerId, ...]
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,7 @@ class Switch:
 
     fork: CommitId
     path: tuple[TreeNode, ...]
+    reason: str = field(default="", compare=False)
 
 
 Action = (

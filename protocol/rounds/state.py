@@ -469,8 +469,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one event led to. `reason` is a sentence for logs and status, "" when there is nothing to say."""
+    """What one event led to, and why, in sentences for log and status. Each is "" when there is nothing to say.
+
+    Attributes:
+        reason: what was decided about the round, or changed in it.
+        remark: why an event was refused or passed over: what came, and what was expected. Of interest to who looks for it.
+        waiting: why time passed and nothing was done about the round. No number in it changes while the cause stays the same, or
+            every tick would be news.
+    """
 
     state: RoundState
     actions: tuple[Action, ...] = ()
     reason: str = ""
+    remark: str = ""
+    waiting: str = ""

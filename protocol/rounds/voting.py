@@ -5,9 +5,11 @@ Acks, promises and goodbyes are durable before they are told. A pre-vote binds n
 
 from __future__ import annotations
 
+from typing import Final
+
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
-from protocol.ids import PeerId, short
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import leading
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.messages import (
@@ -21,6 +23,7 @@ from protocol.rounds.messages import (
     PreVoteRequest,
     Promise,
     PromiseRequest,
+    Proposal,
     Refusal,
     Settle,
 )
@@ -47,29 +50,51 @@ MAX_ASKED = 64
 def settled(state: RoundState, sender: PeerId, settle: Settle, now_s: float) -> Step:
     """A settled record: gather its bytes before anything is acked (rule 14)."""
     opened = state.open
-    if settle.ballot.peer != sender or opened.committing is not None or state.is_leaving:
-        return Step(state)
-    if settle.ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
-        return Step(state, (), f"{short(sender)} settled attempt 0, which belongs to the first of the base roster")
+    refused = _why_not_settled(state, sender, settle)
+    if refused:
+        return Step(state, remark=refused)
     if opened.promised is not None and settle.ballot < opened.promised:
-        return Step(state, (Send((sender,), Refusal(settle.unit, settle.base, opened.promised)),))
+        return Step(state, (refusal(sender, settle, opened.promised),))
     try:
         link = link_after(state.link, settle.record)
     except RemoteProtocolError as error:
-        return Step(state, (), f"refused a settled record: {error.one_line()}")
+        return Step(state, remark=f"refused a settled record of {short(sender)}: {error.one_line()}")
     acked = opened.acked_lone if link.is_lone else opened.acked
     if acked is not None and acked.ballot == settle.ballot:
         if acked.record != settle.record:  # one record for a ballot, for ever (rule 13)
-            return Step(state, (), f"{short(sender)} settled two records in one ballot; the first stands")
+            return Step(state, remark=f"{short(sender)} settled two records in one ballot; the first stands")
         # written once more before it is said once more: a full disk may have refused it the first time
-        return Step(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone),))
+        why = f"{short(sender)} asks again for the ack of attempt {settle.ballot.attempt}"
+        return Step(state, (LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why),))
     if opened.gathering is not None and settle.ballot <= opened.gathering.ballot:
-        return Step(state)
+        gathering = f"the bytes of attempt {opened.gathering.ballot.attempt} are being gathered"
+        remark = f"{short(sender)} settled attempt {settle.ballot.attempt}, but {gathering}; expected a higher one"
+        return Step(state, remark=remark)
     problem = _why_not_ack(state, link, now_s)
     if problem:
         return Step(state, (), problem)
     state = replace(state, open=replace(opened, gathering=settle))
-    return Step(state, (GatherBytes(settle),))
+    why = f"attempt {settle.ballot.attempt} of round {link.index} is settled: its bytes come to our disk before our ack"
+    return Step(state, (GatherBytes(settle, why),))
+
+
+def _why_not_settled(state: RoundState, sender: PeerId, settle: Settle) -> str:
+    if settle.ballot.peer != sender:
+        return f"{short(sender)} settled under a ballot of {short(settle.ballot.peer)}; expected its own"
+    if state.open.committing is not None:
+        return f"{short(sender)} settled a record, but {short(state.open.committing)} is being applied on this base"
+    if state.is_leaving:
+        return f"{short(sender)} settled a record, but we are leaving: nothing is acked any more"
+    if settle.ballot.attempt == 0 and sender != first_opener(state.link.commit, state.link.roster):
+        return f"{short(sender)} settled attempt 0, which belongs to the first of the base roster"
+    return ""
+
+
+def refusal(to: PeerId, message: Proposal | Settle | PromiseRequest, promised: Ballot, above: str = "it or ") -> Send:
+    """No to a ballot below the promised one; `above` is empty where the promised one itself would not do either."""
+    found = f"attempt {message.ballot.attempt} of {short(message.ballot.peer)}"
+    held = f"attempt {promised.attempt} of {short(promised.peer)} is promised here"
+    return Send((to,), Refusal(message.unit, message.base, promised), f"refused {found}: {held}; expected {above}more")
 
 
 def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
@@ -79,11 +104,13 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     if not state.may_vote and not link.is_lone:
         return "no vote on this base: this disk does not know what its peer voted before"
     if record.outer != state.config.outer or record.codec != state.config.codec:
-        return f"refused a record with outer step {record.outer} and codec {record.codec}: not the run's"
+        found = f"refused a record with outer step {record.outer} and codec {record.codec}"
+        return f"{found}: not the run's, {state.config.outer} and {state.config.codec}"
     if record.slices[-1].stop_chunk != state.config.num_chunks:
         return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
     if (record.spine == NO_SPINE) != state.config.is_spine:
-        return f"refused a record of {record.unit} {'with' if state.config.is_spine else 'without'} a spine commit"
+        found, expected = ("with", "none") if state.config.is_spine else ("without", "one")
+        return f"refused a record of {record.unit} {found} a spine commit; expected {expected}"
     if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
     return ""
@@ -93,11 +120,11 @@ def bytes_held(state: RoundState, event: BytesHeld) -> Step:
     """All bytes are on disk: the ack may be written."""
     opened, settle = state.open, event.settle
     if settle.base != state.link.commit or opened.gathering != settle or state.is_leaving:
-        return Step(state)
+        attempt = f"the bytes of attempt {settle.ballot.attempt} on {short(settle.base)} are here"
+        return Step(state, remark=f"{attempt}, but {'we are leaving' if state.is_leaving else 'nobody waits for them'}")
     opened = replace(opened, gathering=None)
     if opened.promised is not None and settle.ballot < opened.promised:
-        state = replace(state, open=opened)
-        return Step(state, (Send((settle.ballot.peer,), Refusal(settle.unit, settle.base, opened.promised)),))
+        return Step(replace(state, open=opened), (refusal(settle.ballot.peer, settle, opened.promised),))
     link = link_after(state.link, settle.record)
     entry = AckedRecord(settle.ballot, settle.record)
     # The log is written in the order of these orders, so a promise asked for from here on is written after this ack and names it.
@@ -105,16 +132,22 @@ def bytes_held(state: RoundState, event: BytesHeld) -> Step:
         opened = replace(opened, acked_lone=entry, promised=settle.ballot)
     else:
         opened = replace(opened, acked=entry, promised=settle.ballot)
-    order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone)
+    why = f"all bytes of round {link.index} are on our disk"
+    order = LogAck(settle.base, settle.ballot, settle.record, link.commit, link.is_lone, why)
     return Step(replace(state, open=opened), (order,))
 
 
 def ack_logged(state: RoundState, event: AckLogged) -> Step:
     """The ack is on disk: it may be told."""
     if event.base != state.link.commit:
-        return Step(state)
+        return Step(state, remark=_moved("an ack", event.base, state))
     ack = Ack(state.config.unit, event.base, event.ballot, event.commit)
-    return Step(state, (Send((event.ballot.peer,), ack),), f"acked round {state.link.index + 1}")
+    reason = f"acked round {state.link.index + 1}"
+    return Step(state, (Send((event.ballot.peer,), ack, reason),), reason)
+
+
+def _moved(what: str, base: CommitId, state: RoundState) -> str:
+    return f"{what} on {short(base)} is on disk and told to nobody: our head is {short(state.link.commit)}"
 
 
 # --- before a take-over -------------------------------------------------------------------------------------------------------
@@ -123,19 +156,26 @@ def ack_logged(state: RoundState, event: AckLogged) -> Step:
 def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> Step:
     """Somebody asks whether it may take over: agree when we, too, find the opener gone or overdue (rule 6)."""
     if request.ballot.peer != sender:
-        return Step(state)
+        remark = f"{short(sender)} asked about a ballot of {short(request.ballot.peer)}; expected its own"
+        return Step(state, remark=remark)
     objection = _objection(state, sender, request, now_s)
     if objection is not None:
-        return Step(state, (_answer(state, request.ballot.peer, request, objection),))
+        return Step(state, (_answer(state, sender, request.ballot, objection),))
     opener = leading.expected_opener(state)
     question = PendingPreVote(sender, request.ballot, opener, now_s)
     asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
     state = replace(state, open=replace(state.open, asked=asked))
-    return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), is_question=True),))
+    why = f"{short(sender)} would take over from {short(opener)}: is it there?"
+    return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),))
 
 
-def _answer(state: RoundState, asker: PeerId, request: PreVoteRequest, objection: str) -> Send:
-    return Send((asker,), PreVote(state.config.unit, state.link.commit, request.ballot, objection))
+def _answer(state: RoundState, asker: PeerId, ballot: Ballot, objection: str) -> Send:
+    vote = PreVote(state.config.unit, state.link.commit, ballot, objection)
+    why = f"no to attempt {ballot.attempt}: {objection}" if objection else f"yes to attempt {ballot.attempt}: {_AGREED}"
+    return Send((asker,), vote, why)
+
+
+_AGREED: Final = "who was expected to lead is gone, overdue, or asks itself"
 
 
 def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s: float) -> str | None:
@@ -174,8 +214,7 @@ def answer_pre_votes(state: RoundState, now_s: float) -> Step:
         spoke = view is not None and view.heard_at_s > question.asked_at_s and not view.lost
         if spoke or is_gone(state, question.opener) or now_s - question.asked_at_s >= state.config.suspect_after_s:
             objection = f"{short(question.opener)} is alive" if spoke else ""
-            vote = PreVote(state.config.unit, state.link.commit, question.ballot, objection)
-            actions.append(Send((question.asker,), vote))
+            actions.append(_answer(state, question.asker, question.ballot, objection))
         else:
             waiting.append(question)
     if not actions:
@@ -189,26 +228,37 @@ def answer_pre_votes(state: RoundState, now_s: float) -> Step:
 def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) -> Step:
     """Somebody takes over: promise, durably, or say what is promised already (rule 16)."""
     opened = state.open
+    found = f"attempt {request.ballot.attempt} of {short(request.ballot.peer)}"
     if request.ballot.peer != sender or request.ballot.attempt < 1:
-        return Step(state, (), f"{short(sender)} asked for a promise that is not its own to ask")
-    if state.is_leaving or not state.may_vote:
-        return Step(state)
+        expected = "expected attempt 1 or more, of its own"
+        return Step(
+            state, remark=f"{short(sender)} asked for a promise that is not its own to ask, {found}; {expected}"
+        )
+    if state.is_leaving:
+        return Step(state, remark=f"nothing is promised to {found}: we are leaving")
+    if not state.may_vote:
+        return Step(state, remark=f"nothing is promised to {found}: no vote of ours counts on this base")
     # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
     if opened.promised is not None and request.ballot <= opened.promised:
-        return Step(state, (Send((sender,), Refusal(request.unit, request.base, opened.promised)),))
+        return Step(state, (refusal(sender, request, opened.promised, above=""),))
     opened = replace(
         opened,
         promised=request.ballot,
         highest_attempt=max(opened.highest_attempt, request.ballot.attempt),
         gathering=None,
     )
-    return Step(replace(state, open=opened), (LogPromise(request.base, request.ballot),))
+    why = f"{found} takes over, and nothing higher is promised"
+    return Step(replace(state, open=opened), (LogPromise(request.base, request.ballot, why),))
 
 
 def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Step:
     """The promise is on disk: it may be told, with what we acked; our own lets our attempt go on."""
-    if event.base != state.link.commit or state.open.promised != event.ballot:
-        return Step(state)
+    if event.base != state.link.commit:
+        return Step(state, remark=_moved("a promise", event.base, state))
+    if state.open.promised != event.ballot:
+        return Step(
+            state, remark=f"the promise to attempt {event.ballot.attempt} is on disk; a higher one was made since"
+        )
     if event.ballot.peer == state.config.me.peer:
         return leading.own_promise_logged(state, now_s)
     if state.open.leading is not None and state.open.leading.ballot < event.ballot:
@@ -217,7 +267,8 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Ste
     quiet_until_s = max(state.open.quiet_until_s, now_s + state.config.suspect_after_s)
     state = replace(state, open=replace(state.open, quiet_until_s=quiet_until_s))
     promise = Promise(state.config.unit, event.base, event.ballot, state.open.acked)
-    return Step(state, (Send((event.ballot.peer,), promise),), f"promised attempt {event.ballot.attempt}")
+    reason = f"promised attempt {event.ballot.attempt}"
+    return Step(state, (Send((event.ballot.peer,), promise, reason),), reason)
 
 
 # --- goodbye ------------------------------------------------------------------------------------------------------------------
@@ -226,16 +277,18 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Ste
 def leave_ordered(state: RoundState) -> Step:
     """We go: from here on nothing is acked or promised, and that is written down before it is said."""
     if state.is_leaving:
-        return Step(state)
+        return Step(state, remark="leaving already")
     opened = replace(state.open, leading=None, gathering=None)
     # Who does not know all of its votes on this base must not be taken out of its electorate: it may have helped to decide it.
     promised = Ballot(LAST_ATTEMPT, state.config.me.peer) if opened.has_left else opened.promised
     leave = Leave(state.config.me, state.config.unit, state.link.commit, promised, opened.acked)
     state = replace(state, is_leaving=True, open=opened)
-    return Step(state, (LogLeave(leave),), "leaving")
+    return Step(state, (LogLeave(leave, "the owner wants to go"),), "leaving")
 
 
 def leave_logged(state: RoundState, event: LeaveLogged) -> Step:
     """The goodbye is on disk: it may be told to everybody."""
     others = tuple(peer for peer in sorted(state.peers) if not state.peers[peer].left)
-    return Step(state, (Send(others, event.leave),) if others else ())
+    if not others:
+        return Step(state, remark="nobody is there to say goodbye to")
+    return Step(state, (Send(others, event.leave, "we leave: nobody is to wait for us"),))

@@ -133,7 +133,8 @@ def test_a_state_that_differs_from_the_attested_one_is_told() -> None:
     assert board.read().is_sound
     chain = SimpleNamespace(head=seat.head, root=bytes(32), disk_bound_bytes=0, is_sound=False)
     state = SimpleNamespace(open=SimpleNamespace(proposal=None, exchange=None))
-    board.service = SimpleNamespace(chain=chain, state=state, reason="")  # type: ignore[assignment]
+    board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="round 2 is due")  # type: ignore[assignment]
     assert not board.read().is_sound
+    assert board.read().round_waiting == "round 2 is due"
     chain.is_sound = True
     assert board.read().is_sound

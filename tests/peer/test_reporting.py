@@ -206,7 +206,7 @@ class _Rounds:
             disk_bound_bytes=0,
         )
         self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None))
-        self.reason = ""
+        self.reason = self.waiting = ""
 
 
 def _grown(chain: Chain, rounds: int, tokens: int = 10) -> Chain:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -7,6 +8,7 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
@@ -14,7 +16,7 @@ from averaging.rounds.service import LEAVE_WITHIN_S
 from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, fetch_commits, fetch_result
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import PeerUnreachable, RemoteProtocolError
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
@@ -572,3 +574,50 @@ async def test_who_found_its_own_state_wrong_gives_nothing_of_it_and_keeps_nothi
         assert pinned == []
         chain.is_sound = True
         assert await ask_all(asker.network, life.party.peer, request, 1 << 20) != []
+
+
+# --- why ----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_round_waits_for_is_logged_once_for_each_change_and_not_at_each_tick(
+    autojump_clock: Clock,
+) -> None:
+    with capture_logs() as said:
+        async with one_service() as (_, life, _):
+            await trio.sleep(30.0)
+            waiting = life.service.waiting
+    waits = [str(entry["reason"]) for entry in said if entry["event"] == "round_waits"]
+    assert waits[-1] == waiting
+    assert "ready tokens" in waiting
+    assert len(waits) == len(set(waits)) <= 2
+    assert {entry["log_level"] for entry in said if entry["event"] == "round_waits"} == {"info"}
+
+
+async def test_a_changed_reason_of_a_round_is_told_once_for_each_change_with_its_orders_beside_it(
+    autojump_clock: Clock,
+) -> None:
+    with capture_logs() as said:
+        async with _swarm() as (_, lives, _):
+            await until(lambda: min(life.index for life in lives) >= 2)
+            me = short(lives[0].party.peer)
+    for event in ("round", "round_waits"):
+        told = [str(entry["reason"]) for entry in said if entry["event"] == event and entry["peer"] == me]
+        assert told
+        assert all(before != after for before, after in itertools.pairwise(told))
+    orders = [entry for entry in said if entry["event"] == "round_order"]
+    assert {"LogAck", "GatherBytes", "Commit", "BeginExchange"} <= {str(entry["order"]) for entry in orders}
+    assert all(entry["reason"] and entry["log_level"] == "debug" for entry in orders)
+
+
+async def test_a_refused_message_is_in_the_log_for_who_looks_and_not_in_the_status(autojump_clock: Clock) -> None:
+    with capture_logs() as said:
+        async with one_service() as (world, life, _):
+            await trio.sleep(1.0)
+            before = life.service.reason
+            asker, other = world.parties[1], world.parties[2]
+            request = PromiseRequest(UNIT, world.genesis.head, Ballot(1, other.peer))
+            await tell(asker, life.party, request)
+            await life.service.drained()
+            assert life.service.reason == before
+    (entry,) = [entry for entry in said if "not its own to ask" in str(entry.get("reason"))]
+    assert (entry["event"], entry["log_level"]) == ("round_remark", "debug")

@@ -70,6 +70,7 @@ from protocol.rounds.state import (
     PromiseLogged,
     RoundConfig,
     RoundState,
+    Step,
     Switched,
     SwitchFailed,
     SwitchPrepared,
@@ -77,6 +78,7 @@ from protocol.rounds.state import (
 )
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_body, decode_record, encode_body, encode_message
+from tests.protocol.rounds.reasons import says_why
 from tests.simulation.signing import HashSigner, HashVerifier
 
 UNIT = UnitName("fragment-0")
@@ -179,6 +181,7 @@ class Seat:
         self.has_trainer = True
         self.orders: list[Action] = []
         self.reasons: list[str] = []
+        self.steps: list[tuple[Event, Step]] = []
         self.certificates: list[Certificate] = []
         self.waiting: list[tuple[float, GatherBytes | Commit]] = []
         self.reduced: set[tuple[CommitId, Ballot, int, int]] = set()
@@ -221,8 +224,10 @@ class Seat:
         """One event; its orders are performed in their order, and answered when the table talks."""
         step = core.step(self.state, event, self.table.now_s)
         self.state = step.state
-        if step.reason:
-            self.reasons.append(step.reason)
+        self.steps.append((event, step))
+        self.reasons.extend(text for text in (step.reason, step.remark) if text)
+        if not says_why(event, step):
+            raise AssertionError(f"no reason for what {type(event).__name__} led to: {step.actions}")
         self.orders.extend(step.actions)
         for action in step.actions:
             self.table.perform(self, action)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from protocol.ids import PeerId
+from protocol.ids import PeerId, short
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.following import would_switch
 from protocol.rounds.lineage import SpineView, TreeNode, known_commits
@@ -150,7 +150,7 @@ def test_commits_of_another_unit_are_none_of_ours() -> None:
     table, seat, other = _muted()
     made = commit_on(table.genesis, table.live())
     assert seat.hear(other, replace(_told(made), unit=PeerId("fragment-9"))) == ()  # type: ignore[arg-type]
-    assert seat.reasons == []
+    assert seat.reasons == [f"{short(other.peer)} sent a commit of unit fragment-9; this is {UNIT}"]
 
 
 # --- bytes that nobody gives --------------------------------------------------------------------------------------------------

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
+import pathlib
 import typing
 
+import pytest
+
+from protocol.ids import CommitId, PeerId
 from protocol.rounds import orders
 from protocol.rounds.messages import Ballot, PreVoteRequest, Settle
-from protocol.rounds.orders import Action
+from protocol.rounds.orders import Action, LogPromise
 from protocol.rounds.state import LeaveOrdered
 from tests.protocol.rounds.round_table import UNIT, Table
 
@@ -48,5 +53,28 @@ def test_a_story_with_a_death_a_goodbye_and_two_partitions_gives_every_order_the
     table.run_until(lambda: two.head.commit != base and three.head.commit != base, 60.0)
     table.heal()
     two.hear(one, PreVoteRequest(UNIT, base, Ballot(1, one.peer), 5.0))
-    given = {type(order) for seat in (one, two, three, four, five) for order in seat.orders}
-    assert given == set(ACTIONS)
+    given = [order for seat in (one, two, three, four, five) for order in seat.orders]
+    assert {type(order) for order in given} == set(ACTIONS)
+    assert all(order.reason for order in given)
+
+
+@pytest.mark.parametrize("kind", ACTIONS, ids=lambda kind: kind.__name__)
+def test_an_order_is_nowhere_made_without_a_reason(kind: type) -> None:
+    place = [field.name for field in dataclasses.fields(kind)].index("reason")
+    made = [call for call in _calls() if isinstance(call.func, ast.Name) and call.func.id == kind.__name__]
+    assert made
+    for call in made:
+        reason = call.args[place] if len(call.args) > place else {k.arg: k.value for k in call.keywords}.get("reason")
+        assert reason is not None, ast.unparse(call)
+        assert not (isinstance(reason, ast.Constant) and not reason.value), ast.unparse(call)
+
+
+def _calls() -> list[ast.Call]:
+    folder = pathlib.Path(orders.__file__).parent
+    trees = [ast.parse(path.read_text(encoding="utf8")) for path in sorted(folder.glob("*.py"))]
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_orders_that_ask_for_the_same_are_equal_whatever_they_say() -> None:
+    base, ballot = CommitId(bytes(32)), Ballot(1, PeerId("one"))
+    assert LogPromise(base, ballot, "it asked") == LogPromise(base, ballot, "it asked again")

@@ -1,0 +1,28 @@
+"""What a step of the round machine has to say for itself; the table asks it of every step of every story."""
+
+from __future__ import annotations
+
+from protocol.rounds.messages import Heartbeat
+from protocol.rounds.state import (
+    Event,
+    ExchangeMeasured,
+    MessageArrived,
+    PeersAnswered,
+    PeersListed,
+    Progressed,
+    Step,
+    Ticked,
+)
+
+NEWS = (Progressed, PeersAnswered, PeersListed, ExchangeMeasured)
+"""Events that only tell the machine something: there is nothing to decide."""
+
+
+def says_why(event: Event, step: Step) -> bool:
+    """Whether every order has a reason, and whatever needed a decision was given one."""
+    if not all(action.reason for action in step.actions):
+        return False
+    if isinstance(event, Ticked):
+        return bool(step.reason or step.waiting)
+    is_beat = isinstance(event, MessageArrived) and isinstance(event.message, Heartbeat)
+    return isinstance(event, NEWS) or is_beat or bool(step.reason or step.remark or step.actions)
