@@ -11,7 +11,6 @@ from tests.simulation.transitions import (
     FLIPPING,
     LEAVING,
     MENDING,
-    REFUSING,
     ROUNDS,
     SPINE,
     SWITCHING,
@@ -113,7 +112,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("calm", {"join": 2, "leave": 1, "crash": 4}),
-        Profile("default", _MIXED, reaches=(*_MANY_FAULTS, *REFUSING)),
+        Profile("default", _MIXED, reaches=_MANY_FAULTS),
         Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
         Profile(

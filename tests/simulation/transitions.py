@@ -38,6 +38,8 @@ TAKING_OVER = (
     "stage asking",
 )
 REFUSING = ("message Refusal", "sent Refusal")
+"""A promise asked for below one that was given: in a few of a hundred seeds, so that no profile demands it."""
+
 MENDING = ("message Mend", "sent Mend", "order DropMember", "event PeerLost")
 _SELDOM = {*LEAVING, *SWITCHING, *ANSWERING, *SPINE, *FLIPPING, *STUCK, *TAKING_OVER, *REFUSING, *MENDING}
 
