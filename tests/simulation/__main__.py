@@ -19,12 +19,25 @@ import structlog
 
 from tests.simulation import transitions
 from tests.simulation.collection import SCENARIOS
-from tests.simulation.profiles import PROFILES
+from tests.simulation.lives import MINTED
+from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.scenario import play
 from tests.simulation.stories import Options, Outcome, simulate
 
 ENOUGH_SEEDS = 50
 """From so many seeds on, a kind of fault that never happened fails the run."""
+
+ENOUGH_PEER_HOURS = 96.0
+"""The same for a profile with turnover, whose few stories last for hours: in eight peers' twelve about 24 come and 24 go."""
+
+ENOUGH_FOR_TRANSITIONS = 100
+"""From so many seeds on, a transition of the profile that was never reached fails the run."""
+
+EPILOG = (
+    f"Exits with 1 on any violation; from {ENOUGH_SEEDS} seeds on where a kind of fault of the profile never happened (with turnover: "
+    f"from {ENOUGH_PEER_HOURS:.0f} virtual hours times peers on); from {ENOUGH_FOR_TRANSITIONS} seeds on where a transition of the "
+    "round machine that the profile must reach was never reached."
+)
 
 
 @dataclass
@@ -39,6 +52,7 @@ class Totals:
     faults: Counter[str] = field(default_factory=Counter)
     turnover: list[float] = field(default_factory=list)
     reached: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         """One more story."""
@@ -51,6 +65,7 @@ class Totals:
         self.faults.update(outcome.faults)
         self.turnover += outcome.turnover
         self.reached.update(outcome.reached)
+        self.tokens.update(outcome.tokens)
 
     def merge(self, other: dict[str, Any]) -> None:
         """The totals of another process, as its JSON says them."""
@@ -62,10 +77,22 @@ class Totals:
         self.faults.update(other["faults"])
         self.turnover += other["turnover"]
         self.reached.update(other["reached"])
+        self.tokens.update(other["tokens"])
+
+    def unseen(self, profile: Profile, num_peers: int) -> list[str]:
+        """Kinds of fault that must have happened by now and did not."""
+        is_enough = self.seeds >= ENOUGH_SEEDS
+        if profile.turnover:
+            is_enough = self.virtual_s / 3600.0 * num_peers >= ENOUGH_PEER_HOURS
+        return [kind for kind in profile.kinds if not self.faults[kind]] if is_enough else []
+
+    def unreached(self, profile: Profile) -> list[str]:
+        """Transitions that must have been reached by now and were not."""
+        return transitions.missing(self.reached, profile.transitions) if self.seeds >= ENOUGH_FOR_TRANSITIONS else []
 
 
 def main() -> int:
-    """Exit code 1 on any violation, or where a kind of fault of the profile never happened."""
+    """Exit code 1 on any violation, or where a kind of fault or a transition of the profile never happened."""
     args = _arguments()
     if not args.verbose:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
@@ -91,7 +118,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", epilog=EPILOG)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--peers", type=int, help="peers at the start; the profile draws them otherwise")
@@ -161,7 +188,9 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
     if args.processes > 1 or args.check_determinism:
         for seed, error in sorted(totals.errors.items()):
             print(f"seed {seed}: FAILED {error}")
-    unseen = [kind for kind in PROFILES[args.profile].kinds if not totals.faults[kind]]
+    profile = PROFILES[args.profile]
+    unseen = totals.unseen(profile, args.peers or profile.num_peers[0])
+    unreached = totals.unreached(profile)
     never = ", ".join(transitions.missing(totals.reached)) or "none"
     print(f"profile              {args.profile}")
     print(f"seeds                {totals.seeds}")
@@ -171,14 +200,24 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
         print(f"turnover a round     {mean:.1%} on average, {most:.1%} at most, in {len(totals.turnover)} intervals")
     print("faults by kind       " + ", ".join(f"{kind} {n}" for kind, n in sorted(totals.faults.items())))
     if unseen:
-        print("faults never seen    " + ", ".join(unseen))
+        print("FAULTS NEVER SEEN    " + ", ".join(unseen))
+    if unreached:
+        print("NEVER REACHED        " + ", ".join(unreached))
+    print("tokens               " + _told(totals.tokens))
     print(f"transitions reached  {len(totals.reached)} kinds, {sum(totals.reached.values())} in all; never: {never}")
     for kind, number in sorted(totals.reached.items()):
         print(f"    {kind:<28} {number}")
     print(f"virtual hours        {totals.virtual_s / 3600:.2f}")
     print(f"wall seconds         {wall_s:.1f} ({wall_s / max(1, totals.seeds):.2f} a seed)")
     print(f"violations           {len(totals.errors)}")
-    return 1 if totals.errors or (unseen and totals.seeds >= ENOUGH_SEEDS) else 0
+    return 1 if totals.errors or unseen or unreached else 0
+
+
+def _told(tokens: Counter[str]) -> str:
+    """What became of all tokens that were trained."""
+    trained = max(1, tokens[MINTED])
+    parts = (f"{name} {number / trained:.2%}" for name, number in tokens.most_common() if name != MINTED)
+    return f"{tokens[MINTED]} trained: " + ", ".join(parts)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Tokens as sets: each token of a peer's data has a number, and nothing may be lost or applied twice.
+"""Tokens as sets: each token that a peer trains has a number, and nothing may be lost or applied twice.
 
-A set of tokens is a list of half-open intervals; a contribution's tokens are in the order in which they were trained.
+A set of tokens is a list of half-open intervals; a contribution's tokens are in the order in which they were trained. What a process
+life trains lies in a range of its own, for the next one may read the same data again: that is another token of the same data.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ from collections.abc import Iterable
 Interval = tuple[int, int]
 Tokens = list[Interval]
 
+LIFE_TOKENS = 1 << 40
+"""Room for the tokens of one process life: the token of life k at data position p has the number k * LIFE_TOKENS + p."""
+
 
 def count(tokens: Iterable[Interval]) -> int:
     """How many tokens."""
     return sum(stop - begin for begin, stop in tokens)
+
+
+def data(tokens: Iterable[Interval]) -> Tokens:
+    """Which data these tokens are, in whichever life it was read."""
+    return [(begin % LIFE_TOKENS, begin % LIFE_TOKENS + stop - begin) for begin, stop in tokens]
 
 
 def append(tokens: Tokens, begin: int, stop: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from averaging.codecs import Codec
@@ -40,12 +40,14 @@ class Observed:
     certified: dict[CommitId, CommitId] = field(default_factory=dict)
     """The one commit of a quorum on each base."""
 
-    claims: dict[tuple[PeerId, Root], Tokens] = field(default_factory=dict)
+    claims: dict[tuple[PeerId, CommitId, Root], Tokens] = field(default_factory=dict)
+    """What each contribution stands for, by its peer, base and root."""
+
     num_lone: int = 0
 
-    def claim(self, peer: PeerId, root: Root, tokens: Tokens) -> None:
-        """A contribution with this root stands for these tokens."""
-        known = self.claims.setdefault((peer, root), list(tokens))
+    def claim(self, peer: PeerId, base: CommitId, root: Root, tokens: Tokens) -> None:
+        """A contribution with this root on this base stands for these tokens."""
+        known = self.claims.setdefault((peer, base, root), list(tokens))
         if known != tokens:
             raise Violation(f"one contribution root of {peer} for two sets of tokens")
 
@@ -53,6 +55,10 @@ class Observed:
         """A node stands at `commit` with this state, on this chain; None for a state that is known to be damaged."""
         if root is not None and self.roots.setdefault(commit, root) != root:
             raise Violation(f"commit {commit.hex()[:8]} has two states")
+        self.add(links)
+
+    def add(self, links: Sequence[ChainLink]) -> None:
+        """A node knows the commits of this chain."""
         unknown: list[ChainLink] = []
         for link in reversed(links):
             if link.record is None or link.commit in self.commits:
@@ -71,7 +77,7 @@ class Observed:
             raise Violation(f"two commits of a quorum on one base: {first} and {link.commit.hex()[:8]}")
         counted: dict[PeerId, Tokens] = {}
         for entry in record.contributors:
-            claim = self.claims.get((entry.peer, entry.root))
+            claim = self.claims.get((entry.peer, record.parent, entry.root))
             if claim is None:
                 raise Violation(f"commit {link.index} counts a contribution that {entry.peer} never made")
             consumed = consumed_tokens(record, entry.peer)
@@ -92,7 +98,8 @@ class Observed:
                 where = f"of {entry.peer} in commits {ancestor.index} and {commit.index}"
                 if earlier.root == entry.root:
                     raise Violation(f"a contribution was applied twice: one root {where}")
-                twice = accounting.overlap(ancestor.counted[entry.peer], commit.counted[entry.peer])
+                earlier_data = accounting.data(ancestor.counted[entry.peer])
+                twice = accounting.overlap(earlier_data, accounting.data(commit.counted[entry.peer]))
                 if twice:
                     raise Violation(f"tokens were counted twice: {twice} {where}")
             ancestor = self.commits.get(ancestor.parent)
@@ -174,19 +181,6 @@ class Observed:
     def counted(self, peer: PeerId, head: CommitId) -> Tokens:
         """All tokens of a peer that the lineage of a head counted."""
         return [interval for commit in self.lineage(head) for interval in commit.counted.get(peer, [])]
-
-    def check_tokens(self, peer: PeerId, head: CommitId, minted: Tokens, ready: Tokens, given_up: Tokens) -> None:
-        """Nothing lost: what a peer that never crashed minted is counted on its lineage or ready now, or was given up with a word when
-        the lineages had parted too long ago.
-        """
-        counted = self.counted(peer, head)
-        twice = accounting.overlap(counted, ready)
-        if twice:
-            raise Violation(f"tokens of {peer} are counted and yet ready: {twice}")
-        lost, unknown = accounting.differing(minted, counted + ready)
-        lost = accounting.without(lost, accounting.union(given_up))
-        if lost or unknown:
-            raise Violation(f"tokens of {peer}: lost {lost}, never minted {unknown}")
 
 
 def check_applied_bytes(record: CommitRecord, blobs: list[bytes | None], codec: Codec, grid: ChunkGrid) -> None:

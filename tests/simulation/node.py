@@ -35,8 +35,9 @@ from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
+from tests.simulation.lives import Lives
 from tests.simulation.signing import HashSigner
-from tests.simulation.trainer import SimulatedTrainer
+from tests.simulation.trainer import SimulatedTrainer, Switch
 from tests.simulation.virtual_time import PROCESS, Process
 
 if TYPE_CHECKING:
@@ -104,18 +105,30 @@ class WatchedChain(UnitChain):
 
     async def _flip(self, prepared: PreparedSwitch) -> OpenRound:
         """Tell the trainer which tokens come back, and look at where it leads."""
-        commits = [link.commit for link in self.links]
+        commits, unit = [link.commit for link in self.links], self.tools.unit
         lost = self.links[commits.index(prepared.fork) + 1 :]
-        observed, me, unit = self.observed, self.node.peer, self.tools.unit
+        self._expect(prepared, lost)
         open_round = await super()._flip(prepared)
         self.look()
         self.world.happened("switch", f"{self.node.name} {unit} from {len(lost)} to {len(prepared.path)} commits")
-        trainer = self.node.trainers.get(unit)
-        if trainer is not None:
-            regained = [part for link in lost for part in observed.commits[link.commit].counted.get(me, [])]
-            spent = [part for node in prepared.path for part in observed.commits[node.link.commit].counted.get(me, [])]
-            trainer.expect_switch(prepared.state.anchor_N, regained, spent)
         return open_round
+
+    def _expect(self, prepared: PreparedSwitch, lost: Sequence[ChainLink]) -> None:
+        """Before anything is written: a process that dies in the middle must not have lost what was on its way to its trainer."""
+        unit, me, observed = self.tools.unit, self.node.peer, self.observed
+        trainer, lives = self.node.trainers.get(unit), self.node.lives[unit]
+        observed.add([*self.links[: len(self.links) - len(lost)], *(node.link for node in prepared.path)])
+        if trainer is None:
+            return
+        lives.leave_lineage(self.node.applied[unit])
+        regained = [part for link in lost for part in observed.commits[link.commit].counted.get(me, [])]
+        path = [observed.commits[node.link.commit] for node in prepared.path]
+        spent = [part for known in path for part in known.counted.get(me, [])]
+        entries = [(known.parent, known.record.contributor(me)) for known in path]
+        offers = [(base, entry.root) for base, entry in entries if entry is not None]
+        has_fork = prepared.fork_anchor_N is not None
+        switch = Switch(prepared.state.anchor_N, regained, spent, has_fork, lives.has_offers(offers))
+        trainer.expect_switch(switch)
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
         """What is applied are the bytes that the record names; look at the state after it."""
@@ -161,10 +174,10 @@ class Node:
         self.units = world.layout.held(number)
         self.services: dict[UnitName, RoundService] = {}
         self.trainers: dict[UnitName, SimulatedTrainer] = {}
+        self.lives = {unit: Lives(self.peer, world.observed_of[unit]) for unit in self.units}
         self.follower: SpineFollower | None = None
         self.is_up = False
         self.has_left = False
-        self.was_ever_killed = False
         self.is_rotten = False
         self.is_disk_damaged = False
         self.donor = Donor()
@@ -286,8 +299,17 @@ class Node:
         open_round = await chain.restore()
         chain.look()
         first_step = chain.data_position(self.peer)
-        trainer = SimulatedTrainer(world.grid.num_elements, self.tokens_per_s, first_step, process, world.swarm.timers)
+        trainer = SimulatedTrainer(
+            world.grid.num_elements,
+            self.tokens_per_s,
+            first_step,
+            process,
+            world.swarm.timers,
+            life=self.session,
+            costs=world.profile.costs,
+        )
         await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
+        self.lives[unit].begin(trainer)
         me = Member(self.peer, 1, self.session)
         config = replace(world.round_config(me, unit), is_inbound_reachable=self.is_inbound_reachable)
         publish = partial(self._published, process, unit)
@@ -324,7 +346,8 @@ class Node:
         self.world.trace.add(f"{name} {event} {fields.get('reason', '')}")
         root, link = fields.get("root"), fields.get("link")
         if event == "contributed" and isinstance(root, bytes):
-            self.world.observed_of[unit].claim(self.peer, Root(root), self.trainers[unit].last_snapshot)
+            base = self.services[unit].chain.head.commit
+            self.lives[unit].tell(base, Root(root), self.trainers[unit].last_snapshot)
         if event == "committed" and isinstance(link, ChainLink):
             self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
 
@@ -335,7 +358,7 @@ class Node:
         await self._must_leave.wait()
         await rounds.leave()
         self.has_left = True
-        self._end("has left")
+        self._end("has left", is_killed=False)
 
     def leave(self) -> None:
         """Ask for a graceful end."""
@@ -344,13 +367,15 @@ class Node:
     def crash(self) -> None:
         """kill -9: from this instant its network, its disk and its trainer refuse everything."""
         self.disk.crash(self.world.chooser)
-        self._end("crashes")
+        self._end("crashes", is_killed=True)
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: str, *, is_killed: bool) -> None:
         if not self.is_up or self._scope is None:
             return
         self.world.trace.add(f"{self.name} {how}")
-        self.was_ever_killed = True
+        for unit, lives in self.lives.items():
+            if unit in self.applied:
+                lives.end(self.applied[unit], is_killed=is_killed)
         self.is_up = False
         self.world.swarm.kill(self.peer)
         self.process.kill()
@@ -395,14 +420,6 @@ class Node:
         """Its wall clock is set, forwards or back."""
         self.world.trace.add(f"{self.name} sets its clock by {seconds:.0f} s")
         self.clock.jump(seconds)
-
-    def check_tokens(self) -> None:
-        """Every token of a process that was never killed is accounted for, in each unit."""
-        for unit, trainer in self.trainers.items():
-            head = self.head_of(unit)
-            if head is not None and not self.was_ever_killed:
-                observed = self.world.observed_of[unit]
-                observed.check_tokens(self.peer, head, trainer.minted, trainer.ready, trainer.dropped)
 
 
 async def _no_value(expires_unix_s: float) -> bytes:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
+from tests.simulation.trainer import MEASURED, Costs
+from tests.simulation.transitions import (
+    ANSWERING,
+    FLIPPING,
+    LEAVING,
+    MENDING,
+    ROUNDS,
+    SPINE,
+    SWITCHING,
+    TAKING_OVER,
+)
 
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
@@ -31,6 +42,8 @@ class Profile:
         layout: which units there are, and who holds them.
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
+        costs: what a snapshot and a commit cost the training.
+        reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
 
     name: str
@@ -52,11 +65,21 @@ class Profile:
     layout: Layout = WHOLE
     outbound: float = 0.0
     replay_at_most: int = 16
+    costs: Costs = MEASURED
+    reaches: tuple[str, ...] = ()
 
     @property
     def has_skew(self) -> bool:
         """Whether clocks are wrong."""
         return SKEW in self.weights
+
+    @property
+    def transitions(self) -> tuple[str, ...]:
+        """What a run of many seeds must have come through: rounds, a goodbye where anybody leaves, the spine's moves where there are
+        other units, and what the profile is for.
+        """
+        leaving = LEAVING if "leave" in self.weights else ()
+        return (*ROUNDS, *leaving, *(SPINE if len(self.layout.units) > 1 else ()), *self.reaches)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -81,16 +104,26 @@ _MIXED = {
     "reordering": 2,
     SKEW: 1,
 }
+_MANY_FAULTS = (*TAKING_OVER, *MENDING)
+_APART = (*_MANY_FAULTS, *SWITCHING, *ANSWERING)
 _SIDES = {"two sides": 4, "three sides": 2, "one way": 2, "pair": 2, "directory": 1, "crash": 1, "join": 1}
 
 PROFILES = {
     profile.name: profile
     for profile in (
         Profile("calm", {"join": 2, "leave": 1, "crash": 4}),
-        Profile("default", _MIXED),
+        Profile("default", _MIXED, reaches=_MANY_FAULTS),
         Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
-        Profile("long-partition", _SIDES, num_peers=(2, 8), fault_s=(50.0, 160.0), spread_s=60.0, converge_s=600.0),
+        Profile(
+            "long-partition",
+            _SIDES,
+            num_peers=(2, 8),
+            fault_s=(50.0, 160.0),
+            spread_s=60.0,
+            converge_s=600.0,
+            reaches=_APART,
+        ),
         Profile("fragments", _MIXED, layout=FRAGMENTS),
         Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS, outbound=0.4),
         Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),
@@ -102,6 +135,7 @@ PROFILES = {
             spread_s=60.0,
             converge_s=600.0,
             layout=FRAGMENTS,
+            reaches=(*_APART, *FLIPPING),
         ),
         Profile(
             "experts-apart",
@@ -111,6 +145,7 @@ PROFILES = {
             spread_s=60.0,
             converge_s=600.0,
             layout=EXPERTS,
+            reaches=(*_APART, *FLIPPING),
         ),
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile(

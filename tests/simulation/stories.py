@@ -47,6 +47,7 @@ class Outcome:
     trace: str = ""
     faults: Counter[str] = field(default_factory=Counter)
     turnover: list[float] = field(default_factory=list)
+    tokens: Counter[str] = field(default_factory=Counter)
     reached: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
 
@@ -87,7 +88,7 @@ async def _tell(outcome: Outcome, profile: Profile, options: Options) -> None:
         world = World(outcome.seed, nursery, num_peers, num_peers, profile)
         if options.keeps_trace:
             world.trace.lines = outcome.lines
-        outcome.faults, outcome.turnover = world.faults, world.turnover
+        outcome.faults, outcome.turnover, outcome.tokens = world.faults, world.turnover, world.tokens
         for node in world.nodes:
             world.boot(node)
         try:
@@ -266,5 +267,10 @@ def agree(world: World) -> bool:
 
 
 def _check_tokens(world: World) -> None:
-    for node in world.live_nodes():
-        node.check_tokens()
+    """Every token that any process life of anybody ever trained is counted, ready, or lost for a reason that is told."""
+    world.tokens.clear()
+    for unit in world.layout.units:
+        head = next((node.head_of(unit) for node in world.holders(unit)), None)
+        for node in world.nodes if head is not None else ():
+            if head is not None and unit in node.lives:
+                world.tokens.update(node.lives[unit].account(head))

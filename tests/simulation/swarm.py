@@ -78,6 +78,9 @@ class World:
         self.turnover: list[float] = []
         """Share of the peers that went, and of as many that came, between two rounds."""
 
+        self.tokens: Counter[str] = Counter()
+        """What became of all tokens that were trained, at the end: lost ones by reason."""
+
         self.banned: set[PeerId] = set()
         """Whom the host has sent away; it tells every newcomer at once."""
 

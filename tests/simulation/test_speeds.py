@@ -1,17 +1,24 @@
-"""Peers of speed 1 : 2 : 4 and nobody who waits: weights follow tokens."""
+"""Peers of speed 1 : 2 : 4 and nobody who waits: weights follow tokens, though snapshots and commits cost the training their time."""
 
 from __future__ import annotations
 
+import pytest
+import torch
 import trio
 
+from averaging.network.seams import Snapshot
 from protocol.ids import PeerId
+from tests.simulation import node as simulated_node
 from tests.simulation import virtual_time
 from tests.simulation.profiles import Profile
 from tests.simulation.swarm import World
+from tests.simulation.trainer import SimulatedTrainer
 
 SPEEDS = (200.0, 400.0, 800.0)
 NUM_ROUNDS = 12
 PROFILE = Profile("speeds", tokens_per_s=sum(SPEEDS) / len(SPEEDS))
+BUSY = 0.95
+"""Share of its time that everybody must train."""
 
 
 async def _world() -> tuple[dict[PeerId, int], dict[PeerId, int], dict[PeerId, float]]:
@@ -42,4 +49,35 @@ def test_weights_are_the_shares_of_tokens_within_five_percent_and_everybody_trai
         share = tokens / sum(trained.values())
         weight = credited[peer] / sum(credited.values())
         assert abs(weight - share) <= 0.05 * share
-    assert min(busy.values()) >= 0.95
+    assert min(busy.values()) >= BUSY
+    assert max(busy.values()) < 1.0, "snapshots and commits cost nothing"
+
+
+class _BlockedTrainer(SimulatedTrainer):
+    """As it must not be: from its snapshot to the end of the round it does not train."""
+
+    _asleep_since_s: float | None = None
+
+    async def snapshot(self) -> Snapshot:
+        taken = await super().snapshot()
+        self._asleep_since_s = self._process.awake_s()
+        return taken
+
+    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens)
+        self._asleep_since_s = None
+
+    def _sync(self) -> None:
+        if self._asleep_since_s is not None:
+            now_s = self._process.awake_s()
+            self._began_s += now_s - self._asleep_since_s
+            self._asleep_since_s = now_s
+        super()._sync()
+
+
+def test_a_trainer_that_waits_for_the_round_does_not_pass_for_one_that_trains_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulated_node, "SimulatedTrainer", _BlockedTrainer)
+    _, _, busy = virtual_time.run(5, _world)
+    assert min(busy.values()) < BUSY

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from tests.simulation import transitions
+from tests.simulation.__main__ import ENOUGH_PEER_HOURS, ENOUGH_SEEDS, Totals
 from tests.simulation.profiles import PROFILES
 
 NUM_SEEDS = 200
@@ -45,6 +48,8 @@ def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(
     assert [first["traces"][seed] for seed in shared] == [second["traces"][seed] for seed in shared]
     for kind in PROFILES[PROFILE].kinds:
         assert first["faults"].get(kind, 0) + second["faults"].get(kind, 0) > 0, f"no {kind} in {NUM_SEEDS} seeds"
+    reached = Counter(first["reached"]) + Counter(second["reached"])
+    assert transitions.missing(reached, PROFILES[PROFILE].transitions) == []
 
 
 @pytest.mark.timeout(300)
@@ -54,3 +59,32 @@ def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot() -
         told = list(pool.map(_run, (4, 6), (2, NUM_RECOVERIES - 2), ("1", "2"), ("recovery", "recovery")))
     assert [totals["errors"] for totals in told] == [{}, {}]
     assert all(sum(totals["faults"].get(kind, 0) for totals in told) for kind in ("blackout", "disk rot"))
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_a_transition_that_a_profile_must_reach_and_did_not_is_named_once_there_were_seeds_enough(name: str) -> None:
+    profile = PROFILES[name]
+    known = {*transitions.KNOWN, *(kind for kind in profile.transitions if kind.startswith(("sent ", "stage ")))}
+    assert set(profile.transitions) <= known
+    lacking = profile.transitions[-1]
+    totals = Totals(seeds=200, reached=Counter(kind for kind in profile.transitions if kind != lacking))
+    assert totals.unreached(profile) == [lacking]
+    assert Totals(seeds=10).unreached(profile) == []
+
+
+def test_switches_must_be_reached_where_sides_stay_apart_for_long() -> None:
+    for name in ("long-partition", "units-apart", "experts-apart"):
+        assert {"event Switched", "order Switch"} <= set(PROFILES[name].transitions)
+    assert "event FlipOrdered" in PROFILES["units-apart"].transitions
+
+
+def test_a_fault_that_never_happened_is_named_once_there_were_seeds_or_hours_enough() -> None:
+    default, churn = PROFILES["default"], PROFILES["churn"]
+    faults = Counter(kind for kind in default.kinds if kind != "crash")
+    assert Totals(seeds=ENOUGH_SEEDS, faults=faults).unseen(default, 4) == ["crash"]
+    assert Totals(seeds=ENOUGH_SEEDS - 1, faults=faults).unseen(default, 4) == []
+    hours_s = ENOUGH_PEER_HOURS / 8 * 3600.0
+    assert Totals(seeds=1, virtual_s=hours_s, faults=Counter(("join", "leave", "restart"))).unseen(churn, 8) == [
+        "crash"
+    ]
+    assert Totals(seeds=1, virtual_s=hours_s / 2).unseen(churn, 8) == []
