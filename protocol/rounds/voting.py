@@ -1,6 +1,7 @@
 """A member's votes: acks of settled records, promises to those who take over, opinions before that, and its goodbye.
 
-Acks, promises and goodbyes are durable before they are told. A pre-vote binds nobody and is not written down.
+Acks, promises and goodbyes are durable before they are told. A pre-vote binds nobody and is not written down. An ack that a promise
+names may still be on its way to the disk where it is one of the promised ballot itself: its leader counts promises no more.
 """
 
 from __future__ import annotations
