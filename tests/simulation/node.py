@@ -27,6 +27,7 @@ from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
 from averaging.unit_log import LogLimits, UnitLog
+from peer.roster import Roster
 from protocol.envelope import seal
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -182,6 +183,9 @@ class Node:
         self.is_disk_damaged = False
         self.donor = Donor()
         self.bans: set[PeerId] = set(world.banned)
+        self.roster: Roster | None = None
+        """Who has shown a credential, where a story is about that; everybody is a member otherwise."""
+
         self.applied: dict[UnitName, CommitId] = {}
         """Where each unit stood last, in any process life."""
 
@@ -260,6 +264,8 @@ class Node:
         tools = PeerTools(network, self.clock, sealed, self._is_member, told, self.bans.__contains__)
         rounds = await self._rounds(process, tools)
         rounds.serve()
+        if self.roster is not None:
+            self.roster.serve(network)
         network.serve_streams(FETCH_CHANNEL, self.donor.wrap(rounds.serve_fetch))
 
         async def listed(entries: Sequence[DirectoryEntry]) -> None:
@@ -352,7 +358,7 @@ class Node:
             self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
 
     async def _is_member(self, peer: PeerId) -> bool:
-        return peer not in self.bans
+        return peer not in self.bans and (self.roster is None or await self.roster.is_member(peer))
 
     async def _leave_when_told(self, rounds: PeerRounds) -> None:
         await self._must_leave.wait()

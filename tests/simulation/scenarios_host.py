@@ -1,13 +1,21 @@
-"""The host is away, and comes back with an old copy of its ledger while the swarm has two lineages."""
+"""The host is away: for longer than credentials live, while it can tell of a ban only some, and until it comes back with an old copy
+of its ledger while the swarm has two lineages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
+
+import trio
 
 from coordinator.chain_log import Accepted, ChainLog
 from coordinator.ledger import CommitRow
 from peer.reporting import left_behind
+from peer.roster import HOST_AWAY_S, Roster
+from protocol.credential import make_ca, make_request, make_tls_key, open_request
+from protocol.ids import PeerId
 from protocol.rounds.chain import genesis_link
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario
@@ -15,6 +23,7 @@ from tests.simulation.swarm import RUN_ID
 
 QUIET = replace(CALM, round_s=20.0, heartbeat_s=2.0, longest_interval_s=25.0, weights={"clock skew": 1})
 MAX_REPORTS = 8
+LONG_S = 1.5 * PATIENCE_S
 
 
 class _Host:
@@ -86,3 +95,113 @@ async def host_returns_with_an_old_copy(scene: Scene) -> None:
     )
     again = _Host(scene, host.ledger)
     expect(again.log.head.commit == host.log.head.commit, "also after one more restart")
+
+
+# --- credentials and bans -----------------------------------------------------------------------------------------------------
+
+DAY_S: Final = 86_400.0
+AWAY_IN_S: Final = 40.0
+"""So long after the beginning the host counts as away, and a little later every credential ends."""
+
+ENDS_IN_S: Final = 90.0
+WRONG_BY_S: Final = 40.0
+"""Clocks are wrong by so much: the fastest sees every credential end when the host has just gone."""
+
+
+class _Authority:
+    """The host's own, and what it gives to whom."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.begin_s = self.now_s()
+        self._ca = make_ca(b"c" * 32, now_unix_s=self.begin_s - 2 * DAY_S)
+        self._key = make_tls_key()
+
+    def now_s(self) -> float:
+        """Unix time by a clock that is right."""
+        return self._scene.world.swarm.unix_offset_s + trio.current_time()
+
+    def issue(self, node: Node, ends_unix_s: float) -> bytes:
+        """A credential of a day that ends then."""
+        verifier, begin_s = self._scene.world.verifier, ends_unix_s - DAY_S
+        sealed = make_request(node.signer, RUN_ID, self._key, begin_s)
+        request = open_request(sealed, verifier=verifier, run_id=RUN_ID, now_unix_s=begin_s)
+        return self._ca.issue(request, RUN_ID, now_unix_s=begin_s, days=1, serial=1)
+
+    def equip(self, node: Node) -> None:
+        """For its next process: the host was heard, by the node's own clock, some time before the beginning."""
+        own = self.issue(node, self.begin_s + ENDS_IN_S)
+        heard_s = self.begin_s + AWAY_IN_S - HOST_AWAY_S + node.clock.unix_s() - self.now_s()
+        roster = Roster(
+            RUN_ID, self._ca.certificate_der, PeerId("host"), own, self._scene.world.verifier, node.clock, heard_s
+        )
+        roster.rely_on(lambda: node.service.chain.head.roster if node.service is not None else ())
+        node.roster = roster
+
+
+@scenario(5, replace(QUIET, weights={}), num_late=1)
+async def credentials_end_while_the_host_is_away(scene: Scene) -> None:
+    """The host is away until every credential has ended, and clocks are wrong: who votes goes on, also through a restart; who came too
+    late for a vote gets in when the host is back with new ones.
+    """
+    *members, stranger = scene.nodes
+    authority = _Authority(scene)
+    for node, wrong_by_s in zip(scene.nodes, (WRONG_BY_S, -WRONG_BY_S, 0.0, 0.0, 0.0), strict=True):
+        node.crash()
+        node.jump_clock(wrong_by_s)
+        authority.equip(node)
+    scene.boot(*members)
+    await scene.everybody_votes()
+    await scene.sleep(authority.begin_s + ENDS_IN_S + 2 * WRONG_BY_S - authority.now_s())
+    before = scene.world.rounds()
+    restarting = scene.chooser.choice(members)
+    restarting.crash()
+    authority.equip(restarting)
+    scene.boot(restarting, stranger)
+    await scene.back(restarting)
+    await scene.rounds(2, members)
+    expect(scene.world.rounds() >= before + 2, "rounds go on without a credential that is good now")
+    last = scene.world.observed.commits[scene.state(members[0]).link.commit]
+    expect(set(last.record.roster) == {node.peer for node in members}, "with all of them")
+    expect(stranger.index == 0, "nobody knows whether the stranger may take part")
+    for node in scene.nodes:
+        if node.roster is not None:
+            node.roster.show(authority.issue(node, authority.now_s() + DAY_S))
+            node.roster.host_was_heard()
+    await scene.agreement()
+    expect(not scene.world.observed.num_lone, "nobody commits alone")
+
+
+@scenario(5, QUIET, is_even=True)
+async def ban_on_one_side(scene: Scene) -> None:
+    """The host reaches two of five when it bans one of the other three, and these make rounds with it until they hear of that. What it
+    signed meanwhile stands, also for the two who knew; then it is counted no more.
+    """
+    await scene.everybody_votes()
+    nodes = scene.chooser.sample(scene.nodes, len(scene.nodes))
+    two, three = nodes[:2], nodes[2:]
+    banned, *others = three
+    fork = scene.state(banned).link.index
+    with scene.cut(two, three):
+        for node in two:
+            node.bans.add(banned.peer)
+        await scene.sleep(LONG_S)
+        expect(scene.lone_rosters() == [frozenset(two)], "the two have a lineage of their own, once without a quorum")
+        made = [known for known in scene.lineage(others[0]) if known.index > fork + 1]
+        expect(
+            any(banned.peer in known.counted for known in made), "the three count whom they do not know to be banned"
+        )
+        head = scene.state(others[0]).link.commit
+    await scene.agreement([*two, *others])
+    expect(scene.is_followed(head), "what was signed before the ban was heard of stands")
+    scene.world.banned.add(banned.peer)
+    for node in others:
+        await scene.sleep(scene.chooser.choice((0.1, 3.0)))
+        node.bans.add(banned.peer)
+    before = scene.world.rounds()
+    await scene.rounds(3, [*two, *others])
+    late = [known for known in scene.lineage(two[0]) if known.index > before + 1]
+    expect(bool(late) and all(banned.peer not in known.counted for known in late), "it is counted no more")
+    expect(all(banned.peer not in known.record.roster for known in late), "and votes no more")
+    banned.has_left = True
+    banned.crash()

@@ -61,22 +61,25 @@ def _winner(scene: Scene, sides: Sequence[Sequence[Node]], heads: Sequence[Commi
 
 
 async def _fragments(scene: Scene, sizes: tuple[int, int]) -> None:
-    """Four fragments; the cut comes when fragment 2 has a commit that fragment 3 answers only on two sides. Every fragment goes on at
-    each side; in the end all four are those of one side.
+    """Four fragments, whose rounds come one after another; the cut comes in the middle of a pass, when the first two have made theirs
+    and the last two have not. Every fragment goes on at each side; in the end all four are those of one side.
     """
     units = scene.world.layout.units
     nodes = list(scene.nodes)
     scene.chooser.shuffle(nodes)
     sides = (nodes[: sizes[0]], nodes[sizes[0] :])
     await _all_move(scene)
-    await scene.until(partial(_is_one, scene), "agreement")
-    second, third = (_index(scene, unit) for unit in units[2:])
-    await scene.until(lambda: _index(scene, units[2]) > second or _index(scene, units[3]) > third, "a fragment's round")
+    marks = await _middle_of_a_pass(scene)
     with scene.cut(*sides):
         await scene.sleep(LONG_S)
         heads = [_spine_of(scene, side) for side in sides]
         mine = {unit: [_commits(scene, unit, side[0]) for side in sides] for unit in units}
         expect(all(one - other and other - one for one, other in mine.values()), "each side has all four on its own")
+        for unit, (one, other) in mine.items():
+            has_moved = unit in units[:2]
+            common = max(_index_of(scene, unit, commit) for commit in one & other)
+            where = "after" if has_moved else "before"
+            expect(common == marks[unit] + has_moved, f"the sides of {unit} part {where} its round of that pass")
     await scene.until(partial(_is_one, scene), "agreement", 300.0)
     winner = sides.index(list(_winner(scene, sides, heads)))
     for unit in units:
@@ -86,6 +89,32 @@ async def _fragments(scene: Scene, sizes: tuple[int, int]) -> None:
     expect(scene.world.faults["vector"] > 0, "heads have moved together")
 
 
+def _index_of(scene: Scene, unit: UnitName, commit: CommitId) -> int:
+    """Of a commit of this unit; 0 for the start."""
+    known = scene.world.observed_of[unit].commits.get(commit)
+    return known.index if known is not None else 0
+
+
+async def _middle_of_a_pass(scene: Scene) -> dict[UnitName, int]:
+    """Until everybody has one more commit of the first two fragments than at the beginning of a pass, and nobody one of the others;
+    returns the indices at its beginning.
+    """
+    units = scene.world.layout.units
+    marks: dict[UnitName, int] = {}
+
+    def is_middle() -> bool:
+        least = {unit: min(node.index_of(unit) for node in scene.nodes) for unit in units}
+        most = {unit: _index(scene, unit) for unit in units}
+        is_over = any(most[unit] != marks.get(unit) for unit in units[2:])
+        if is_over or any(most[unit] > marks[unit] + 1 for unit in units[:2]):
+            marks.clear()
+            marks.update(most)
+        return all(least[unit] == most[unit] == marks[unit] + (unit in units[:2]) for unit in units)
+
+    await scene.until(is_middle, "the middle of a pass", 400.0)
+    return marks
+
+
 for _sizes in ((3, 2), (2, 2)):
     add(
         Scenario(
@@ -93,7 +122,6 @@ for _sizes in ((3, 2), (2, 2)):
             partial(_fragments, sizes=_sizes),
             sum(_sizes),
             replace(QUIET, layout=FRAGMENTS),
-            num_seeds=2,
         )
     )
 

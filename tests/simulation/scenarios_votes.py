@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import pairwise, permutations
+from typing import Final
 
-from protocol.ids import CommitId
-from protocol.rounds.messages import Committed, Promise
-from protocol.rounds.state import Applied
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.messages import Ballot, Committed, Promise, Settle
+from protocol.rounds.orders import GatherBytes, LogAck
+from protocol.rounds.state import Applied, MessageArrived
 from tests.simulation.node import Node
 from tests.simulation.scenario import Scene, Seen, expect, scenario
+
+ORDER_STRIDE: Final = 8
+"""A seed starts four peers again in every eighth of their 24 orders: eight seeds have had all."""
 
 
 def _check_one_commit(scene: Scene, base: CommitId, commit: CommitId | None) -> None:
@@ -43,35 +50,90 @@ async def opener_frozen_before_it_tells(scene: Scene) -> None:
     _check_one_commit(scene, base, commit)
 
 
-@scenario(4, num_seeds=2)
+# --- power cuts ---------------------------------------------------------------------------------------------------------------
+
+
+@scenario(4)
 async def power_cut_after_the_quorum(scene: Scene) -> None:
     """Leader and a reducer die when the last ack that was needed arrives, then the power goes; all start again, in any order."""
-    await scene.everybody_votes()
+    for order in _orders(scene):
+        await scene.everybody_votes()
+        leader = scene.opener()
+        other = scene.chooser.choice(scene.without(leader))
+        await _power_cut(scene, [leader, other], order)
+
+
+@scenario(4)
+async def only_holders_die_after_the_quorum(scene: Scene) -> None:
+    """The same, where leader and reducer are half of the roster and break the tie: their two acks are the quorum, and nobody else ever
+    had that reducer's result. While they are down nobody can supply it; it is the commit all the same.
+    """
+    for order in _orders(scene):
+        await scene.everybody_votes()
+        while any(scene.state(node).open.proposal is not None for node in scene.nodes):
+            await scene.rounds(1)
+            await scene.everybody_votes()
+        leader, tie = scene.opener(), scene.tie_holder(scene.nodes)
+        holder = tie if tie is not leader else scene.chooser.choice(scene.without(leader))
+        both, rest = [leader, holder], scene.without(leader, holder)
+        with ExitStack() as links:
+            links.enter_context(scene.thin([holder], rest, 1.0))
+            scene.when(
+                lambda seen: seen.node is leader and seen.stage == "settling",  # noqa: B023 - of this turn
+                lambda seen: links.enter_context(scene.cut(both, rest)),  # noqa: B023
+            )
+            await _power_cut(scene, both, order, only_holders=links)
+
+
+def _orders(scene: Scene) -> list[tuple[int, ...]]:
+    """The orders of this seed: places in a list of leader, reducer, and the other two."""
+    return list(permutations(range(len(scene.nodes))))[scene.world.seed % ORDER_STRIDE :: ORDER_STRIDE]
+
+
+async def _power_cut(
+    scene: Scene, dying: Sequence[Node], order: Sequence[int], *, only_holders: ExitStack | None = None
+) -> None:
+    """The leader, first of the dying, comes to a quorum and dies with the other one; then the rest; then all start in this order. The
+    links that make the dying the only holders heal while the power is off.
+    """
+    base, nodes = scene.nodes[0].head, [*dying, *scene.without(*dying)]
     decided: list[Seen] = []
 
     def kill(seen: Seen) -> None:
         decided.append(seen)
-        record = seen.before.open.leading
-        reducers = [part.reducer for part in seen.before.open.proposal.slices] if seen.before.open.proposal else []
-        others = [peer for peer in reducers if peer != seen.node.peer]
-        expect(record is not None and bool(others), "a leader with reducers")
-        scene.node(scene.chooser.choice(others)).crash()
-        seen.node.crash()
+        if only_holders is not None:
+            holders = _holders(scene, seen, dying[1])
+            expect(
+                holders == set(dying), f"nobody but these two has that result; {[node.name for node in holders]} have"
+            )
+        for node in dying:
+            node.crash()
 
-    await scene.happened(scene.when(lambda seen: _has_quorum_of_acks(seen), kill), "a quorum of acks")
-    led, base = decided[0].after.open.leading, decided[0].before.link.commit
+    is_it = scene.when(lambda seen: seen.before.link.commit == base and _has_quorum_of_acks(seen), kill)
+    await scene.happened(is_it, "a quorum of acks")
+    expect(decided[0].node is dying[0], "the first opener leads")
+    led = decided[0].after.open.leading
     await scene.sleep(scene.chooser.choice((0.0, 0.01, 0.5, 3.0)))
     for node in scene.world.live_nodes():
         node.crash()
+    if only_holders is not None:
+        only_holders.close()
     await scene.sleep(1.0)
-    orders = list(permutations(scene.nodes))
-    for node in orders[scene.world.seed % len(orders)]:
-        scene.boot(node)
+    for place in order:
+        scene.boot(nodes[place])
         await scene.sleep(scene.chooser.choice((0.1, 3.0, 8.0)))
     await scene.agreement()
     await scene.until(lambda: base in scene.world.observed.certified, "a commit on that base")
     await scene.agreement()
-    _check_one_commit(scene, base, led.commit if led is not None else None)
+    _check_one_commit(scene, base or CommitId(b""), led.commit if led is not None else None)
+
+
+def _holders(scene: Scene, seen: Seen, reducer: Node) -> set[Node]:
+    """On whose disk the result of this reducer is."""
+    results = [header for header in seen.after.open.results.values() if header.reducer == reducer.peer]
+    expect(bool(results), "it reduced a slice")
+    names = [f"results/{seen.before.link.commit.hex()}/{header.result_hash.hex()}" for header in results]
+    return {node for node in scene.nodes if any(name in node.disk.files for name in names)}
 
 
 def _has_quorum_of_acks(seen: Seen) -> bool:
@@ -106,33 +168,68 @@ async def acks_split_in_two(scene: Scene) -> None:
     _check_one_commit(scene, base, commit)
 
 
+# --- attempts -----------------------------------------------------------------------------------------------------------------
+
+
 @scenario(5, num_seeds=2)
 async def three_attempts_on_one_base(scene: Scene) -> None:
-    """The first leader freezes and the second one dies with half of the results in; the third one commits, and then the first one
-    goes on where it was.
+    """Nothing that the first leader says comes through once half of its results are in; the second one dies there, and a member
+    starts again; the third one commits, each with other reducers. What the first one settled meanwhile comes last, and nobody acks it.
     """
     await scene.everybody_votes()
+    base = scene.nodes[0].head
+    reducers = _note_reducers(scene, base)
     first = await _leader_at_half(scene, [])
-    base = scene.state(first).link.commit
-    first.freeze()
-    second = await _leader_at_half(scene, [first])
-    second.crash()
-    await scene.sleep(scene.chooser.choice((0.5, 3.0)))
-    scene.boot(second)
-
-    def is_third(seen: Seen) -> bool:
-        return seen.stage == "settling" and seen.node is not first and seen.before.link.commit == base
-
-    await scene.happened(scene.when(is_third, lambda seen: first.thaw()), "a third attempt that settles")
-    await scene.until(lambda: base in scene.world.observed.certified, "a commit on that base")
-    commit = scene.world.observed.certified[base]
-    ballot = scene.world.observed.commits[commit].record.ballot
-    expect(
-        ballot.attempt >= 2 and ballot.peer != first.peer, f"a third leader's record; it is of attempt {ballot.attempt}"
+    settled: list[CommitId | None] = []
+    settles = scene.when(
+        lambda seen: seen.node is first and seen.stage == "settling" and seen.before.link.commit == base,
+        lambda seen: settled.append(seen.after.open.leading.commit if seen.after.open.leading else None),
     )
+    with scene.held([first], scene.without(first)) as let_go:
+        second = await _leader_at_half(scene, [first])
+        expect(settles.is_set(), "the first attempt's record is settled, and nobody knows of it")
+        second.crash()
+        restarting = scene.chooser.choice(scene.without(first))
+        restarting.crash()
+        proposed = scene.when(lambda seen: seen.stage == "collecting" and seen.before.link.commit == base)
+        await scene.sleep(scene.chooser.choice((0.01, 0.5)))
+        scene.boot(restarting)
+        await scene.happened(proposed, "a third attempt")
+        scene.boot(second)
+        await scene.until(lambda: base in scene.world.observed.certified, "a commit on that base")
+        commit = scene.world.observed.certified[base or CommitId(b"")]
+        await scene.agreement(scene.without(first))
+        late: list[Seen] = []
+        comes = scene.when(lambda seen: seen.node is not first and _brings_settle_of(seen, first, base), late.append)
+        let_go()
+        await scene.happened(comes, "the first attempt's settle, after all the others")
+    expect(not late[0].orders(GatherBytes) and not late[0].orders(LogAck), "nobody takes it")
+    expect(settled[0] not in scene.world.observed.commits, "it never becomes a commit")
+    ballot = scene.world.observed.commits[commit].record.ballot
+    expect(ballot.attempt >= 2 and ballot.peer not in (first.peer, second.peer), f"a third one's record: {ballot}")
+    for one, other in pairwise(sorted(reducers)):
+        expect(reducers[one] != reducers[other], f"other reducers in attempt {other.attempt} than in {one.attempt}")
     await scene.back(first)
     await scene.agreement()
-    _check_one_commit(scene, base, commit)
+    _check_one_commit(scene, base or CommitId(b""), commit)
+
+
+def _brings_settle_of(seen: Seen, leader: Node, base: CommitId | None) -> bool:
+    message = seen.event.message if isinstance(seen.event, MessageArrived) else None
+    return isinstance(message, Settle) and message.base == base and message.ballot.peer == leader.peer
+
+
+def _note_reducers(scene: Scene, base: CommitId | None) -> dict[Ballot, list[PeerId]]:
+    """Who reduces each slice, by attempt on this base, as its leader proposes it."""
+    reducers: dict[Ballot, list[PeerId]] = {}
+
+    def look(seen: Seen) -> None:
+        proposal = seen.after.open.proposal
+        if proposal is not None and proposal.base == base:
+            reducers.setdefault(proposal.ballot, [part.reducer for part in proposal.slices])
+
+    scene.hooks.append(look)
+    return reducers
 
 
 async def _leader_at_half(scene: Scene, others: list[Node]) -> Node:
