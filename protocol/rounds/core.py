@@ -283,8 +283,8 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
             (),
             f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}",
         )
-    known = state.peers.get(sender, PeerView(sender, now_s))
-    if known.member is not None and message.member.session < known.member.session:
+    known = state.peers.get(sender)
+    if known is not None and known.member is not None and message.member.session < known.member.session:
         return Step(liveness.heard(state, sender, now_s))  # of an earlier life, overtaken on its way
     view = PeerView(
         sender,
@@ -293,7 +293,7 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
         head=head,
         is_inbound_reachable=message.is_inbound_reachable,
         upload_bytes_per_s=message.upload_bytes_per_s,
-        left=known.left and known.member == message.member,
+        left=known is not None and known.left and known.member == message.member,
         exchange_s=message.exchange_ms / 1000,
         silent=message.silent,
         spine_head=next((h.head for h in message.heads if h.unit == state.config.spine), None),
