@@ -47,10 +47,10 @@ class Answer(Generic[T]):
         if task is not None:
             trio.lowlevel.reschedule(task)
 
-    async def wait(self, timers: Timers, timeout_s: float, too_late: Exception) -> T:
-        """The value; raises the error, or `too_late` at the deadline."""
+    async def wait(self, timers: Timers, timeout_s: float, too_late: Callable[[], Exception]) -> T:
+        """The value; raises the error, or what `too_late` makes at the deadline."""
         if self.is_awaited:
-            timer = timers.after(timeout_s, lambda: self.fail(too_late))
+            timer = timers.after(timeout_s, lambda: self.fail(too_late()))
             self._task = trio.lowlevel.current_task()
 
             def abort(_: object) -> trio.lowlevel.Abort:

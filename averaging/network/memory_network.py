@@ -364,7 +364,10 @@ class MemoryNetwork:
         self._host.check_alive()
         call = Call(self._swarm, self._host, peer, channel, request)
         self._host.when_awake(call.depart)
-        too_late = CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
+
+        def too_late() -> CallTimeout:
+            return CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
+
         return await call.answer.wait(self._swarm.timers, timeout_s, too_late)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
@@ -389,8 +392,10 @@ class MemoryNetwork:
             elif answer.is_awaited:
                 answer.give(swarm.connect(me, host, handler))
 
+        def too_late() -> CallTimeout:
+            return CallTimeout(f"no stream to {peer} on {channel} within {timeout_s} s", "an open stream")
+
         me.when_awake(lambda: swarm.carry(me.peer, peer, 0, arrive))
-        too_late = CallTimeout(f"no stream to {peer} on {channel} within {timeout_s} s", "an open stream")
         return await answer.wait(swarm.timers, timeout_s, too_late)
 
     async def add_addresses(self, addresses: Sequence[str]) -> None:

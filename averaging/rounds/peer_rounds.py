@@ -81,6 +81,7 @@ class PeerRounds:
         self._vector = vector
         self._follower = follower
         self._services: dict[UnitName, RoundService] = {}
+        self._by_name: tuple[RoundService, ...] = ()
         self._spine: SpineView | None = None if follower is None else follower.view
         self._tasks = Tasks(tools.publish)
         self._replays = ReplayGuard()
@@ -98,6 +99,7 @@ class PeerRounds:
     def add(self, service: RoundService) -> None:
         """One unit more, before `run`; the spine first."""
         self._services[service.unit] = service
+        self._by_name = tuple(service for _, service in sorted(self._services.items()))
         if service.config.is_spine:
             state = service.state
             self._spine = SpineView(state.link.commit, state.tree)
@@ -105,7 +107,7 @@ class PeerRounds:
     @property
     def services(self) -> Sequence[RoundService]:
         """The units' rounds, by name."""
-        return [service for _, service in sorted(self._services.items())]
+        return self._by_name
 
     @property
     def spine(self) -> SpineView | None:
@@ -172,9 +174,11 @@ class PeerRounds:
 
     def _was_told(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
         at_s, by = self._beats.get(peer, (-1e9, unit))
+        if by == unit:
+            return False
         config = self._services[unit].config
         interval_s = config.ping_s if self._is_exchanging() else config.heartbeat_s
-        return by != unit and now_s - at_s < interval_s / 2
+        return now_s - at_s < interval_s / 2
 
     def _is_exchanging(self) -> bool:
         return any(service.state.open.exchange is not None for service in self.services)

@@ -271,7 +271,8 @@ class RoundService:
         if before.link.commit != self.state.link.commit:
             self._changes.notify()
         self._tell_spine(before)
-        if liveness.next_tick_s(self.state) < liveness.next_tick_s(before):
+        state = self.state
+        if state.open is not before.open and liveness.next_tick_s(state) < liveness.next_tick_s(before):
             hurry, self._hurry = self._hurry, trio.Event()
             hurry.set()
 

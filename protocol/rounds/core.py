@@ -286,8 +286,8 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
             liveness.heard(state, sender, now_s),
             remark=f"{short(sender)} sent a heartbeat in the name of {short(message.member.peer)}; expected its own",
         )
-    known = state.peers.get(sender, PeerView(sender, now_s))
-    if known.member is not None and message.member.session < known.member.session:
+    known = state.peers.get(sender)
+    if known is not None and known.member is not None and message.member.session < known.member.session:
         found, newest = message.member.session, known.member.session  # of an earlier life, overtaken on its way
         remark = f"{short(sender)} sent a heartbeat of session {found}; session {newest} was heard already"
         return Step(liveness.heard(state, sender, now_s), remark=remark)
@@ -298,7 +298,7 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
         head=head,
         is_inbound_reachable=message.is_inbound_reachable,
         upload_bytes_per_s=message.upload_bytes_per_s,
-        left=known.left and known.member == message.member,
+        left=known is not None and known.left and known.member == message.member,
         exchange_s=message.exchange_ms / 1000,
         silent=message.silent,
         spine_head=next((h.head for h in message.heads if h.unit == state.config.spine), None),

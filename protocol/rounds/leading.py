@@ -166,20 +166,23 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
     """How long we waited for the opener, once that is long enough to take over; None before."""
     opened, config = state.open, state.config
     opener = expected_opener(state)
-    delay_s = _rank(state, now_s) * RANK_DELAY_S
+    has_turn = opened.proposal is not None and opener == config.me.peer  # our own attempt failed, or we restarted
     if opened.proposal is None:
         waited_s = now_s - opened.due_since_s if opened.due_since_s is not None else 0.0
         is_lost = opener != config.me.peer and not is_alive(state, opener, now_s, opener_patience_s(state))
         wait_s = config.suspect_after_s * (1.0 if is_lost else OVERDUE_FACTOR)
         if is_gone(state, opener):
             wait_s = 0.0  # it said goodbye, or its process is gone: nobody will open in its place unless we do
-    elif opener == config.me.peer:  # our own attempt failed, or we restarted
-        waited_s, wait_s, delay_s = now_s - opened.proposal_at_s, 0.0, 0.0
+    elif has_turn:
+        waited_s, wait_s = now_s - opened.proposal_at_s, 0.0
     elif is_suspected(state, opener, now_s):
         waited_s = silence_s(state, opener, now_s)
         wait_s = 0.0 if is_gone(state, opener) else config.suspect_after_s
     else:
         waited_s, wait_s = now_s - opened.proposal_at_s, overdue_s(state)
+    if waited_s < wait_s:
+        return None
+    delay_s = 0.0 if has_turn else _rank(state, now_s) * RANK_DELAY_S
     return waited_s if waited_s >= wait_s + delay_s else None
 
 
@@ -199,7 +202,7 @@ def _rank(state: RoundState, now_s: float) -> int:
     inbound = {view.peer for view in views if view.is_inbound_reachable}
     if state.config.is_inbound_reachable:
         inbound.add(me)
-    return sorted(order, key=lambda peer: (peer not in inbound, order.index(peer))).index(me)
+    return sorted(order, key=lambda peer: peer not in inbound).index(me)
 
 
 # --- before a take-over -------------------------------------------------------------------------------------------------------

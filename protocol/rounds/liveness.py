@@ -155,12 +155,14 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
 
 def answered(state: RoundState, event: PeersAnswered) -> RoundState:
     """Signs of life of several peers, one look at the state for all."""
-    peers = dict(state.peers)
+    told: dict[PeerId, PeerView] = {}
     for peer, at_s in event.heard:
-        view = peers.get(peer, PeerView(peer, at_s))
-        if peer != state.config.me.peer:
-            peers[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
-    return replace(state, peers=MappingProxyType(peers))
+        view = told.get(peer) or state.peers.get(peer)
+        if view is not None:
+            told[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
+        elif peer != state.config.me.peer:
+            told[peer] = PeerView(peer, at_s)
+    return replace(state, peers=MappingProxyType(state.peers | told))
 
 
 def with_view(state: RoundState, view: PeerView) -> RoundState:

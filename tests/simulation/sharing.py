@@ -1,23 +1,89 @@
-"""What one peer says to many is decoded once in a simulated world: the same bytes make the same frozen message."""
+"""What one peer says to many is opened, decoded and checked once in a simulated world: the same bytes make the same frozen answer.
+
+Every function shared here depends on its arguments alone and answers with what nobody can change, so that a world in which each peer
+judges for itself has the same trace. What is refused is not remembered: it is judged anew each time.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
-from averaging.rounds import peer_rounds
-from protocol import wire
+from averaging.codecs import Codec
+from averaging.rounds import contribution, exchange, peer_rounds, transfer
+from protocol import envelope, wire
+from protocol.envelope import Envelope
+from protocol.identity import Verifier
+from protocol.ids import Root
+from protocol.rounds import chain, core
+from protocol.tensor_schema import ChunkGrid
 
 NUM_MESSAGES = 1024
 """Remembered at a time: more than are on their way."""
 
+NUM_SIGNED = 4096
+"""Signed parts of a round remembered at a time: 64 acks and 32 results for each of several units and attempts."""
+
 
 @contextmanager
 def shared_decoding() -> Iterator[None]:
-    """Until the world ends. What is refused is judged anew each time."""
-    setattr(peer_rounds, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message))  # noqa: B010 - a module of another's
+    """Until the world ends."""
+    decode_body = functools.lru_cache(NUM_SIGNED)(wire.decode_body)
+    open_envelope, check_result = _opening(), _checking()
+    shared: list[tuple[ModuleType, str, Any]] = [
+        (peer_rounds, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message)),
+        (peer_rounds, "open_envelope", open_envelope),
+        (chain, "open_ack", functools.lru_cache(NUM_SIGNED)(chain.open_ack)),
+        *((module, "decode_body", decode_body) for module in (core, exchange)),
+        *((module, "open_envelope", open_envelope) for module in (core, exchange)),
+        *((module, "check_result", check_result) for module in (exchange, transfer)),
+    ]
+    own = [(module, name, getattr(module, name)) for module, name, _ in shared]
+    _set(shared)
     try:
         yield
     finally:
-        setattr(peer_rounds, "decode_message", wire.decode_message)  # noqa: B010
+        _set(own)
+
+
+def _set(functions: list[tuple[ModuleType, str, Any]]) -> None:
+    for module, name, function in functions:
+        setattr(module, name, function)
+
+
+def _opening() -> Any:
+    """As `open_envelope`; each asker's clock is asked anew."""
+
+    @functools.lru_cache(NUM_SIGNED)
+    def opened(data: bytes, verifier: Verifier, domain: str, run_id: bytes | None) -> Envelope:
+        return envelope.open_envelope(data, verifier=verifier, domain=domain, run_id=run_id, now_unix_ms=None)
+
+    def open_envelope(
+        data: bytes, *, verifier: Verifier, domain: str, run_id: bytes | None, now_unix_ms: int | None
+    ) -> Envelope:
+        found = opened(data, verifier, domain, run_id)
+        if now_unix_ms is not None and now_unix_ms > found.expires_unix_ms:
+            return envelope.open_envelope(
+                data, verifier=verifier, domain=domain, run_id=run_id, now_unix_ms=now_unix_ms
+            )
+        return found
+
+    return open_envelope
+
+
+def _checking() -> Any:
+    """As `check_result`."""
+
+    @functools.lru_cache(NUM_SIGNED)
+    def checked(chunks: tuple[bytes, ...], result_hash: Root, first: int, codec: Codec, grid: ChunkGrid) -> None:
+        contribution.check_result(chunks, result_hash, first, codec, grid)
+
+    def check_result(
+        chunks: Sequence[bytes], result_hash: Root, first_chunk: int, codec: Codec, grid: ChunkGrid
+    ) -> None:
+        checked(tuple(chunks), result_hash, first_chunk, codec, grid)
+
+    return check_result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -74,8 +75,12 @@ def counted(reached: Counter[str]) -> Iterator[None]:
 
 
 def _named(group: str, messages: str, what: Any) -> str:
-    message = getattr(what, "message", None)
-    return f"{group} {type(what).__name__}" if message is None else f"{messages} {type(message).__name__}"
+    return _name(group, messages, type(what), type(getattr(what, "message", None)))
+
+
+@functools.cache  # as many as there are kinds
+def _name(group: str, messages: str, kind: type, message: type) -> str:
+    return f"{group} {kind.__name__}" if message is type(None) else f"{messages} {message.__name__}"
 
 
 def missing(reached: Counter[str], wanted: Sequence[str] = KNOWN) -> list[str]:

@@ -1,0 +1,55 @@
+"""What simulated peers share: every one of them still judges by its own clock, and nothing is shared outside a world."""
+
+from __future__ import annotations
+
+import pytest
+
+from averaging.rounds import exchange, peer_rounds, transfer
+from protocol.envelope import seal
+from protocol.errors import RemoteProtocolError
+from protocol.rounds import chain, core
+from tests.simulation.sharing import shared_decoding
+from tests.simulation.signing import HashSigner, HashVerifier
+
+RUN_ID = bytes(32)
+EXPIRES_MS = 1000
+VERIFIER = HashVerifier()
+SEALED = seal(HashSigner(b"somebody"), "a domain", RUN_ID, 1, EXPIRES_MS, b"a word")
+
+
+def _opened(data: bytes, now_unix_ms: int | None) -> bytes:
+    return peer_rounds.open_envelope(
+        data, verifier=VERIFIER, domain="a domain", run_id=RUN_ID, now_unix_ms=now_unix_ms
+    ).payload
+
+
+def test_a_message_that_one_peer_opened_in_time_is_refused_by_another_whose_clock_says_that_it_expired() -> None:
+    with shared_decoding():
+        assert _opened(SEALED, EXPIRES_MS) == b"a word"
+        with pytest.raises(RemoteProtocolError, match="expired"):
+            _opened(SEALED, EXPIRES_MS + 1)
+        assert _opened(SEALED, None) == b"a word"
+
+
+def test_a_changed_byte_is_refused_beside_the_message_that_was_opened() -> None:
+    with shared_decoding():
+        assert _opened(SEALED, None) == b"a word"
+        for _ in range(2):
+            with pytest.raises(RemoteProtocolError, match="bad signature"):
+                _opened(SEALED[:-1] + bytes([SEALED[-1] ^ 1]), None)
+
+
+def test_nothing_is_shared_once_the_world_has_ended() -> None:
+    names = [
+        (peer_rounds, "decode_message"),
+        (peer_rounds, "open_envelope"),
+        (chain, "open_ack"),
+        (core, "decode_body"),
+        (core, "open_envelope"),
+        (exchange, "check_result"),
+        (transfer, "check_result"),
+    ]
+    before = [getattr(module, name) for module, name in names]
+    with shared_decoding():
+        assert all(getattr(module, name) is not own for (module, name), own in zip(names, before, strict=True))
+    assert [getattr(module, name) for module, name in names] == before
