@@ -4,10 +4,21 @@ nobody reads it for that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
 
 from protocol.ids import CommitId
+
+MAX_DISPLACED: Final = 256
+"""Certificates of lineages that were left which a log keeps: the host is to hear of both sides of a fork, also when it was away and
+all who knew the other side were restarted. Each is verified at every start and told to the host after it, which takes a second or two
+for so many; of a side that went on for longer its beginning is told.
+"""
+
+MAX_DISPLACED_BYTES: Final = 1 << 20
+"""What they take of the log at most: a certificate of 64 members is 12 kB, so 80 rounds of a side, and little beside one state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +34,25 @@ class _Votes:
         return self.ack_bytes + self.lone_ack_bytes
 
 
-def place_of(fork: CommitId, certificates: Sequence[tuple[CommitId, object]]) -> int:
-    """Where the certificates by base go on after `fork`: the place of the first one on it, or the end."""
-    return next((place for place, (base, _) in enumerate(certificates) if base == fork), len(certificates))
+@dataclass(frozen=True, slots=True)
+class LoggedCertificate:
+    """A certificate in a log: the commit that it follows, the bytes that it takes as an entry of its own, and its hash."""
+
+    base: CommitId
+    num_bytes: int
+    digest: bytes
+
+
+def _within_bounds(displaced: Iterable[LoggedCertificate]) -> list[LoggedCertificate]:
+    """As many of the first as may be kept."""
+    kept: list[LoggedCertificate] = []
+    num_bytes = 0
+    for entry in islice(displaced, MAX_DISPLACED):
+        num_bytes += entry.num_bytes
+        if num_bytes > MAX_DISPLACED_BYTES:
+            break
+        kept.append(entry)
+    return kept
 
 
 class LogSizes:
@@ -33,8 +60,15 @@ class LogSizes:
 
     def __init__(self) -> None:
         self.total_bytes = 0
+        self.certificates: list[LoggedCertificate] = []
+        """Of the lineage that is followed, oldest first."""
+
+        self.displaced: list[LoggedCertificate] = []
+        """Of lineages that were left, as far as they are kept: those of the last switch first, of each the oldest first. A commit's
+        parent is on the lineage or stands before it, so what is left out at the end leaves no gap.
+        """
+
         self._contribution_bytes = 0
-        self._certificates: list[tuple[CommitId, int]] = []
         self._certificate_bytes = 0
         self._decided: set[CommitId] = set()
         self._votes: dict[CommitId, _Votes] = {}
@@ -45,19 +79,30 @@ class LogSizes:
         self.total_bytes += num_bytes
         self._contribution_bytes += num_bytes
 
-    def add_certificate(self, base: CommitId, num_bytes: int) -> None:
-        """The commit on this base."""
-        self.total_bytes += num_bytes
-        self._certificate_bytes += num_bytes
-        self._certificates.append((base, num_bytes))
-        self._decided.add(base)
+    def add_certificate(self, entry: LoggedCertificate) -> None:
+        """The next commit of the lineage."""
+        self.total_bytes += entry.num_bytes
+        self._certificate_bytes += entry.num_bytes
+        self.certificates.append(entry)
+        self._decided.add(entry.base)
+        if entry in self.displaced:
+            self.displaced.remove(entry)
 
-    def add_switch(self, fork: CommitId, path: Sequence[tuple[CommitId, int]], num_bytes: int) -> None:
-        """From `fork` on these follow: (base, the bytes of its certificate as an entry of its own)."""
+    def add_switch(self, fork: CommitId, path: Sequence[LoggedCertificate], num_bytes: int) -> None:
+        """From `fork` on these follow, in one entry of `num_bytes`."""
         self.total_bytes += num_bytes
-        self._certificates[place_of(fork, self._certificates) :] = path
-        self._certificate_bytes = sum(size for _, size in self._certificates)
-        self._decided = {base for base, _ in self._certificates}
+        place = next((i for i, entry in enumerate(self.certificates) if entry.base == fork), len(self.certificates))
+        left = dict.fromkeys((*self.certificates[place:], *self.displaced))
+        self.certificates[place:] = path
+        followed = set(path)
+        self.displaced = _within_bounds(entry for entry in left if entry not in followed)
+        self._certificate_bytes = sum(entry.num_bytes for entry in self.certificates)
+        self._decided = {entry.base for entry in self.certificates}
+
+    def add_displaced(self, entry: LoggedCertificate) -> None:
+        """One of a lineage that was left before the log was written anew."""
+        self.total_bytes += entry.num_bytes
+        self.displaced = _within_bounds((*self.displaced, entry))
 
     def add_promise(self, base: CommitId, num_bytes: int) -> None:
         """A promise, which takes the place of the one before."""
@@ -82,4 +127,5 @@ class LogSizes:
     def live_bytes(self, whole: Collection[CommitId]) -> int:
         """What stays where acks are kept on these bases alone."""
         votes = sum(v.promise_bytes + (v.acks_bytes if base in whole else 0) for base, v in self._votes.items())
-        return self._contribution_bytes + self._certificate_bytes + votes
+        displaced = sum(entry.num_bytes for entry in self.displaced)
+        return self._contribution_bytes + self._certificate_bytes + displaced + votes

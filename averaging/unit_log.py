@@ -5,9 +5,10 @@ the order. Records and certificates are carried as bytes here.
 
 Entry: tag 1 | base or fork 32 | body, framed and checksummed by the storage. Update bytes lie in results/<base>/<result hash>.
 
-The log is written anew (`tidy`) when most of it says nothing any more. What stays: the certificates of the lineage, all contributions,
-on every base the highest promise, and on bases that may still be voted on the last acks. Where acks were dropped an entry says so for
-ever, also when the lineage is left: who stands on such a base again does not know what it voted, and casts no vote on it.
+The log is written anew (`tidy`) when most of it says nothing any more. What stays: the certificates of the lineage and, as many as
+log_sizes.py allows, those of lineages that were left, since the host may not have heard of them; all contributions, on every base the
+highest promise, and on bases that may still be voted on the last acks. Where acks were dropped an entry says so for ever, also when
+the lineage is left: who stands on such a base again does not know what it voted, and casts no vote on it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Final
 
 import structlog
 import trio
 
-from averaging.log_sizes import LogSizes, place_of
+from averaging.log_sizes import LoggedCertificate, LogSizes
 from averaging.network.seams import LOG_FRAME_BYTES, Storage
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
@@ -34,6 +36,9 @@ _RESULTS: Final = "results/"
 _CONTRIBUTION, _PROMISE, _ACK, _LONE_ACK, _CERTIFICATE, _SWITCH = b"C", b"P", b"A", b"L", b"T", b"S"
 _FORGOTTEN: Final = b"F"
 """A promise, and that acks on its base were dropped."""
+
+_DISPLACED: Final = b"D"
+"""A certificate of a lineage that was left, where its own entry went as the log was written anew."""
 
 _HEAD_BYTES: Final = 33
 MAX_ENTRY_BYTES: Final = 8 << 20
@@ -73,10 +78,13 @@ class LoggedRounds:
     Attributes:
         certificates: (parent commit, certificate bytes) of the lineage that was followed last, oldest first.
         bases: what was contributed, promised and acked on each base, committed or not, in the order of the last entry.
+        displaced: (parent commit, certificate bytes) of lineages that were left, as many as are kept: those left last first, parents
+            before their children.
     """
 
     certificates: Sequence[tuple[CommitId, bytes]]
     bases: Mapping[CommitId, LoggedBase] = field(default_factory=dict)
+    displaced: Sequence[tuple[CommitId, bytes]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,44 +280,53 @@ class UnitLog:
 
 
 def _read(entries: Iterable[bytes]) -> tuple[LoggedRounds, LogSizes]:
-    certificates: list[tuple[CommitId, bytes]] = []
+    raws: dict[LoggedCertificate, bytes] = {}
     bases: dict[CommitId, LoggedBase] = {}
     sizes = LogSizes()
     for entry in entries:
         tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
         try:
-            if tag == _CERTIFICATE:
-                certificates.append((base, body))
-            elif tag == _SWITCH:
-                certificates[place_of(base, certificates) :] = _path(body)
-            else:
+            if tag not in (_CERTIFICATE, _SWITCH, _DISPLACED):
                 bases[base] = _merge(bases.pop(base, LoggedBase()), tag, body)
-            _count(entry, sizes)
+            raws.update(_count(entry, sizes))
         except (struct.error, UnicodeDecodeError, RemoteProtocolError) as error:
             raise _damage(tag, body) from error
-    return LoggedRounds(certificates, bases), sizes
+    certificates, displaced = (
+        [(entry.base, raws[entry]) for entry in kept] for kept in (sizes.certificates, sizes.displaced)
+    )
+    return LoggedRounds(certificates, bases, displaced), sizes
 
 
-def _count(entry: bytes, sizes: LogSizes) -> None:
+def _count(entry: bytes, sizes: LogSizes) -> Sequence[tuple[LoggedCertificate, bytes]]:
+    """Tell `sizes` of an entry; the certificates in it."""
     tag, base, body = entry[:1], CommitId(entry[1:_HEAD_BYTES]), entry[_HEAD_BYTES:]
-    around_bytes = _HEAD_BYTES + LOG_FRAME_BYTES
-    num_bytes = around_bytes + len(body)
+    num_bytes = _HEAD_BYTES + len(body) + LOG_FRAME_BYTES
+    if tag in (_CERTIFICATE, _DISPLACED):
+        certificate = _as_entry(base, body)
+        (sizes.add_certificate if tag == _CERTIFICATE else sizes.add_displaced)(certificate)
+        return [(certificate, body)]
+    if tag == _SWITCH:
+        path = [(_as_entry(parent, raw), raw) for parent, raw in _path(body)]
+        sizes.add_switch(base, [certificate for certificate, _ in path], num_bytes)
+        return path
     if tag == _CONTRIBUTION:
         sizes.add_contribution(num_bytes)
-    elif tag == _CERTIFICATE:
-        sizes.add_certificate(base, num_bytes)
-    elif tag == _SWITCH:
-        sizes.add_switch(base, [(parent, around_bytes + len(raw)) for parent, raw in _path(body)], num_bytes)
     elif tag in (_PROMISE, _FORGOTTEN):
         sizes.add_promise(base, num_bytes)
     else:
         _, record = _read_ballot(body)
         sizes.add_ack(base, num_bytes, num_bytes - len(record), lone=tag == _LONE_ACK)
+    return ()
+
+
+def _as_entry(base: CommitId, raw: bytes) -> LoggedCertificate:
+    return LoggedCertificate(base, _HEAD_BYTES + len(raw) + LOG_FRAME_BYTES, sha256(raw).digest())
 
 
 def _entries(logged: LoggedRounds, whole: Collection[CommitId]) -> list[bytes]:
     """The log that tells this, with acks on these bases alone."""
     entries = [_CERTIFICATE + base + raw for base, raw in logged.certificates]
+    entries += [_DISPLACED + base + raw for base, raw in logged.displaced]
     for base, known in logged.bases.items():
         entries += _entries_on(base, known, is_whole=base in whole)
     return entries

@@ -66,7 +66,8 @@ def kept_bases(tools: UnitTools, commits: Sequence[CommitId]) -> Sequence[Commit
 def disk_bound_bytes(tools: UnitTools) -> int:
     """What a unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those that
     joiners are downloading, one being written), a download of our own, kept updates, those of the open round's attempts, and the log:
-    twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round.
+    twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at most are
+    certificates of lineages that were left.
     """
     num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
     num_updates = num_kept_updates(tools) + 1 + OPEN_UPDATES

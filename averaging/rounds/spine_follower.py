@@ -85,6 +85,10 @@ class SpineFollower:
                     "a log with a gap or of another run", "one chain from the run's start", "use another folder"
                 )
             self._state = replace(state, head=state.tree.tip)
+        await self._tidy_log()
+
+    async def _tidy_log(self) -> None:
+        await self.log.tidy(())  # nobody votes here: nothing but changes of lineage makes it longer than what it tells
 
     def _with(self, certificates: Sequence[Certificate]) -> tuple[FollowedSpine, bool]:
         return spine.with_certificates(self._state, certificates, verifier=self._verifier, run_id=self._run_id)
@@ -159,6 +163,7 @@ class SpineFollower:
             await self.log.log_certificate(node.link.parent, encode_certificate(node.certificate))
             tree = self._state.tree.pruned(node.link.commit)
             self._state = replace(self._state, head=node.link.commit, tree=tree)
+            await self._tidy_log()
 
     async def _change_lineage(self, target: CommitId, move: Callable[[SpineView, SpineMove], Awaitable[None]]) -> None:
         tree, head = self._state.tree, self._state.head

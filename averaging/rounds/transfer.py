@@ -40,7 +40,9 @@ honest line is far above that, and one byte now and then far below.
 """
 
 ANSWER_WITHIN_S: Final = 20.0
-"""Allowed to a result or a stripe beyond its bytes: its donor may read it from disk first, and others wait in the same queue."""
+"""Allowed to a result, a stripe or certificates beyond their bytes: a donor may read them from disk first, and others wait in the same
+queue.
+"""
 
 HASHES_WITHIN_S: Final = 8.0
 """Allowed to a list of hashes beyond its bytes: it is small, and while it is awaited no other donor is asked for it."""
@@ -137,8 +139,12 @@ async def fetch_result(
 async def fetch_commits(network: Network, peer: PeerId, unit: UnitName, known: Sequence[CommitId]) -> list[bytes]:
     """Certificates after the newest of these commits that the peer has, oldest first; the caller verifies them one on another. A
     long chain comes in several answers: ask again from where it ended.
+
+    Raises:
+        TransportError: the peer is gone, silent or too slow. RemoteProtocolError: it sent more than certificates may take.
     """
-    return await ask_all(network, peer, FetchCommits(unit, tuple(known)), MAX_CHAIN_BYTES)
+    request = FetchCommits(unit, tuple(known))
+    return await ask_all(network, peer, request, MAX_CHAIN_BYTES, within_s=ANSWER_WITHIN_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 import trio
 
 from averaging.rounds import keeping
+from averaging.rounds.displaced import with_displaced
 from averaging.rounds.updates import UnitTools, Updates
 from averaging.state import UnitState
 from averaging.unit_log import LoggedContribution, LoggedRounds
@@ -113,7 +114,7 @@ class UnitChain:
         """
         logged = await self.tools.log.load()
         # a long run's certificates take seconds to verify, in which others should hear us
-        followed = partial(self._followed, logged.certificates)
+        followed = partial(self._followed, logged)
         self.links, self.certificates, self._tree = await self.tools.offload.run(followed)
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
         logged_lineage = [link.commit for link in self.links]
@@ -124,14 +125,14 @@ class UnitChain:
         await self._sweep_updates(logged_lineage)
         return open_round
 
-    def _followed(self, logged: Sequence[tuple[CommitId, bytes]]) -> _Lineage:
-        """The lineage that the log tells of. An entry on a base behind the head was written after a start that had lost the bytes of
-        what followed: the same commit once more, or another one, from which the lineage goes on.
+    def _followed(self, logged: LoggedRounds) -> _Lineage:
+        """The lineage that the log tells of, and in the tree those that were left. An entry on a base behind the head was written
+        after a start that had lost the bytes of what followed: the same commit once more, or another one, from which it goes on.
         """
         links, raws = [self.links[0]], list[bytes]()
         places = {links[0].commit: 0}
         found: list[tuple[ChainLink, Certificate]] = []
-        for base, raw in logged:
+        for base, raw in logged.certificates:
             certificate, position = decode_certificate(raw), places.get(base)
             if position is None:
                 raise StorageError(
@@ -147,7 +148,8 @@ class UnitChain:
             raws.append(raw)
             places[links[-1].commit] = position + 1
             found.append((links[-1], certificate))
-        return links, raws, tree_of(links[0]).add_all(found)
+        tree = tree_of(links[0]).add_all(found)
+        return links, raws, with_displaced(tree, logged.displaced, self._verified)
 
     def _open_round(self, logged: LoggedRounds) -> OpenRound:
         known = logged.bases.get(self.head.commit)
@@ -237,7 +239,7 @@ class UnitChain:
             found.append((links[-1], certificate))
         if links[-1].commit != head:
             raise RemoteProtocolError("a state that is not on the chain offered with it", "a commit of the chain")
-        return links, raws, tree_of(links[0]).add_all(found)
+        return links, raws, self._tree.add_all(found)  # what the log told of other lineages stays
 
     def _verified(self, certificate: Certificate, parent: ChainLink) -> ChainLink:
         return verify_certificate(certificate, parent, verifier=self.tools.verifier, run_id=self.tools.run_id)

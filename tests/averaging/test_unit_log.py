@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 
@@ -10,10 +11,10 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from averaging import unit_log
+from averaging import log_sizes, unit_log
 from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from averaging.network.seams import LOG_FRAME_BYTES
-from averaging.unit_log import LOG_NAME, LoggedContribution, LogLimits, UnitLog
+from averaging.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, LogLimits, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.messages import (
@@ -25,7 +26,7 @@ from protocol.rounds.messages import (
     OuterStep,
     SliceRecord,
 )
-from protocol.wire import encode_certificate, encode_record
+from protocol.wire import commit_id, decode_certificate, encode_certificate, encode_record
 
 Clock = trio.testing.MockClock
 BASE, NEXT, LAST = CommitId(b"b" * 32), CommitId(b"n" * 32), CommitId(b"l" * 32)
@@ -276,7 +277,9 @@ async def test_a_log_that_is_written_anew_tells_the_same_but_for_votes_that_were
             await log.compact(newest)
             after = await UnitLog(MemoryStorage(disk)).load()
             assert after == await log.load()
-            assert after.certificates == before.certificates == (await whole.load()).certificates
+            expected = await whole.load()
+            assert after.certificates == before.certificates == expected.certificates
+            assert after.displaced == before.displaced == expected.displaced
             for base, known in after.bases.items():
                 if known == before.bases[base]:
                     continue
@@ -423,4 +426,97 @@ async def test_a_switch_that_is_owed_is_written_before_the_log_is_written_anew(a
     disk.capacity_bytes = UNBOUNDED_BYTES
     await log.tidy({LAST})
     assert (await log.load()).certificates == [(BASE, b"shared"), (NEXT, theirs)]
-    assert [entry[:1] for entry in disk.logs[LOG_NAME]] == [b"T", b"T", b"P", b"A"]
+    assert [entry[:1] for entry in disk.logs[LOG_NAME]] == [b"T", b"T", b"D", b"P", b"A"]
+
+
+# --- lineages that were left --------------------------------------------------------------------------------------------------
+
+
+def _side(fork: CommitId, text: bytes, length: int) -> list[tuple[CommitId, bytes]]:
+    """The certificates of a line of commits on `fork`, by base."""
+    side: list[tuple[CommitId, bytes]] = []
+    for number in range(length):
+        raw = _certificate(fork, text + b"%d" % number)
+        side.append((fork, raw))
+        fork = commit_id(fork, decode_certificate(raw).record)
+    return side
+
+
+def _raws(side: Sequence[tuple[CommitId, bytes]]) -> list[bytes]:
+    return [raw for _, raw in side]
+
+
+async def test_what_a_switch_displaced_is_read_back_until_it_is_followed_again(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk))
+    ours, theirs, third = _side(BASE, b"o", 3), _side(BASE, b"t", 2), _side(BASE, b"3", 1)
+    for base, raw in ours:
+        await log.log_certificate(base, raw)
+    assert not (await log.load()).displaced
+    await log.log_switch(BASE, _raws(theirs))
+    logged = await UnitLog(MemoryStorage(disk)).load()
+    assert (logged.certificates, logged.displaced) == (theirs, ours)
+    await log.log_switch(BASE, _raws(third))
+    assert (await log.load()).displaced == [*theirs, *ours], "what was left last comes first"
+    await log.log_switch(BASE, _raws(ours[:2]))
+    assert (await log.load()).displaced == [*third, *theirs, *ours[2:]]
+    await log.log_certificate(*ours[2])
+    assert (await log.load()).displaced == [*third, *theirs]
+
+
+async def test_commits_that_are_brought_once_more_are_not_displaced(autojump_clock: Clock) -> None:
+    """A start had lost their bytes and downloaded a state further on."""
+    log = UnitLog(MemoryStorage(MemoryDisk()))
+    ours = _side(BASE, b"o", 5)
+    for base, raw in ours[:3]:
+        await log.log_certificate(base, raw)
+    await log.log_lineage(ours[1][0], _raws(ours[1:]))
+    logged = await log.load()
+    assert (logged.certificates, logged.displaced) == (ours, [])
+
+
+async def test_what_was_displaced_is_kept_when_the_log_is_written_anew(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk))
+    ours, theirs, third = _side(BASE, b"o", 3), _side(BASE, b"t", 2), _side(BASE, b"3", 1)
+    for base, raw in ours:
+        await log.log_certificate(base, raw)
+    await log.log_switch(BASE, _raws(theirs))
+    for _ in range(2):
+        await log.compact(())
+        log = UnitLog(MemoryStorage(disk))
+        logged = await log.load()
+        assert (logged.certificates, logged.displaced) == (theirs, ours)
+    assert [entry[:1] for entry in disk.logs[LOG_NAME]] == [b"T"] * 2 + [b"D"] * 3
+    await log.log_switch(BASE, _raws(third))
+    assert (await log.load()).displaced == [*theirs, *ours]
+
+
+async def test_of_what_was_displaced_as_much_is_kept_as_the_bounds_allow_and_never_a_child_without_its_parent(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest, older, newer, last = (_side(BASE, text, 4) for text in (b"a", b"b", b"c", b"d"))
+    entry_bytes = 33 + LOG_FRAME_BYTES + len(last[0][1])
+    for most, most_bytes in ((6, 1 << 20), (256, 6 * entry_bytes), (256, 7 * entry_bytes - 1)):
+        monkeypatch.setattr(log_sizes, "MAX_DISPLACED", most)
+        monkeypatch.setattr(log_sizes, "MAX_DISPLACED_BYTES", most_bytes)
+        disk = MemoryDisk()
+        log = UnitLog(MemoryStorage(disk), LogLimits(growth=1, slack_bytes=0))
+        for side in (oldest, older, newer, last):
+            await log.log_switch(BASE, _raws(side))
+        assert (await log.load()).displaced == [*newer, *older[:2]]
+        await log.tidy(())
+        assert log.bound_bytes == _used(disk) == 10 * entry_bytes
+        assert (await UnitLog(MemoryStorage(disk)).load()).displaced == [*newer, *older[:2]]
+
+
+async def test_a_log_without_such_entries_is_written_anew_as_before(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    log = UnitLog(MemoryStorage(disk))
+    ours = _side(BASE, b"o", 3)
+    for base, raw in ours:
+        await log.log_certificate(base, raw)
+    before = list(disk.logs[LOG_NAME])
+    await log.compact(())
+    assert disk.logs[LOG_NAME] == before
+    assert await log.load() == LoggedRounds(ours)

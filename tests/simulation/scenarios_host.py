@@ -97,6 +97,35 @@ async def host_returns_with_an_old_copy(scene: Scene) -> None:
     expect(again.log.head.commit == host.log.head.commit, "also after one more restart")
 
 
+@scenario(5, QUIET, num_seeds=2)
+async def host_returns_after_everybody_was_restarted(scene: Scene) -> None:
+    """While the host is away the swarm parts for longer than the patience and comes together again. Then all of it is killed and
+    started: who knew the side that was left knew it in memory, and those who had been on it have it on disk.
+    """
+    one, two = scene.nodes[:3], scene.nodes[3:]
+    await scene.everybody_votes()
+    host = _Host(scene, [])
+    for node in scene.nodes:
+        host.hear(node)
+    with scene.cut(one, two):
+        await scene.sleep(1.5 * PATIENCE_S)
+        heads = {node.services[node.units[0]].chain.head.commit for node in (one[0], two[0])}
+        expect(len(heads) == 2, "the swarm has two lineages")
+    await scene.agreement()
+    for _ in range(2):
+        await scene.rounds(1)
+        await scene.agreement()
+        for node in scene.nodes:
+            node.crash()
+        await scene.sleep(1.0)
+        scene.boot(*scene.nodes)
+        await scene.agreement()
+    for node in scene.nodes:
+        host.hear(node)
+    expect(all(host.log.knows(head) for head in heads), "a host that comes back then hears of both lineages")
+    expect(host.log.head.commit == scene.nodes[0].head, "and follows what the swarm follows")
+
+
 # --- credentials and bans -----------------------------------------------------------------------------------------------------
 
 DAY_S: Final = 86_400.0

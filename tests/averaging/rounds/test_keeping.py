@@ -125,7 +125,7 @@ async def test_a_disk_that_refuses_to_write_the_log_anew_costs_nothing_but_room(
 async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_dropped(
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its certificate goes with the lineage. Whoever brings that lineage only up to this base would find us voting anew."""
+    """Its certificate is off the lineage. Whoever brings that lineage only up to this base would find us voting anew."""
     monkeypatch.setattr(unit.UnitChain, "num_kept_votes", 1)
     async with open_world() as world:
         party, shared = world.parties[0], world.commits(1)[0]
@@ -140,7 +140,7 @@ async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_d
         await _switch(party, shared, [theirs])
         await _compact(party)
         await party.restart()
-        assert ours[0].link.commit not in party.chain.tree.nodes
+        assert not party.chain.has(ours[0].link.commit)
         opened = await _switch(party, shared, [ours[0]])
         assert party.chain.head == ours[0].link
         assert opened.has_left

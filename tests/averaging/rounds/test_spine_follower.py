@@ -12,7 +12,7 @@ from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.network.seams import Stream
 from averaging.rounds.spine_follower import ASK_PAUSE_S, SpineFollower, SpineMove
 from averaging.rounds.transfer import FETCH_CHANNEL, fetch_commits, read_request
-from averaging.unit_log import UnitLog
+from averaging.unit_log import LOG_NAME, USUAL_LIMITS, LogLimits, UnitLog
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError, TransportError
 from protocol.ids import UnitName
 from protocol.rounds.chain import ChainLink
@@ -20,7 +20,16 @@ from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import Committed
 from protocol.rounds.requests import FetchCommits
 from protocol.wire import encode_certificate
-from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, MadeCommit, Party, RoundWorld, open_world
+from tests.averaging.rounds.round_world import (
+    RUN_ID,
+    UNIT,
+    VERIFIER,
+    MadeCommit,
+    Party,
+    RoundWorld,
+    open_world,
+    tree_nodes,
+)
 from tests.averaging.rounds.service_world import heartbeat_at, heartbeat_of
 from tests.averaging.rounds.units_world import Sides, make_sides, storage_of
 
@@ -83,9 +92,9 @@ class Scene:
         self.party.network.serve_streams(FETCH_CHANNEL, serve)
 
 
-def _follower(world: RoundWorld, unit: UnitName = UNIT) -> SpineFollower:
+def _follower(world: RoundWorld, unit: UnitName = UNIT, limits: LogLimits = USUAL_LIMITS) -> SpineFollower:
     party = world.parties[0]
-    log = UnitLog(storage_of(party, UNIT))
+    log = UnitLog(storage_of(party, UNIT), limits)
     return SpineFollower(unit, world.start_record, log, party.network, VERIFIER, RUN_ID)
 
 
@@ -223,6 +232,35 @@ async def test_a_restart_comes_back_to_the_followed_commit_and_not_beyond(autoju
         assert again.view.link == made[1].link
         assert again.has(made[0].link.commit)
         assert not again.has(made[2].link.commit)
+
+
+async def test_a_log_of_many_changes_of_lineage_is_written_anew_with_the_next_commit_or_start(
+    autojump_clock: Clock,
+) -> None:
+    async with _forked() as (scene, sides):
+        scene.follower = _follower(scene.world, limits=LogLimits(slack_bytes=0))
+        await scene.follower.restore()
+        await scene.bring(*sides.theirs)
+
+        async def flip(times: int) -> None:
+            for _ in range(times):
+                for side in ([sides.ours], sides.theirs):
+                    await scene.follower.flip(SpineMove(sides.agreed.link.commit, tree_nodes(side)))
+
+        def kinds() -> list[bytes]:
+            return [entry[:1] for entry in scene.party.disk.logs[LOG_NAME]]
+
+        await flip(9)
+        assert kinds() == [b"T"] * 2 + [b"S"] * 18
+        following = scene.world.commit_on(sides.theirs[-1].link, 9)
+        await scene.bring(following)
+        await scene.hear(scene.world.parties[1], following.link)
+        assert kinds() == [b"T"] * 4 + [b"D"]
+        await flip(9)
+        again = _follower(scene.world, limits=LogLimits(slack_bytes=0))
+        await again.restore()
+        assert kinds() == [b"T"] * 3 + [b"D"] * 2
+        assert again.view.link == (await scene.restarted()).view.link == sides.theirs[-1].link
 
 
 async def test_a_commit_that_cannot_be_written_is_not_followed_and_followed_later(autojump_clock: Clock) -> None:

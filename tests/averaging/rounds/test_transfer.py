@@ -315,6 +315,13 @@ async def test_a_result_that_comes_a_byte_at_a_time_is_given_up(autojump_clock: 
         assert trio.current_time() < ANSWER_WITHIN_S + 1.0
 
 
+async def test_certificates_that_come_a_byte_at_a_time_are_given_up(autojump_clock: Clock) -> None:
+    async with _trickling(b"x", FRAME_WITHIN_S - 5.0) as (world, _, me, donor):
+        with pytest.raises(CallTimeout, match="too slow"):
+            await fetch_commits(me.network, donor, UNIT, [world.genesis.head])
+        assert trio.current_time() < ANSWER_WITHIN_S + 1.0
+
+
 async def test_hashes_that_come_a_byte_at_a_time_are_given_up_sooner(autojump_clock: Clock) -> None:
     async with _trickling(b"x", HASHES_WITHIN_S / 2 - 0.1) as (world, _, me, donor):
         offer = (await ask_generation(me.network, world.parties[1].peer, UNIT))[0]
