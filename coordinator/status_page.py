@@ -21,20 +21,20 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from averaging.network.web_files import SAFE_HEADERS, file_routes
 from coordinator.metrics import Moment, render_metrics
 from coordinator.run_events import RunEvent
 from coordinator.run_view import Json, now_json, public_json, status_json
 from protocol.errors import PotluckError
 
 WEB_FOLDER: Final = Path(__file__).with_name("web")
-PAGE_FILES: Final[Mapping[str, tuple[str, str]]] = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/charts.js": ("charts.js", "text/javascript"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/uPlot.js": ("uPlot.iife.min.js", "text/javascript"),
-    "/uPlot.css": ("uPlot.min.css", "text/css"),
+PAGE_FILES: Final[Mapping[str, str]] = {
+    "/": "index.html",
+    "/page.css": "page.css",
+    "/page.js": "page.js",
+    "/charts.js": "charts.js",
+    "/uPlot.js": "uPlot.iife.min.js",
+    "/uPlot.css": "uPlot.min.css",
 }
 
 LOOK_EVERY_S: Final = 1.0
@@ -44,14 +44,6 @@ MAX_STREAMS: Final = 100
 """Each costs a task and a look a second; whoever comes later asks every few seconds instead."""
 
 NUM_EVENTS: Final = 200
-
-_SAFE_HEADERS: Final[Mapping[str, str]] = {
-    # Names and reasons come from strangers; the page writes them as text, and this is the second lock.
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ class _Pages:
     async def status(self, _request: Request) -> Response:
         """Everything."""
         moment = self.source.look()
-        return JSONResponse(self.shown(status_json(moment.picture, moment.now_s)), headers=_SAFE_HEADERS)
+        return JSONResponse(self.shown(status_json(moment.picture, moment.now_s)), headers=SAFE_HEADERS)
 
     async def events(self, _request: Request) -> Response:
         """What happened, oldest first."""
@@ -106,13 +98,13 @@ class _Pages:
             {"number": e.number, "unix_s": e.unix_s, "kind": e.kind, "text": e.text, "peer": e.peer}
             for e in self.source.events(NUM_EVENTS)
         ]
-        return JSONResponse(rows, headers=_SAFE_HEADERS)
+        return JSONResponse(rows, headers=SAFE_HEADERS)
 
     async def stream(self, _request: Request) -> Response:
         """Server-sent events, each with the state of the run, whenever that changes."""
         if self.streams.number >= MAX_STREAMS:
-            return PlainTextResponse("too many streams; ask /api/status every few seconds\n", 503, _SAFE_HEADERS)
-        return EventSourceResponse(self._changes(), headers=_SAFE_HEADERS, send_timeout=30.0)
+            return PlainTextResponse("too many streams; ask /api/status every few seconds\n", 503, SAFE_HEADERS)
+        return EventSourceResponse(self._changes(), headers=SAFE_HEADERS, send_timeout=30.0)
 
     async def _changes(self) -> AsyncIterator[dict[str, str]]:
         self.streams.number += 1
@@ -134,7 +126,7 @@ class _Pages:
         if sizes is None:
             return _missing("checkpoint")
         rows = [{"name": name, "num_bytes": num_bytes} for name, num_bytes in sorted(sizes.items())]
-        return JSONResponse(rows, headers=_SAFE_HEADERS)
+        return JSONResponse(rows, headers=SAFE_HEADERS)
 
     async def checkpoint_file(self, request: Request) -> Response:
         """One of them."""
@@ -142,7 +134,7 @@ class _Pages:
         sizes = None if folder is None else await trio.to_thread.run_sync(_sizes, folder)
         if folder is None or sizes is None or name not in sizes:
             return _missing("file")
-        return FileResponse(folder / name, filename=f"{folder.name}-{name}", headers=_SAFE_HEADERS)
+        return FileResponse(folder / name, filename=f"{folder.name}-{name}", headers=SAFE_HEADERS)
 
     async def verify(self, request: Request) -> Response:
         """Recompute its hashes, one checkpoint at a time."""
@@ -152,8 +144,8 @@ class _Pages:
         try:
             sentence = await trio.to_thread.run_sync(partial(self.source.verify, folder), limiter=self.verifying)
         except PotluckError as error:
-            return JSONResponse({"ok": False, "sentence": error.one_line()}, headers=_SAFE_HEADERS)
-        return JSONResponse({"ok": True, "sentence": sentence}, headers=_SAFE_HEADERS)
+            return JSONResponse({"ok": False, "sentence": error.one_line()}, headers=SAFE_HEADERS)
+        return JSONResponse({"ok": True, "sentence": sentence}, headers=SAFE_HEADERS)
 
     def _checkpoint(self, request: Request) -> Path | None:
         """Only what the ledger lists has a folder here: a path from outside is compared, never opened."""
@@ -175,14 +167,7 @@ def _sizes(folder: Path) -> dict[str, int] | None:
 
 
 def _missing(what: str) -> Response:
-    return PlainTextResponse(f"no such {what}\n", 404, _SAFE_HEADERS)
-
-
-def _file(content: bytes, media_type: str) -> Callable[[Request], Response]:
-    def answer(_request: Request) -> Response:
-        return Response(content, media_type=media_type, headers=_SAFE_HEADERS)
-
-    return answer
+    return PlainTextResponse(f"no such {what}\n", 404, SAFE_HEADERS)
 
 
 async def _health(_request: Request) -> Response:
@@ -192,10 +177,7 @@ async def _health(_request: Request) -> Response:
 def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
     """The web application of one view."""
     pages = _Pages(source, is_public)
-    routes = [
-        Route(path, _file((WEB_FOLDER / name).read_bytes(), media_type))
-        for path, (name, media_type) in PAGE_FILES.items()
-    ]
+    routes = file_routes(WEB_FOLDER, PAGE_FILES)
     routes += [
         Route("/api/status", pages.status),
         Route("/api/events", pages.events),

@@ -152,6 +152,8 @@ class Board:
             first_counted_unix_s=self.first_counted_unix_s,
             last_round=self.last_round,
             started_unix_s=self.started_unix_s,
+            version=self.version,
+            is_outbound_only=self.is_outbound_only,
         )
         updates = {
             **asdict(self.machine.read()),

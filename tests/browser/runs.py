@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from pathlib import Path
 
 from coordinator.chain_log import RoundRow
@@ -12,6 +13,7 @@ from coordinator.metrics import Counts, Moment
 from coordinator.run_core import Phase, RunState
 from coordinator.run_events import EventBook
 from coordinator.run_view import PeerEntry, RunPicture, TimedRound
+from peer.status import LastRound, PeerStatus
 from protocol.coordination import PeerReport
 from protocol.identity import Identity
 from protocol.ids import CommitId, Root, UnitName
@@ -103,3 +105,39 @@ def events(folder: Path, now_unix_s: int) -> EventBook:
         seen = moment(folder, now_unix_s, NUM_ROUNDS - back)
         book.note(seen.picture, NOW_S, now_unix_s - back * 180)
     return book
+
+
+def volunteer() -> PeerStatus:
+    """What its own peer says to a volunteer whose machine is in use."""
+    me = Identity(bytes([1]) * 32).peer_id
+    return PeerStatus(
+        peer=me,
+        name="rosy-relish",
+        run=f"python-small {MARKUP}",
+        state="training",
+        reason=f"the training process is paused: the owner uses the machine {MARKUP}",
+        round_waiting="round 101 falls due in 40 s",
+        index=100,
+        total_tokens=100 * TOKENS,
+        target_total_tokens=60_000_000,
+        tokens_per_s=900.0 + 60 * math.sin(time.time()),
+        tokens_ready=21_000,
+        tokens_trained=18_390_000,
+        rounds_counted=97,
+        loss=1.17,
+        bytes_up=812_000_000,
+        bytes_down=640_000_000,
+        worker_state="paused",
+        worker_reason="the owner uses the machine",
+        credential_left_s=500_000.0,
+        host_heard_ago_s=3.0,
+        memory_bytes=1_900_000_000,
+        gpu_busy=0.93,
+        gpu_celsius=71,
+        gpu_memory_bytes=9_100_000_000,
+        disk_bytes=412_000_000,
+        disk_bound_bytes=900_000_000,
+        started_unix_s=time.time() - 70_000,
+        version="0.1.0",
+        last_round=LastRound(index=100, members=(me,), weights={me: 0.46}),
+    )
