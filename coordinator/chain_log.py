@@ -56,7 +56,9 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One commit for people (P9). Shares are of the summed weights, coverage of members times chunks; both 0 to 1."""
+    """One commit for people (P9). Shares are of the summed weights, coverage of members times chunks; both 0 to 1. `tokens` are what
+    each member is credited with.
+    """
 
     index: int
     commit: CommitId
@@ -65,6 +67,7 @@ class RoundRow:
     coverage: float
     omitted: tuple[tuple[PeerId, str], ...]
     is_lone: bool
+    tokens: tuple[int, ...] = ()
 
 
 class _Links:
@@ -336,4 +339,5 @@ def round_row(link: ChainLink) -> RoundRow:
         coverage=covered / (chunks * len(members)),
         omitted=tuple(omitted),
         is_lone=record.lone,
+        tokens=tuple(c.credited_tokens for c in record.contributors),
     )

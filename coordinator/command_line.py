@@ -40,6 +40,9 @@ def host(
     grpc_port: Annotated[int | None, typer.Option(help="Port for admission; 0 for any.")] = None,
     p2p_port: Annotated[int | None, typer.Option(help="Port of the bootstrap node; 0 for any.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of the status page and metrics; 0 for any.")] = None,
+    public_http_port: Annotated[
+        int | None, typer.Option(help="Serve a read-only status page for anybody on this port; 0 for any.")
+    ] = None,
 ) -> None:
     """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address."""
     flags = {key: value for key, value in locals().items() if key != "run_file" and value is not None}

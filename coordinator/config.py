@@ -36,6 +36,8 @@ class HostConfig(BaseSettings):
         p2p_port: TCP port of the bootstrap node that also serves the data, 0 for any free one (kept for later starts).
         http_host: address of the status page and metrics; only this machine by default.
         http_port: TCP port of the status page, 0 for any free one.
+        public_http_host: address of the public view of the status page.
+        public_http_port: TCP port of it, 0 for any free one; not served where none is given.
         invite_uses: how many peers the invite printed at the start admits.
         invite_hours: how long it is valid.
     """
@@ -49,6 +51,8 @@ class HostConfig(BaseSettings):
     p2p_port: Port = 0
     http_host: str = "127.0.0.1"
     http_port: Port = 0
+    public_http_host: str = "0.0.0.0"
+    public_http_port: Port | None = None
     invite_uses: Annotated[int, Field(ge=1, le=100_000)] = 100
     invite_hours: Annotated[float, Field(gt=0, le=24 * 365)] = 24.0
 

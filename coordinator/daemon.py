@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,11 +32,13 @@ from averaging.network.seams import Network
 from averaging.rounds.download import DownloadTools, download_state
 from coordinator.addresses import HostAddresses, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
+from coordinator.checkpoints import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, remember_reach
 from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.metrics import Counts, Moment
 from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
+from coordinator.run_events import EventBook, RunEvent
 from coordinator.run_files import (
     CHECKPOINT_FOLDER,
     DATA_FOLDER,
@@ -46,7 +48,7 @@ from coordinator.run_files import (
     start_units,
 )
 from coordinator.service import CoordinatorService, HostedRun
-from coordinator.status_page import status_app
+from coordinator.status_page import RunSource, status_app
 from coordinator.tracker import START_RECORD, RunTracker, TrackedRun
 from protocol.coordination import TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
@@ -80,6 +82,7 @@ class Host:
     clock: SystemClock
     offload: ThreadOffload
     tracker: RunTracker
+    events: EventBook = field(default_factory=EventBook)
 
 
 def run_host(run_file: Path, config: HostConfig) -> int:
@@ -155,15 +158,25 @@ async def _serve(host: Host, say: Say) -> None:
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
     listener = bind_http(config.http_host, config.http_port)
     url = _url(config.http_host, listener.getsockname()[1])
+    public, public_url = None, ""
+    if config.public_http_port is not None:
+        public = bind_http(config.public_http_host, config.public_http_port, flag="--public-http-port")
+        public_url = _url(config.public_http_host, public.getsockname()[1])
     async with (
         open_asyncio_thread() as thread,
         _open_network(host, thread, addresses) as network,
         _open_rpc(host, thread, addresses, network) as server,
         trio.open_nursery() as services,
     ):
-        await services.start(serve_http, listener, status_app(partial(_look, host, network, server)))
+        source = RunSource(partial(_look, host, network, server), partial(_events, host), _verify)
+        await services.start(serve_http, listener, status_app(source))
+        if public is not None:
+            await services.start(serve_http, public, status_app(source, is_public=True))
         await host.tracker.tick()
+        _note(host)
         await _greet(host, addresses, network.addresses(), url, say)
+        if public_url:
+            say(f"public   {public_url}/   (read-only, for anybody who can reach it)")
         services.start_soon(_tick, host)
         services.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
 
@@ -237,7 +250,21 @@ def _look(host: Host, network: Network, server: RpcServer) -> Moment:
 async def _tick(host: Host) -> None:
     while True:
         await host.tracker.tick()
+        _note(host)
         await trio.sleep(_TICK_S)
+
+
+def _note(host: Host) -> None:
+    host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
+
+
+def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
+    return tuple(host.events.newest(most))
+
+
+def _verify(folder: Path) -> str:
+    manifest = verify_checkpoint(folder)
+    return f"verified: round {manifest.index}, {manifest.total_tokens} tokens, state root {manifest.state_root}"
 
 
 def _checkpointer(host: Host, network: Network) -> Checkpointer:

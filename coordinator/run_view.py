@@ -29,6 +29,8 @@ _ETA_ROUNDS: Final = 10
 
 Json = Mapping[str, object]
 
+_OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
+
 
 @dataclass(frozen=True, slots=True)
 class PeerEntry:
@@ -132,7 +134,25 @@ def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -
     return (target_tokens - total_tokens) * seconds / tokens
 
 
-def _peer_json(peer: PeerId, entry: PeerEntry, now_s: float) -> Json:
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one peer is credited with in the rounds that are shown."""
+
+    tokens: int = 0
+    rounds: int = 0
+
+
+def contributions(rounds: Sequence[TimedRound]) -> Mapping[PeerId, Contribution]:
+    """By peer, over these rounds."""
+    sums: dict[PeerId, Contribution] = {}
+    for timed in rounds:
+        for peer, tokens in zip(timed.row.members, timed.row.tokens, strict=False):
+            before = sums.get(peer, Contribution())
+            sums[peer] = Contribution(before.tokens + tokens, before.rounds + 1)
+    return sums
+
+
+def _peer_json(peer: PeerId, entry: PeerEntry, contributed: Contribution, now_s: float) -> Json:
     report = entry.report
     silent_s = now_s - entry.seen_s
     is_silent = silent_s > LIVE_S and report.state != "left"
@@ -151,6 +171,10 @@ def _peer_json(peer: PeerId, entry: PeerEntry, now_s: float) -> Json:
         "bytes_down": report.bytes_down,
         "state_root": report.state_root.hex(),
         "state_commit": report.state_commit.hex(),
+        "version": report.version,
+        "outbound_only": report.is_outbound_only,
+        "tokens_counted": contributed.tokens,
+        "rounds_counted": contributed.rounds,
     }
 
 
@@ -161,6 +185,7 @@ def _round_json(timed: TimedRound) -> Json:
         "commit": row.commit.hex(),
         "members": list(row.members),
         "weights": dict(zip(row.members, row.shares, strict=True)),
+        "tokens": dict(zip(row.members, row.tokens, strict=False)),
         "coverage": row.coverage,
         "omitted": [{"peer": peer, "reason": reason} for peer, reason in row.omitted],
         "lone": row.is_lone,
@@ -184,6 +209,7 @@ def checkpoint_json(row: CheckpointRow, folder: Path) -> Json:
         "commit": row.commit.hex(),
         "root": row.state_root.hex(),
         "total_tokens": row.total_tokens,
+        "name": row.path,
         "path": str(folder / row.path),
         "unix_s": row.written_unix_s,
     }
@@ -207,9 +233,9 @@ def _missing_json(missing: Missing, now_s: float) -> Json:
     }
 
 
-def status_json(picture: RunPicture, now_s: float) -> Json:
-    """The body of /api/status."""
-    state = picture.state
+def now_json(picture: RunPicture, now_s: float) -> Json:
+    """What changes between rounds: the part of /api/status that is sent again and again."""
+    state, counted = picture.state, contributions(picture.rounds)
     return {
         "run": picture.run_name,
         "run_id": picture.run_id_hex,
@@ -223,14 +249,35 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         "total_tokens": state.total_tokens,
         "target_total_tokens": picture.target_tokens,
         "eta_s": eta_s(picture.rounds, state.total_tokens, picture.target_tokens),
-        "peers": [_peer_json(peer, picture.peers[peer], now_s) for peer in sorted(picture.peers)],
+        "num_points": len(picture.loss_points),
+        "num_checkpoints": len(picture.checkpoints),
+        "peers": [
+            _peer_json(peer, picture.peers[peer], counted.get(peer, Contribution()), now_s)
+            for peer in sorted(picture.peers)
+        ],
+        "missing": [_missing_json(missing, now_s) for missing in picture.missing],
+    }
+
+
+def status_json(picture: RunPicture, now_s: float) -> Json:
+    """The body of /api/status."""
+    return {
+        **now_json(picture, now_s),
         "rounds": [_round_json(timed) for timed in picture.rounds],
         "heldout": _curve(picture.loss_points, "heldout"),
         "train_loss": _curve(picture.loss_points, "train"),
         "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
-        "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "yardsticks": {
             "zlib_bits_per_byte": picture.zlib_bits_per_byte,
             "pairs_nats_per_byte": picture.pairs_nats_per_byte,
         },
     }
+
+
+def public_json(status: Json) -> Json:
+    """What anybody may see of it: without where things lie on the host's machine, and why it was restarted."""
+    checkpoints = status.get("checkpoints", ())
+    shown: dict[str, object] = {key: value for key, value in status.items() if key not in _OF_THE_HOST_ALONE}
+    if isinstance(checkpoints, list):
+        shown["checkpoints"] = [{key: value for key, value in row.items() if key != "path"} for row in checkpoints]
+    return shown

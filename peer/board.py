@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from averaging.network.seams import Clock, Network, Trainer
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
-from peer.machine import MachineMeter
+from peer.machine import MachineMeter, installed_version
 from peer.roster import Roster
 from peer.status import LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
@@ -39,6 +39,8 @@ class Board:
     trainer: Trainer | None = None
     service: RoundService | None = None
     machine: MachineMeter = field(default_factory=MachineMeter)
+    version: str = field(default_factory=installed_version)
+    is_outbound_only: bool = False
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     last_round: LastRound | None = None
@@ -150,6 +152,8 @@ class Board:
             first_counted_unix_s=self.first_counted_unix_s,
             last_round=self.last_round,
             started_unix_s=self.started_unix_s,
+            version=self.version,
+            is_outbound_only=self.is_outbound_only,
         )
         updates = {
             **asdict(self.machine.read()),

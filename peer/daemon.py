@@ -223,6 +223,7 @@ async def _take_part(life: _Life) -> None:
         else:
             life.board.say("joining", "asking the coordinator for admission")
             membership, is_host_there = await admit(*asked), True
+        life.board.is_outbound_only = life.config.no_listen
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
         roster = _roster(life, membership, is_host_there=is_host_there)

@@ -87,6 +87,8 @@ def make_report(
         addresses=board.network.addresses()[:8] if board.network is not None else (),
         start_record=start_record,
         known_revocations=known_revocations,
+        version=board.version,
+        is_outbound_only=board.is_outbound_only,
     )
 
 

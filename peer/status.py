@@ -65,6 +65,8 @@ class PeerStatus(BaseModel):
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
+        version: of this program.
+        is_outbound_only: it takes no connections.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,6 +116,8 @@ class PeerStatus(BaseModel):
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
     started_unix_s: float = 0.0
+    version: str = ""
+    is_outbound_only: bool = False
     last_round: LastRound | None = None
 
 

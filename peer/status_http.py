@@ -1,45 +1,30 @@
-"""The peer's own web server, on trio: /status.json, /metrics, /healthz and a page that shows the first."""
+"""The peer's own web server, on trio: /status.json, /metrics, /healthz and the volunteer's panel, which shows the first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from averaging.network.web_files import SAFE_HEADERS, file_routes
 from peer.metrics import metrics_text
 from peer.status import PeerStatus
 
-_PAGE = """<!doctype html><meta charset="utf-8"><title>Potluck peer</title>
-<style>body{font:15px system-ui;margin:3em auto;max-width:44em}
-td{padding:.15em 1em .15em 0;overflow-wrap:anywhere}</style>
-<h1>Potluck peer</h1><table id="t"></table><p><a href="/metrics">metrics</a> <a href="/status.json">status.json</a></p>
-<script>
-async function look() {
-  const status = await (await fetch("/status.json")).json();
-  const table = document.getElementById("t");
-  table.replaceChildren();
-  for (const [key, value] of Object.entries(status)) {
-    const row = table.insertRow();
-    row.insertCell().textContent = key;
-    row.insertCell().textContent = typeof value === "object" ? JSON.stringify(value) : value;
-  }
-}
-look(); setInterval(look, 2000);
-</script>"""
+WEB_FOLDER: Final = Path(__file__).with_name("web")
+PAGE_FILES: Final[Mapping[str, str]] = {"/": "index.html", "/panel.css": "panel.css", "/panel.js": "panel.js"}
 
 
 def peer_app(read_status: Callable[[], PeerStatus]) -> Starlette:
     """The web application; `read_status` is called at each request and must not block."""
 
-    async def page(_request: Request) -> Response:
-        return HTMLResponse(_PAGE)
-
     async def status(_request: Request) -> Response:
-        return Response(read_status().model_dump_json(), media_type="application/json")
+        return Response(read_status().model_dump_json(), media_type="application/json", headers=SAFE_HEADERS)
 
     async def metrics(_request: Request) -> Response:
         return Response(metrics_text(read_status), media_type=CONTENT_TYPE_LATEST)
@@ -47,5 +32,6 @@ def peer_app(read_status: Callable[[], PeerStatus]) -> Starlette:
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    handlers = {"/": page, "/status.json": status, "/metrics": metrics, "/healthz": health}
-    return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
+    handlers = {"/status.json": status, "/metrics": metrics, "/healthz": health}
+    routes = [Route(path, handler) for path, handler in handlers.items()]
+    return Starlette(routes=[*file_routes(WEB_FOLDER, PAGE_FILES), *routes])

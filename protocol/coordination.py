@@ -100,6 +100,8 @@ class PeerReport:
         start_record: the host's signed envelope, while the coordinator says that the run has not started and it has.
         known_revocations: fingerprints of the host's revocations that this peer has.
         revocations: signed entries that the coordinator asked for.
+        version: of its program, empty where it does not say.
+        is_outbound_only: it takes no connections; it works over those that it makes itself.
     """
 
     state: str
@@ -122,12 +124,14 @@ class PeerReport:
     start_record: bytes = b""
     known_revocations: bytes = b""
     revocations: tuple[bytes, ...] = ()
+    version: str = ""
+    is_outbound_only: bool = False
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         for name in ("head", "state_commit", "state_root"):
             _require_hash(name, getattr(self, name))
-        for text in (self.state, self.reason, self.unit, *self.addresses):
+        for text in (self.state, self.reason, self.unit, self.version, *self.addresses):
             _require(len(text) <= _MAX_TEXT, f"a text of {len(text)} letters in a report", f"at most {_MAX_TEXT}")
         for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down"):
             value = getattr(self, name)
@@ -237,6 +241,8 @@ def encode_report(report: PeerReport) -> bytes:
         start_record=report.start_record,
         known_revocations=report.known_revocations,
         revocations=report.revocations,
+        version=report.version,
+        is_outbound_only=report.is_outbound_only,
     )
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
@@ -274,6 +280,8 @@ def decode_report(data: bytes) -> PeerReport:
         start_record=body.start_record,
         known_revocations=body.known_revocations,
         revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
+        version=body.version,
+        is_outbound_only=body.is_outbound_only,
     )
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 
-def bind_http(host: str, port: int) -> socket.socket:
-    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0.
+def bind_http(host: str, port: int, *, flag: str = "--http-port") -> socket.socket:
+    """A listening socket; `getsockname()[1]` says which port it got when `port` is 0. `flag` is how to ask for another.
 
     Raises:
         MachineError: the port is in use or the address is not ours.
@@ -33,7 +33,7 @@ def bind_http(host: str, port: int) -> socket.socket:
         raise MachineError(
             f"cannot listen on {host}:{port} ({error.strerror})",
             "a free port on an address of this machine",
-            "give another with --http-port, or 0 for any",
+            f"give another with {flag}, or 0 for any",
         ) from error
     return listener
 

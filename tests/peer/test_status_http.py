@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import trio
 
 from averaging.network.http import bind_http, serve_http
 from peer.status import PeerStatus
-from peer.status_http import peer_app
+from peer.status_http import PAGE_FILES, WEB_FOLDER, peer_app
 from protocol.errors import MachineError
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", loss=2.0, bytes_up=10, control_bytes_up=4)
@@ -42,6 +43,20 @@ async def test_server_answers_status_metrics_health_and_page() -> None:
     assert 'potluck_peer_sent_bytes_total{lane="bulk"} 6.0' in metrics
     assert health == "ok\n"
     assert "Potluck peer" in page
+
+
+async def test_every_file_of_the_panel_is_served() -> None:
+    async with _served() as base:
+        found = {path: await trio.to_thread.run_sync(_get, base + path) for path in PAGE_FILES}
+    assert found == {path: (WEB_FOLDER / name).read_text(encoding="utf8") for path, name in PAGE_FILES.items()}
+
+
+def test_the_panel_needs_nothing_from_outside_and_writes_strangers_words_as_text() -> None:
+    for name in PAGE_FILES.values():
+        text = (WEB_FOLDER / name).read_text(encoding="utf8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(
+            r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|<script>|style=\"", text
+        ), name
 
 
 def test_binding_a_port_in_use_says_so_and_what_to_do() -> None:

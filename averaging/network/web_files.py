@@ -1,0 +1,45 @@
+"""Files of the pages that both daemons serve, and the headers that go with everything they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+SHARED_FOLDER: Final = Path(__file__).with_name("web")
+SHARED_FILES: Final[Mapping[str, str]] = {"/base.css": "base.css", "/icon.svg": "icon.svg"}
+"""How the pages of host and peer look alike."""
+
+_MEDIA_TYPES: Final[Mapping[str, str]] = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+SAFE_HEADERS: Final[Mapping[str, str]] = {
+    # Names and reasons come from strangers; the pages write them as text, and this is the second lock.
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def file_routes(folder: Path, files: Mapping[str, str]) -> list[Route]:
+    """A route for each of these files, by path, and for those that all pages share. They are read once, here."""
+    own = [Route(path, _answer(folder / name)) for path, name in files.items()]
+    return own + [Route(path, _answer(SHARED_FOLDER / name)) for path, name in SHARED_FILES.items()]
+
+
+def _answer(file: Path) -> Callable[[Request], Response]:
+    content, media_type = file.read_bytes(), _MEDIA_TYPES[file.suffix]
+
+    def answer(_request: Request) -> Response:
+        return Response(content, media_type=media_type, headers=SAFE_HEADERS)
+
+    return answer

@@ -1,0 +1,201 @@
+"use strict";
+// Reads /api/status once and whenever a round came; in between a stream tells what moves. Names and reasons come from strangers:
+// textContent only.
+
+const el = id => document.getElementById(id);
+const span = s => s == null ? "unknown" : s >= 129600 ? (s / 86400).toFixed(1) + " days" : s >= 5400 ? (s / 3600).toFixed(1) + " h"
+  : s >= 90 ? (s / 60).toFixed(0) + " min" : Math.max(0, s).toFixed(0) + " s";
+const bits = nats => nats / Math.LN2;
+const POLL_MS = 3000, AGAIN_MS = 2000;
+
+let full = null, now = null, events = [], lastEvent = -1, fetching = false;
+
+function make(tag, text, cls) {
+  const node = document.createElement(tag);
+  if (text != null) node.textContent = text;
+  if (cls) node.className = cls;
+  return node;
+}
+const names = () => Object.fromEntries(now.peers.map(p => [p.peer, p.name]));
+
+function header() {
+  el("run").textContent = now.run;
+  document.title = `${now.run} - Potluck`;
+  el("phase").textContent = now.phase;
+  el("phase").className = `chip ${now.phase}`;
+  el("reason").textContent = now.reason;
+  const share = Math.min(1, now.total_tokens / now.target_total_tokens);
+  el("done").style.width = `${100 * share}%`;
+  el("done").parentElement.setAttribute("aria-valuenow", (100 * share).toFixed(0));
+  el("progress").textContent = `${big(now.total_tokens)} of ${big(now.target_total_tokens)} tokens, ` +
+    (now.phase === "finished" ? "done" : `${span(now.eta_s)} to go`);
+  const notes = [];
+  if (now.restarted) notes.push(`The host ${now.restarted}.`);
+  for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
+  if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);
+  if (now.bans) notes.push(`${now.bans} banned.`);
+  el("notes").textContent = notes.join(" ");
+  el("metrics").hidden = now.view !== "host";
+}
+
+function cards() {
+  const live = now.peers.filter(p => p.state !== "silent" && p.state !== "left");
+  const speed = live.reduce((sum, p) => sum + p.tokens_per_s, 0), newest = full.heldout[full.heldout.length - 1];
+  const round = full.rounds[full.rounds.length - 1];
+  const facts = [["peers here", live.length], ["tokens per second", big(speed)], ["round", now.index],
+    ["held-out bits per byte", newest ? bits(newest.nats).toFixed(3) : "not yet"],
+    ["of the last round covered", round ? (100 * round.coverage).toFixed(0) + "%" : "not yet"],
+    ["since the last round", round ? span(Date.now() / 1000 - round.unix_s) : "not yet"]];
+  el("cards").replaceChildren(...facts.map(([name, value]) => {
+    const card = make("div", null, "card");
+    card.append(make("b", value), make("span", name));
+    return card;
+  }));
+}
+
+function curves() {
+  const points = rows => rows.map(p => [p.tokens, bits(p.nats)]);
+  draw("loss", [{ label: "training", colour: "--b", points: points(full.train_loss) },
+    { label: "held-out", colour: "--a", points: points(full.heldout) }],
+    [{ label: "zlib", value: full.yardsticks.zlib_bits_per_byte, dash: [6, 4] },
+      { label: "byte pairs", value: bits(full.yardsticks.pairs_nats_per_byte), dash: [2, 3] }], v => v.toFixed(3));
+  const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
+    / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
+  draw("speed", [{ label: "tokens per second", colour: "--a", points: speeds }], [], big);
+}
+
+function readRound(round) {
+  const by = names(), named = peer => by[peer] || peer.slice(-6);
+  const shares = Object.entries(round.weights).map(([peer, share]) => `${named(peer)} ${(100 * share).toFixed(0)}%`);
+  const out = round.omitted.map(o => `${named(o.peer)} left out: ${o.reason}`);
+  el("round").textContent = `Round ${round.index}${round.lone ? ", committed alone" : ""}: ${shares.join(", ")}; ` +
+    `${(100 * round.coverage).toFixed(0)}% covered${out.length ? "; " + out.join("; ") : ""}; commit ${round.commit.slice(0, 8)}, ` +
+    `${span(Date.now() / 1000 - round.unix_s)} ago.`;
+}
+
+function table(id, heads, rows) {
+  const body = el(id);
+  body.replaceChildren();
+  const head = body.insertRow();
+  for (const [text, cls] of heads) head.append(make("th", text, cls));
+  for (const row of rows) {
+    const tr = body.insertRow();
+    row.forEach((value, i) => { const td = tr.insertCell(); td.className = heads[i][1] || ""; td.append(value == null ? "" : value); });
+  }
+}
+
+function peers() {
+  const heads = [["peer"], ["state", "w"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
+    ["version", "x"], ["sent", "n x"], ["received", "n x"], ["seen", "n x"], ["state root", "x"]];
+  table("peers", heads, now.peers.map(p => {
+    const who = make("span"), dot = make("i", null, "dot");
+    dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
+    who.append(dot, p.name);
+    who.title = p.peer;
+    return [who, p.reason && p.reason !== p.state ? `${p.state}: ${p.reason}` : p.state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
+      p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "outbound only" : "inbound", p.version,
+      big(p.bytes_up) + "B", big(p.bytes_down) + "B", span(p.last_seen_s), p.state_root.slice(0, 8)];
+  }));
+}
+
+function happened() {
+  el("events").replaceChildren(...events.slice().reverse().map(e => {
+    const item = make("li"), at = new Date(e.unix_s * 1000), when = make("time", at.toLocaleTimeString([], { hour12: false }));
+    when.dateTime = at.toISOString();
+    when.title = at.toLocaleString();
+    item.append(when, make("span", e.text, e.kind));
+    return item;
+  }));
+}
+
+function checkpoint(c) {
+  const box = make("details"), files = make("p", "asking..."), head = make("summary",
+    `round ${c.index}, ${big(c.total_tokens)} tokens, ${span(Date.now() / 1000 - c.unix_s)} ago`);
+  box.append(head, make("p", `state root ${c.root.slice(0, 16)}`, "soft"));
+  if (c.path) box.append(make("p", c.path, "soft"));
+  box.append(files);
+  box.ontoggle = async () => {
+    if (!box.open) return;
+    const found = await (await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/files`)).json();
+    files.replaceChildren(...found.flatMap((f, i) => {
+      const link = make("a", f.name);
+      link.href = `checkpoints/${encodeURIComponent(c.name)}/${encodeURIComponent(f.name)}`;
+      return [i ? ", " : "", link, ` (${big(f.num_bytes)}B)`];
+    }));
+  };
+  if (now.view === "host") {
+    const button = make("button", "verify"), verdict = make("span");
+    button.onclick = async () => {
+      button.disabled = true;
+      verdict.textContent = " computing all hashes again...";
+      try {
+        const answer = await (await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/verify`)).json();
+        verdict.textContent = " " + answer.sentence;
+        verdict.className = answer.ok ? "good" : "bad";
+      } catch (error) { verdict.textContent = " the host did not answer"; }
+      button.disabled = false;
+    };
+    const row = make("p");
+    row.append(button, verdict);
+    box.append(row);
+  }
+  return box;
+}
+
+function checkpoints() {
+  const box = el("checkpoints");
+  // An open one, perhaps being verified, stays as it is until there is another.
+  if (box.childElementCount && Number(box.dataset.count) === full.checkpoints.length) return;
+  box.dataset.count = full.checkpoints.length;
+  if (full.checkpoints.length) box.replaceChildren(...full.checkpoints.slice().reverse().map(checkpoint));
+  else box.textContent = "None was written yet.";
+}
+
+async function readAll() {
+  if (fetching) return;
+  fetching = true;
+  try {
+    full = await (await fetch("api/status")).json();
+    now = { ...now, ...full };
+    curves();
+    timeline(full.rounds, names(), readRound);
+    checkpoints();
+  } finally { setTimeout(() => { fetching = false; }, AGAIN_MS); }
+}
+
+async function show(status) {
+  now = status;
+  el("lost").hidden = true;
+  if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points
+      || full.num_checkpoints !== now.num_checkpoints) await readAll();
+  header();
+  if (full) { cards(); peers(); }
+  if (now.last_event !== lastEvent) {
+    events = await (await fetch("api/events")).json();
+    lastEvent = now.last_event;
+    happened();
+  }
+}
+
+let polling = null;
+async function poll() {
+  try { await show(await (await fetch("api/status")).json()); } catch (error) { el("lost").hidden = false; }
+}
+function listen() {
+  const stream = new EventSource("api/stream");
+  stream.addEventListener("now", async event => {
+    clearInterval(polling);
+    polling = null;
+    try { await show(JSON.parse(event.data)); } catch (error) { el("lost").hidden = false; }
+  });
+  stream.onerror = () => {
+    if (polling === null) { polling = setInterval(poll, POLL_MS); poll(); }
+    // Refused for good, for too many are listening: asking goes on, and so does trying.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 30000);
+  };
+}
+const redraw = () => { if (full) { curves(); timeline(full.rounds, names(), readRound); } };
+let resized = 0;
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 150); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+listen();

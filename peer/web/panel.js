@@ -1,0 +1,85 @@
+"use strict";
+// Asks this machine's own peer every second. Reasons may come from strangers: textContent only.
+
+const el = id => document.getElementById(id), NS = "http://www.w3.org/2000/svg", ASK_MS = 1000, MOST_POINTS = 600;
+const big = n => n >= 1e9 ? (n / 1e9).toFixed(2) + " G" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M"
+  : n >= 1e3 ? (n / 1e3).toFixed(1) + " k" : n.toFixed(0);
+const span = s => s >= 129600 ? (s / 86400).toFixed(1) + " days" : s >= 5400 ? (s / 3600).toFixed(1) + " h"
+  : s >= 90 ? (s / 60).toFixed(0) + " min" : Math.max(0, s).toFixed(0) + " s";
+const speeds = [];
+
+function facts(id, pairs) {
+  el(id).replaceChildren(...pairs.filter(pair => pair[1] != null && pair[1] !== "").flatMap(([name, value]) => {
+    const term = document.createElement("dt"), detail = document.createElement("dd");
+    term.textContent = name;
+    detail.textContent = value;
+    return [term, detail];
+  }));
+}
+
+function cards(pairs) {
+  el("cards").replaceChildren(...pairs.map(([name, value]) => {
+    const card = document.createElement("div"), number = document.createElement("b"), label = document.createElement("span");
+    card.className = "card";
+    number.textContent = value;
+    label.textContent = name;
+    card.append(number, label);
+    return card;
+  }));
+}
+
+function line() {
+  const svg = el("speed"), most = Math.max(...speeds, 1), path = document.createElementNS(NS, "path"),
+    floor = document.createElementNS(NS, "line");
+  svg.setAttribute("viewBox", "0 0 600 100");
+  svg.setAttribute("preserveAspectRatio", "none");
+  for (const [key, value] of Object.entries({ x1: 0, x2: 600, y1: 99, y2: 99 })) floor.setAttribute(key, value);
+  const step = 600 / Math.max(1, speeds.length - 1);
+  path.setAttribute("d", speeds.map((speed, i) => `${i ? "L" : "M"}${i * step} ${98 - 92 * speed / most}`).join(""));
+  svg.replaceChildren(floor, path);
+}
+
+function show(s) {
+  el("name").textContent = s.name;
+  document.title = `${s.name}: ${s.state} - Potluck`;
+  el("state").textContent = s.state;
+  el("state").className = `chip ${s.state}`;
+  el("reason").textContent = s.reason === s.state ? "" : s.reason;
+  el("waiting").textContent = [s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
+    .filter(Boolean).join("; ");
+  el("download").hidden = !s.download_bytes_all;
+  if (s.download_bytes_all) {
+    el("bytes").style.width = `${100 * s.download_bytes_here / s.download_bytes_all}%`;
+    el("bytes-text").textContent = `${big(s.download_bytes_here)}B of ${big(s.download_bytes_all)}B from ${s.download_donors} peers`;
+  }
+  speeds.push(s.tokens_per_s);
+  if (speeds.length > MOST_POINTS) speeds.shift();
+  line();
+  cards([["tokens per second", big(s.tokens_per_s)], ["rounds that counted your work", String(s.rounds_counted)],
+    ["tokens trained here", big(s.tokens_trained)], ["loss, bits per byte", s.loss == null ? "not yet" : (s.loss / Math.LN2).toFixed(3)],
+    ["sent", big(s.bytes_up) + "B"], ["received", big(s.bytes_down) + "B"]]);
+  const done = s.target_total_tokens ? ` (${(100 * s.total_tokens / s.target_total_tokens).toFixed(1)}%)` : "";
+  facts("run", [["run", s.run], ["round", String(s.index)], ["trained by all", `${big(s.total_tokens)} tokens${done}`],
+    ["not yet counted", `${big(s.tokens_ready)} tokens`],
+    ["in the last round", s.last_round ? `${s.last_round.members.length} peers, your share `
+      + `${(100 * (s.last_round.weights[s.peer] || 0)).toFixed(0)}%` : ""],
+    ["host", s.host_heard_ago_s == null ? "" : `heard ${span(s.host_heard_ago_s)} ago`],
+    ["credential", s.credential_left_s == null ? "" : `good for ${span(s.credential_left_s)}`],
+    ["connections", s.is_outbound_only ? "only those made from here" : "from and to here"], ["restarted", s.restarted]]);
+  facts("machine", [["up for", span(Date.now() / 1000 - s.started_unix_s)], ["memory", big(s.memory_bytes) + "B"],
+    ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
+    ["card's memory", s.gpu_memory_bytes == null ? "" : big(s.gpu_memory_bytes) + "B"],
+    ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
+    ["disk", `${big(s.disk_bytes)}B` + (s.disk_bound_bytes ? `, at most ${big(s.disk_bound_bytes)}B and the data` : "")],
+    ["training process", s.worker_restarts ? `brought back ${s.worker_restarts} times` : s.worker_state],
+    ["version", s.version], ["peer id", s.peer]]);
+}
+
+async function look() {
+  try {
+    show(await (await fetch("status.json")).json());
+    el("lost").hidden = true;
+  } catch (error) { el("lost").hidden = false; }
+  setTimeout(look, ASK_MS);
+}
+look();

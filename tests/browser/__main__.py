@@ -1,0 +1,126 @@
+"""`python -m tests.browser --out DIR`: the status pages in headless Chromium, looked at by a program and then by eye.
+
+Needs the extra `browser` and a chromium (`--chromium`). Every look fails on an error in the page's console, on a request that leaves
+this machine, on markup of a stranger that became an element, and on a page wider than its window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+from playwright.sync_api import Page, sync_playwright
+
+from averaging.network.http import bind_http, serve_http
+from coordinator.run_events import RunEvent
+from coordinator.status_page import RunSource, status_app
+from peer.status_http import peer_app
+from tests.browser.runs import events, moment, volunteer
+
+VIEWS: Final = {"desktop": (1280, 900), "phone": (390, 844)}
+SETTLE_MS: Final = 1500
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """The host's view, the public one and a volunteer's panel, by URL."""
+    unix_s = int(time.time())
+    book = events(folder, unix_s)
+
+    def newest(most: int) -> tuple[RunEvent, ...]:
+        return tuple(book.newest(most))
+
+    source = RunSource(partial(moment, folder, unix_s), newest, lambda path: f"verified: {path.name}")
+    apps = status_app(source), status_app(source, is_public=True), peer_app(volunteer)
+    listeners = [bind_http("127.0.0.1", 0) for _ in apps]
+    urls = [f"http://127.0.0.1:{listener.getsockname()[1]}/" for listener in listeners]
+    tokens: list[trio.lowlevel.TrioToken] = []
+    scopes: list[trio.CancelScope] = []
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            tokens.append(trio.lowlevel.current_trio_token())
+            scopes.append(nursery.cancel_scope)
+            for listener, app in zip(listeners, apps, strict=True):
+                nursery.start_soon(serve_http, listener, app)
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    try:
+        yield urls[0], urls[1], urls[2]
+    finally:
+        trio.from_thread.run_sync(scopes[0].cancel, trio_token=tokens[0])
+        thread.join()
+
+
+RUN_PARTS: Final = {
+    "#timeline .cell": 200,
+    "#peers tr": 5,
+    "#events li": 10,
+    "#checkpoints details": 4,
+    "canvas": 2,
+    ".card": 6,
+}
+PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#run dd": 7, "#machine dd": 7}
+
+
+def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str]:
+    """One page in one window; what is wrong with it. `parts` are how many of each it has at least, by selector."""
+    name = file.stem
+    wrong: list[str] = []
+    page.on("console", lambda m: wrong.append(f"{name}: console: {m.text}") if m.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(f"{name}: {error}"))
+    page.on("request", lambda r: None if r.url.startswith(url) else wrong.append(f"{name}: request to {r.url}"))
+    page.on("dialog", lambda dialog: (wrong.append(f"{name}: a stranger's script ran"), dialog.dismiss()))
+    page.goto(url)
+    page.wait_for_selector(".card", timeout=10_000)
+    page.wait_for_timeout(SETTLE_MS)
+    page.screenshot(path=file, full_page=True)
+    if page.locator("img").count():
+        wrong.append(f"{name}: markup of a stranger became an element")
+    too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    if too_wide > 0:
+        wrong.append(f"{name}: {too_wide} pixels wider than the window")
+    for what, least in parts.items():
+        if page.locator(what).count() < least:
+            wrong.append(f"{name}: {page.locator(what).count()} of {what}, expected at least {least}")
+    return wrong
+
+
+def main() -> int:
+    """Exit code 1 when anything is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.browser", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the screenshots")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    wrong: list[str] = []
+    with served(options.out) as (own, public, panel), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        for view, (width, height) in VIEWS.items():
+            for scheme in ("light", "dark"):
+                kinds = (("host", own, RUN_PARTS), ("public", public, RUN_PARTS), ("panel", panel, PANEL_PARTS))
+                for kind, url, parts in kinds:
+                    page = browser.new_page(
+                        viewport={"width": width, "height": height},
+                        color_scheme="dark" if scheme == "dark" else "light",
+                    )
+                    wrong += look(page, url, parts, options.out / f"{kind}-{view}-{scheme}.png")
+                    page.close()
+        browser.close()
+    for line in wrong:
+        print(line)
+    print(f"{len(wrong)} wrong; screenshots in {options.out}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""A run as the status page shows it: four peers, a hundred rounds, a lone one, one left out, one peer silent."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from pathlib import Path
+
+from coordinator.chain_log import RoundRow
+from coordinator.ledger import CheckpointRow, LossPoint
+from coordinator.metrics import Counts, Moment
+from coordinator.run_core import Phase, RunState
+from coordinator.run_events import EventBook
+from coordinator.run_view import PeerEntry, RunPicture, TimedRound
+from peer.status import LastRound, PeerStatus
+from protocol.coordination import PeerReport
+from protocol.identity import Identity
+from protocol.ids import CommitId, Root, UnitName
+
+NUM_ROUNDS = 100
+TOKENS = 400_000
+NOW_S = 10_000.0
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Moment:
+    """The run after so many rounds."""
+    chance = random.Random(7)
+    peers = [Identity(bytes([number]) * 32).peer_id for number in range(1, 5)]
+    speeds = (900.0, 620.0, 310.0, 0.0)
+    rounds, points, total = [], [], 0
+    for index in range(1, num_rounds + 1):
+        here = [p for n, p in enumerate(peers) if n < 3 or index < 60]
+        omitted = ((here.pop(), f"its delta came too late {MARKUP}"),) if index % 17 == 0 else ()
+        weights = [speeds[peers.index(p)] * chance.uniform(0.9, 1.1) + 90 for p in here]
+        shares = tuple(w / sum(weights) for w in weights)
+        total += TOKENS
+        commit = CommitId(index.to_bytes(4, "big") * 8)
+        tokens = tuple(int(TOKENS * share) for share in shares)
+        row = RoundRow(
+            index, commit, tuple(here), shares, 0.93 if omitted else 1.0, omitted, is_lone=index == 41, tokens=tokens
+        )
+        rounds.append(TimedRound(row, total, now_unix_s - (num_rounds - index) * 180 - 25))
+        nats = math.log(2) * (1.55 + 6.2 * math.exp(-index / 14)) + chance.uniform(-0.01, 0.01)
+        points.append(LossPoint("heldout", index, total, nats, peers[0]))
+        points.append(LossPoint("train", index, total, nats - 0.04 + chance.uniform(-0.05, 0.05), peers[1]))
+    states = ("training", "training", "paused", "training")
+    reasons = ("training", "waits for the round that falls due in 40 s", "its owner uses the machine", "training")
+    entries = {
+        peer: PeerEntry(
+            PeerReport(
+                state,
+                reason,
+                UnitName("fragment-0"),
+                index=num_rounds,
+                tokens_per_s=speed,
+                tokens_ready=21_000,
+                loss_nats=1.17,
+                bytes_up=812_000_000,
+                bytes_down=640_000_000,
+                state_root=Root(b"r" * 32),
+                version="0.1.0",
+                is_outbound_only=number == 2,
+            ),
+            NOW_S - (400.0 if number == 3 else 2.0),
+        )
+        for number, (peer, state, reason, speed) in enumerate(zip(peers, states, reasons, speeds, strict=True))
+    }
+    head = rounds[-1].row.commit if rounds else CommitId(b"g" * 32)
+    written = [timed for timed in rounds if timed.row.index % 25 == 0]
+    picture = RunPicture(
+        run_name=f"python-small {MARKUP}",
+        run_id_hex="ab" * 32,
+        reason="everybody trains; the next round falls due in 40 s",
+        state=RunState(phase=Phase.TRAINING, head=head, index=num_rounds, total_tokens=total),
+        target_tokens=60_000_000,
+        peers=entries,
+        rounds=tuple(rounds),
+        loss_points=tuple(points),
+        checkpoints=tuple(
+            CheckpointRow(
+                timed.row.commit,
+                UnitName("fragment-0"),
+                timed.row.index,
+                timed.total_tokens,
+                Root(b"r" * 32),
+                f"{timed.row.index:08d}-cc",
+                timed.seen_unix_s,
+            )
+            for timed in written
+        ),
+        checkpoint_folder=folder,
+        zlib_bits_per_byte=1.9,
+        pairs_nats_per_byte=3.5 * math.log(2),
+        num_forks=0,
+    )
+    return Moment(picture, Counts(), NOW_S)
+
+
+def events(folder: Path, now_unix_s: int) -> EventBook:
+    """What happened in its last rounds."""
+    book = EventBook()
+    for back in range(40, -1, -1):
+        seen = moment(folder, now_unix_s, NUM_ROUNDS - back)
+        book.note(seen.picture, NOW_S, now_unix_s - back * 180)
+    return book
+
+
+def volunteer() -> PeerStatus:
+    """What its own peer says to a volunteer whose machine is in use."""
+    me = Identity(bytes([1]) * 32).peer_id
+    return PeerStatus(
+        peer=me,
+        name="rosy-relish",
+        run=f"python-small {MARKUP}",
+        state="training",
+        reason=f"the training process is paused: the owner uses the machine {MARKUP}",
+        round_waiting="round 101 falls due in 40 s",
+        index=100,
+        total_tokens=100 * TOKENS,
+        target_total_tokens=60_000_000,
+        tokens_per_s=900.0 + 60 * math.sin(time.time()),
+        tokens_ready=21_000,
+        tokens_trained=18_390_000,
+        rounds_counted=97,
+        loss=1.17,
+        bytes_up=812_000_000,
+        bytes_down=640_000_000,
+        worker_state="paused",
+        worker_reason="the owner uses the machine",
+        credential_left_s=500_000.0,
+        host_heard_ago_s=3.0,
+        memory_bytes=1_900_000_000,
+        gpu_busy=0.93,
+        gpu_celsius=71,
+        gpu_memory_bytes=9_100_000_000,
+        disk_bytes=412_000_000,
+        disk_bound_bytes=900_000_000,
+        started_unix_s=time.time() - 70_000,
+        version="0.1.0",
+        last_round=LastRound(index=100, members=(me,), weights={me: 0.46}),
+    )
