@@ -71,18 +71,31 @@ def text_documents(pattern: str, heldout_every: int = 20, base: Path | None = No
         ConfigError: nothing matches, or too little to keep a part for evaluation.
     """
     root = (base or Path.cwd()).resolve()
-    names = sorted(name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file())
-    if not names:
-        raise ConfigError(
-            f"data.glob {pattern!r} matches nothing below {root}",
-            "at least two files",
-            "check the pattern and the folder",
-        )
+    names = _matching_names(pattern, root, "at least two files")
     if len(names) < 2:
         raise ConfigError(
             f"data.glob {pattern!r} matches one file", "at least two, one to evaluate on", "split the text"
         )
     return _documents(root, names, heldout_every)
+
+
+def matching_files(pattern: str, base: Path) -> list[Path]:
+    """Files that match a pattern relative to `base`, sorted by name.
+
+    Raises:
+        ConfigError: nothing matches.
+    """
+    root = base.resolve()
+    return [root / name for name in _matching_names(pattern, root, "at least one file")]
+
+
+def _matching_names(pattern: str, root: Path, expected: str) -> list[str]:
+    names = sorted(name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file())
+    if not names:
+        raise ConfigError(
+            f"data.glob {pattern!r} matches nothing below {root}", expected, "check the pattern and the folder"
+        )
+    return names
 
 
 def _documents(root: Path, names: Sequence[str], heldout_every: int) -> Sequence[Document]:

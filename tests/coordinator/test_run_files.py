@@ -12,7 +12,7 @@ from averaging.data.shards import ShardCache
 from coordinator import run_files
 from coordinator.run_files import load_run, open_run, start_units
 from protocol.envelope import NEVER_MS, seal
-from protocol.errors import ConfigError, RemoteProtocolError, StorageError, VersionError
+from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
 from protocol.manifest import MANIFEST_DOMAIN
 from tests.coordinator.chain_world import Chain
@@ -121,6 +121,34 @@ def test_text_without_one_window_is_refused_with_the_numbers(run_file: Path, tmp
     path.write_text("long enough to hold a window, " * 9)
     with pytest.raises(ConfigError, match=r"text has \d+ tokens; expected at least 9"):
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
+JSONL_TOML = RUN_TOML.replace('"text"', '"jsonl"').replace("texts/*.txt", "rows.jsonl")
+
+
+def test_json_lines_are_packed_and_the_run_found_again(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(JSONL_TOML)
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {n} of many"}}\n' for n in range(200)))
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert run.dataset.num_documents == 200
+    assert (
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0).signed_manifest == run.signed_manifest
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "exit_code"),
+    [("", 3), ('{"text": "a"}\n' * 200, 3), ('{"text": "fine"}\n' * 2000 + '{"text": "cut o', 3)],
+)
+def test_data_that_cannot_be_packed_leaves_nothing_behind(
+    run_file: Path, tmp_path: Path, rows: str, exit_code: int
+) -> None:
+    run_file.write_text(JSONL_TOML)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    with pytest.raises(PotluckError) as caught:
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert caught.value.exit_code == exit_code
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 def test_start_units_follow_from_the_manifest(run_file: Path, tmp_path: Path) -> None:
