@@ -41,7 +41,7 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
 """Of the data section; written in every manifest."""
 
-_SOURCES_WITH_FIELDS: Final = frozenset(["jsonl"])
+_SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet"])
 
 
 class _Section(BaseModel):
@@ -63,10 +63,10 @@ class DataSection(_Section):
 
     Attributes:
         glob: the files of every source but Python's library, relative to run.toml.
-        field: of a JSON line, the field that holds the text.
+        field: of a JSON line the field, of a parquet file the column that holds the text.
     """
 
-    source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
+    source: Literal["python-stdlib", "text", "jsonl", "parquet"] = "python-stdlib"
     glob: str = ""
     shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
     heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
@@ -75,7 +75,9 @@ class DataSection(_Section):
     @model_validator(mode="after")
     def _check_glob(self) -> DataSection:
         if (self.source != "python-stdlib") != bool(self.glob):
-            raise ValueError('a glob belongs to source = "text" or "jsonl", and these need one, such as "corpus/*.txt"')
+            raise ValueError(
+                'a glob belongs to every source but "python-stdlib", which needs none; such as "corpus/*.txt"'
+            )
         if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
             raise ValueError(f'field = "{self.field}" does not belong to source = "{self.source}"')
         return self
@@ -310,7 +312,7 @@ context_tokens = 128
 is_tied = true                 # one matrix for embedding and output
 
 [data]
-source = "python-stdlib"       # or "text", or "jsonl", with a glob such as "corpus/**/*.txt"
+source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"
 heldout_every = 20             # one file in so many is kept for evaluation
 
 [inner]                        # AdamW on every peer

@@ -8,7 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from averaging.data.corpus import matching_files, python_stdlib_documents, text_documents
-from averaging.data.jsonl import ENDINGS, read_jsonl
+from averaging.data.jsonl import ENDINGS as JSONL_ENDINGS
+from averaging.data.jsonl import read_jsonl
+from averaging.data.parquet import ENDINGS as PARQUET_ENDINGS
+from averaging.data.parquet import read_parquet
 from averaging.data.texts import Text, read_files
 from protocol.errors import ConfigError
 from protocol.manifest import DataSection
@@ -35,7 +38,9 @@ def open_source(data: DataSection, base: Path) -> Source:
     if data.source == "text":
         documents = text_documents(data.glob, data.heldout_every, base)
         return _of_host(partial(read_files, documents, is_utf8=False))
-    return _of_host(partial(read_jsonl, _files(data, base, ENDINGS), data.field, data.heldout_every))
+    if data.source == "jsonl":
+        return _of_host(partial(read_jsonl, _files(data, base, JSONL_ENDINGS), data.field, data.heldout_every))
+    return _of_host(partial(read_parquet, _files(data, base, PARQUET_ENDINGS), data.field, data.heldout_every))
 
 
 def _of_host(texts: Callable[[], Iterator[Text]]) -> Source:

@@ -61,6 +61,11 @@ def too_long(place: str) -> ConfigError:
     return ConfigError(f"{place} is too long", limit, "split it into several")
 
 
+def not_installed(package: str, purpose: str) -> MachineError:
+    """The error for a package that only some hosts need."""
+    return MachineError(f"{package} is not installed", f"it, for {purpose}", 'pip install "potluck-train[hf]"')
+
+
 def read_files(documents: Sequence[Document], *, is_utf8: bool) -> Iterator[Text]:
     """The text of whole files, each a document, in order.
 

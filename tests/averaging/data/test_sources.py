@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from averaging.data.sources import open_source
 from protocol.errors import ConfigError
@@ -23,6 +25,12 @@ def test_json_lines_of_several_files_are_read_in_order_and_again(tmp_path: Path)
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": name}) + "\n")
     source = open_source(DataSection(source="jsonl", glob="*.jsonl", field="body"), tmp_path)
     assert [[text.data for text in source.texts()] for _ in range(2)] == [[b"a", b"b"]] * 2
+
+
+def test_rows_of_parquet_files_are_read_by_column(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"body": ["a", "b"]}), tmp_path / "a.parquet")
+    source = open_source(DataSection(source="parquet", glob="*.parquet", field="body"), tmp_path)
+    assert [text.data for text in source.texts()] == [b"a", b"b"]
 
 
 def test_no_file_or_one_with_another_name_is_one_clear_line(tmp_path: Path) -> None:
