@@ -92,13 +92,13 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_train_loss_nats",
         "gauge",
-        "Mean training loss of live peers, nats per token.",
+        "Mean training loss of live peers, nats per byte.",
         lambda m: _one(mean_train_loss(m.picture.peers, m.now_s)),
     ),
     CoordinatorMetric(
         "potluck_run_heldout_loss_nats",
         "gauge",
-        "Newest held-out loss, nats per token.",
+        "Newest held-out loss, nats per byte.",
         lambda m: _one(_newest_heldout(m)),
     ),
     CoordinatorMetric(

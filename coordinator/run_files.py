@@ -23,9 +23,10 @@ from typing import Final
 from averaging.data.packing import pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources import open_source
-from averaging.data.tokenizer import ByteTokenizer
+from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from averaging.start_state import start_root
+from coordinator.checkpoints import RunTokenizer
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.envelope import open_envelope
@@ -115,6 +116,16 @@ def load_run(folder: Path) -> RunFiles:
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
 
 
+def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
+    """The run's tokenizer.json as it goes into checkpoints; None where tokens are bytes. Blocks.
+
+    Raises:
+        StorageError: it is gone.
+    """
+    entry = run.dataset.tokenizer
+    return None if entry is None else RunTokenizer(_read(run.folder / DATA_FOLDER / entry.sha256), entry.end)
+
+
 def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tuple[StartUnit, ...]:
     """The units as the start record names them. Blocks: before there is one the genesis state is computed, which takes seconds where
     the model is large.
@@ -159,12 +170,13 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
 def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -> DatasetManifest:
     data = config.data
     source = open_source(data, base)
+    tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         dataset = pack(
             source.texts(),
-            ByteTokenizer(),
+            tokenizer,
             unfinished,
             shard_bytes=data.shard_bytes,
             source=data.source,

@@ -143,7 +143,7 @@ class WorkerTrainer:
         self._vectors.write(Area.ANCHOR, anchor_N)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss in nats per token.
+        """Held-out loss in nats per byte.
 
         Raises:
             WorkerDied: ask again when it is back.

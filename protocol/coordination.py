@@ -71,7 +71,7 @@ def _require_hash(name: str, value: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutResult:
-    """Held-out loss of the committed parameters of `commit`, `nats` per token (for byte tokens: per byte)."""
+    """Held-out loss of the committed parameters of `commit`, `nats` per byte."""
 
     commit: CommitId
     index: int

@@ -64,6 +64,8 @@ class DataSection(_Section):
     Attributes:
         glob: the files of every source but Python's library, relative to run.toml.
         field: of a JSON line the field, of a parquet file the column that holds the text.
+        tokenizer: "bytes"; "bpe", byte-level BPE of model.vocab_size tokens trained on the training text; or a tokenizer.json.
+        end_token: what a tokenizer.json calls the end of a document, where that is not one of the usual names.
     """
 
     source: Literal["python-stdlib", "text", "jsonl", "parquet"] = "python-stdlib"
@@ -71,6 +73,8 @@ class DataSection(_Section):
     shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
     heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
+    tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
+    end_token: Annotated[str, Field(max_length=256)] = ""
 
     @model_validator(mode="after")
     def _check_glob(self) -> DataSection:
@@ -80,6 +84,8 @@ class DataSection(_Section):
             )
         if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
             raise ValueError(f'field = "{self.field}" does not belong to source = "{self.source}"')
+        if self.end_token and self.tokenizer in ("bytes", "bpe"):
+            raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
         return self
 
     @model_serializer(mode="wrap")
@@ -313,7 +319,8 @@ is_tied = true                 # one matrix for embedding and output
 
 [data]
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"
-heldout_every = 20             # one file in so many is kept for evaluation
+heldout_every = 20             # one file in so many is kept for evaluation; of jsonl and parquet one row
+# tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
 
 [inner]                        # AdamW on every peer
 learning_rate = 0.003

@@ -32,12 +32,13 @@ def open_source(data: DataSection, base: Path) -> Source:
         ConfigError: no such files, or files of another kind.
         MachineError: this Python has no library in source form.
     """
+    is_utf8 = data.tokenizer != "bytes"
     if data.source == "python-stdlib":
         documents = python_stdlib_documents(data.heldout_every)
-        return Source("PSF-2.0", partial(read_files, documents, is_utf8=False))
+        return Source("PSF-2.0", partial(read_files, documents, is_utf8=is_utf8))
     if data.source == "text":
         documents = text_documents(data.glob, data.heldout_every, base)
-        return _of_host(partial(read_files, documents, is_utf8=False))
+        return _of_host(partial(read_files, documents, is_utf8=is_utf8))
     if data.source == "jsonl":
         return _of_host(partial(read_jsonl, _files(data, base, JSONL_ENDINGS), data.field, data.heldout_every))
     return _of_host(partial(read_parquet, _files(data, base, PARQUET_ENDINGS), data.field, data.heldout_every))

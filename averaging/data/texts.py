@@ -91,7 +91,7 @@ def _read_file(path: Path, split: Split, is_utf8: bool) -> Iterator[Text]:
     line = 1
     try:
         with path.open("rb") as file:
-            for data in _pieces(iter(lambda: file.read(PIECE_BYTES), b"")):
+            for data in cut_pieces(iter(lambda: file.read(PIECE_BYTES), b"")):
                 if is_utf8:
                     _require_utf8(data, path, line)
                     line += data.count(b"\n")
@@ -101,7 +101,7 @@ def _read_file(path: Path, split: Split, is_utf8: bool) -> Iterator[Text]:
     yield Text(b"", split)
 
 
-def _pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def cut_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The same bytes, cut after a line's end or, in a line longer than a block, between two characters."""
     rest = b""
     for block in blocks:

@@ -51,6 +51,10 @@ class ByteTokenizer:
         """(len(text),) uint16."""
         return encode_bytes(text)
 
+    def decode(self, tokens: Tokens) -> str:
+        """As `decode_tokens`."""
+        return decode_tokens(tokens)
+
 
 def encode_bytes(text: bytes) -> ByteTokens:
     """(len(text),) uint16: the bytes."""

@@ -10,7 +10,7 @@ import pytest
 
 from averaging.data.shards import ShardCache
 from coordinator import run_files
-from coordinator.run_files import load_run, open_run, start_units
+from coordinator.run_files import load_run, open_run, run_tokenizer, start_units
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
@@ -149,6 +149,30 @@ def test_data_that_cannot_be_packed_leaves_nothing_behind(
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     assert caught.value.exit_code == exit_code
     assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_trained_tokenizer_is_hashed_and_lies_beside_the_shards(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(
+        RUN_TOML.replace('source = "text"', 'source = "text"\ntokenizer = "bpe"').replace(
+            "[model]", "[model]\nvocab_size = 300"
+        )
+    )
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    entry, file = run.dataset.tokenizer, run_tokenizer(run)
+    assert entry is not None
+    assert file is not None
+    assert (sha256(file.data).hexdigest(), file.end) == (entry.sha256, entry.end)
+    assert run.dataset.bytes_per_token("heldout") > 2
+    assert ShardCache(tmp_path / "state" / "data").has(entry)
+    assert 0 < run.manifest.pairs_nats_per_byte < 5.6
+    assert run_tokenizer(load_run(tmp_path / "state")) == file
+
+
+def test_a_vocabulary_that_does_not_fit_leaves_nothing_behind(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(RUN_TOML.replace("[model]", "[model]\nvocab_size = 100"))
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is 100; expected at least 257"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert not (tmp_path / "state").exists()
 
 
 def test_start_units_follow_from_the_manifest(run_file: Path, tmp_path: Path) -> None:
