@@ -17,12 +17,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from averaging.data.packing import pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources import open_source
+from averaging.data.texts import Split
 from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from averaging.start_state import start_root
@@ -175,7 +177,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         dataset = pack(
-            source.texts(),
+            chain(source.texts(), source.prose()),
             tokenizer,
             unfinished,
             shard_bytes=data.shard_bytes,
@@ -195,10 +197,12 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
-    """Peers train and evaluate on windows of the context and one token more: both parts must hold one."""
+    """Peers train and evaluate on windows of the context and one token more: each part must hold one, prose where there is any."""
     window = config.model.context_tokens + 1
-    for part, found in (("training", dataset.num_tokens("train")), ("held-out", dataset.num_tokens("heldout"))):
-        if found < window:
+    parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
+    for part, split in parts:
+        found = dataset.num_tokens(split)
+        if found < window and (found or split != "prose"):
             raise ConfigError(
                 f"data: the {part} text has {found} tokens",
                 f"at least {window}, which is model.context_tokens and one more",

@@ -226,6 +226,7 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         "peers": [_peer_json(peer, picture.peers[peer], now_s) for peer in sorted(picture.peers)],
         "rounds": [_round_json(timed) for timed in picture.rounds],
         "heldout": _curve(picture.loss_points, "heldout"),
+        "prose": _curve(picture.loss_points, "prose"),
         "train_loss": _curve(picture.loss_points, "train"),
         "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],

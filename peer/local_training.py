@@ -32,7 +32,7 @@ class TrainingPlan(BaseModel):
         total_tokens: of the run, for the learning-rate schedule.
         first_step: the data position to go on from.
         schedule_tokens: the run's committed tokens at the anchor to begin from, for the learning rate.
-        train_bytes_per_token, heldout_bytes_per_token: mean length of a token. Losses leave this process in nats per byte, so that
+        train_bytes_per_token and its like: mean length of a token. Losses leave this process in nats per byte, so that
             they can be compared whatever the tokens are; for the byte tokenizer that is nats per token.
         micro_batch: sequences at a time; 0 to find it by measuring.
         num_threads: torch threads, 0 for torch's own choice.
@@ -47,9 +47,11 @@ class TrainingPlan(BaseModel):
     total_tokens: int
     train_shards: tuple[Path, ...]
     heldout_shards: tuple[Path, ...]
+    prose_shards: tuple[Path, ...] = ()
     token_bytes: TokenBytes = 2
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
+    prose_bytes_per_token: float = 1.0
     device: str = "auto"
     num_threads: int = 0
     slowdown: float = 1.0
@@ -108,6 +110,7 @@ class LocalTrainer:
         )
         self._train = TokenReader(plan.train_shards, plan.token_bytes)
         self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
+        self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._schedule_tokens = 0
         self.micro_batch = plan.micro_batch
         self.counters = Counters(step=plan.first_step)
@@ -224,15 +227,26 @@ class LocalTrainer:
 
     def evaluate(self, anchor_N: torch.Tensor) -> float:
         """Held-out loss of other parameters in nats per byte on the fixed windows; theta is put back after it."""
+        return self._evaluate(self._heldout, anchor_N) / self.plan.heldout_bytes_per_token
+
+    def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
+        """The same over the run's prose.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        return self._evaluate(self._prose, anchor_N) / self.plan.prose_bytes_per_token
+
+    def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor) -> float:
         theta_N = self.theta()
         load_flat(self._model, self.schema, anchor_N)
         try:
             window = self.plan.model.context_tokens + 1
-            starts = heldout_starts(HELDOUT_WINDOWS, self._heldout.num_tokens, window)
+            starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, window)
             with torch.no_grad():
                 size = 16
                 parts = [starts[i : i + size] for i in range(0, len(starts), size)]
-                losses = [float(self._loss(self._batch(self._heldout, part, window))) * len(part) for part in parts]
-            return sum(losses) / len(starts) / self.plan.heldout_bytes_per_token
+                losses = [float(self._loss(self._batch(reader, part, window))) * len(part) for part in parts]
+            return sum(losses) / len(starts)
         finally:
             load_flat(self._model, self.schema, theta_N)

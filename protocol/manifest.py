@@ -65,6 +65,7 @@ class DataSection(_Section):
         glob: the files of every source but Python's library, relative to run.toml.
         field: of a JSON line the field, of a parquet file the column that holds the text.
         tokenizer: "bytes"; "bpe", byte-level BPE of model.vocab_size tokens trained on the training text; or a tokenizer.json.
+        prose: a second evaluation set, never trained on: text files by a pattern. Python's library has its help topics.
         end_token: what a tokenizer.json calls the end of a document, where that is not one of the usual names.
     """
 
@@ -74,6 +75,7 @@ class DataSection(_Section):
     heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
     field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
     tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
+    prose: str = ""
     end_token: Annotated[str, Field(max_length=256)] = ""
 
     @model_validator(mode="after")
@@ -320,6 +322,7 @@ is_tied = true                 # one matrix for embedding and output
 [data]
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"
 heldout_every = 20             # one file in so many is kept for evaluation; of jsonl and parquet one row
+# prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own
 # tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
 
 [inner]                        # AdamW on every peer

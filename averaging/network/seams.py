@@ -300,6 +300,10 @@ class Trainer(Protocol):
         """Held-out loss of `anchor_N` in nats per byte on the run's fixed windows; training of theta resumes after it."""
         ...
 
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """The same over the run's prose; None where it has none."""
+        ...
+
     def progress(self) -> TrainerProgress:
         """Counters as of now."""
         ...

@@ -168,6 +168,17 @@ def test_a_trained_tokenizer_is_hashed_and_lies_beside_the_shards(run_file: Path
     assert run_tokenizer(load_run(tmp_path / "state")) == file
 
 
+def test_prose_is_packed_apart_and_must_hold_a_window(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(RUN_TOML.replace('source = "text"', 'source = "text"\nprose = "prose.md"'))
+    (tmp_path / "prose.md").write_text("short")
+    with pytest.raises(ConfigError, match=r"data: the prose text has 6 tokens; expected at least 9"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    (tmp_path / "prose.md").write_text("long enough to hold a window")
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert run.dataset.num_tokens("prose") == 29
+    assert run.manifest.heldout_tokens == run.dataset.num_tokens("heldout")
+
+
 def test_a_vocabulary_that_does_not_fit_leaves_nothing_behind(run_file: Path, tmp_path: Path) -> None:
     run_file.write_text(RUN_TOML.replace("[model]", "[model]\nvocab_size = 100"))
     with pytest.raises(ConfigError, match=r"model\.vocab_size is 100; expected at least 257"):

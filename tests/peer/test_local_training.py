@@ -151,6 +151,15 @@ def test_losses_leave_in_nats_per_byte(tmp_path: Path) -> None:
     assert torch.equal(longer.theta(), plain.theta())
 
 
+def test_prose_is_measured_by_itself(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    same = _trainer(plan.model_copy(update={"prose_shards": plan.heldout_shards, "prose_bytes_per_token": 2.0}))
+    assert same.evaluate_prose(ANCHOR_N) == same.evaluate(ANCHOR_N) / 2
+    theta_N = same.theta()
+    same.evaluate_prose(ANCHOR_N * 2)
+    assert torch.equal(same.theta(), theta_N)
+
+
 def test_wide_tokens_train_as_narrow_ones(tmp_path: Path) -> None:
     plan = training_plan(tmp_path)
     wide = []

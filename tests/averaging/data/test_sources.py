@@ -33,6 +33,18 @@ def test_rows_of_parquet_files_are_read_by_column(tmp_path: Path) -> None:
     assert [text.data for text in source.texts()] == [b"a", b"b"]
 
 
+def test_prose_is_pythons_own_or_what_the_host_names_or_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "prose.md").write_text("Once upon a time.\n")
+    rows = {"source": "jsonl", "glob": "*.jsonl"}
+    assert list(open_source(DataSection(**rows), tmp_path).prose()) == []
+    named = open_source(DataSection(**rows, prose="*.md"), tmp_path)
+    assert b"".join(text.data for text in named.prose()) == b"Once upon a time.\n"
+    assert {text.split for text in [*open_source(DataSection(), tmp_path).prose(), *named.prose()]} == {"prose"}
+    with pytest.raises(ConfigError, match=r"data\.prose '\*\.txt' matches nothing below"):
+        open_source(DataSection(**rows, prose="*.txt"), tmp_path)
+
+
 def test_no_file_or_one_with_another_name_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.glob '\*' matches nothing below .*; expected at least one file"):
         open_source(DataSection(source="jsonl", glob="*"), tmp_path)
