@@ -17,6 +17,7 @@ import trio
 
 from coordinator.checkpoints import (
     CheckpointContent,
+    RunTokenizer,
     lost_checkpoints,
     remove_checkpoint,
     remove_leftovers,
@@ -85,6 +86,7 @@ class CheckpointPlace:
     schema: TensorSchema
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
+    tokenizer: RunTokenizer | None = None
 
 
 def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float) -> Sequence[Target]:
@@ -200,7 +202,14 @@ class Checkpointer:
         if state is None:
             raise TemporaryError(f"no state of round {target.index} within {FETCH_LIMIT_S:.0f} s", "one in time")
         content = CheckpointContent(
-            place.run_name, place.run_id_hex, place.schema, place.grid, place.model, state, target.root
+            place.run_name,
+            place.run_id_hex,
+            place.schema,
+            place.grid,
+            place.model,
+            state,
+            target.root,
+            place.tokenizer,
         )
         now = int(clock.unix_s())
         # A write that was begun is finished: half of one is of no use to anybody.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 MANIFEST_NAME: Final = "manifest.json"
+TOKENIZER_NAME: Final = "tokenizer.json"
 _TEMPORARY_PREFIX: Final = ".writing-"
 _READ_BYTES: Final = 1 << 20
 
@@ -55,12 +56,19 @@ class StoredFile(_Frozen):
     num_bytes: Count
 
 
+class StoredTokenizer(StoredFile):
+    """The run's tokenizer.json; `end` is the token that ends a document."""
+
+    end: Count
+
+
 class CheckpointManifest(_Frozen):
     """What manifest.json says.
 
     Attributes:
         state_root: Merkle root over the unit's outer state, on chunks of `chunk_elements`.
         model: the model's numbers as in run.toml, enough to build it.
+        tokenizer: of a run whose tokens are not bytes; left out where they are.
         checksum: SHA-256 of all the rest, as compact JSON: the state root knows nothing of names and model numbers.
     """
 
@@ -77,13 +85,22 @@ class CheckpointManifest(_Frozen):
     parameters: StoredFile
     momentum: StoredFile
     model: dict[str, int | float | bool | str]
+    tokenizer: StoredTokenizer | None = None
     written_unix_s: Count
     checksum: HexHash = "0" * 64
 
     def sealed(self) -> CheckpointManifest:
         """The same with the checksum that belongs to it."""
-        own = sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
+        own = sha256(self.model_dump_json(exclude={"checksum"}, exclude_none=True).encode()).hexdigest()
         return self.model_copy(update={"checksum": own})
+
+
+@dataclass(frozen=True, slots=True)
+class RunTokenizer:
+    """The bytes of the run's tokenizer.json, and the token that ends a document."""
+
+    data: bytes
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +114,7 @@ class CheckpointContent:
     model: dict[str, int | float | bool | str]
     state: UnitState
     root: Root
+    tokenizer: RunTokenizer | None = None
 
 
 def _parameters_name(unit: str) -> str:
@@ -142,6 +160,14 @@ def _save(path: Path, flat_N: torch.Tensor, schema: TensorSchema) -> StoredFile:
     return _hash_file(path)
 
 
+def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokenizer | None:
+    if tokenizer is None:
+        return None
+    path.write_bytes(tokenizer.data)
+    _fsync(path)
+    return StoredTokenizer(**_hash_file(path).model_dump(), end=tokenizer.end)
+
+
 def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
     state, schema = content.state, content.schema
     manifest = CheckpointManifest(
@@ -157,10 +183,11 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         parameters=_save(folder / _parameters_name(state.unit), state.anchor_N, schema),
         momentum=_save(folder / _momentum_name(state.unit), state.momentum_N, schema),
         model=content.model,
+        tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
         written_unix_s=now_unix_s,
     )
     path = folder / MANIFEST_NAME
-    path.write_text(manifest.sealed().model_dump_json(indent=2) + "\n", encoding="ascii")
+    path.write_text(manifest.sealed().model_dump_json(indent=2, exclude_none=True) + "\n", encoding="ascii")
     _fsync(path)
     _fsync(folder)
 
@@ -230,15 +257,25 @@ def _damaged(path: Path, what: str) -> StorageError:
     return StorageError(f"checkpoint {path}: {what}", "what was written", "use an older one: potluck checkpoint list")
 
 
+def _check_file(path: Path, name: str, stored: StoredFile) -> None:
+    found = _hash_file(path / name)
+    if (found.sha256, found.num_bytes) != (stored.sha256, stored.num_bytes):
+        raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
+
+
+def _check_tokenizer(path: Path, stored: StoredTokenizer) -> None:
+    try:
+        _check_file(path, TOKENIZER_NAME, stored)
+    except OSError as error:
+        raise _damaged(path, f"{TOKENIZER_NAME} could not be read ({error.strerror})") from error
+
+
 def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema) -> torch.Tensor:
     import torch
 
-    file = path / name
     try:
-        found = _hash_file(file)
-        if found != stored:
-            raise _damaged(path, f"{name} has SHA-256 {found.sha256[:8]} and {found.num_bytes} bytes")
-        tensors = load_file(file)
+        _check_file(path, name, stored)
+        tensors = load_file(path / name)
     except (OSError, SafetensorError) as error:
         cause = (error.strerror if isinstance(error, OSError) else "") or error
         raise _damaged(path, f"{name} could not be read ({cause})") from error
@@ -257,6 +294,8 @@ def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
         StorageError: it does not verify, and where.
     """
     manifest = read_manifest(path)
+    if manifest.tokenizer is not None:
+        _check_tokenizer(path, manifest.tokenizer)
     unit = UnitName(manifest.unit)
     schema = TensorSchema(unit, tuple(TensorSpec(t.name, t.shape) for t in manifest.tensors))
     state = UnitState(

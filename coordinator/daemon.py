@@ -45,6 +45,7 @@ from coordinator.run_files import (
     IDENTITY_FILE,
     RunFiles,
     open_run,
+    run_tokenizer,
     start_units,
 )
 from coordinator.service import CoordinatorService, HostedRun
@@ -60,6 +61,7 @@ from protocol.tensor_schema import ChunkGrid
 
 if TYPE_CHECKING:
     from averaging.state import UnitState
+    from coordinator.checkpoints import RunTokenizer
     from coordinator.config import HostConfig
 
 _log = structlog.get_logger()
@@ -82,6 +84,7 @@ class Host:
     clock: SystemClock
     offload: ThreadOffload
     tracker: RunTracker
+    tokenizer: RunTokenizer | None
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -150,7 +153,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             tracked = TrackedRun(run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
-            yield Host(config, held, run, ledger, writer, clock, offload, tracker)
+            tokenizer = await offload.run(lambda: run_tokenizer(run))
+            yield Host(config, held, run, ledger, writer, clock, offload, tracker, tokenizer)
 
 
 async def _serve(host: Host, say: Say) -> None:
@@ -277,6 +281,7 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
         schema=schema,
         grid=ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements),
         model=manifest.config.model.model_dump(),
+        tokenizer=host.tokenizer,
     )
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)

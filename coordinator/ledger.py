@@ -72,7 +72,7 @@ class CommitRow:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """One point of a loss curve in nats per token; `kind` is "heldout" or "train"."""
+    """One point of a loss curve in nats per byte; `kind` is "heldout", "prose" or "train"."""
 
     kind: str
     index: int

@@ -57,8 +57,8 @@ def _one(value: float | None) -> Samples:
     return () if value is None else (((), float(value)),)
 
 
-def _newest_heldout(moment: Moment) -> float | None:
-    points = [p for p in moment.picture.loss_points if p.kind == "heldout"]
+def _newest(moment: Moment, kind: str) -> float | None:
+    points = [p for p in moment.picture.loss_points if p.kind == kind]
     return max(points, key=lambda p: p.tokens).nats if points else None
 
 
@@ -92,14 +92,20 @@ COORDINATOR_METRICS: Final = (
     CoordinatorMetric(
         "potluck_run_train_loss_nats",
         "gauge",
-        "Mean training loss of live peers, nats per token.",
+        "Mean training loss of live peers, nats per byte.",
         lambda m: _one(mean_train_loss(m.picture.peers, m.now_s)),
     ),
     CoordinatorMetric(
         "potluck_run_heldout_loss_nats",
         "gauge",
-        "Newest held-out loss, nats per token.",
-        lambda m: _one(_newest_heldout(m)),
+        "Newest held-out loss, nats per byte.",
+        lambda m: _one(_newest(m, "heldout")),
+    ),
+    CoordinatorMetric(
+        "potluck_run_prose_loss_nats",
+        "gauge",
+        "Newest loss over prose, nats per byte.",
+        lambda m: _one(_newest(m, "prose")),
     ),
     CoordinatorMetric(
         "potluck_run_round_coverage_ratio",

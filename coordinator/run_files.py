@@ -13,23 +13,28 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from averaging.data.corpus import Document, python_stdlib_documents, text_documents
-from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader, pack, parse_dataset
-from averaging.data.yardsticks import pairs_nats_per_token, zlib_bits_per_byte
+from averaging.data.packing import pack
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
+from averaging.data.sources import open_source
+from averaging.data.texts import Split
+from averaging.data.vocabulary import open_tokenizer
+from averaging.data.yardsticks import Yardsticks
 from averaging.start_state import start_root
+from coordinator.checkpoints import RunTokenizer
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.envelope import open_envelope
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.manifest import (
-    DataSection,
     RunConfig,
     RunManifest,
     load_run_config,
@@ -47,8 +52,8 @@ _MANIFEST_FILE: Final = "manifest.signed"
 _AUTHORITY_KEY: Final = "authority.key"
 _AUTHORITY_CERTIFICATE: Final = "authority.der"
 
-_YARDSTICK_TOKENS: Final = 1 << 26
-"""The yardsticks look at no more text than this: counting a table does not need all of a large data set."""
+_UNFINISHED_DATA: Final = "data.unfinished"
+"""Data is packed here and gets its name when it is whole and enough: what could not be packed leaves nothing behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +78,16 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     config = load_run_config(run_file)
     if (folder / _MANIFEST_FILE).exists():
         return _reopen(run_file, config, folder)
-    dataset = _pack(config.data, folder / DATA_FOLDER, run_file.parent)
-    train, heldout = (_reader(dataset, folder, split) for split in ("train", "heldout"))
-    _check_enough(config, train.num_tokens, heldout.num_tokens)
+    yardsticks = Yardsticks()
+    dataset = _pack(config, folder, run_file.parent, yardsticks)
     authority = _make_authority(folder, now_unix_s)
-    heldout_tokens = heldout.read(0, min(heldout.num_tokens, _YARDSTICK_TOKENS))
-    train_tokens = train.read(0, min(train.num_tokens, _YARDSTICK_TOKENS))
     manifest = RunManifest(
         config=config,
         dataset_id=dataset.dataset_id,
-        dataset_tokens=train.num_tokens,
-        heldout_tokens=heldout.num_tokens,
-        zlib_bits_per_byte=zlib_bits_per_byte(heldout_tokens),
-        pairs_nats_per_byte=pairs_nats_per_token(train_tokens, heldout_tokens),
+        dataset_tokens=dataset.num_tokens("train"),
+        heldout_tokens=dataset.num_tokens("heldout"),
+        zlib_bits_per_byte=yardsticks.zlib_bits_per_byte(),
+        pairs_nats_per_byte=yardsticks.pairs_nats_per_byte(),
         host_public_key=host.public_key.hex(),
         ca_certificate_sha256=sha256(authority.certificate_der).hexdigest(),
     )
@@ -114,6 +116,16 @@ def load_run(folder: Path) -> RunFiles:
     except (PotluckError, ValueError) as error:
         raise StorageError(f"the run in {folder} is damaged ({error})", "what was written", "restore a copy") from error
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
+
+
+def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
+    """The run's tokenizer.json as it goes into checkpoints; None where tokens are bytes. Blocks.
+
+    Raises:
+        StorageError: it is gone.
+    """
+    entry = run.dataset.tokenizer
+    return None if entry is None else RunTokenizer(_read(run.folder / DATA_FOLDER / entry.sha256), entry.end)
 
 
 def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tuple[StartUnit, ...]:
@@ -157,33 +169,45 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
     return ""
 
 
-def _documents(data: DataSection, base: Path) -> Sequence[Document]:
-    if data.source == "python-stdlib":
-        return python_stdlib_documents(data.heldout_every)
-    return text_documents(data.glob, data.heldout_every, base)
+def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -> DatasetManifest:
+    data = config.data
+    source = open_source(data, base)
+    tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
+    unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        dataset = pack(
+            chain(source.texts(), source.prose()),
+            tokenizer,
+            unfinished,
+            shard_bytes=data.shard_bytes,
+            source=data.source,
+            licence=source.licence,
+            seen=yardsticks.add,
+        )
+        _check_enough(config, dataset)
+        # Left by a crash before the manifest was signed.
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+    except OSError as error:
+        raise StorageError(f"{final} cannot be written ({error.strerror})", "a writable folder") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return dataset
 
 
-def _pack(data: DataSection, folder: Path, base: Path) -> DatasetManifest:
-    licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
-    documents = _documents(data, base)
-    return pack(documents, folder, shard_bytes=data.shard_bytes, source=data.source, licence=licence)
-
-
-def _check_enough(config: RunConfig, num_train: int, num_heldout: int) -> None:
-    """Peers train and evaluate on windows of the context and one token more: both parts must hold one."""
+def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
+    """Peers train and evaluate on windows of the context and one token more: each part must hold one, prose where there is any."""
     window = config.model.context_tokens + 1
-    for part, found in (("training", num_train), ("held-out", num_heldout)):
-        if found < window:
+    parts: tuple[tuple[str, Split], ...] = (("training", "train"), ("held-out", "heldout"), ("prose", "prose"))
+    for part, split in parts:
+        found = dataset.num_tokens(split)
+        if found < window and (found or split != "prose"):
             raise ConfigError(
                 f"data: the {part} text has {found} tokens",
                 f"at least {window}, which is model.context_tokens and one more",
                 "add text, or shorten model.context_tokens",
             )
-
-
-def _reader(dataset: DatasetManifest, folder: Path, split: str) -> TokenReader:
-    part = dataset.part("train" if split == "train" else "heldout")
-    return TokenReader([folder / DATA_FOLDER / entry.sha256 for entry in part])
 
 
 def _make_authority(folder: Path, now_unix_s: float) -> CertificateAuthority:

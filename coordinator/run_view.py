@@ -265,6 +265,7 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         **now_json(picture, now_s),
         "rounds": [_round_json(timed) for timed in picture.rounds],
         "heldout": _curve(picture.loss_points, "heldout"),
+        "prose": _curve(picture.loss_points, "prose"),
         "train_loss": _curve(picture.loss_points, "train"),
         "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],
         "yardsticks": {

@@ -26,7 +26,7 @@ def _duration(seconds: object) -> str:
 
 def _loss_line(status: Mapping[str, object]) -> str:
     parts = []
-    for name, label in (("train_loss", "training"), ("heldout", "held-out")):
+    for name, label in (("train_loss", "training"), ("heldout", "held-out"), ("prose", "prose")):
         rows = _rows(status, name)
         if rows:
             parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}")

@@ -355,6 +355,8 @@ class RunTracker:
             link = fresh.get(result.commit) or chain.link(result.commit)
             if link is not None and (link.total_tokens, peer) not in known:
                 points.append(LossPoint("heldout", link.index, link.total_tokens, result.nats, peer))
+                if result.prose_nats is not None:
+                    points.append(LossPoint("prose", link.index, link.total_tokens, result.prose_nats, peer))
         return points
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:

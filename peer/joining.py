@@ -12,7 +12,7 @@ import trio
 from cryptography import x509
 
 from averaging.data.shard_exchange import fetch_shard
-from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, parse_dataset
+from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams import Clock, Network
 from peer.coordinator_client import CoordinatorClient
 from peer.membership_file import (
@@ -250,7 +250,7 @@ async def fetch_data(
     Raises:
         UnreachableError: nobody gave a shard for ten minutes.
     """
-    missing = [entry for entry in dataset.shards if not await trio.to_thread.run_sync(cache.has, entry)]
+    missing = [entry for entry in dataset.files if not await trio.to_thread.run_sync(cache.has, entry)]
     for position, entry in enumerate(missing):
         told(f"fetching data: shard {position + 1} of {len(missing)}")
         with trio.move_on_after(DATA_WITHIN_S) as scope:
@@ -262,7 +262,7 @@ async def fetch_data(
             )
 
 
-async def _fetch_one(network: Network, entry: ShardEntry, cache: ShardCache, donors: Sequence[PeerId]) -> bool:
+async def _fetch_one(network: Network, entry: HashedFile, cache: ShardCache, donors: Sequence[PeerId]) -> bool:
     for donor in donors:
         try:
             data = await fetch_shard(

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
-from averaging.data.shards import TokenReader
+from averaging.data.shards import TokenBytes, TokenReader
 from peer.device import autocast_dtype, choose_device, is_out_of_memory
 from peer.model import Decoder, flatten_parameters, load_flat, parameters_in_order
 from protocol.decoder_schema import DecoderConfig, decoder_schema
@@ -32,6 +32,8 @@ class TrainingPlan(BaseModel):
         total_tokens: of the run, for the learning-rate schedule.
         first_step: the data position to go on from.
         schedule_tokens: the run's committed tokens at the anchor to begin from, for the learning rate.
+        train_bytes_per_token and its like: mean length of a token. Losses leave this process in nats per byte, so that
+            they can be compared whatever the tokens are; for the byte tokenizer that is nats per token.
         micro_batch: sequences at a time; 0 to find it by measuring.
         num_threads: torch threads, 0 for torch's own choice.
     """
@@ -45,6 +47,11 @@ class TrainingPlan(BaseModel):
     total_tokens: int
     train_shards: tuple[Path, ...]
     heldout_shards: tuple[Path, ...]
+    prose_shards: tuple[Path, ...] = ()
+    token_bytes: TokenBytes = 2
+    train_bytes_per_token: float = 1.0
+    heldout_bytes_per_token: float = 1.0
+    prose_bytes_per_token: float = 1.0
     device: str = "auto"
     num_threads: int = 0
     slowdown: float = 1.0
@@ -101,8 +108,9 @@ class LocalTrainer:
             lr=plan.inner.learning_rate,
             betas=(plan.inner.beta1, plan.inner.beta2),
         )
-        self._train = TokenReader(plan.train_shards)
-        self._heldout = TokenReader(plan.heldout_shards)
+        self._train = TokenReader(plan.train_shards, plan.token_bytes)
+        self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
+        self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._schedule_tokens = 0
         self.micro_batch = plan.micro_batch
         self.counters = Counters(step=plan.first_step)
@@ -167,6 +175,7 @@ class LocalTrainer:
             loss = self._loss(tokens_BT) * (len(part) / len(starts))
             torch.autograd.backward(loss)
             total += float(loss.detach())
+        total /= plan.train_bytes_per_token
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm))
         if not math.isfinite(norm) or not math.isfinite(total):
             self._optimizer.zero_grad(set_to_none=True)
@@ -217,16 +226,27 @@ class LocalTrainer:
         self.counters = replace(self.counters, tokens_ready=left, steps_ready=left // self.plan.inner.batch_tokens)
 
     def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of other parameters in nats per token on the fixed windows; theta is put back after it."""
+        """Held-out loss of other parameters in nats per byte on the fixed windows; theta is put back after it."""
+        return self._evaluate(self._heldout, anchor_N) / self.plan.heldout_bytes_per_token
+
+    def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
+        """The same over the run's prose.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        return self._evaluate(self._prose, anchor_N) / self.plan.prose_bytes_per_token
+
+    def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor) -> float:
         theta_N = self.theta()
         load_flat(self._model, self.schema, anchor_N)
         try:
             window = self.plan.model.context_tokens + 1
-            starts = heldout_starts(HELDOUT_WINDOWS, self._heldout.num_tokens, window)
+            starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, window)
             with torch.no_grad():
                 size = 16
                 parts = [starts[i : i + size] for i in range(0, len(starts), size)]
-                losses = [float(self._loss(self._batch(self._heldout, part, window))) * len(part) for part in parts]
+                losses = [float(self._loss(self._batch(reader, part, window))) * len(part) for part in parts]
             return sum(losses) / len(starts)
         finally:
             load_flat(self._model, self.schema, theta_N)

@@ -219,7 +219,8 @@ async def _evaluate(trainer: Trainer, link: ChainLink, anchor_N: torch.Tensor, b
     try:
         with trio.move_on_after(EVALUATE_WITHIN_S):
             nats = await trainer.evaluate(anchor_N)
-            board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats))
+            prose_nats = await trainer.evaluate_prose(anchor_N)
+            board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats))
             del board.heldout[:-MAX_HELDOUT_KEPT]
     except PotluckError as error:
         log.info("not_evaluated", index=link.index, reason=error.one_line())

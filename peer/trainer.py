@@ -56,7 +56,7 @@ MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
 """How long a command may go unanswered, in steps and in seconds: an evaluation may take as long as many steps."""
 
-_Op = Literal["load", "snapshot", "shift", "evaluate", "slow", "fail", "pause", "resume", "stop"]
+_Op = Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
 
 
 class WorkerDied(TemporaryError):
@@ -143,13 +143,20 @@ class WorkerTrainer:
         self._vectors.write(Area.ANCHOR, anchor_N)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss in nats per token.
+        """Held-out loss in nats per byte.
 
         Raises:
             WorkerDied: ask again when it is back.
             LossNotFinite: these parameters have none.
         """
-        reply = await self._order("evaluate", vector_N=anchor_N)
+        return await self._loss_of("evaluate", anchor_N)
+
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
+        return await self._loss_of("evaluate_prose", anchor_N) if self._plan.prose_shards else None
+
+    async def _loss_of(self, op: Literal["evaluate", "evaluate_prose"], anchor_N: torch.Tensor) -> float:
+        reply = await self._order(op, vector_N=anchor_N)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
         if reply.loss_nats is None:

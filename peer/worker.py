@@ -97,6 +97,8 @@ class Worker:
                 )
             case "evaluate":
                 return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.read(Area.IN)))
+            case "evaluate_prose":
+                return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.read(Area.IN)))
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":

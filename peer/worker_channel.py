@@ -37,13 +37,13 @@ class _Message(BaseModel):
 class Command(_Message):
     """An order to the worker; it answers with a Reply of the same number at the next step boundary.
 
-    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), pause, resume,
+    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume,
     slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop.
     """
 
     kind: Literal["command"] = "command"
     number: int
-    op: Literal["load", "snapshot", "shift", "evaluate", "slow", "fail", "pause", "resume", "stop"]
+    op: Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
     schedule_tokens: int = 0
     credited_tokens: int = 0
     factor: float = 1.0

@@ -71,16 +71,18 @@ def _require_hash(name: str, value: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutResult:
-    """Held-out loss of the committed parameters of `commit`, `nats` per token (for byte tokens: per byte)."""
+    """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any."""
 
     commit: CommitId
     index: int
     total_tokens: int
     nats: float
+    prose_nats: float | None = None
 
     def __post_init__(self) -> None:
         _require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
-        _require(math.isfinite(self.nats) and 0 <= self.nats < 1e6, f"held-out loss {self.nats}", "0 to 10^6 nats")
+        for nats in (self.nats, self.prose_nats or 0.0):
+            _require(math.isfinite(nats) and 0 <= nats < 1e6, f"held-out loss {nats}", "0 to 10^6 nats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +249,19 @@ def encode_report(report: PeerReport) -> bytes:
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
     for result in report.heldout:
-        body.heldout.add(commit=result.commit, index=result.index, total_tokens=result.total_tokens, nats=result.nats)
+        body.heldout.add(
+            commit=result.commit,
+            index=result.index,
+            total_tokens=result.total_tokens,
+            nats=result.nats,
+            prose_nats=result.prose_nats,
+        )
     return body.SerializeToString(deterministic=True)
+
+
+def _decode_heldout(body: pb.HeldoutBody) -> HeldoutResult:
+    prose_nats = body.prose_nats if body.HasField("prose_nats") else None
+    return HeldoutResult(CommitId(body.commit), body.index, body.total_tokens, body.nats, prose_nats)
 
 
 def decode_report(data: bytes) -> PeerReport:
@@ -274,7 +287,7 @@ def decode_report(data: bytes) -> PeerReport:
         state_commit=CommitId(body.state_commit),
         state_root=Root(body.state_root),
         is_ready_to_start=body.is_ready_to_start,
-        heldout=tuple(HeldoutResult(CommitId(h.commit), h.index, h.total_tokens, h.nats) for h in body.heldout),
+        heldout=tuple(_decode_heldout(h) for h in body.heldout),
         certificates=tuple(body.certificates),
         addresses=tuple(body.addresses),
         start_record=body.start_record,

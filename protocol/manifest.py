@@ -12,7 +12,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from protocol.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
 from protocol.envelope import NEVER_MS, open_envelope, seal
@@ -30,6 +38,11 @@ Count = Annotated[int, Field(ge=1, le=1 << 53)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
+_FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
+"""Of the data section; written in every manifest."""
+
+_SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet"])
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -46,18 +59,43 @@ class RunSection(_Section):
 
 
 class DataSection(_Section):
-    """Where the host takes the text from; peers get hashed shards."""
+    """Where the host takes the text from; peers get hashed shards.
 
-    source: Literal["python-stdlib", "text"] = "python-stdlib"
+    Attributes:
+        glob: the files of every source but Python's library, relative to run.toml.
+        field: of a JSON line the field, of a parquet file the column that holds the text.
+        tokenizer: "bytes"; "bpe", byte-level BPE of model.vocab_size tokens trained on the training text; or a tokenizer.json.
+        prose: a second evaluation set, never trained on: text files by a pattern. Python's library has its help topics.
+        end_token: what a tokenizer.json calls the end of a document, where that is not one of the usual names.
+    """
+
+    source: Literal["python-stdlib", "text", "jsonl", "parquet"] = "python-stdlib"
     glob: str = ""
     shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
     heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
+    field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
+    tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
+    prose: str = ""
+    end_token: Annotated[str, Field(max_length=256)] = ""
 
     @model_validator(mode="after")
     def _check_glob(self) -> DataSection:
-        if (self.source == "text") != bool(self.glob):
-            raise ValueError('a glob belongs to source = "text", and that source needs one, such as "corpus/*.txt"')
+        if (self.source != "python-stdlib") != bool(self.glob):
+            raise ValueError(
+                'a glob belongs to every source but "python-stdlib", which needs none; such as "corpus/*.txt"'
+            )
+        if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
+            raise ValueError(f'field = "{self.field}" does not belong to source = "{self.source}"')
+        if self.end_token and self.tokenizer in ("bytes", "bpe"):
+            raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """What came in later is written only where it is used: the ids of runs before it stay what they are."""
+        values: dict[str, object] = handler(self)
+        fields = type(self).model_fields
+        return {n: v for n, v in values.items() if n in _FIRST_DATA_KEYS or v != fields[n].default}
 
 
 class InnerSection(_Section):
@@ -282,8 +320,10 @@ context_tokens = 128
 is_tied = true                 # one matrix for embedding and output
 
 [data]
-source = "python-stdlib"       # or "text" with a glob such as "corpus/**/*.txt"
-heldout_every = 20             # one file in so many is kept for evaluation
+source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"
+heldout_every = 20             # one file in so many is kept for evaluation; of jsonl and parquet one row
+# prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own
+# tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
 
 [inner]                        # AdamW on every peer
 learning_rate = 0.003

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import sysconfig
 from collections.abc import Sequence
@@ -64,6 +65,20 @@ def python_stdlib_documents(heldout_every: int = 20) -> Sequence[Document]:
     return _documents(root, names, heldout_every)
 
 
+def python_topics() -> Sequence[str]:
+    """English prose beside the library's source: the help topics, cut out of the reference manual. Empty where they are missing.
+
+    The file is read as data: its dictionary of strings, nothing of it is run.
+    """
+    path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
+    try:
+        body = ast.parse(path.read_bytes()).body
+        topics = [ast.literal_eval(node.value) for node in body if isinstance(node, ast.Assign)]
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    return tuple(str(text) for table in topics if isinstance(table, dict) for _, text in sorted(table.items()))
+
+
 def text_documents(pattern: str, heldout_every: int = 20, base: Path | None = None) -> Sequence[Document]:
     """Files that match a pattern such as "corpus/**/*.txt", relative to `base`.
 
@@ -71,18 +86,31 @@ def text_documents(pattern: str, heldout_every: int = 20, base: Path | None = No
         ConfigError: nothing matches, or too little to keep a part for evaluation.
     """
     root = (base or Path.cwd()).resolve()
-    names = sorted(name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file())
-    if not names:
-        raise ConfigError(
-            f"data.glob {pattern!r} matches nothing below {root}",
-            "at least two files",
-            "check the pattern and the folder",
-        )
+    names = _matching_names(pattern, root, "at least two files")
     if len(names) < 2:
         raise ConfigError(
             f"data.glob {pattern!r} matches one file", "at least two, one to evaluate on", "split the text"
         )
     return _documents(root, names, heldout_every)
+
+
+def matching_files(pattern: str, base: Path, key: str = "data.glob") -> list[Path]:
+    """Files that match a pattern relative to `base`, sorted by name; `key` of run.toml holds the pattern.
+
+    Raises:
+        ConfigError: nothing matches.
+    """
+    root = base.resolve()
+    return [root / name for name in _matching_names(pattern, root, "at least one file", key)]
+
+
+def _matching_names(pattern: str, root: Path, expected: str, key: str = "data.glob") -> list[str]:
+    names = sorted(name for name in glob.glob(pattern, root_dir=root, recursive=True) if (root / name).is_file())
+    if not names:
+        raise ConfigError(
+            f"{key} {pattern!r} matches nothing below {root}", expected, "check the pattern and the folder"
+        )
+    return names
 
 
 def _documents(root: Path, names: Sequence[str], heldout_every: int) -> Sequence[Document]:

@@ -1,54 +1,99 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that trusts nothing it has not checked.
 
-A shard is tokens as little-endian uint16. The data set's id is the hash of its manifest, so whoever has the id can check every
-byte, wherever it came from.
+A shard is tokens as little-endian uint16, or uint32 where the vocabulary is too large for that. The data set's id is the hash of its
+manifest, so whoever has the id can check every byte, wherever it came from.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from averaging.data.corpus import Document
-from averaging.data.tokenizer import Tokens, encode_document
-from protocol.errors import MachineError, RemoteProtocolError, StorageError
+from averaging.data.texts import Split
+from averaging.data.tokenizer import Tokens
+from protocol.errors import RemoteProtocolError, StorageError
 
-_TOKEN_BYTES: Final = 2
+TokenBytes = Literal[2, 4]
+MAX_TOKENIZER_BYTES: Final = 64 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
 
 
-class ShardEntry(BaseModel):
-    """One shard: its SHA-256, its tokens, and which part of the data it belongs to."""
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
+
+class HashedFile(Protocol):
+    """A file of the data set as it travels: its SHA-256 and its length."""
+
+    @property
+    def sha256(self) -> str:
+        """64 hex digits; the file's name."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Its length."""
+        ...
+
+
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """What came in later is written only where it is used: data sets packed before it keep their ids."""
+        values: dict[str, object] = handler(self)
+        fields = type(self).model_fields
+        return {name: value for name, value in values.items() if value != fields[name].default}
+
+
+class ShardEntry(_Part):
+    """One shard: its SHA-256, its tokens, and which part of the data it belongs to."""
+
+    sha256: Hex32
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
-    split: Literal["train", "heldout"]
+    split: Split
+    token_bytes: TokenBytes = 2
 
     @property
     def num_bytes(self) -> int:
         """Length of the shard's file."""
-        return self.num_tokens * _TOKEN_BYTES
+        return self.num_tokens * self.token_bytes
 
 
-class DatasetManifest(BaseModel):
-    """What the data set is made of."""
+class TokenizerEntry(_Part):
+    """The tokenizer's file, for peers that show text: it travels as a shard does. `end` is the end mark's token."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    sha256: Hex32
+    num_bytes: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 20)]
+    end: Annotated[int, Field(ge=0, lt=1 << 20)]
+
+
+class TextBytes(_Part):
+    """Bytes of text in each part, an end mark counted as one: what losses per token are turned into losses per byte with."""
+
+    train: Annotated[int, Field(ge=1)]
+    heldout: Annotated[int, Field(ge=1)]
+    prose: Annotated[int, Field(ge=0)] = 0
+
+
+class DatasetManifest(_Part):
+    """What the data set is made of. Without a tokenizer its tokens are bytes."""
 
     source: str
     num_documents: Annotated[int, Field(ge=1)]
     licence: str
     shards: Annotated[list[ShardEntry], Field(min_length=2, max_length=1 << 20)]
+    tokenizer: TokenizerEntry | None = None
+    text_bytes: TextBytes | None = None
 
     def canonical_bytes(self) -> bytes:
         """Compact ASCII JSON with sorted keys."""
@@ -61,11 +106,29 @@ class DatasetManifest(BaseModel):
         """64 hex digits: hash of the canonical bytes."""
         return sha256(_ID_DOMAIN + self.canonical_bytes()).hexdigest()
 
-    def part(self, split: Literal["train", "heldout"]) -> Sequence[ShardEntry]:
+    @property
+    def files(self) -> Sequence[HashedFile]:
+        """Everything that a peer fetches, in order."""
+        return (*self.shards, *((self.tokenizer,) if self.tokenizer else ()))
+
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """Bytes of one token in the shards."""
+        return self.shards[0].token_bytes
+
+    def bytes_per_token(self, split: Split) -> float:
+        """Mean length of a token of one part; 1 for the byte tokenizer and for a part that is not there."""
+        num_tokens = self.num_tokens(split)
+        if self.text_bytes is None or not num_tokens:
+            return 1.0
+        num_bytes = {"train": self.text_bytes.train, "heldout": self.text_bytes.heldout, "prose": self.text_bytes.prose}
+        return num_bytes[split] / num_tokens
+
+    def part(self, split: Split) -> Sequence[ShardEntry]:
         """The shards of one part, in order."""
         return tuple(entry for entry in self.shards if entry.split == split)
 
-    def num_tokens(self, split: Literal["train", "heldout"]) -> int:
+    def num_tokens(self, split: Split) -> int:
         """Tokens of one part."""
         return sum(entry.num_tokens for entry in self.part(split))
 
@@ -89,52 +152,8 @@ def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
     return manifest
 
 
-def pack(
-    documents: Sequence[Document], folder: Path, *, shard_bytes: int, source: str, licence: str
-) -> DatasetManifest:
-    """Write the documents' tokens as shards into `folder` and return the manifest, which is written last.
-
-    Raises:
-        MachineError: a document cannot be read.
-        StorageError: the folder cannot be written.
-    """
-    entries: list[ShardEntry] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "heldout"):
-            chosen = [d for d in documents if d.is_heldout == (split == "heldout")]
-            for tokens in _cut(chosen, shard_bytes // _TOKEN_BYTES):
-                data = tokens.astype("<u2").tobytes()
-                name = sha256(data).hexdigest()
-                _write(folder / name, data)
-                entries.append(
-                    ShardEntry(sha256=name, num_tokens=len(tokens), split="heldout" if split == "heldout" else "train")
-                )
-        manifest = DatasetManifest(source=source, num_documents=len(documents), licence=licence, shards=entries)
-        _write(folder / MANIFEST_NAME, manifest.canonical_bytes())
-    except OSError as error:
-        raise StorageError(
-            f"packed data cannot be written to {folder}: {error}", "a writable folder with space"
-        ) from error
-    return manifest
-
-
-def _cut(documents: Sequence[Document], tokens_per_shard: int) -> Iterator[Tokens]:
-    rest = np.empty(0, dtype=np.uint16)
-    for document in documents:
-        try:
-            text = document.path.read_bytes()
-        except OSError as error:
-            raise MachineError(f"{document.path} cannot be read: {error.strerror}", "a readable file") from error
-        rest = np.concatenate([rest, encode_document(text)])
-        while len(rest) >= tokens_per_shard:
-            yield rest[:tokens_per_shard]
-            rest = rest[tokens_per_shard:]
-    if len(rest):
-        yield rest
-
-
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file under another name first: what has this one is whole, also after a crash."""
     temporary = path.with_name(path.name + ".unfinished")
     with open(temporary, "wb") as file:
         file.write(data)
@@ -155,7 +174,7 @@ class ShardCache:
         """Where the shard lies."""
         return self._folder / name
 
-    def has(self, entry: ShardEntry) -> bool:
+    def has(self, entry: HashedFile) -> bool:
         """Whether the shard is here and whole; a damaged one is removed."""
         path = self.path(entry.sha256)
         if entry.sha256 in self._checked and path.exists():
@@ -173,7 +192,7 @@ class ShardCache:
         path = self.path(name)
         return path.read_bytes() if path.is_file() else None
 
-    def put(self, entry: ShardEntry, data: bytes) -> None:
+    def put(self, entry: HashedFile, data: bytes) -> None:
         """Keep a shard that was fetched.
 
         Raises:
@@ -191,7 +210,7 @@ class ShardCache:
                 f"the data cache holds {used} bytes", f"at most {self._max_bytes}", "raise POTLUCK_PEER_CACHE_BYTES"
             )
         try:
-            _write(self.path(entry.sha256), data)
+            write_whole(self.path(entry.sha256), data)
         except OSError as error:
             raise StorageError(f"a shard cannot be written to {self._folder}: {error}", "space on the disk") from error
         self._checked.add(entry.sha256)
@@ -200,8 +219,8 @@ class ShardCache:
 class TokenReader:
     """One part of the data set as a single long sequence of tokens, mapped from its shards."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._shards = [np.memmap(path, dtype="<u2", mode="r") for path in paths]
+    def __init__(self, paths: Sequence[Path], token_bytes: TokenBytes = 2) -> None:
+        self._shards: list[Tokens] = [np.memmap(path, dtype=f"<u{token_bytes}", mode="r") for path in paths]
         self._starts = np.cumsum([0, *(len(shard) for shard in self._shards)])
 
     @property
@@ -210,12 +229,12 @@ class TokenReader:
         return int(self._starts[-1])
 
     def read(self, start: int, num_tokens: int) -> Tokens:
-        """(num_tokens,) uint16 from `start`, across shards."""
+        """(num_tokens,) uint16 or uint32 from `start`, across shards."""
         parts: list[Tokens] = []
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         while num_tokens > 0:
             offset = start - int(self._starts[shard])
-            part = np.asarray(self._shards[shard][offset : offset + num_tokens], dtype=np.uint16)
+            part = np.asarray(self._shards[shard][offset : offset + num_tokens])
             parts.append(part)
             start += len(part)
             num_tokens -= len(part)

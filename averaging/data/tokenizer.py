@@ -1,25 +1,69 @@
-"""The byte tokenizer: token = byte, and one end mark between documents. Nothing to train, nothing to download."""
+"""Text to tokens and back: what every tokenizer offers, and the byte tokenizer, with nothing to train and nothing to download."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 VOCAB_SIZE: Final = 257
+"""Of the byte tokenizer: token = byte, and one end mark."""
+
 END: Final = 256
 """Stands after each document."""
 
-Tokens = npt.NDArray[np.uint16]
+ByteTokens: TypeAlias = npt.NDArray[np.uint16]
+Tokens: TypeAlias = npt.NDArray[np.uint16 | np.uint32]
 
 
-def encode_document(text: bytes) -> Tokens:
+class Tokenizer(Protocol):
+    """Cuts text into tokens below `vocab_size`; `end` is the token that stands after each document."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The end mark."""
+        ...
+
+    @property
+    def file(self) -> bytes | None:
+        """What a peer needs to read tokens as text again; None for bytes."""
+        ...
+
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens of a piece of text, without an end mark."""
+        ...
+
+
+class ByteTokenizer:
+    """Token = byte."""
+
+    vocab_size = VOCAB_SIZE
+    end = END
+    file = None
+
+    def encode(self, text: bytes) -> ByteTokens:
+        """(len(text),) uint16."""
+        return encode_bytes(text)
+
+    def decode(self, tokens: Tokens) -> str:
+        """As `decode_tokens`."""
+        return decode_tokens(tokens)
+
+
+def encode_bytes(text: bytes) -> ByteTokens:
+    """(len(text),) uint16: the bytes."""
+    return np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
+
+
+def encode_document(text: bytes) -> ByteTokens:
     """(len(text) + 1,) uint16: the bytes and the end mark."""
-    tokens = np.empty(len(text) + 1, dtype=np.uint16)
-    tokens[:-1] = np.frombuffer(text, dtype=np.uint8)
-    tokens[-1] = END
-    return tokens
+    return np.append(encode_bytes(text), np.uint16(END))
 
 
 def decode_tokens(tokens: Tokens) -> str:

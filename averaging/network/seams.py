@@ -239,7 +239,7 @@ class TrainerProgress:
     Attributes:
         tokens_ready: tokens trained since the last credited ones: what a snapshot taken now would claim.
         tokens_trained: all tokens ever trained by this process, credited or not.
-        loss_nats: mean training loss of the latest steps in nats per token, None before the first step.
+        loss_nats: mean training loss of the latest steps in nats per byte, None before the first step.
         tokens_per_s: over the latest ten seconds.
         restarts: how often the worker had to be brought back.
         state: "starting", "training", "paused" or "restarting", and `reason` says why in one sentence.
@@ -297,7 +297,11 @@ class Trainer(Protocol):
         ...
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of `anchor_N` in nats per token on the run's fixed windows; training of theta resumes after it."""
+        """Held-out loss of `anchor_N` in nats per byte on the run's fixed windows; training of theta resumes after it."""
+        ...
+
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """The same over the run's prose; None where it has none."""
         ...
 
     def progress(self) -> TrainerProgress:

@@ -56,7 +56,8 @@ function cards() {
 function curves() {
   const points = rows => rows.map(p => [p.tokens, bits(p.nats)]);
   draw("loss", [{ label: "training", colour: "--b", points: points(full.train_loss) },
-    { label: "held-out", colour: "--a", points: points(full.heldout) }],
+    { label: "held-out", colour: "--a", points: points(full.heldout) },
+    ...(full.prose.length ? [{ label: "prose", colour: "--good", points: points(full.prose) }] : [])],
     [{ label: "zlib", value: full.yardsticks.zlib_bits_per_byte, dash: [6, 4] },
       { label: "byte pairs", value: bits(full.yardsticks.pairs_nats_per_byte), dash: [2, 3] }], v => v.toFixed(3));
   const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)

@@ -76,16 +76,18 @@ class Sealed(_message.Message):
     def __init__(self, envelope: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class HeldoutBody(_message.Message):
-    __slots__ = ("commit", "index", "total_tokens", "nats")
+    __slots__ = ("commit", "index", "total_tokens", "nats", "prose_nats")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NATS_FIELD_NUMBER: _ClassVar[int]
+    PROSE_NATS_FIELD_NUMBER: _ClassVar[int]
     commit: bytes
     index: int
     total_tokens: int
     nats: float
-    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
+    prose_nats: float
+    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ..., prose_nats: _Optional[float] = ...) -> None: ...
 
 class ReportBody(_message.Message):
     __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only")

@@ -44,6 +44,8 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
         rounds.append(TimedRound(row, total, now_unix_s - (num_rounds - index) * 180 - 25))
         nats = math.log(2) * (1.55 + 6.2 * math.exp(-index / 14)) + chance.uniform(-0.01, 0.01)
         points.append(LossPoint("heldout", index, total, nats, peers[0]))
+        if index % 5 == 0:
+            points.append(LossPoint("prose", index, total, nats + 0.6, peers[0]))
         points.append(LossPoint("train", index, total, nats - 0.04 + chance.uniform(-0.05, 0.05), peers[1]))
     states = ("training", "training", "paused", "training")
     reasons = ("training", "waits for the round that falls due in 40 s", "its owner uses the machine", "training")

@@ -15,6 +15,7 @@ from averaging.state import UnitState, state_root
 from coordinator import checkpoints
 from coordinator.checkpoints import (
     CheckpointContent,
+    RunTokenizer,
     load_checkpoint,
     remove_checkpoint,
     remove_leftovers,
@@ -154,3 +155,19 @@ def test_leftovers_of_unfinished_writes_are_removed_at_the_start(tmp_path: Path)
     row = write_checkpoint(tmp_path, content(), now_unix_s=7)
     assert remove_leftovers(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == [row.path]
+
+
+def test_the_runs_tokenizer_is_part_of_the_checkpoint_and_verified(tmp_path: Path) -> None:
+    plain = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    assert "tokenizer" not in json.loads((plain / "manifest.json").read_text())
+    what = replace(content(4), tokenizer=RunTokenizer(b"words", 9))
+    path = tmp_path / write_checkpoint(tmp_path, what, now_unix_s=7).path
+    stored = verify_checkpoint(path).tokenizer
+    assert stored is not None
+    assert (stored.end, stored.num_bytes) == (9, 5)
+    (path / "tokenizer.json").write_bytes(b"wards")
+    with pytest.raises(StorageError, match=r"tokenizer\.json has SHA-256"):
+        verify_checkpoint(path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(StorageError, match=r"tokenizer\.json could not be read"):
+        verify_checkpoint(path)

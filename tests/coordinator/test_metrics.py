@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from coordinator.ledger import LossPoint
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
-from tests.coordinator.test_run_view import picture, timed
+from tests.coordinator.test_run_view import A, picture, timed
 
 
 def text() -> str:
     counts = Counts(calls=(("Report", "ok", 7),), control_bytes_up=5, bulk_bytes_down=6)
     alone = replace(timed(2, 300, 100), row=replace(timed(2, 300, 100).row, is_lone=True))
-    shown = picture((alone, timed(3, 300, 100)))
+    points = (
+        LossPoint("prose", 1, 300, 3.5, A),
+        LossPoint("prose", 2, 600, 3.25, A),
+        LossPoint("heldout", 1, 300, 2.5, A),
+    )
+    shown = picture((alone, timed(3, 300, 100)), points)
     return render_metrics(lambda: Moment(shown, counts, 100.0)).decode()
 
 
@@ -33,6 +39,8 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_missing_heads 0.0",
         "potluck_run_lone_rounds 1.0",
         "potluck_run_forks 1.0",
+        "potluck_run_heldout_loss_nats 2.5",
+        "potluck_run_prose_loss_nats 3.25",
         "potluck_run_bans 2.0",
         'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
         'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',

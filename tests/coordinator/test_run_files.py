@@ -10,9 +10,9 @@ import pytest
 
 from averaging.data.shards import ShardCache
 from coordinator import run_files
-from coordinator.run_files import load_run, open_run, start_units
+from coordinator.run_files import load_run, open_run, run_tokenizer, start_units
 from protocol.envelope import NEVER_MS, seal
-from protocol.errors import ConfigError, RemoteProtocolError, StorageError, VersionError
+from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
 from protocol.manifest import MANIFEST_DOMAIN
 from tests.coordinator.chain_world import Chain
@@ -121,6 +121,69 @@ def test_text_without_one_window_is_refused_with_the_numbers(run_file: Path, tmp
     path.write_text("long enough to hold a window, " * 9)
     with pytest.raises(ConfigError, match=r"text has \d+ tokens; expected at least 9"):
         open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
+JSONL_TOML = RUN_TOML.replace('"text"', '"jsonl"').replace("texts/*.txt", "rows.jsonl")
+
+
+def test_json_lines_are_packed_and_the_run_found_again(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(JSONL_TOML)
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {n} of many"}}\n' for n in range(200)))
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert run.dataset.num_documents == 200
+    assert (
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0).signed_manifest == run.signed_manifest
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "exit_code"),
+    [("", 3), ('{"text": "a"}\n' * 200, 3), ('{"text": "fine"}\n' * 2000 + '{"text": "cut o', 3)],
+)
+def test_data_that_cannot_be_packed_leaves_nothing_behind(
+    run_file: Path, tmp_path: Path, rows: str, exit_code: int
+) -> None:
+    run_file.write_text(JSONL_TOML)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    with pytest.raises(PotluckError) as caught:
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert caught.value.exit_code == exit_code
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_a_trained_tokenizer_is_hashed_and_lies_beside_the_shards(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(
+        RUN_TOML.replace('source = "text"', 'source = "text"\ntokenizer = "bpe"').replace(
+            "[model]", "[model]\nvocab_size = 300"
+        )
+    )
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    entry, file = run.dataset.tokenizer, run_tokenizer(run)
+    assert entry is not None
+    assert file is not None
+    assert (sha256(file.data).hexdigest(), file.end) == (entry.sha256, entry.end)
+    assert run.dataset.bytes_per_token("heldout") > 2
+    assert ShardCache(tmp_path / "state" / "data").has(entry)
+    assert 0 < run.manifest.pairs_nats_per_byte < 5.6
+    assert run_tokenizer(load_run(tmp_path / "state")) == file
+
+
+def test_prose_is_packed_apart_and_must_hold_a_window(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(RUN_TOML.replace('source = "text"', 'source = "text"\nprose = "prose.md"'))
+    (tmp_path / "prose.md").write_text("short")
+    with pytest.raises(ConfigError, match=r"data: the prose text has 6 tokens; expected at least 9"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    (tmp_path / "prose.md").write_text("long enough to hold a window")
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert run.dataset.num_tokens("prose") == 29
+    assert run.manifest.heldout_tokens == run.dataset.num_tokens("heldout")
+
+
+def test_a_vocabulary_that_does_not_fit_leaves_nothing_behind(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(RUN_TOML.replace("[model]", "[model]\nvocab_size = 100"))
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is 100; expected at least 257"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert not (tmp_path / "state").exists()
 
 
 def test_start_units_follow_from_the_manifest(run_file: Path, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_status_has_everything_and_is_json() -> None:
         LossPoint("heldout", 1, 300, 3.0, A),
         LossPoint("heldout", 1, 300, 3.1, B),
         LossPoint("heldout", 0, 0, 5.5, A),
+        LossPoint("prose", 1, 300, 3.5, A),
         LossPoint("train", 1, 300, 2.9, PeerId("")),
     )
     status = json.loads(json.dumps(status_json(picture((timed(1, 300, 100), timed(2, 600, 110)), points), 100.0)))
@@ -101,6 +102,7 @@ def test_status_has_everything_and_is_json() -> None:
     assert (status["bans"], status["forks"]) == (2, 1)
     assert status["restarted"] == "restarted at round 2; nothing was lost"
     assert status["heldout"] == [{"index": 0, "tokens": 0, "nats": 5.5}, {"index": 1, "tokens": 300, "nats": 3.0}]
+    assert status["prose"] == [{"index": 1, "tokens": 300, "nats": 3.5}]
     assert status["train_loss"] == [{"index": 1, "tokens": 300, "nats": 2.9}]
     last = status["rounds"][-1]
     assert (last["weights"], last["coverage"]) == ({A: 0.25, B: 0.75}, 0.9)

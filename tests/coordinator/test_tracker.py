@@ -241,7 +241,7 @@ async def test_what_a_report_brings_is_in_the_ledger_whole_or_not_at_all(
             head=commit,
             index=index,
             certificates=tuple(chain.certificates),
-            heldout=(HeldoutResult(commit, index, total, 1.5),),
+            heldout=(HeldoutResult(commit, index, total, 1.5, 2.5),),
         )
         full = "CREATE TRIGGER full BEFORE INSERT ON loss_points BEGIN SELECT RAISE(ABORT, 'full'); END"
         host.ledger._db.execute(full)
@@ -251,7 +251,7 @@ async def test_what_a_report_brings_is_in_the_ledger_whole_or_not_at_all(
         host.ledger._db.execute("DROP TRIGGER full")
         await host.tracker.report(PEERS[0].peer_id, report)
         assert host.tracker.state.index == 1
-        assert [p.nats for p in host.ledger.loss_points()] == [1.5]
+        assert [(p.kind, p.nats) for p in host.ledger.loss_points()] == [("heldout", 1.5), ("prose", 2.5)]
 
 
 async def _with_commits(host: HostWorld, num_commits: int) -> Chain:

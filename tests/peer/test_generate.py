@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from averaging.data.tokenizer import END
@@ -22,18 +23,35 @@ def _always(token: int) -> torch.Tensor:
 
 
 def test_the_text_goes_on_from_the_prompt_beyond_the_context() -> None:
-    assert sample_text(CONFIG, _always(ord("x")), prompt="import ", num_bytes=20, seed=1) == "import " + "x" * 20
+    assert sample_text(CONFIG, _always(ord("x")), prompt="import ", num_tokens=20, seed=1) == "import " + "x" * 20
 
 
 def test_an_end_mark_ends_the_text() -> None:
-    assert sample_text(CONFIG, _always(END), prompt="import", num_bytes=20, seed=1) == "import"
+    assert sample_text(CONFIG, _always(END), prompt="import", num_tokens=20, seed=1) == "import"
 
 
 def test_the_same_seed_gives_the_same_text_and_no_prompt_is_needed() -> None:
     flat_N = genesis_anchor(SCHEMA, 1)
 
     def sample(seed: int) -> str:
-        return sample_text(CONFIG, flat_N, prompt="", num_bytes=40, seed=seed)
+        return sample_text(CONFIG, flat_N, prompt="", num_tokens=40, seed=seed)
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
+
+
+class Words:
+    """A tokenizer of two words."""
+
+    end = 2
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array([b"pot luck".split().index(word) for word in text.split()], dtype=np.uint32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return " ".join(["pot", "luck"][token] for token in tokens)
+
+
+def test_another_tokenizer_reads_the_prompt_and_writes_the_text() -> None:
+    for token, text in ((1, "pot luck luck luck"), (2, "pot")):
+        assert sample_text(CONFIG, _always(token), prompt="pot", num_tokens=3, seed=1, tokenizer=Words()) == text

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
-from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry
+from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, TokenizerEntry
 from averaging.network.clocks import VirtualClock
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import StreamHandler
@@ -171,6 +171,17 @@ async def test_a_peer_gives_all_data_while_the_host_is_away(tmp_path: Path, auto
         await fetch_data(swarm.start(OURSELVES), DATASET, cache, lambda: (HOST, OTHER), told.append)
     assert _held(cache) == SHARDS
     assert told == ["fetching data: shard 1 of 2", "fetching data: shard 2 of 2"]
+
+
+async def test_the_tokenizer_comes_with_the_shards(tmp_path: Path, autojump_clock: object) -> None:
+    file, cache = b"how to read the tokens", ShardCache(tmp_path)
+    entry = TokenizerEntry(sha256=sha256(file).hexdigest(), num_bytes=len(file), vocab_size=300, end=0)
+    dataset = DATASET.model_copy(update={"tokenizer": entry})
+    async with _swarm() as swarm:
+        held = {sha256(data).hexdigest(): data for data in (*SHARDS, file)}
+        swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _serving(held))
+        await fetch_data(swarm.start(OURSELVES), dataset, cache, lambda: (OTHER,), lambda _: None)
+    assert cache.read(entry.sha256) == file
 
 
 async def test_a_donor_that_sends_other_bytes_is_replaced_by_an_honest_one(

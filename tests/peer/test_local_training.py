@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,3 +141,35 @@ def test_another_error_in_the_search_is_not_taken_for_memory(tmp_path: Path, mon
     monkeypatch.setattr(trainer, "_time_micro_batch", fail)
     with pytest.raises(RuntimeError, match="shapes"):
         trainer.find_micro_batch()
+
+
+def test_losses_leave_in_nats_per_byte(tmp_path: Path) -> None:
+    plain = _trainer(training_plan(tmp_path))
+    longer = _trainer(training_plan(tmp_path, train_bytes_per_token=4.0, heldout_bytes_per_token=2.0))
+    assert longer.evaluate(ANCHOR_N) == plain.evaluate(ANCHOR_N) / 2
+    assert longer.step().loss_nats == pytest.approx((plain.step().loss_nats or 0.0) / 4)
+    assert torch.equal(longer.theta(), plain.theta())
+
+
+def test_prose_is_measured_by_itself(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    same = _trainer(plan.model_copy(update={"prose_shards": plan.heldout_shards, "prose_bytes_per_token": 2.0}))
+    assert same.evaluate_prose(ANCHOR_N) == same.evaluate(ANCHOR_N) / 2
+    theta_N = same.theta()
+    same.evaluate_prose(ANCHOR_N * 2)
+    assert torch.equal(same.theta(), theta_N)
+
+
+def test_wide_tokens_train_as_narrow_ones(tmp_path: Path) -> None:
+    plan = training_plan(tmp_path)
+    wide = []
+    for path in (*plan.train_shards, *plan.heldout_shards):
+        wide.append(path.with_name(f"{path.name}.wide"))
+        wide[-1].write_bytes(np.fromfile(path, dtype="<u2").astype("<u4").tobytes())
+    cut = len(plan.train_shards)
+    trainer = _trainer(
+        plan.model_copy(update={"train_shards": wide[:cut], "heldout_shards": wide[cut:], "token_bytes": 4})
+    )
+    narrow = _trainer(plan)
+    assert trainer.step() == narrow.step()
+    assert trainer.evaluate(ANCHOR_N) == narrow.evaluate(ANCHOR_N)

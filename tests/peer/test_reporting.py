@@ -315,6 +315,7 @@ class _Trainer:
 
     def __init__(self) -> None:
         self.num_evaluated = 0
+        self.prose_nats: float | None = None
         self.error: PotluckError | None = None
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
@@ -323,6 +324,9 @@ class _Trainer:
         if self.error is not None:
             raise self.error
         return 1.5
+
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        return self.prose_nats
 
     async def snapshot(self) -> Snapshot:
         raise NotImplementedError
@@ -361,6 +365,15 @@ async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the
     await _measure(service, trainer, board, story)
     assert [result.index for result in board.heldout] == [ours.index, last.index]
     assert board.heldout[0].nats == 1.5
+
+
+async def test_prose_is_measured_beside_the_held_out_text_where_there_is_any(autojump_clock: Clock) -> None:
+    for prose_nats in (None, 2.25):
+        _, _, board = _reporter()
+        service, trainer = _Service(_mine(1)), _Trainer()
+        trainer.prose_nats = prose_nats
+        await _measure(service, trainer, board, lambda: None)
+        assert [(result.nats, result.prose_nats) for result in board.heldout] == [(1.5, prose_nats)]
 
 
 async def test_a_measurement_that_fails_is_left_out_and_training_goes_on(autojump_clock: Clock) -> None:

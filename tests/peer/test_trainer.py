@@ -34,9 +34,11 @@ async def _back_after(trainer: WorkerTrainer, restarts: int) -> None:
 
 async def test_a_training_process_obeys_at_step_boundaries_and_comes_back_from_the_anchor(tmp_path: Path) -> None:
     plan = training_plan(tmp_path)
+    plan = plan.model_copy(update={"prose_shards": plan.heldout_shards})
     anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
     async with open_worker_trainer(plan, anchor_N) as trainer:
         before = await trainer.evaluate(anchor_N)
+        assert await trainer.evaluate_prose(anchor_N) == before
         with pytest.raises(LossNotFinite):
             await trainer.evaluate(anchor_N * float("inf"))
         await _until_tokens(trainer, 64 * 40)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from averaging.data.corpus import Document
-from averaging.data.shards import pack
+from averaging.data.packing import pack
+from averaging.data.texts import read_files
+from averaging.data.tokenizer import ByteTokenizer
 from peer.local_training import TrainingPlan
 from protocol.decoder_schema import DecoderConfig
 from protocol.manifest import InnerSection
@@ -21,7 +23,8 @@ def training_plan(folder: Path, **changes: object) -> TrainingPlan:
         path = folder / f"{name}.txt"
         path.write_text("potluck trains one model. " * 200)
         documents.append(Document(name, path, name == "heldout"))
-    manifest = pack(documents, folder / "data", shard_bytes=4096, source="text", licence="none")
+    texts = read_files(documents, is_utf8=False)
+    manifest = pack(texts, ByteTokenizer(), folder / "data", shard_bytes=4096, source="text", licence="none")
     plan = TrainingPlan(
         model=MODEL,
         inner=InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS),

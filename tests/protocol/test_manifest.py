@@ -10,6 +10,7 @@ from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.manifest import (
     MANIFEST_DOMAIN,
+    DataSection,
     RunManifest,
     default_run_toml,
     load_run_config,
@@ -61,6 +62,7 @@ def test_the_file_that_init_writes_is_a_valid_run() -> None:
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
+        ('source = "python-stdlib"', 'field = "body"', 'field = "body" does not belong'),
     ],
 )
 def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: str, new: str, told: str) -> None:
@@ -91,6 +93,14 @@ def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
 def test_two_manifests_with_one_number_different_are_two_runs() -> None:
     assert _manifest().run_id == _manifest().run_id
     assert _manifest().run_id != _manifest(dataset_tokens=1001).run_id
+
+
+def test_keys_that_came_later_are_written_only_where_they_are_used() -> None:
+    data = json.loads(_manifest().canonical_bytes())["config"]["data"]
+    assert sorted(data) == ["glob", "heldout_every", "shard_bytes", "source"]
+    section = DataSection(source="jsonl", glob="*.jsonl", field="body")
+    assert section.model_dump()["field"] == "body"
+    assert DataSection.model_validate_json(section.model_dump_json()) == section
 
 
 def test_a_signed_manifest_opens_to_the_same_run() -> None:

@@ -242,6 +242,10 @@ class SimulatedTrainer:
         """Mean square of the anchor."""
         return float(torch.mean(torch.mul(anchor_N, anchor_N)))
 
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """A simulated run has no prose."""
+        return None
+
     def progress(self) -> TrainerProgress:
         """Counters as of now."""
         self._sync()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from averaging.data.corpus import python_stdlib_documents, text_documents
+from averaging.data.corpus import python_stdlib_documents, python_topics, text_documents
 from protocol.errors import ConfigError
 
 
@@ -30,6 +30,25 @@ def test_about_one_file_in_twenty_is_held_out_the_same_ones_every_time() -> None
     heldout = [document.name for document in documents if document.is_heldout]
     assert 0.02 < len(heldout) / len(documents) < 0.09
     assert heldout == [d.name for d in python_stdlib_documents(heldout_every=20) if d.is_heldout]
+
+
+def test_the_help_topics_are_prose_and_not_code() -> None:
+    topics = python_topics()
+    assert len(topics) > 50
+    assert sum(map(len, topics)) > 300_000
+    assert any('The "assert" statement' in topic for topic in topics)
+    assert not any(topic.startswith("topics =") for topic in topics)
+
+
+@pytest.mark.parametrize("source", [None, "topics = {", "topics = open('x')", "topics = ['a']"])
+def test_where_there_are_no_help_topics_there_is_no_prose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None
+) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    if source is not None:
+        (tmp_path / "pydoc_data").mkdir()
+        (tmp_path / "pydoc_data" / "topics.py").write_text(source)
+    assert python_topics() == ()
 
 
 def test_the_split_goes_by_name_and_not_by_place(tmp_path: Path) -> None:

@@ -7,17 +7,20 @@ import numpy as np
 import pytest
 
 from averaging.data.corpus import Document
+from averaging.data.packing import pack
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
     ShardCache,
     ShardEntry,
+    TextBytes,
+    TokenizerEntry,
     TokenReader,
-    pack,
     parse_dataset,
 )
-from averaging.data.tokenizer import encode_document
-from protocol.errors import MachineError, RemoteProtocolError, StorageError
+from averaging.data.texts import read_files
+from averaging.data.tokenizer import ByteTokenizer, encode_document
+from protocol.errors import RemoteProtocolError, StorageError
 
 TEXTS = {"a": b"first " * 700, "b": b"", "c": b"third\xff" * 500, "held": b"kept back " * 300}
 SHARD_BYTES = 4096
@@ -32,7 +35,8 @@ def _documents(folder: Path) -> list[Document]:
 
 def _packed(folder: Path) -> tuple[DatasetManifest, Path]:
     target = folder / "data"
-    return pack(_documents(folder / "text"), target, shard_bytes=SHARD_BYTES, source="text", licence="none"), target
+    texts = read_files(_documents(folder / "text"), is_utf8=False)
+    return pack(texts, ByteTokenizer(), target, shard_bytes=SHARD_BYTES, source="text", licence="none"), target
 
 
 def _entry(data: bytes) -> ShardEntry:
@@ -81,17 +85,6 @@ def test_a_manifest_is_taken_only_with_the_id_that_was_asked_for(tmp_path: Path)
         parse_dataset(data.replace(manifest.shards[0].sha256.encode(), b"../" + b"0" * 61), manifest.dataset_id)
 
 
-def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
-    documents = _documents(tmp_path / "text")
-    (tmp_path / "text" / "c").unlink()
-    with pytest.raises(MachineError, match="c cannot be read"):
-        pack(documents, tmp_path / "data", shard_bytes=SHARD_BYTES, source="text", licence="none")
-    assert not (tmp_path / "data" / MANIFEST_NAME).exists()
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match="cannot be written"):
-        pack(documents, tmp_path / "file" / "data", shard_bytes=SHARD_BYTES, source="text", licence="none")
-
-
 def test_the_cache_takes_only_bytes_of_the_right_hash(tmp_path: Path) -> None:
     cache, data = ShardCache(tmp_path / "cache"), bytes(100)
     assert not cache.has(_entry(data))
@@ -122,3 +115,36 @@ def test_the_cache_stays_within_its_bound(tmp_path: Path) -> None:
         cache.put(_entry(large), large)
     assert cache.has(_entry(small))
     assert not cache.has(_entry(large))
+
+
+def test_a_shard_of_wide_tokens_is_read_as_wide_tokens(tmp_path: Path) -> None:
+    tokens = np.array([1, 70_000, 3], dtype=np.uint32)
+    (tmp_path / "shard").write_bytes(tokens.astype("<u4").tobytes())
+    reader = TokenReader([tmp_path / "shard"], 4)
+    assert reader.num_tokens == 3
+    assert reader.read(1, 2).tolist() == [70_000, 3]
+
+
+def test_what_a_byte_data_set_does_not_use_is_not_written(tmp_path: Path) -> None:
+    manifest, _ = _packed(tmp_path)
+    assert not {b"tokenizer", b"text_bytes", b"token_bytes"} & set(manifest.canonical_bytes().split(b'"'))
+    assert manifest.files == tuple(manifest.shards)
+    assert (manifest.token_bytes, manifest.bytes_per_token("train")) == (2, 1.0)
+
+
+def test_bytes_per_token_follow_from_the_counts_of_each_part() -> None:
+    shards = [
+        ShardEntry(sha256="a" * 64, num_tokens=10, split="train", token_bytes=4),
+        ShardEntry(sha256="b" * 64, num_tokens=20, split="heldout", token_bytes=4),
+    ]
+    manifest = DatasetManifest(
+        source="text",
+        num_documents=2,
+        licence="none",
+        shards=shards,
+        tokenizer=TokenizerEntry(sha256="c" * 64, num_bytes=9, vocab_size=70_000, end=0),
+        text_bytes=TextBytes(train=40, heldout=50),
+    )
+    assert [manifest.bytes_per_token(split) for split in ("train", "heldout", "prose")] == [4.0, 2.5, 1.0]
+    assert [file.num_bytes for file in manifest.files] == [40, 80, 9]
+    assert parse_dataset(manifest.canonical_bytes(), manifest.dataset_id) == manifest

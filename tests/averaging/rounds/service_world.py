@@ -90,6 +90,9 @@ class StepTrainer:
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
         return 0.0
 
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        return None
+
     def progress(self) -> TrainerProgress:
         return TrainerProgress(self._ready, self._trained, 1.0, self._tokens_per_s, 0, "training", "")
 

@@ -1,0 +1,72 @@
+"""The `[data]` section of run.toml as a stream of documents. Only the host reads them; peers get shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from averaging.data.corpus import matching_files, python_stdlib_documents, python_topics, text_documents
+from averaging.data.jsonl import ENDINGS as JSONL_ENDINGS
+from averaging.data.jsonl import read_jsonl
+from averaging.data.parquet import ENDINGS as PARQUET_ENDINGS
+from averaging.data.parquet import read_parquet
+from averaging.data.texts import Text, read_files, read_prose
+from protocol.errors import ConfigError
+from protocol.manifest import DataSection
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Text that can be read from its beginning as often as need be: a tokenizer may be trained on it first.
+
+    Attributes:
+        licence: of the text.
+        texts: what is trained on and what is kept for evaluation.
+        prose: what is only evaluated on; nothing where there is none.
+    """
+
+    licence: str
+    texts: Callable[[], Iterator[Text]]
+    prose: Callable[[], Iterator[Text]]
+
+
+def open_source(data: DataSection, base: Path) -> Source:
+    """What the section names; files are relative to `base`.
+
+    Raises:
+        ConfigError: no such files, or files of another kind.
+        MachineError: this Python has no library in source form.
+    """
+    licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
+    return Source(licence, _texts(data, base), _prose(data, base))
+
+
+def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
+    is_utf8 = data.tokenizer != "bytes"
+    if data.source == "python-stdlib":
+        return partial(read_files, python_stdlib_documents(data.heldout_every), is_utf8=is_utf8)
+    if data.source == "text":
+        return partial(read_files, text_documents(data.glob, data.heldout_every, base), is_utf8=is_utf8)
+    if data.source == "jsonl":
+        return partial(read_jsonl, _files(data, base, JSONL_ENDINGS), data.field, data.heldout_every)
+    return partial(read_parquet, _files(data, base, PARQUET_ENDINGS), data.field, data.heldout_every)
+
+
+def _prose(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
+    if data.prose:
+        paths = matching_files(data.prose, base, "data.prose")
+        return partial(read_prose, paths, is_utf8=data.tokenizer != "bytes")
+    topics = python_topics() if data.source == "python-stdlib" else ()
+    return lambda: (Text(topic.encode(), "prose") for topic in topics)
+
+
+def _files(data: DataSection, base: Path, endings: tuple[str, ...]) -> list[Path]:
+    paths = matching_files(data.glob, base)
+    for path in paths:
+        if not path.name.endswith(endings):
+            raise ConfigError(
+                f"{path} is not {data.source} by its name", " or ".join(endings), "mend data.glob or data.source"
+            )
+    return paths

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from averaging.data.sources import open_source
+from protocol.errors import ConfigError
+from protocol.manifest import DataSection
+
+
+def test_the_standard_library_and_text_files_are_read_as_they_are(tmp_path: Path) -> None:
+    assert next(open_source(DataSection(), tmp_path).texts()).data
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_bytes(name.encode() + b"\xff")
+    source = open_source(DataSection(source="text", glob="*.txt"), tmp_path)
+    assert b"".join(text.data for text in source.texts()) == b"a\xffb\xff"
+
+
+def test_json_lines_of_several_files_are_read_in_order_and_again(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": name}) + "\n")
+    source = open_source(DataSection(source="jsonl", glob="*.jsonl", field="body"), tmp_path)
+    assert [[text.data for text in source.texts()] for _ in range(2)] == [[b"a", b"b"]] * 2
+
+
+def test_rows_of_parquet_files_are_read_by_column(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"body": ["a", "b"]}), tmp_path / "a.parquet")
+    source = open_source(DataSection(source="parquet", glob="*.parquet", field="body"), tmp_path)
+    assert [text.data for text in source.texts()] == [b"a", b"b"]
+
+
+def test_prose_is_pythons_own_or_what_the_host_names_or_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "prose.md").write_text("Once upon a time.\n")
+    rows = {"source": "jsonl", "glob": "*.jsonl"}
+    assert list(open_source(DataSection(**rows), tmp_path).prose()) == []
+    named = open_source(DataSection(**rows, prose="*.md"), tmp_path)
+    assert b"".join(text.data for text in named.prose()) == b"Once upon a time.\n"
+    assert {text.split for text in [*open_source(DataSection(), tmp_path).prose(), *named.prose()]} == {"prose"}
+    with pytest.raises(ConfigError, match=r"data\.prose '\*\.txt' matches nothing below"):
+        open_source(DataSection(**rows, prose="*.txt"), tmp_path)
+
+
+def test_no_file_or_one_with_another_name_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.glob '\*' matches nothing below .*; expected at least one file"):
+        open_source(DataSection(source="jsonl", glob="*"), tmp_path)
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(ConfigError, match=r"a\.csv is not jsonl by its name; expected \.jsonl or \.jsonl\.gz"):
+        open_source(DataSection(source="jsonl", glob="*"), tmp_path)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from averaging.data import vocabulary
+from averaging.data.texts import Text
+from averaging.data.tokenizer import ByteTokenizer
+from averaging.data.vocabulary import FileTokenizer, open_tokenizer, train_bpe
+from protocol.errors import ConfigError, MachineError
+from protocol.manifest import DataSection
+
+TEXTS = [Text(f"potluck trains one model, größer than {number} others\n".encode(), "train") for number in range(300)]
+WORDS = json.dumps(
+    {
+        "version": "1.0",
+        "added_tokens": [{"id": 3, "content": "[STOP]", "single_word": False, "lstrip": False, "rstrip": False,
+                          "normalized": False, "special": True}],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"pot": 0, "luck": 1, "[UNK]": 2, "[STOP]": 3}, "unk_token": "[UNK]"},
+    }
+)  # fmt: skip
+TRAIN = """
+import sys
+from hashlib import sha256
+from tests.averaging.data.test_vocabulary import TEXTS
+from averaging.data.vocabulary import train_bpe
+print(sha256(train_bpe(TEXTS, 400).file).hexdigest())
+"""
+
+
+def test_two_trainings_give_identical_files() -> None:
+    found = set()
+    for seed, threads in (("1", "1"), ("2", "4")):
+        environment = {"PYTHONPATH": ".", "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN], env=environment, capture_output=True, text=True, check=True
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+def test_trained_tokens_are_fewer_than_bytes_and_give_every_text_back() -> None:
+    tokenizer = train_bpe(TEXTS, 400)
+    assert 257 < tokenizer.vocab_size <= 400
+    text = "potluck trains \U0001f642 größer\x00\n\n  than 5"
+    tokens = tokenizer.encode(text.encode())
+    assert len(tokens) < len(text.encode())
+    assert tokenizer.end not in tokens
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.decode(np.array([*tokens, tokenizer.end, *tokens], dtype=np.uint32)) == f"{text}\n{text}"
+    assert len(tokenizer.encode(b"")) == 0
+
+
+def test_a_text_cannot_write_an_end_mark() -> None:
+    tokenizer = train_bpe(TEXTS, 300)
+    assert tokenizer.end not in tokenizer.encode(b"a<|end|>b")
+
+
+def test_only_the_training_part_is_learned_from_and_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Text(b"zebra zebra " * 50, "heldout"), Text(b"zebra zebra " * 50, "prose")]
+    assert train_bpe([*others, *TEXTS], 400).file == train_bpe(TEXTS, 400).file
+    monkeypatch.setattr(vocabulary, "_TRAINED_BYTES", sum(len(text.data) for text in TEXTS))
+    assert train_bpe([*TEXTS, Text(b"zebra zebra " * 50, "train")], 400).file == train_bpe(TEXTS, 400).file
+
+
+def test_a_long_text_is_encoded_in_pieces_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_ENCODED_BYTES", 10)
+    tokenizer = train_bpe(TEXTS, 400)
+    text = "größer \U0001f642\U0001f642\n" * 30
+    assert tokenizer.decode(tokenizer.encode(text.encode())) == text
+
+
+def _open(folder: Path, name: str, vocab_size: int, **keys: str) -> object:
+    return open_tokenizer(DataSection(tokenizer=name, **keys), folder, TEXTS, vocab_size)
+
+
+def test_each_name_opens_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "words.json").write_text(WORDS)
+    assert isinstance(_open(tmp_path, "bytes", 257), ByteTokenizer)
+    assert isinstance(_open(tmp_path, "bpe", 300), FileTokenizer)
+    words = _open(tmp_path, "words.json", 4, end_token="[STOP]")
+    assert isinstance(words, FileTokenizer)
+    assert (words.vocab_size, words.end, words.file) == (4, 3, WORDS.encode())
+    assert words.encode(b"pot luck pan").tolist() == [0, 1, 2]
+    assert FileTokenizer(WORDS.encode(), "words.json", 1).end == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "said"),
+    [
+        ("bytes", 256, "model.vocab_size is 256; expected at least 257, the tokens of data.tokenizer 'bytes'"),
+        ("bpe", 256, "model.vocab_size is 256; expected at least 257"),
+        ("words.json", 3, r"model.vocab_size is 3; expected at least 4, the tokens of data.tokenizer 'words\.json'"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_the_model_is_refused(
+    tmp_path: Path, name: str, vocab_size: int, said: str
+) -> None:
+    (tmp_path / "words.json").write_text(WORDS)
+    with pytest.raises(ConfigError, match=said):
+        _open(tmp_path, name, vocab_size, **({"end_token": "[STOP]"} if name == "words.json" else {}))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "it is no JSON, or cut off"),
+        (WORDS.encode()[:-40], "it is no JSON, or cut off"),
+        (b"\xff\xfe\x00", "it is no JSON, or cut off"),
+        (b"[" * 100_000, "it is no JSON, or cut off"),
+        (b"[1, 2]", "it names no model"),
+        (b'{"vocab_size": 5}', "it names no model"),
+        (b'{"model": {"type": "Abacus"}}', "is no tokenizer: "),
+        (WORDS.encode().replace(b"[STOP]", b"[WEIRD]"), "has no end mark of a usual name.*data.end_token"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_one_clear_line(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "t.json").write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"t\.json .*{said}") as caught:
+        _open(tmp_path, "t.json", 500)
+    assert "\n" not in caught.value.one_line()
+
+
+def test_a_file_that_is_gone_or_too_large_or_lacks_the_end_token_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MachineError, match=r"gone\.json cannot be read: No such file"):
+        _open(tmp_path, "gone.json", 500)
+    (tmp_path / "t.json").write_text(WORDS)
+    with pytest.raises(ConfigError, match=r"has no token '<end>'.*name it in data\.end_token"):
+        _open(tmp_path, "t.json", 500, end_token="<end>")
+    monkeypatch.setattr(vocabulary, "MAX_TOKENIZER_BYTES", 100)
+    with pytest.raises(ConfigError, match="larger than"):
+        _open(tmp_path, "t.json", 500)
+
+
+def test_without_the_library_the_command_that_installs_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    for make in (lambda: train_bpe(TEXTS, 300), lambda: FileTokenizer(WORDS.encode(), "t.json")):
+        with pytest.raises(MachineError, match=r'tokenizers is not installed; .*pip install "potluck-train\[hf\]"'):
+            make()
