@@ -262,6 +262,8 @@ class WorkerTrainer:
 
     def _patience_s(self) -> float:
         """How long a command may wait for its step boundary: many times the slowest step seen lately."""
+        if not self._last.micro_batch:
+            return MOST_PATIENCE_S  # started paused: the search for the micro-batch is still to come
         times_s = [time_s for time_s, _ in self._speed]
         slowest_s = max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
         return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * slowest_s))
