@@ -29,7 +29,7 @@ class PeerStatus(BaseModel):
     Attributes:
         peer: peer id.
         name: its stable two-word name.
-        state: "joining", "catching up", "training", "waiting", "leaving" or "finished".
+        state: "joining", "catching up", "training", "paused", "waiting", "leaving" or "finished".
         reason: why, in one sentence.
         round_waiting: what the next round, or the open one, waits for; empty before there are rounds.
         restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
@@ -65,6 +65,8 @@ class PeerStatus(BaseModel):
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
+        allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
+            and until when, empty where nothing does.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,6 +116,8 @@ class PeerStatus(BaseModel):
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
     started_unix_s: float = 0.0
+    allowed_share: float = 1.0
+    allowed_reason: str = ""
     last_round: LastRound | None = None
 
 
