@@ -34,6 +34,10 @@ def join(
     weekly_hours: Annotated[
         str | None, typer.Option(help='Train only then: "mon-fri 22:00-07:00, sat-sun 00:00-24:00".')
     ] = None,
+    only_when_idle: Annotated[
+        bool | None, typer.Option("--only-when-idle", help="Train only after five minutes without input.")
+    ] = None,
+    duty_percent: Annotated[float | None, typer.Option(help="Train in so much of the time.")] = None,
     train_on_battery: Annotated[
         bool | None, typer.Option("--train-on-battery", help="Train also while this machine runs on its battery.")
     ] = None,

@@ -45,6 +45,8 @@ class PeerConfig(BaseSettings):
         slowdown: train at this fraction of full speed, as a divisor: 3 trains at a third.
         weekly_hours: when training is welcome, as "mon-fri 22:00-07:00, sat-sun 00:00-24:00"; empty for always.
         time_zone: in which those hours are meant, as "Europe/Paris"; empty for this machine's own.
+        only_when_idle: train only when nobody has used the machine for `idle_after_s`; not at all where that cannot be known.
+        duty_percent: train in this share of the time, beside `slowdown`: 25 trains a quarter of it.
         train_on_battery: train also while the machine runs on its battery.
         max_gpu_celsius: no training at and above this temperature of the first NVIDIA card until it is cooler, 0 for no ceiling.
         max_cpu_celsius: the same of the processor.
@@ -67,6 +69,9 @@ class PeerConfig(BaseSettings):
     slowdown: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
     weekly_hours: str = ""
     time_zone: str = ""
+    only_when_idle: bool = False
+    idle_after_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 300.0
+    duty_percent: Annotated[float, Field(ge=1.0, le=100.0)] = 100.0
     train_on_battery: bool = False
     max_gpu_celsius: Ceiling = 0
     max_cpu_celsius: Ceiling = 0

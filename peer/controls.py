@@ -15,6 +15,7 @@ from peer.board import Board
 from peer.config import PeerConfig, zone_of
 from peer.controls_core import ControlSettings, ControlsState, Decision, decide
 from peer.hours_core import parse_hours
+from peer.idle import IdleMeter
 from peer.sensors import MachineSensors, Sensors
 
 log = structlog.get_logger()
@@ -90,6 +91,9 @@ def open_controls(config: PeerConfig, board: Board, clock: Clock) -> Controls:
         train_on_battery=config.train_on_battery,
         max_gpu_celsius=config.max_gpu_celsius,
         max_cpu_celsius=config.max_cpu_celsius,
+        idle_after_s=config.idle_after_s if config.only_when_idle else 0.0,
+        duty_percent=config.duty_percent,
     )
-    sensors = MachineSensors(config.state_dir, clock, board.machine, zone_of(config.time_zone))
+    idle = IdleMeter() if config.only_when_idle else None
+    sensors = MachineSensors(config.state_dir, clock, board.machine, zone_of(config.time_zone), idle)
     return Controls(settings, sensors, board, config.slowdown)

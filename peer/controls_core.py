@@ -45,12 +45,16 @@ class ControlSettings:
         train_on_battery: train also while the machine runs on its battery.
         max_gpu_celsius: ceiling of the first NVIDIA card, 0 for none.
         max_cpu_celsius: ceiling of the processor, 0 for none.
+        idle_after_s: train only when nobody has used the machine for so long, 0 for always.
+        duty_percent: share of the time that is trained in, 100 for all of it.
     """
 
     weekly_hours: WeeklyHours | None = None
     train_on_battery: bool = False
     max_gpu_celsius: float = 0.0
     max_cpu_celsius: float = 0.0
+    idle_after_s: float = 0.0
+    duty_percent: float = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Readings:
         battery_percent: how full it is.
         gpu_celsius: of the first NVIDIA card.
         cpu_celsius: of the hottest core.
+        idle_s: since somebody used the machine last, infinity where nobody is logged in.
     """
 
     now_s: float
@@ -74,6 +79,7 @@ class Readings:
     battery_percent: float | None = None
     gpu_celsius: float | None = None
     cpu_celsius: float | None = None
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ def decide(settings: ControlSettings, state: ControlsState, readings: Readings) 
         lambda: _paused(readings),
         lambda: _on_battery(state, readings),
         lambda: _out_of_hours(settings, readings),
+        lambda: _in_use(settings, readings),
         lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
         lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
     )
@@ -143,7 +150,9 @@ def decide(settings: ControlSettings, state: ControlsState, readings: Readings) 
         if reason := rule():
             return state, Decision(0.0, reason)
     unkept = _unkept(settings, readings)
-    return state, Decision(1.0, unkept, is_kept=not unkept)
+    share = settings.duty_percent / 100
+    slowed = f"trains {settings.duty_percent:g}% of the time, as its owner set it" if share < 1 else ""
+    return state, Decision(share, "; ".join(filter(None, (unkept, slowed))), is_kept=not unkept)
 
 
 def _remembered(settings: ControlSettings, state: ControlsState, readings: Readings) -> ControlsState:
@@ -193,6 +202,17 @@ def _out_of_hours(settings: ControlSettings, readings: Readings) -> str:
         return ""
     opening = hours.next_opening(minute)
     return f"outside of its weekly hours (it is {minute_name(minute)}); trains again {minute_name(opening)}"
+
+
+def _in_use(settings: ControlSettings, readings: Readings) -> str:
+    wanted_s, idle_s = settings.idle_after_s, readings.idle_s
+    if not wanted_s or (idle_s is not None and idle_s >= wanted_s):
+        return ""
+    if idle_s is None:
+        return "it cannot be known here whether anybody uses this machine; trains again without only_when_idle"
+    return (
+        f"in use: the last input was {idle_s:.0f} s ago; trains again {wanted_s - idle_s:.0f} s from now if none comes"
+    )
 
 
 def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, tzinfo
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -12,6 +11,7 @@ import trio
 
 from averaging.network.seams import Clock
 from peer.controls_core import OwnerPause, Readings
+from peer.idle import IdleMeter
 from peer.machine import MachineMeter
 from peer.pause_file import read_pause
 
@@ -28,17 +28,25 @@ class Sensors(Protocol):
 
 
 class MachineSensors:
-    """The real ones. Files and drivers are read on a thread; the card by the meter that the status uses as well."""
+    """The real ones. Files and drivers are read on a thread; the card by the meter that the status uses as well.
 
-    def __init__(self, state_dir: Path, clock: Clock, machine: MachineMeter, zone: tzinfo | None) -> None:
+    Args:
+        zone: of the owner's wall clock, None for this machine's own.
+        idle: None where nobody asks whether the machine is in use.
+    """
+
+    def __init__(
+        self, state_dir: Path, clock: Clock, machine: MachineMeter, zone: tzinfo | None, idle: IdleMeter | None = None
+    ) -> None:
         self._state_dir = state_dir
         self._clock = clock
         self._machine = machine
         self._zone = zone
+        self._idle = idle
 
     async def read(self) -> Readings:
         """The readings of this moment."""
-        pause, (is_on_battery, percent), cpu = await trio.to_thread.run_sync(partial(_look, self._state_dir))
+        pause, (is_on_battery, percent), cpu, idle_s = await trio.to_thread.run_sync(self._look, self._clock.unix_s())
         local = datetime.fromtimestamp(self._clock.unix_s(), self._zone)
         return Readings(
             now_s=self._clock.monotonic_s(),
@@ -48,11 +56,14 @@ class MachineSensors:
             battery_percent=percent,
             gpu_celsius=self._machine.read().gpu_celsius,
             cpu_celsius=cpu,
+            idle_s=idle_s,
         )
 
-
-def _look(state_dir: Path) -> tuple[OwnerPause | None, tuple[bool | None, float | None], float | None]:
-    return read_pause(state_dir), battery(), cpu_celsius()
+    def _look(
+        self, now_unix_s: float
+    ) -> tuple[OwnerPause | None, tuple[bool | None, float | None], float | None, float | None]:
+        idle_s = self._idle.read(now_unix_s) if self._idle is not None else None
+        return read_pause(self._state_dir), battery(), cpu_celsius(), idle_s
 
 
 def battery() -> tuple[bool | None, float | None]:

@@ -133,11 +133,11 @@ async def test_a_slow_training_process_ends_at_the_last_word_and_the_status_does
     await _tell(story, trainer=_Trainer(obeys_after_s=10.0))
 
 
-async def test_the_slowdown_that_was_set_once_stays(autojump_clock: Clock) -> None:
+async def test_a_duty_comes_on_top_of_the_slowdown_that_was_set_once(autojump_clock: Clock) -> None:
     async def story(scene: _Scene) -> None:
-        assert scene.trainer.slowdown == 3.0
+        assert scene.trainer.slowdown == 12.0
 
-    await _tell(story, slowdown=3.0)
+    await _tell(story, ControlSettings(duty_percent=25), slowdown=3.0)
 
 
 async def test_before_training_the_board_tells_only_what_will_hold_it_back(autojump_clock: Clock) -> None:
@@ -154,7 +154,14 @@ async def test_before_training_the_board_tells_only_what_will_hold_it_back(autoj
 
 def test_the_settings_of_the_peer_are_the_settings_of_its_controls() -> None:
     config = PeerConfig(
-        weekly_hours="mon 00:00-01:00", time_zone="UTC", train_on_battery=True, max_gpu_celsius=80, max_cpu_celsius=90
+        weekly_hours="mon 00:00-01:00",
+        time_zone="UTC",
+        train_on_battery=True,
+        max_gpu_celsius=80,
+        max_cpu_celsius=90,
+        only_when_idle=True,
+        idle_after_s=60,
+        duty_percent=50,
     )
     controls = open_controls(config, Board(PeerId("peer"), VirtualClock(), 0.0), VirtualClock())
-    assert controls._settings == ControlSettings(parse_hours("mon 00:00-01:00"), True, 80, 90)
+    assert controls._settings == ControlSettings(parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50)

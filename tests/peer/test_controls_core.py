@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -158,6 +159,31 @@ def test_the_processor_has_a_ceiling_of_its_own() -> None:
     story = Story(ControlSettings(max_cpu_celsius=70))
     assert story.look(cpu_celsius=70.0 - COOLER_BY_CELSIUS, gpu_celsius=99.0).may_compute
     assert "the processor is at 71 C" in story.look(cpu_celsius=71.0).reason
+
+
+# --- use by its owner, and duty ------------------------------------------------------------------------------------------------
+
+
+def test_only_when_idle_stops_at_the_first_key_and_says_how_long_it_takes_from_now() -> None:
+    story = Story(ControlSettings(idle_after_s=300))
+    assert story.look(idle_s=300.0).may_compute
+    assert story.look(idle_s=math.inf).may_compute
+    assert story.look(idle_s=12.0).reason == (
+        "in use: the last input was 12 s ago; trains again 288 s from now if none comes"
+    )
+
+
+def test_where_use_cannot_be_known_it_does_not_train_and_says_so() -> None:
+    decision = Story(ControlSettings(idle_after_s=300)).look(idle_s=None)
+    assert not decision.may_compute
+    assert "cannot be known" in decision.reason
+    assert Story().look(idle_s=0.0).may_compute
+
+
+def test_a_duty_is_a_share_of_the_time_and_is_said() -> None:
+    story = Story(ControlSettings(duty_percent=25))
+    assert story.look() == Decision(0.25, "trains 25% of the time, as its owner set it")
+    assert story.look(pause=OwnerPause()).share == 0.0
 
 
 # --- several at once -----------------------------------------------------------------------------------------------------------
