@@ -41,6 +41,9 @@ def join(
     train_on_battery: Annotated[
         bool | None, typer.Option("--train-on-battery", help="Train also while this machine runs on its battery.")
     ] = None,
+    upload_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on sending weights and data; 0 for none.")] = None,
+    download_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on fetching them; 0 for none.")] = None,
+    daily_quota_gb: Annotated[float | None, typer.Option(help="Most to send and receive in a day; 0 for any.")] = None,
     max_gpu_celsius: Annotated[int | None, typer.Option(help="Train only while the card is cooler; 0 for any.")] = None,
 ) -> None:
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.

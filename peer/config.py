@@ -51,6 +51,8 @@ class PeerConfig(BaseSettings):
         max_gpu_celsius: no training at and above this temperature of the first NVIDIA card until it is cooler, 0 for no ceiling.
         max_cpu_celsius: the same of the processor.
         upload_bytes_per_s: cap on bulk upload, 0 for the measured share of the link.
+        download_bytes_per_s: cap on bulk download, 0 for none.
+        daily_quota_gb: gigabytes (1e9 bytes) to send and receive in a day, 0 for any; after them only control messages until midnight.
         cache_bytes: most that cached data shards may take on disk.
         screen: "live" redraws one screen, "plain" prints lines, "auto" decides by whether the output is a terminal.
     """
@@ -76,6 +78,8 @@ class PeerConfig(BaseSettings):
     max_gpu_celsius: Ceiling = 0
     max_cpu_celsius: Ceiling = 0
     upload_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    download_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    daily_quota_gb: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
     screen: Literal["auto", "live", "plain"] = "auto"
 

@@ -5,6 +5,7 @@ Only compute stops. The peer stays a member: it votes, serves state and reduces,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -39,6 +40,18 @@ class Controllable(Protocol):
         """Train at 1 / factor of full speed."""
         ...
 
+    def hold(self, is_held: bool) -> None:
+        """Whether what was trained stays here for now."""
+        ...
+
+
+class Capped(Protocol):
+    """What the controls need of the network."""
+
+    def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
+        """Caps of the bulk lane from now on, None for none."""
+        ...
+
 
 class Controls:
     """One for the life of the daemon.
@@ -54,7 +67,13 @@ class Controls:
         self._slowdown = slowdown
         self._state = ControlsState()
         self._changed = trio.Event()
+        self._network: Capped | None = None
         self.decision = Decision()
+
+    def cap(self, network: Capped) -> None:
+        """Hold the network to the caps, from now on."""
+        self._network = network
+        network.cap_bulk(self.decision.upload_bytes_per_s, self.decision.download_bytes_per_s)
 
     async def look(self) -> None:
         """One look and what follows from it, for all but the training process."""
@@ -62,7 +81,9 @@ class Controls:
         before, self.decision, self._board.allowed = self.decision, decision, decision
         if (before.share, before.is_kept) != (decision.share, decision.is_kept):
             log.info("controls", training=f"{decision.share:.0%}", reason=decision.reason or "nothing holds it back")
-        if before.share != decision.share:
+        if self._network is not None:
+            self._network.cap_bulk(decision.upload_bytes_per_s, decision.download_bytes_per_s)
+        if (before.share, before.is_held) != (decision.share, decision.is_held):
             changed, self._changed = self._changed, trio.Event()
             changed.set()
 
@@ -76,12 +97,20 @@ class Controls:
         """Hold the training process to what is allowed, until cancelled. Looks go on while it is slow to obey."""
         while True:
             changed, share = self._changed, self.decision.share
+            trainer.hold(self.decision.is_held)
             if share > 0:
                 await trainer.set_slowdown(self._slowdown / share)
                 await trainer.resume()
             else:
                 await trainer.pause()
             await changed.wait()
+
+
+def _moved_bytes(board: Board) -> int:
+    if board.network is None:
+        return 0
+    traffic = board.network.traffic()
+    return traffic.control_bytes_up + traffic.control_bytes_down + traffic.bulk_bytes_up + traffic.bulk_bytes_down
 
 
 def open_controls(config: PeerConfig, board: Board, clock: Clock) -> Controls:
@@ -93,7 +122,12 @@ def open_controls(config: PeerConfig, board: Board, clock: Clock) -> Controls:
         max_cpu_celsius=config.max_cpu_celsius,
         idle_after_s=config.idle_after_s if config.only_when_idle else 0.0,
         duty_percent=config.duty_percent,
+        upload_bytes_per_s=float(config.upload_bytes_per_s),
+        download_bytes_per_s=float(config.download_bytes_per_s),
+        daily_quota_bytes=round(config.daily_quota_gb * 1e9),
     )
     idle = IdleMeter() if config.only_when_idle else None
-    sensors = MachineSensors(config.state_dir, clock, board.machine, zone_of(config.time_zone), idle)
+    sensors = MachineSensors(
+        config.state_dir, clock, board.machine, zone_of(config.time_zone), idle, partial(_moved_bytes, board)
+    )
     return Controls(settings, sensors, board, config.slowdown)

@@ -19,6 +19,9 @@ COOLER_BY_CELSIUS: Final = 5.0
 COOL_FOR_S: Final = 30.0
 """Fans and case need longer than the sensor to cool."""
 
+STOPPED_BYTES_PER_S: Final = 1.0
+"""The bulk lane stands still; control messages, some kilobytes a minute, do not pass through it."""
+
 PLUGGED_FOR_S: Final = 10.0
 """A loose plug comes and goes."""
 
@@ -47,6 +50,8 @@ class ControlSettings:
         max_cpu_celsius: ceiling of the processor, 0 for none.
         idle_after_s: train only when nobody has used the machine for so long, 0 for always.
         duty_percent: share of the time that is trained in, 100 for all of it.
+        upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, 0 for none.
+        daily_quota_bytes: that may be sent and received in a day of the owner's calendar, 0 for any.
     """
 
     weekly_hours: WeeklyHours | None = None
@@ -55,6 +60,9 @@ class ControlSettings:
     max_cpu_celsius: float = 0.0
     idle_after_s: float = 0.0
     duty_percent: float = 100.0
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    daily_quota_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ class Readings:
         gpu_celsius: of the first NVIDIA card.
         cpu_celsius: of the hottest core.
         idle_s: since somebody used the machine last, infinity where nobody is logged in.
+        today_bytes: sent and received since midnight.
     """
 
     now_s: float
@@ -80,6 +89,7 @@ class Readings:
     gpu_celsius: float | None = None
     cpu_celsius: float | None = None
     idle_s: float | None = None
+    today_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +121,16 @@ class Decision:
         share: of full speed, 0 for no training.
         reason: what was found and when that changes, in one sentence; empty where nothing holds training back.
         is_kept: False where a limit was set that nothing here can measure; `reason` names it.
+        upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, None for none.
+        is_held: what is trained already stays here: it could not be sent, and no round should wait for it.
     """
 
     share: float = 1.0
     reason: str = ""
     is_kept: bool = True
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    is_held: bool = False
 
     @property
     def may_compute(self) -> bool:
@@ -143,16 +158,23 @@ def decide(settings: ControlSettings, state: ControlsState, readings: Readings) 
         lambda: _on_battery(state, readings),
         lambda: _out_of_hours(settings, readings),
         lambda: _in_use(settings, readings),
+        lambda: _quota_used(settings, readings),
         lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
         lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
     )
+    is_held = bool(_quota_used(settings, readings))
+    allowed = Decision(
+        upload_bytes_per_s=STOPPED_BYTES_PER_S if is_held else settings.upload_bytes_per_s or None,
+        download_bytes_per_s=STOPPED_BYTES_PER_S if is_held else settings.download_bytes_per_s or None,
+        is_held=is_held,
+    )
     for rule in rules:
         if reason := rule():
-            return state, Decision(0.0, reason)
+            return state, replace(allowed, share=0.0, reason=reason)
     unkept = _unkept(settings, readings)
     share = settings.duty_percent / 100
     slowed = f"trains {settings.duty_percent:g}% of the time, as its owner set it" if share < 1 else ""
-    return state, Decision(share, "; ".join(filter(None, (unkept, slowed))), is_kept=not unkept)
+    return state, replace(allowed, share=share, reason="; ".join(filter(None, (unkept, slowed))), is_kept=not unkept)
 
 
 def _remembered(settings: ControlSettings, state: ControlsState, readings: Readings) -> ControlsState:
@@ -213,6 +235,13 @@ def _in_use(settings: ControlSettings, readings: Readings) -> str:
     return (
         f"in use: the last input was {idle_s:.0f} s ago; trains again {wanted_s - idle_s:.0f} s from now if none comes"
     )
+
+
+def _quota_used(settings: ControlSettings, readings: Readings) -> str:
+    quota, used = settings.daily_quota_bytes, readings.today_bytes
+    if not quota or used < quota:
+        return ""
+    return f"the daily quota of {quota / 1e9:g} GB is used up ({used / 1e9:.2f} GB today); trains again at midnight"
 
 
 def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> str:

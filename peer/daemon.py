@@ -244,6 +244,7 @@ async def _take_part(life: _Life) -> None:
         roster.serve(network)
         revocations.serve(network)
         life.board.network = network
+        life.controls.cap(network)
         reporter = Reporter(client, life.board, roster.host_was_heard, lambda: roster.own_credential, revocations)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Final, Protocol
@@ -11,6 +12,7 @@ import trio
 
 from averaging.network.seams import Clock
 from peer.controls_core import OwnerPause, Readings
+from peer.daily_traffic import DailyTraffic
 from peer.idle import IdleMeter
 from peer.machine import MachineMeter
 from peer.pause_file import read_pause
@@ -33,16 +35,25 @@ class MachineSensors:
     Args:
         zone: of the owner's wall clock, None for this machine's own.
         idle: None where nobody asks whether the machine is in use.
+        traffic_bytes: sent and received by this process so far.
     """
 
     def __init__(
-        self, state_dir: Path, clock: Clock, machine: MachineMeter, zone: tzinfo | None, idle: IdleMeter | None = None
+        self,
+        state_dir: Path,
+        clock: Clock,
+        machine: MachineMeter,
+        zone: tzinfo | None,
+        idle: IdleMeter | None = None,
+        traffic_bytes: Callable[[], int] = int,
     ) -> None:
         self._state_dir = state_dir
         self._clock = clock
         self._machine = machine
         self._zone = zone
         self._idle = idle
+        self._traffic_bytes = traffic_bytes
+        self._daily = DailyTraffic(state_dir)
 
     async def read(self) -> Readings:
         """The readings of this moment."""
@@ -57,6 +68,7 @@ class MachineSensors:
             gpu_celsius=self._machine.read().gpu_celsius,
             cpu_celsius=cpu,
             idle_s=idle_s,
+            today_bytes=await trio.to_thread.run_sync(self._daily.count, self._traffic_bytes(), local.date()),
         )
 
     def _look(

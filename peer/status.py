@@ -57,7 +57,7 @@ class PeerStatus(BaseModel):
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
         suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
-        worker_state: of the training process: "starting", "training", "paused" or "restarting"; `worker_reason` says why.
+        worker_state: of the training process: "starting", "training", "paused", "held" or "restarting"; `worker_reason` says why.
         worker_restarts: how often the training process had to be brought back.
         download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
             `download_donors` peers give it.

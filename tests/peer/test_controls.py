@@ -12,7 +12,7 @@ from averaging.network.clocks import VirtualClock
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import Controls, open_controls
-from peer.controls_core import COOL_FOR_S, ControlSettings, OwnerPause, Readings
+from peer.controls_core import COOL_FOR_S, STOPPED_BYTES_PER_S, ControlSettings, OwnerPause, Readings
 from peer.hours_core import parse_hours
 from protocol.ids import PeerId
 
@@ -36,6 +36,7 @@ class _Trainer:
         self.obeys_after_s = obeys_after_s
         self.is_paused = False
         self.slowdown = 1.0
+        self.is_held = False
 
     async def pause(self) -> None:
         await trio.sleep(self.obeys_after_s)
@@ -47,6 +48,16 @@ class _Trainer:
 
     async def set_slowdown(self, factor: float) -> None:
         self.slowdown = factor
+
+    def hold(self, is_held: bool) -> None:
+        self.is_held = is_held
+
+
+class _Network:
+    caps: tuple[float | None, float | None] = (0.0, 0.0)
+
+    def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
+        self.caps = (upload_bytes_per_s, download_bytes_per_s)
 
 
 class _Scene:
@@ -140,6 +151,23 @@ async def test_a_duty_comes_on_top_of_the_slowdown_that_was_set_once(autojump_cl
     await _tell(story, ControlSettings(duty_percent=25), slowdown=3.0)
 
 
+async def test_a_quota_that_is_used_up_reaches_network_and_training_within_five_seconds(autojump_clock: Clock) -> None:
+    async def story(scene: _Scene) -> None:
+        network = _Network()
+        scene.controls.cap(network)
+        assert network.caps == (1e6, None)
+        scene.finds(today_bytes=10)
+        await trio.sleep(OBEYED_WITHIN_S)
+        assert network.caps == (STOPPED_BYTES_PER_S, STOPPED_BYTES_PER_S)
+        assert (scene.trainer.is_paused, scene.trainer.is_held) == (True, True)
+        scene.finds(pause=OwnerPause(), today_bytes=0)
+        await trio.sleep(OBEYED_WITHIN_S)
+        assert network.caps == (1e6, None)
+        assert (scene.trainer.is_paused, scene.trainer.is_held) == (True, False)
+
+    await _tell(story, ControlSettings(daily_quota_bytes=10, upload_bytes_per_s=1e6))
+
+
 async def test_before_training_the_board_tells_only_what_will_hold_it_back(autojump_clock: Clock) -> None:
     async def story(scene: _Scene) -> None:
         scene.board.say("joining", "fetching data")
@@ -162,6 +190,11 @@ def test_the_settings_of_the_peer_are_the_settings_of_its_controls() -> None:
         only_when_idle=True,
         idle_after_s=60,
         duty_percent=50,
+        upload_bytes_per_s=7,
+        download_bytes_per_s=8,
+        daily_quota_gb=1.5,
     )
     controls = open_controls(config, Board(PeerId("peer"), VirtualClock(), 0.0), VirtualClock())
-    assert controls._settings == ControlSettings(parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50)
+    assert controls._settings == ControlSettings(
+        parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50, 7, 8, 1_500_000_000
+    )

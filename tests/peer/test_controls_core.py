@@ -10,6 +10,7 @@ from peer.controls_core import (
     COOL_FOR_S,
     COOLER_BY_CELSIUS,
     PLUGGED_FOR_S,
+    STOPPED_BYTES_PER_S,
     ControlSettings,
     ControlsState,
     Decision,
@@ -184,6 +185,28 @@ def test_a_duty_is_a_share_of_the_time_and_is_said() -> None:
     story = Story(ControlSettings(duty_percent=25))
     assert story.look() == Decision(0.25, "trains 25% of the time, as its owner set it")
     assert story.look(pause=OwnerPause()).share == 0.0
+
+
+# --- network -------------------------------------------------------------------------------------------------------------------
+
+
+def test_caps_hold_whether_it_trains_or_not() -> None:
+    story = Story(ControlSettings(upload_bytes_per_s=1e6, download_bytes_per_s=2e6))
+    for decision in (story.look(), story.look(pause=OwnerPause())):
+        assert (decision.upload_bytes_per_s, decision.download_bytes_per_s, decision.is_held) == (1e6, 2e6, False)
+    assert (Story().look().upload_bytes_per_s, Story().look().download_bytes_per_s) == (None, None)
+
+
+def test_a_quota_that_is_used_up_stops_bulk_and_training_and_holds_what_was_trained_until_midnight() -> None:
+    story = Story(ControlSettings(daily_quota_bytes=5_000_000_000, upload_bytes_per_s=1e6))
+    assert story.look(today_bytes=4_999_999_999).may_compute
+    used = story.look(today_bytes=5_010_000_000)
+    assert used.reason == "the daily quota of 5 GB is used up (5.01 GB today); trains again at midnight"
+    assert (used.share, used.is_held) == (0.0, True)
+    assert used.upload_bytes_per_s == used.download_bytes_per_s == STOPPED_BYTES_PER_S
+    assert story.look(today_bytes=5_010_000_000, pause=OwnerPause()).is_held
+    after = story.look(today_bytes=0)
+    assert (after.share, after.is_held, after.upload_bytes_per_s) == (1.0, False, 1e6)
 
 
 # --- several at once -----------------------------------------------------------------------------------------------------------

@@ -63,5 +63,6 @@ async def test_one_look_brings_pause_power_heat_and_the_owners_clock(
     assert (readings.is_on_battery, readings.battery_percent) == (True, 63.0)
     assert (readings.gpu_celsius, readings.cpu_celsius) == (71, None)
     assert readings.local.timestamp() == pytest.approx(clock.unix_s(), abs=1)
-    own = await MachineSensors(tmp_path, clock, meter, None).read()
+    own = await MachineSensors(tmp_path, clock, meter, None, traffic_bytes=lambda: 77).read()
+    assert own.today_bytes == 77
     assert own.local.tzinfo is not None
