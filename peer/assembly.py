@@ -94,7 +94,7 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
 
 
 def training_plan(
-    own: PeerConfig, me: PeerId, membership: Membership, cache: ShardCache, chain: UnitChain
+    own: PeerConfig, me: PeerId, membership: Membership, cache: ShardCache, chain: UnitChain, *, is_paused: bool
 ) -> TrainingPlan:
     """What the training process does, from where this peer's data was left."""
     config, dataset = membership.manifest.config, membership.dataset
@@ -114,6 +114,7 @@ def training_plan(
         device=own.device,
         num_threads=own.num_threads,
         slowdown=own.slowdown,
+        is_paused=is_paused,
         first_step=chain.data_position(me),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from averaging.network.seams import Clock, Network, Trainer
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
+from peer.controls_core import Decision
 from peer.machine import MachineMeter, installed_version
 from peer.roster import Roster
 from peer.status import LastRound, PeerStatus
@@ -50,6 +51,7 @@ class Board:
     disk_bytes: int = 0
     restarted: str = ""
     caught_up: str = ""
+    allowed: Decision = field(default_factory=Decision)
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
@@ -154,6 +156,8 @@ class Board:
             started_unix_s=self.started_unix_s,
             version=self.version,
             is_outbound_only=self.is_outbound_only,
+            allowed_share=self.allowed.share,
+            allowed_reason=self.allowed.reason,
         )
         updates = {
             **asdict(self.machine.read()),
@@ -162,7 +166,9 @@ class Board:
             **self._of_training(),
             **self._of_rounds(),
         }
-        if self.state == "training" and updates.get("worker_state", "training") != "training":
+        if self.state == "training" and not self.allowed.may_compute:
+            updates |= {"state": "paused", "reason": self.allowed.reason}
+        elif self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
         return status.model_copy(update=updates)

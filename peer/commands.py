@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+
+_LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
     app.command()(join)
+    app.command()(pause)
+    app.command()(resume)
     app.command()(demo)
 
 
@@ -27,6 +31,20 @@ def join(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
     num_threads: Annotated[int | None, typer.Option(help="CPU threads for training; 0 lets torch choose.")] = None,
     slowdown: Annotated[float | None, typer.Option(help="Train at 1/N of full speed.")] = None,
+    weekly_hours: Annotated[
+        str | None, typer.Option(help='Train only then: "mon-fri 22:00-07:00, sat-sun 00:00-24:00".')
+    ] = None,
+    only_when_idle: Annotated[
+        bool | None, typer.Option("--only-when-idle", help="Train only after five minutes without input.")
+    ] = None,
+    duty_percent: Annotated[float | None, typer.Option(help="Train in so much of the time.")] = None,
+    train_on_battery: Annotated[
+        bool | None, typer.Option("--train-on-battery", help="Train also while this machine runs on its battery.")
+    ] = None,
+    upload_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on sending weights and data; 0 for none.")] = None,
+    download_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on fetching them; 0 for none.")] = None,
+    daily_quota_gb: Annotated[float | None, typer.Option(help="Most to send and receive in a day; 0 for any.")] = None,
+    max_gpu_celsius: Annotated[int | None, typer.Option(help="Train only while the card is cooler; 0 for any.")] = None,
 ) -> None:
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.
 
@@ -52,6 +70,41 @@ def join(
         from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))
+
+
+_StateDir = Annotated[Path | None, typer.Option(help="Where identity and progress are kept, as at `potluck join`.")]
+
+
+def pause(
+    minutes: Annotated[
+        float | None, typer.Option("--for", help="So many minutes; left out, until `potluck resume`.")
+    ] = None,
+    state_dir: _StateDir = None,
+) -> None:
+    """Stop training within two seconds. The peer stays a member, and what it has trained still counts."""
+    import time
+
+    from peer.config import load_peer_config
+    from peer.controls_core import OwnerPause
+    from peer.pause_file import write_pause
+    from protocol.errors import UsageError
+
+    if minutes is not None and not 0 < minutes <= _LONGEST_PAUSE_MINUTES:
+        raise UsageError(f"--for is {minutes:g}", f"minutes, more than 0 and at most {_LONGEST_PAUSE_MINUTES:,}")
+    folder = load_peer_config({"state_dir": state_dir}).state_dir
+    until_unix_s = None if minutes is None else time.time() + minutes * 60
+    write_pause(folder, OwnerPause(until_unix_s))
+    end = "until `potluck resume`" if minutes is None else f"for {minutes:g} minutes, or until `potluck resume`"
+    typer.echo(f"paused {end}: a running peer stops training within 2 s, a later one starts paused")
+
+
+def resume(state_dir: _StateDir = None) -> None:
+    """End a pause. Hours, battery and temperature may still hold training back; the status says so."""
+    from peer.config import load_peer_config
+    from peer.pause_file import remove_pause
+
+    folder = load_peer_config({"state_dir": state_dir}).state_dir
+    typer.echo("the pause is over" if remove_pause(folder) else "it was not paused")
 
 
 def demo(

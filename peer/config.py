@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from zoneinfo import ZoneInfo
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,11 +19,14 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from peer.hours_core import parse_hours
 from protocol.errors import ConfigError
 
 CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "peer.toml"
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Ceiling = Annotated[int, Field(ge=0, le=120)]
+"""Degrees Celsius, 0 for none: no chip survives hotter."""
 
 
 class PeerConfig(BaseSettings):
@@ -39,7 +43,16 @@ class PeerConfig(BaseSettings):
         device: where training runs; "auto" takes cuda, then mps, then cpu.
         num_threads: CPU threads of the training process, 0 for torch's own choice.
         slowdown: train at this fraction of full speed, as a divisor: 3 trains at a third.
+        weekly_hours: when training is welcome, as "mon-fri 22:00-07:00, sat-sun 00:00-24:00"; empty for always.
+        time_zone: in which those hours are meant, as "Europe/Paris"; empty for this machine's own.
+        only_when_idle: train only when nobody has used the machine for `idle_after_s`; not at all where that cannot be known.
+        duty_percent: train in this share of the time, beside `slowdown`: 25 trains a quarter of it.
+        train_on_battery: train also while the machine runs on its battery.
+        max_gpu_celsius: no training at and above this temperature of the first NVIDIA card until it is cooler, 0 for no ceiling.
+        max_cpu_celsius: the same of the processor.
         upload_bytes_per_s: cap on bulk upload, 0 for the measured share of the link.
+        download_bytes_per_s: cap on bulk download, 0 for none.
+        daily_quota_gb: gigabytes (1e9 bytes) to send and receive in a day, 0 for any; after them only control messages until midnight.
         cache_bytes: most that cached data shards may take on disk.
         screen: "live" redraws one screen, "plain" prints lines, "auto" decides by whether the output is a terminal.
     """
@@ -56,9 +69,33 @@ class PeerConfig(BaseSettings):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     slowdown: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
+    weekly_hours: str = ""
+    time_zone: str = ""
+    only_when_idle: bool = False
+    idle_after_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 300.0
+    duty_percent: Annotated[float, Field(ge=1.0, le=100.0)] = 100.0
+    train_on_battery: bool = False
+    max_gpu_celsius: Ceiling = 0
+    max_cpu_celsius: Ceiling = 0
     upload_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    download_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    daily_quota_gb: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
     screen: Literal["auto", "live", "plain"] = "auto"
+
+    @field_validator("weekly_hours")
+    @classmethod
+    def _check_hours(cls, text: str) -> str:
+        if text:
+            parse_hours(text)
+        return text
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_zone(cls, name: str) -> str:
+        if name:
+            zone_of(name)
+        return name
 
     @classmethod
     def settings_customise_sources(
@@ -71,6 +108,22 @@ class PeerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags over variables over the file; no .env and no secrets folder."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=CONFIG_FILE)
+
+
+def zone_of(name: str) -> ZoneInfo | None:
+    """The time zone of that name, None for this machine's own.
+
+    Raises:
+        ConfigError: this machine knows none of that name.
+    """
+    try:
+        return ZoneInfo(name) if name else None
+    except (KeyError, ValueError, OSError) as error:  # unknown, a path, a folder of zones
+        raise ConfigError(
+            f"peer setting time_zone is {name[:60]!r}",
+            'a zone that this machine knows, as "Europe/Paris"',
+            f"set it with POTLUCK_PEER_TIME_ZONE or in {CONFIG_FILE}",
+        ) from error
 
 
 def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:

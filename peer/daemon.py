@@ -31,6 +31,7 @@ from peer.addresses import check_listen_address
 from peer.assembly import open_chain, round_config, training_plan, unit_shapes
 from peer.board import Board
 from peer.config import PeerConfig
+from peer.controls import Controls, open_controls
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
 from peer.departure import Departure
 from peer.device import choose_device
@@ -116,6 +117,7 @@ class _Life:
     clock: SystemClock
     board: Board
     worker: EarlyWorker | None
+    controls: Controls
     departure: Departure = field(default_factory=Departure)
 
     @property
@@ -189,12 +191,15 @@ async def _main(
 ) -> int:
     board = Board(held.identity.peer_id, clock, clock.unix_s())
     incarnation = take_incarnation(folder / WHOLE_MODEL)
-    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker)
+    controls = open_controls(config, board, clock)
+    await controls.look()
+    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker, controls)
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(serve_http, listener, peer_app(board.read))
         print(f"status page: {addresses[0]}", flush=True)
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
+        nursery.start_soon(controls.keep)
         with life.departure.ends():
 
             def leave(reason: str) -> None:
@@ -240,6 +245,7 @@ async def _take_part(life: _Life) -> None:
         roster.serve(network)
         revocations.serve(network)
         life.board.network = network
+        life.controls.cap(network)
         reporter = Reporter(client, life.board, roster.host_was_heard, lambda: roster.own_credential, revocations)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
@@ -299,7 +305,8 @@ async def _train(
         donors = await _members_listed(network, membership, roster)
         await catch_up_by_snapshot(network, chain, donors, board.downloading)
         open_round = await chain.votes_on_head()  # the head has moved where a state was taken
-        plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain)
+        is_paused = not life.controls.decision.may_compute
+        plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain, is_paused=is_paused)
         async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
             tools = RoundTools(
                 network,
@@ -356,6 +363,7 @@ async def _rounds(
     async with trio.open_nursery() as nursery:
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
         nursery.start_soon(_begin_training, life.board, service.chain, trainer)
+        nursery.start_soon(life.controls.order, trainer)
         await nursery.start(rounds.run)
         nursery.start_soon(list_peers, network, membership.run_id, listed)
         with life.departure.ends():

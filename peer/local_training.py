@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -157,8 +158,9 @@ class LocalTrainer:
         elif self._device.type == "mps":
             torch.mps.synchronize()
 
-    def step(self) -> Counters:
-        """One local step: `batch_tokens` tokens, gradient clipped, AdamW.
+    def step(self, goes_on: Callable[[], bool] = lambda: True) -> Counters:
+        """One local step: `batch_tokens` tokens, gradient clipped, AdamW. `goes_on` is asked between micro-batches; where it says no
+        the step is given up and has changed nothing.
 
         A step whose gradient is not finite changes nothing but the data position, and its tokens do not count: applied, it would
         leave parameters that no later shift could mend.
@@ -170,6 +172,9 @@ class LocalTrainer:
         )
         total = 0.0
         for begin in range(0, len(starts), self.micro_batch):
+            if begin and not goes_on():
+                self._optimizer.zero_grad(set_to_none=True)
+                return counters
             part = starts[begin : begin + self.micro_batch]
             tokens_BT = self._batch(self._train, part, window)
             loss = self._loss(tokens_BT) * (len(part) / len(starts))

@@ -13,8 +13,9 @@ import structlog
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S: Final = 2.0
-"""Walking all processes takes milliseconds, and status is read at every request."""
+LOOK_EVERY_S: Final = 1.0
+"""Walking all processes takes milliseconds, and status is read at every request; a temperature must not be older when its ceiling is
+kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class MachineMeter:
         self._looked_at_s: float | None = None
         self._last = MachineUse()
         self._has_card = True
+        self._had_card = False
 
     def read(self) -> MachineUse:
         """The latest look."""
@@ -55,9 +57,11 @@ class MachineMeter:
         memory_bytes = memory_of_family()
         if self._has_card:
             try:
-                return _with_card(memory_bytes)
+                use, self._had_card = _with_card(memory_bytes), True
+                return use
             except OSError as error:
-                self._has_card = False
+                # one that was there before is asked again: its owner may rely on a ceiling of its temperature
+                self._has_card = self._had_card
                 log.debug("no_nvidia_card", reason=str(error))
         return MachineUse(memory_bytes)
 

@@ -27,7 +27,7 @@ class PeerMetric:
     labels: tuple[str, ...] = ()
 
 
-STATES: Final = ("joining", "catching up", "training", "waiting", "leaving", "finished")
+STATES: Final = ("joining", "catching up", "training", "paused", "waiting", "leaving", "finished")
 
 WAYS_TO_CATCH_UP: Final = ("snapshot", "replay")
 
@@ -138,6 +138,12 @@ PEER_METRICS: Final = (
     ),
     PeerMetric("potluck_peer_gpu_busy_ratio", "gauge", "Share of time computing.", lambda s: _one(s.gpu_busy)),
     PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: _one(s.gpu_celsius)),
+    PeerMetric(
+        "potluck_peer_allowed_ratio",
+        "gauge",
+        "Share of full speed that the owner's controls allow.",
+        lambda s: _one(s.allowed_share),
+    ),
     PeerMetric("potluck_peer_start_time_seconds", "gauge", "Unix time of the start.", lambda s: _one(s.started_unix_s)),
     PeerMetric(
         "potluck_peer_state",

@@ -207,7 +207,7 @@ async def evaluate_commits(
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
-            if evaluator_of(link) == me:
+            if evaluator_of(link) == me and board.allowed.may_compute:
                 await _evaluate(trainer, link, state.anchor_N, board)
             done = link.commit
         else:

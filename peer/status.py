@@ -29,7 +29,7 @@ class PeerStatus(BaseModel):
     Attributes:
         peer: peer id.
         name: its stable two-word name.
-        state: "joining", "catching up", "training", "waiting", "leaving" or "finished".
+        state: "joining", "catching up", "training", "paused", "waiting", "leaving" or "finished".
         reason: why, in one sentence.
         round_waiting: what the next round, or the open one, waits for; empty before there are rounds.
         restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
@@ -57,7 +57,7 @@ class PeerStatus(BaseModel):
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
         suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
-        worker_state: of the training process: "starting", "training", "paused" or "restarting"; `worker_reason` says why.
+        worker_state: of the training process: "starting", "training", "paused", "held" or "restarting"; `worker_reason` says why.
         worker_restarts: how often the training process had to be brought back.
         download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
             `download_donors` peers give it.
@@ -67,6 +67,8 @@ class PeerStatus(BaseModel):
         started_unix_s: when this process started.
         version: of this program.
         is_outbound_only: it takes no connections.
+        allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
+            and until when, empty where nothing does.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -118,6 +120,8 @@ class PeerStatus(BaseModel):
     started_unix_s: float = 0.0
     version: str = ""
     is_outbound_only: bool = False
+    allowed_share: float = 1.0
+    allowed_reason: str = ""
     last_round: LastRound | None = None
 
 

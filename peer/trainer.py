@@ -89,6 +89,7 @@ class WorkerTrainer:
         self._schedule_tokens = plan.schedule_tokens
         self._slowdown = plan.slowdown
         self._is_paused = plan.is_paused
+        self._is_held = False
         self._life_of_theta = 0
         """`restarts` when the caller last knew theta: a shift is relative to that and to no later life."""
         self._kill_reason = ""
@@ -172,8 +173,8 @@ class WorkerTrainer:
             loss_nats=loss,
             tokens_per_s=self._tokens_per_s(),
             restarts=self._restarts,
-            state=self._state,
-            reason=self._reason,
+            state="held" if self._is_held else self._state,
+            reason="its owner holds back what is trained" if self._is_held else self._reason,
         )
 
     # --- beyond the seam ---
@@ -200,6 +201,10 @@ class WorkerTrainer:
     async def resume(self) -> None:
         """Train on."""
         await self._set_paused(False)
+
+    def hold(self, is_held: bool) -> None:
+        """Tell the rounds that nothing can be contributed for now; what was trained is kept."""
+        self._is_held = is_held
 
     async def _set_paused(self, is_paused: bool) -> None:
         self._is_paused = is_paused
@@ -269,6 +274,8 @@ class WorkerTrainer:
 
     def _patience_s(self) -> float:
         """How long a command may wait for its step boundary: many times the slowest step seen lately."""
+        if not self._last.micro_batch:
+            return MOST_PATIENCE_S  # started paused: the search for the micro-batch is still to come
         times_s = [time_s for time_s, _ in self._speed]
         slowest_s = max((later - earlier for earlier, later in pairwise(times_s)), default=math.inf)
         return min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, PATIENCE_STEPS * slowest_s))

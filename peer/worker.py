@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from typing import Final
 
 import torch
@@ -37,10 +38,12 @@ class Worker:
         self._is_paused = trainer.plan.is_paused
         self._fails_next = False
         self._was_loaded = False
+        self._early: deque[Command | None] = deque()
+        """Orders that came during a step, to be obeyed after it; None is the end of the channel."""
 
     def run(self) -> None:
         """Until told to stop or the channel ends."""
-        if not self._trainer.micro_batch:
+        if not self._trainer.micro_batch and not self._is_paused:
             self._trainer.find_micro_batch()
         # Read last: the daemon may have written a newer anchor while the micro-batch was measured.
         self._trainer.load(self._vectors.read(Area.ANCHOR), self._trainer.plan.schedule_tokens)
@@ -51,7 +54,9 @@ class Worker:
             begin_s = time.perf_counter()
             if self._fails_next:
                 raise MemoryError("injected")
-            self._trainer.step()
+            if not self._trainer.micro_batch:
+                self._trainer.find_micro_batch()  # it was started paused, when even that is too much
+            self._trainer.step(self._goes_on)
             self._tell_progress()
             if not self._idle((self._slowdown - 1.0) * (time.perf_counter() - begin_s)):
                 return
@@ -67,16 +72,26 @@ class Worker:
 
     def _obey(self, wait_s: float | None) -> bool:
         """Do what was ordered; waits up to `wait_s` (None: for ever) for the first order. False at the end."""
-        while select.select([self._channel], [], [], wait_s)[0]:
-            data = read_message(self._channel)
-            if data is None:
-                return False
-            command = Command.model_validate_json(data)
-            if command.op == "stop":
+        while self._early or select.select([self._channel], [], [], wait_s)[0]:
+            command = self._early.popleft() if self._early else self._next_command()
+            if command is None or command.op == "stop":
                 return False
             self._channel.sendall(frame(self._do(command)))
             wait_s = 0.0
         return True
+
+    def _next_command(self) -> Command | None:
+        data = read_message(self._channel)
+        return None if data is None else Command.model_validate_json(data)
+
+    def _goes_on(self) -> bool:
+        """Whether the step that is under way is still wanted: a pause does not wait for the end of a long one. Other orders do."""
+        while select.select([self._channel], [], [], 0.0)[0]:
+            command = self._next_command()
+            self._early.append(command)
+            if command is None:
+                break
+        return all(command is not None and command.op not in ("pause", "stop") for command in self._early)
 
     def _do(self, command: Command) -> Reply:
         trainer, vectors = self._trainer, self._vectors

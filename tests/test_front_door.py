@@ -47,7 +47,20 @@ def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
 
 def test_help_names_every_command_and_every_exit_code() -> None:
     text = _potluck("--help").stdout
-    for word in ("init", "host", "join", "invite", "ban", "status", "checkpoint", "demo", "130", "75"):
+    for word in (
+        "init",
+        "host",
+        "join",
+        "invite",
+        "ban",
+        "status",
+        "checkpoint",
+        "demo",
+        "pause",
+        "resume",
+        "130",
+        "75",
+    ):
         assert word in text
 
 
@@ -77,6 +90,11 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["host", "run.toml", "another.toml"], "another.toml"),
         (["join", "--state-dir"], "--state-dir"),
         (["demo", "--tokens", "many"], "--tokens"),
+        (["pause", "--for", "soon"], "--for"),
+        (["pause", "--for", "0"], "--for is 0"),
+        (["pause", "--for", "nan"], "--for is nan"),
+        (["pause", "--for", "inf"], "--for is inf"),
+        (["pause", "now"], "potluck pause --help"),
     ],
 )
 def test_command_line_that_cannot_be_meant_is_one_line_and_exit_2(arguments: list[str], found: str) -> None:
@@ -226,3 +244,19 @@ def test_command_about_a_run_without_a_run_is_one_line(
     line = _one_line(_potluck(*arguments, "--state-dir", str(tmp_path / folder)), exit_code)
     assert found in line
     assert "--state-dir" in line
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_pause_where_no_peer_has_run_is_one_line_and_exit_3(tmp_path: Path, command: str) -> None:
+    assert "no peer has run from" in _one_line(_potluck(command, "--state-dir", str(tmp_path / "none")), 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pause_and_resume_say_what_they_did(tmp_path: Path) -> None:
+    (tmp_path / "identity").write_bytes(b"somebody")
+    where = ("--state-dir", str(tmp_path))
+    assert _potluck("pause", "--for", "30", *where).stdout.startswith("paused for 30 minutes")
+    assert _potluck("pause", *where).stdout.startswith("paused until `potluck resume`")
+    assert (tmp_path / "pause.json").read_text(encoding="utf8") == '{"until_unix_s":null}\n'
+    assert _potluck("resume", *where).stdout == "the pause is over\n"
+    assert _potluck("resume", *where).stdout == "it was not paused\n"

@@ -109,7 +109,7 @@ class Libp2pStream:
         """The next frame, None after the clean end."""
         frame = await self._network.thread.run(self._raw.receive)
         if frame is not None:
-            self._network.count.bulk_down += len(frame)
+            await self._network.took_bulk(len(frame))
         return frame
 
     async def aclose(self) -> None:
@@ -139,6 +139,7 @@ class Libp2pNetwork:
         self._known_addresses: dict[str, None] = dict.fromkeys(options.initial_peers)
         self._published: dict[tuple[str, str], tuple[bytes, float]] = {}
         self._pacer = Pacer(options.upload_bytes_per_s)
+        self._down_pacer = Pacer()
         self._bulk_began = trio.Event()
         self._bulk_peer: PeerId | None = None
         self._session: Session | None = None
@@ -221,6 +222,16 @@ class Libp2pNetwork:
         self._bulk_began.set()
         await self._pacer.pass_bytes(num_bytes)
         self.count.bulk_up += num_bytes
+
+    async def took_bulk(self, num_bytes: int) -> None:
+        """Count a bulk frame that came in, and hold its reader back as the owner's cap says: the sender then waits as well."""
+        self.count.bulk_down += num_bytes
+        await self._down_pacer.pass_bytes(num_bytes)
+
+    def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
+        """The owner's caps of the bulk lane from now on, None for none. Control messages are not held up."""
+        self._pacer.cap(upload_bytes_per_s)
+        self._down_pacer.cap(download_bytes_per_s)
 
     async def _current(self) -> Session:
         while self._session is None:

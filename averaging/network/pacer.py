@@ -69,6 +69,17 @@ def charge(state: PacerState, num_bytes: int, now_s: float) -> tuple[PacerState,
     return charged, max(0.0, -tokens / state.rate_bytes_per_s)
 
 
+def capped(state: PacerState, limit_bytes_per_s: float | None, now_s: float) -> PacerState:
+    """The bucket under another cap. What was learned below both caps stays; else the rate goes up to the new one, and pings tell."""
+    limit = min(MAX_RATE_BYTES_PER_S, limit_bytes_per_s or MAX_RATE_BYTES_PER_S)
+    if limit == state.limit_bytes_per_s:
+        return state
+    has_learned = state.rate_bytes_per_s < state.limit_bytes_per_s
+    settled, _ = charge(state, 0, now_s)
+    rate = min(limit, state.rate_bytes_per_s) if has_learned else limit
+    return replace(settled, rate_bytes_per_s=rate, limit_bytes_per_s=limit)
+
+
 def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerState, str]:
     """Learn from a ping made while bulk was under way; the second value says why the rate changed, "" when it did not.
 
@@ -84,6 +95,7 @@ def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerSta
             # the throughput goes on being counted: the second late ping will ask for it
             return replace(state, best_ping_s=best, late_pings=late), ""
         rate = max(MIN_RATE_BYTES_PER_S, min(state.rate_bytes_per_s, throughput) * SHARE)
+        rate = min(rate, state.limit_bytes_per_s)
         return replace(heard, rate_bytes_per_s=rate, late_pings=0), f"pings take {ping_s:.2f} s instead of {best:.2f} s"
     rate = min(state.limit_bytes_per_s, state.rate_bytes_per_s * GROWTH)
     return replace(heard, rate_bytes_per_s=rate, late_pings=0), ""
@@ -95,6 +107,7 @@ class Pacer:
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:
         self._limit_bytes_per_s = limit_bytes_per_s
         self._state: PacerState | None = None
+        self._changed = trio.Event()
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -109,8 +122,29 @@ class Pacer:
     async def pass_bytes(self, num_bytes: int) -> None:
         """Return when so many bytes may be sent; those who ask first go first."""
         self._state, wait_s = charge(self._current(), num_bytes, trio.current_time())
-        if wait_s > 0:
-            await trio.sleep(wait_s)
+        try:
+            await self._wait_for(wait_s * self._state.rate_bytes_per_s)
+        except trio.Cancelled:
+            # Never sent: under a low cap those who gave up would else be waited for by all who follow.
+            self._state = replace(self._state, tokens_bytes=self._state.tokens_bytes + num_bytes)
+            raise
+
+    async def _wait_for(self, ahead_bytes: float) -> None:
+        while ahead_bytes > 0:
+            rate, changed, began_s = self.rate_bytes_per_s, self._changed, trio.current_time()
+            with trio.move_on_after(ahead_bytes / rate):
+                await changed.wait()
+            if not changed.is_set():
+                return
+            ahead_bytes -= (trio.current_time() - began_s) * rate
+
+    def cap(self, limit_bytes_per_s: float | None) -> None:
+        """Another cap from now on, also for those who wait already; None for none."""
+        before = self._current()
+        self._state = capped(before, limit_bytes_per_s, trio.current_time())
+        if self._state is not before:
+            changed, self._changed = self._changed, trio.Event()
+            changed.set()
 
     def heard_ping(self, ping_s: float) -> str:
         """Learn from a ping; says why the rate fell, if it did."""

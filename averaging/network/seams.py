@@ -242,7 +242,7 @@ class TrainerProgress:
         loss_nats: mean training loss of the latest steps in nats per byte, None before the first step.
         tokens_per_s: over the latest ten seconds.
         restarts: how often the worker had to be brought back.
-        state: "starting", "training", "paused" or "restarting", and `reason` says why in one sentence.
+        state: "starting", "training", "paused", "held" (nothing may be contributed) or "restarting"; `reason` says why.
     """
 
     tokens_ready: int

@@ -60,3 +60,22 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     config = PeerConfig()
     with pytest.raises(ValidationError):
         config.slowdown = 2.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ({"weekly_hours": "always"}, "weekly_hours has 'always'"),
+        ({"time_zone": "Mars/Olympus"}, "time_zone is 'Mars/Olympus'"),
+        ({"time_zone": "/etc/passwd"}, "time_zone is '/etc/passwd'"),
+        ({"time_zone": "../../etc"}, "time_zone is '../../etc'"),
+        ({"time_zone": "Europe"}, "time_zone is 'Europe'"),
+        ({"max_gpu_celsius": 1000}, "max_gpu_celsius is 1000"),
+        ({"max_cpu_celsius": -1}, "max_cpu_celsius is -1"),
+    ],
+)
+def test_control_that_cannot_be_kept_is_one_line_before_anything_starts(flags: dict[str, object], found: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_peer_config(flags)
+    assert found in caught.value.one_line()
+    assert caught.value.expected

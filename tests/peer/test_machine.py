@@ -3,7 +3,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from peer.machine import LOOK_EVERY_S, MachineMeter, memory_of_family
+import pytest
+
+from peer import machine
+from peer.machine import LOOK_EVERY_S, MachineMeter, MachineUse, memory_of_family
 
 
 def test_memory_counts_the_processes_that_we_started() -> None:
@@ -33,3 +36,25 @@ def test_a_machine_without_a_card_says_nothing_of_it() -> None:
     meter._has_card = False
     use = meter.read()
     assert (use.gpu_memory_bytes, use.gpu_busy, use.gpu_celsius) == (None, None, None)
+
+
+@pytest.mark.parametrize(("first", "asked_again"), [(OSError("no driver"), False), (MachineUse(1, 2, 0.5, 60), True)])
+def test_a_card_that_was_seen_once_is_asked_again_after_a_failure_and_one_that_never_was_is_not(
+    first: OSError | MachineUse, asked_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[OSError | MachineUse] = [first, OSError("busy"), MachineUse(1, 2, 0.5, 70)]
+
+    def look(_memory_bytes: int) -> MachineUse:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(machine, "_with_card", look)
+    now_s = 100.0
+    meter = MachineMeter(lambda: now_s)
+    seen = []
+    for _ in range(3):
+        seen.append(meter.read().gpu_celsius)
+        now_s += LOOK_EVERY_S
+    assert seen == ([60, None, 70] if asked_again else [None, None, None])

@@ -13,6 +13,7 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.seams import Snapshot, TrainerProgress
 from averaging.state import UnitState
 from peer.board import Board
+from peer.controls_core import Decision
 from peer.reporting import (
     CATCH_UP_EVERY_S,
     REPORT_EVERY_S,
@@ -393,4 +394,12 @@ async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(aut
     service.chain.state = replace(service.chain.state, head=_link(0).commit)
     with trio.move_on_after(20):
         await evaluate_commits(service, trainer, ME, board, lambda: False)  # type: ignore[arg-type]
+    assert trainer.num_evaluated == 0
+
+
+async def test_while_no_training_is_allowed_nothing_is_measured_either(autojump_clock: Clock) -> None:
+    _, _, board = _reporter()
+    service, trainer = _Service(_mine(1)), _Trainer()
+    board.allowed = Decision(0.0, "paused by its owner")
+    await _measure(service, trainer, board, lambda: None)
     assert trainer.num_evaluated == 0

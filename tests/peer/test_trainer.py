@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 import trio
+import trio.testing
 
 from averaging.genesis import genesis_anchor
 from peer import trainer as trainer_module
@@ -142,3 +143,16 @@ async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
         assert trainer.worker_pid != frozen
         with trio.fail_after(BACK_WITHIN_S):
             await trainer.shift(torch.zeros_like(anchor_N), credited_tokens=0, schedule_tokens=0)
+
+
+async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    trainer = WorkerTrainer(training_plan(tmp_path), genesis_anchor(decoder_schema(MODEL), 1))
+    try:
+        trainer.hold(True)
+        assert trainer.progress().state == "held"
+        trainer.hold(False)
+        assert trainer.progress().state == "starting"
+    finally:
+        trainer.close()

@@ -9,16 +9,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import pytest
 import torch
 
 from averaging.genesis import genesis_anchor
-from peer.local_training import LocalTrainer, TrainingPlan
+from peer.local_training import Counters, LocalTrainer, TrainingPlan
 from peer.worker import EXIT_OUT_OF_MEMORY, Worker
 from peer.worker_channel import (
     Area,
@@ -207,3 +207,56 @@ def test_the_process_says_that_memory_ran_out_and_at_which_micro_batch(plan: Tra
             pass
         assert event == OutOfMemory(micro_batch=4)
         assert child.wait(ENDS_WITHIN_S) == EXIT_OUT_OF_MEMORY
+
+
+class _LongSteps(LocalTrainer):
+    """Each step is sixteen micro-batches; before the third one of the first step an order comes."""
+
+    comes: Command | None = None
+
+    def step(self, goes_on: Callable[[], bool] = lambda: True) -> Counters:
+        asked = 0
+
+        def ask() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 2 and self.comes is not None:
+                self.ours.sendall(frame(self.comes))
+                self.comes = None
+            return goes_on()
+
+        return super().step(ask)
+
+    ours: socket.socket
+
+
+@pytest.mark.parametrize(("op", "steps"), [("pause", 0), ("slow", 1)])
+def test_a_pause_gives_up_the_step_that_is_under_way_and_other_orders_wait_for_its_end(
+    plan: TrainingPlan, op: Literal["pause", "slow"], steps: int
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, _memory() as (_, vectors):
+        trainer = _LongSteps(plan.model_copy(update={"micro_batch": 1}))
+        trainer.comes, trainer.ours = Command(number=1, op=op), ours
+        loop = threading.Thread(target=Worker(theirs, trainer, vectors).run)
+        loop.start()
+        daemon = Daemon(ours, vectors)
+        seen: list[Progress] = []
+        while not isinstance(event := daemon.event(), Reply):
+            assert isinstance(event, Progress)
+            seen.append(event)
+        assert seen[-1].step == steps
+        daemon.order(Command(number=2, op="pause"))
+        paused = daemon.order(Command(number=3, op="snapshot"))
+        assert paused.tokens == paused.num_steps * BATCH_TOKENS
+        ours.shutdown(socket.SHUT_WR)
+        loop.join(ENDS_WITHIN_S)
+        assert not loop.is_alive()
+
+
+def test_a_worker_that_starts_paused_measures_no_micro_batch_until_it_is_resumed(plan: TrainingPlan) -> None:
+    with running(plan.model_copy(update={"micro_batch": 0, "is_paused": True})) as daemon:
+        assert daemon.progress().micro_batch == 0
+        assert daemon.order(Command(number=1, op="snapshot")).tokens == 0
+        daemon.order(Command(number=2, op="resume"))
+        assert daemon.progress().micro_batch > 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.directory import seal_record, signed_record_rule
@@ -267,3 +268,21 @@ async def test_the_folder_of_a_killed_process_is_swept_and_a_living_ones_stays(t
             assert not dead.exists()
             assert alive.exists()
     shutil.rmtree(alive)
+
+
+async def test_what_comes_in_is_held_to_the_owners_cap_which_may_change_at_any_time(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    network = Libp2pNetwork(None, _options(tmp_path, ALICE), ALICE.peer_id)  # type: ignore[arg-type]
+    network.cap_bulk(None, 100_000.0)
+    began_s = trio.current_time()
+    for _ in range(10):
+        await network.took_bulk(100_000)
+    assert trio.current_time() - began_s == pytest.approx(10.0, rel=0.1)
+    await network.pass_bulk(BOB.peer_id, 1_000_000)
+    assert trio.current_time() - began_s == pytest.approx(10.0, rel=0.1)
+    network.cap_bulk(100_000.0, None)
+    await network.pass_bulk(BOB.peer_id, 1_000_000)
+    await network.took_bulk(1_000_000)
+    assert trio.current_time() - began_s == pytest.approx(20.0, rel=0.1)
+    assert (network.traffic().bulk_bytes_up, network.traffic().bulk_bytes_down) == (2_000_000, 2_000_000)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -10,6 +12,7 @@ from averaging.network.pacer import (
     MIN_BURST_BYTES,
     MIN_RATE_BYTES_PER_S,
     Pacer,
+    capped,
     charge,
     heard_ping,
     new_pacer,
@@ -76,3 +79,58 @@ async def test_the_shell_paces_many_senders_to_the_cap(autojump_clock: MockClock
         for _ in range(4):
             nursery.start_soon(send)
     assert trio.current_time() - began_s == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_new_cap_is_the_rate_at_once_and_what_pings_taught_below_it_stays() -> None:
+    state = capped(new_pacer(0.0), 1_000_000.0, 1.0)
+    assert (state.rate_bytes_per_s, state.limit_bytes_per_s) == (1_000_000.0, 1_000_000.0)
+    assert capped(state, None, 2.0).rate_bytes_per_s == MAX_RATE_BYTES_PER_S
+    slow = replace(state, rate_bytes_per_s=50_000.0)
+    assert capped(slow, 500_000.0, 2.0).rate_bytes_per_s == 50_000.0
+    assert capped(slow, 20_000.0, 2.0).rate_bytes_per_s == 20_000.0
+    assert capped(slow, 1_000_000.0, 2.0) is slow
+
+
+def test_a_cap_below_the_least_rate_holds_also_after_late_pings() -> None:
+    state = new_pacer(0.0, 1_000.0)
+    for step, ping_s in enumerate((0.01, 3.0, 3.0, 3.0)):
+        state, _ = heard_ping(state, ping_s, 1.0 + step)
+        assert state.rate_bytes_per_s <= 1_000.0
+
+
+async def test_who_waits_under_a_cap_goes_on_as_soon_as_it_is_lifted(autojump_clock: MockClock) -> None:
+    pacer = Pacer(1.0)
+    passed_s: list[float] = []
+
+    async def send() -> None:
+        await pacer.pass_bytes(1_000_000)
+        passed_s.append(trio.current_time() - began_s)
+
+    async with trio.open_nursery() as nursery:
+        began_s = trio.current_time()
+        nursery.start_soon(send)
+        nursery.start_soon(send)
+        await trio.sleep(3600)
+        assert passed_s == []
+        pacer.cap(1_000_000.0)
+    assert passed_s == pytest.approx([3601.0, 3602.0], abs=0.2)
+
+
+async def test_who_waits_without_a_cap_slows_down_as_soon_as_there_is_one(autojump_clock: MockClock) -> None:
+    pacer = Pacer(100_000.0)
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pacer.pass_bytes, 1_000_000 + int(MIN_BURST_BYTES))
+        await trio.sleep(5)
+        pacer.cap(10_000.0)
+    assert trio.current_time() - began_s == pytest.approx(5 + 50, rel=0.01)
+
+
+async def test_who_gives_up_is_not_waited_for_by_those_who_follow(autojump_clock: MockClock) -> None:
+    pacer = Pacer(10_000.0)
+    for _ in range(20):
+        with trio.move_on_after(0.001):
+            await pacer.pass_bytes(10_000_000)
+    began_s = trio.current_time()
+    await pacer.pass_bytes(10_000)
+    assert trio.current_time() - began_s < 2.0

@@ -1,0 +1,112 @@
+"""Weekly hours as a volunteer writes them, "mon-fri 22:00-07:00, sat-sun 00:00-24:00": parsed strictly, and when they next change."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import ConfigError
+
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAY_MINUTES: Final = 24 * 60
+WEEK_MINUTES: Final = 7 * DAY_MINUTES
+
+MAX_TEXT: Final = 1000
+"""Characters: a span for every hour of a week fits; more is no timetable."""
+
+_SPAN: Final = re.compile(
+    r"(?P<first>[a-z]+)(-(?P<last>[a-z]+))? +(?P<start>[0-9]{2}:[0-9]{2})-(?P<stop>[0-9]{2}:[0-9]{2})"
+)
+_EXAMPLE: Final = '"mon-fri 22:00-07:00, sat-sun 00:00-24:00"'
+
+
+@dataclass(frozen=True, slots=True)
+class WeeklyHours:
+    """When training is welcome, in the owner's own wall-clock time.
+
+    Attributes:
+        spans: (start, stop) in minutes since Monday 00:00, sorted, apart from each other, stop excluded.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+
+    def are_open(self, minute: int) -> bool:
+        """Whether `minute` of the week (0 is Monday 00:00) lies in one of the spans."""
+        return any(start <= minute < stop for start, stop in self.spans)
+
+    def next_opening(self, minute: int) -> int:
+        """The minute of the week at which the next span begins after `minute`, which lies in none."""
+        starts = [start for start, _ in self.spans]
+        return min(starts, key=lambda start: (start - minute) % WEEK_MINUTES)
+
+
+def parse_hours(text: str) -> WeeklyHours:
+    """The spans in `text`. One that ends before it begins runs into the next day; those that touch become one.
+
+    Raises:
+        ConfigError: anything else, naming the part that cannot be meant.
+    """
+    if len(text) > MAX_TEXT:
+        raise _wrong(f"{len(text)} characters", f"at most {MAX_TEXT}")
+    minutes: set[tuple[int, int]] = set()
+    for part in text.split(","):
+        minutes.update(_week_spans(part.strip().lower()))
+    return WeeklyHours(_joined(minutes))
+
+
+def minute_name(minute: int) -> str:
+    """A minute of the week as people say it: "Fri 22:00"."""
+    day, of_day = divmod(minute % WEEK_MINUTES, DAY_MINUTES)
+    return f"{DAYS[day].capitalize()} {of_day // 60:02}:{of_day % 60:02}"
+
+
+def _week_spans(part: str) -> list[tuple[int, int]]:
+    found = _SPAN.fullmatch(part)
+    if found is None:
+        raise _wrong(repr(part[:40]), f"days and times as in {_EXAMPLE}")
+    first, last = _day(found["first"]), _day(found["last"] or found["first"])
+    start, stop = _minute(found["start"], is_end=False), _minute(found["stop"], is_end=True)
+    if start == stop:
+        raise _wrong(repr(part), "an end other than the beginning; a whole day is 00:00-24:00")
+    length = stop - start if stop > start else stop - start + DAY_MINUTES
+    spans = []
+    for offset in range((last - first) % 7 + 1):
+        begin = (first + offset) % 7 * DAY_MINUTES + start
+        spans.append((begin, min(begin + length, WEEK_MINUTES)))
+        if begin + length > WEEK_MINUTES:  # Sunday night runs into Monday
+            spans.append((0, begin + length - WEEK_MINUTES))
+    return spans
+
+
+def _day(name: str) -> int:
+    if name not in DAYS:
+        raise _wrong(f"the day {name[:20]!r}", f"one of {', '.join(DAYS)}")
+    return DAYS.index(name)
+
+
+def _minute(text: str, *, is_end: bool) -> int:
+    hour, minute = int(text[:2]), int(text[3:])
+    if is_end and (hour, minute) == (24, 0):
+        return DAY_MINUTES
+    if hour > 23 or minute > 59:
+        raise _wrong(f"the time {text!r}", "00:00 to 23:59, or 24:00 as an end")
+    return hour * 60 + minute
+
+
+def _joined(spans: set[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def _wrong(found: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"peer setting weekly_hours has {found}",
+        expected,
+        "mend --weekly-hours, POTLUCK_PEER_WEEKLY_HOURS or peer.toml",
+    )

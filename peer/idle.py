@@ -1,0 +1,119 @@
+"""Since when nobody has used this machine, by terminals, desktop sessions and a laptop's keys; None where it cannot be known."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+SESSIONS: Final = Path("/run/systemd/sessions")
+"""One file for each login, where systemd-logind runs."""
+
+INTERRUPTS: Final = Path("/proc/interrupts")
+ASK_WITHIN_S: Final = 1.0
+_DESKTOPS: Final = ("x11", "wayland", "mir")
+
+
+class IdleMeter:
+    """Asked every second; a key pressed on a laptop's own keyboard is seen as a count that has grown between two readings."""
+
+    def __init__(self) -> None:
+        self._keys: int | None = None
+        self._pressed_unix_s = 0.0
+
+    def read(self, now_s: float) -> float | None:
+        """Seconds without input, infinity where nobody is logged in, None where nothing here can tell. Blocks for milliseconds.
+
+        Args:
+            now_s: unix time, with which the file system and the desktop write theirs.
+        """
+        desktops = self._desktops(now_s)
+        terminals = [_terminal_idle_s(user.terminal, now_s) for user in psutil.users()]
+        found = [idle_s for idle_s in terminals if idle_s is not None]
+        found += desktops or ()
+        keys_s = self._keys_idle_s(now_s)
+        if desktops is None and (not found or None in terminals):
+            # Nobody whom we can see, or somebody on a screen that we cannot: a container looks like an empty house.
+            return None
+        found += () if keys_s is None else (keys_s,)
+        return max(0.0, min(found, default=math.inf))
+
+    def _keys_idle_s(self, now_s: float) -> float | None:
+        try:
+            keys = key_interrupts(INTERRUPTS.read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            return None
+        if keys is None:
+            return None
+        if keys != self._keys:
+            self._pressed_unix_s = now_s
+        self._keys = keys
+        # Nothing is known of the time before us: it counts as used when we began to look.
+        return now_s - self._pressed_unix_s
+
+    def _desktops(self, now_s: float) -> list[float] | None:
+        """Of each desktop session; None where logind does not run or does not answer."""
+        try:
+            names = sorted(path.name for path in SESSIONS.iterdir() if path.suffix != ".ref")
+        except OSError:
+            return None
+        if not names:
+            return []
+        fields = [f"--property={name}" for name in ("Type", "State", "IdleHint", "IdleSinceHint")]
+        try:
+            said = subprocess.run(
+                ["loginctl", "show-session", *fields, "--", *names],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ASK_WITHIN_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return desktops_idle_s(said.stdout, now_s)
+
+
+def desktops_idle_s(text: str, now_unix_s: float) -> list[float]:
+    """What `loginctl show-session` says of the desktops in it: 0 for one in use, else since when its user is away."""
+    idle_s: list[float] = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+        if fields.get("Type") not in _DESKTOPS or fields.get("State") == "closing":
+            continue
+        since = fields.get("IdleSinceHint", "")
+        is_away = fields.get("IdleHint") == "yes" and since.isascii() and since.isdigit()
+        idle_s.append(now_unix_s - int(since) / 1e6 if is_away else 0.0)
+    return idle_s
+
+
+def key_interrupts(text: str) -> int | None:
+    """How often a laptop's own keyboard and touchpad (the i8042 chip) have asked for attention; None without one. Other keyboards
+    share their line with disks and say nothing.
+    """
+    lines = [line.split() for line in text.splitlines() if "i8042" in line]
+    return sum(_leading_sum(words[1:]) for words in lines) if lines else None
+
+
+def _leading_sum(words: Iterable[str]) -> int:
+    total = 0
+    for word in words:
+        if not word.isdigit():
+            break
+        total += int(word)
+    return total
+
+
+def _terminal_idle_s(terminal: str | None, now_unix_s: float) -> float | None:
+    """Since its last key; None for what is no terminal, as the screen of a desktop."""
+    if not terminal or terminal.startswith(":") or ".." in terminal:
+        return None
+    try:
+        return now_unix_s - os.stat(f"/dev/{terminal}").st_atime
+    except OSError:
+        return None
