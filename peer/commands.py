@@ -1,4 +1,4 @@
-"""The volunteer's and the newcomer's commands: join and demo. Each imports what it needs when it runs."""
+"""The volunteer's and the newcomer's commands: join, health and demo. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
     app.command()(join)
+    app.command()(health)
     app.command()(demo)
 
 
@@ -52,6 +53,25 @@ def join(
         from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))
+
+
+def health(
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="State folder of a running peer or host; where `potluck join` keeps it if not given."),
+    ] = None,
+) -> None:
+    """Ask the peer or host that runs on this machine whether it is well: 0 when it is, 5 when nobody answers.
+
+    One that waits for others, or for its host, is well.
+    """
+    if state_dir is None:
+        from peer.config import load_peer_config
+
+        state_dir = load_peer_config({}).state_dir
+    from averaging.network.status_address import ask_health
+
+    typer.echo(f"ok: {ask_health(state_dir)}")
 
 
 def demo(

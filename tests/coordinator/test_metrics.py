@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from averaging.network.disk_room import DiskRoom
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
 from tests.coordinator.test_run_view import picture, timed
 
@@ -12,7 +13,7 @@ def text() -> str:
     counts = Counts(calls=(("Report", "ok", 7),), control_bytes_up=5, bulk_bytes_down=6)
     alone = replace(timed(2, 300, 100), row=replace(timed(2, 300, 100).row, is_lone=True))
     shown = picture((alone, timed(3, 300, 100)))
-    return render_metrics(lambda: Moment(shown, counts, 100.0)).decode()
+    return render_metrics(lambda: Moment(replace(shown, min_members=2), counts, 100.0, DiskRoom(3, 30))).decode()
 
 
 def test_every_row_of_the_table_is_rendered_with_its_help() -> None:
@@ -34,6 +35,9 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_lone_rounds 1.0",
         "potluck_run_forks 1.0",
         "potluck_run_bans 2.0",
+        "potluck_run_min_members 2.0",
+        "potluck_coordinator_disk_free_bytes 3.0",
+        "potluck_coordinator_disk_all_bytes 30.0",
         'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
         'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',
     ):
@@ -57,5 +61,6 @@ def test_names_carry_base_units() -> None:
         "_rounds",
         "_forks",
         "_bans",
+        "_members",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []
