@@ -24,11 +24,13 @@ from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from averaging.network.directory import member_record_rule
+from averaging.network.disk_room import DiskMeter
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network
+from averaging.network.status_address import kept_status_address, local_address
 from averaging.rounds.download import DownloadTools, download_state
 from coordinator.addresses import HostAddresses, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
@@ -85,6 +87,7 @@ class Host:
     offload: ThreadOffload
     tracker: RunTracker
     tokenizer: RunTokenizer | None
+    disk: DiskMeter
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -154,18 +157,17 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
-            yield Host(config, held, run, ledger, writer, clock, offload, tracker, tokenizer)
+            disk = DiskMeter(folder, offload)
+            yield Host(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
 
 
 async def _serve(host: Host, say: Say) -> None:
     config = host.config
     addresses = await host.writer.run(lambda ledger: settle_addresses(config, ledger))
     listener = bind_http(config.http_host, config.http_port)
-    url = _url(config.http_host, listener.getsockname()[1])
-    public, public_url = None, ""
+    public = None
     if config.public_http_port is not None:
         public = bind_http(config.public_http_host, config.public_http_port, flag="--public-http-port")
-        public_url = _url(config.public_http_host, public.getsockname()[1])
     async with (
         open_asyncio_thread() as thread,
         _open_network(host, thread, addresses) as network,
@@ -173,21 +175,20 @@ async def _serve(host: Host, say: Say) -> None:
         trio.open_nursery() as services,
     ):
         source = RunSource(partial(_look, host, network, server), partial(_events, host), _verify)
-        await services.start(serve_http, listener, status_app(source))
+        urls = await services.start(serve_http, listener, status_app(source))
+        public_urls = []
         if public is not None:
-            await services.start(serve_http, public, status_app(source, is_public=True))
-        await host.tracker.tick()
-        _note(host)
-        await _greet(host, addresses, network.addresses(), url, say)
-        if public_url:
-            say(f"public   {public_url}/   (read-only, for anybody who can reach it)")
-        services.start_soon(_tick, host)
-        services.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
-
-
-def _url(http_host: str, port: int) -> str:
-    shown = "127.0.0.1" if http_host in ("0.0.0.0", "::") else http_host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+            public_urls = await services.start(serve_http, public, status_app(source, is_public=True))
+        with kept_status_address(config.state_dir, urls[0]):
+            await host.tracker.tick()
+            _note(host)
+            await _greet(host, addresses, network.addresses(), local_address(urls[0]), say)
+            for url in public_urls:
+                say(f"public   {local_address(url)}/   (read-only, for anybody who can reach it)")
+            async with trio.open_nursery() as work:
+                work.start_soon(_tick, host)
+                work.start_soon(host.disk.keep_measured)
+                work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
 
 
 @asynccontextmanager
@@ -248,7 +249,7 @@ def _look(host: Host, network: Network, server: RpcServer) -> Moment:
         bulk_bytes_up=traffic.bulk_bytes_up,
         bulk_bytes_down=traffic.bulk_bytes_down,
     )
-    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s())
+    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
 
 
 async def _tick(host: Host) -> None:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from averaging.network.disk_room import DiskRoom
 from coordinator.run_core import Phase
 from coordinator.run_view import RunPicture, live_peers, mean_train_loss
 
@@ -32,11 +33,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One look: the picture, the counters, and the monotonic second it was taken at."""
+    """One look: the picture, the counters, the monotonic second it was taken at, and the room on the host's disk, None where that
+    cannot be told.
+    """
 
     picture: RunPicture
     counts: Counts
     now_s: float
+    disk: DiskRoom | None = None
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -85,6 +89,12 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Peers heard of lately.",
         lambda m: _one(len(live_peers(m.picture.peers, m.now_s))),
+    ),
+    CoordinatorMetric(
+        "potluck_run_min_members",
+        "gauge",
+        "Ready peers with which the run starts.",
+        lambda m: _one(m.picture.min_members),
     ),
     CoordinatorMetric(
         "potluck_run_tokens_per_second", "gauge", "Training speed of live peers.", lambda m: _one(_speed(m))
@@ -140,6 +150,18 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Unix time of the newest checkpoint.",
         lambda m: _one(m.picture.checkpoints[-1].written_unix_s if m.picture.checkpoints else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_disk_free_bytes",
+        "gauge",
+        "Left on the disk of the state folder.",
+        lambda m: _one(m.disk.free_bytes if m.disk else None),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_disk_all_bytes",
+        "gauge",
+        "What that disk holds.",
+        lambda m: _one(m.disk.all_bytes if m.disk else None),
     ),
     CoordinatorMetric(
         "potluck_coordinator_calls",

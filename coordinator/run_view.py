@@ -75,6 +75,7 @@ class RunPicture:
         restarted: where this process took the run up and what was lost, empty until that is known.
         num_bans: bans in the ledger when a peer reported last.
         num_forks: lineages beside the head's that may still be followed.
+        min_members: how many ready peers the run starts with.
     """
 
     run_name: str
@@ -93,6 +94,7 @@ class RunPicture:
     restarted: str = ""
     num_bans: int = 0
     num_forks: int = 0
+    min_members: int = 0
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:

@@ -242,6 +242,7 @@ class RunTracker:
             restarted=self._restart_sentence,
             num_bans=self._num_bans,
             num_forks=self._chain.num_forks if self._chain is not None else 0,
+            min_members=self._rules.min_members,
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from averaging.network.disk_room import DiskMeter
 from averaging.network.seams import Clock, Network, Trainer
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
@@ -42,6 +43,7 @@ class Board:
     machine: MachineMeter = field(default_factory=MachineMeter)
     version: str = field(default_factory=installed_version)
     is_outbound_only: bool = False
+    disk: DiskMeter | None = None
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     last_round: LastRound | None = None
@@ -161,6 +163,7 @@ class Board:
         )
         updates = {
             **asdict(self.machine.read()),
+            **self._of_disk(),
             **self._of_membership(),
             **self._of_traffic(),
             **self._of_training(),
@@ -172,6 +175,12 @@ class Board:
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
         return status.model_copy(update=updates)
+
+    def _of_disk(self) -> dict[str, object]:
+        room = self.disk.room if self.disk is not None else None
+        if room is None:
+            return {}
+        return {"disk_free_bytes": room.free_bytes, "disk_all_bytes": room.all_bytes}
 
     def _of_membership(self) -> dict[str, object]:
         roster = self.roster

@@ -1,4 +1,4 @@
-"""The volunteer's and the newcomer's commands: join and demo. Each imports what it needs when it runs."""
+"""The volunteer's and the newcomer's commands: join, health and demo. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(join)
     app.command()(pause)
     app.command()(resume)
+    app.command()(health)
     app.command()(demo)
 
 
@@ -105,6 +106,25 @@ def resume(state_dir: _StateDir = None) -> None:
 
     folder = load_peer_config({"state_dir": state_dir}).state_dir
     typer.echo("the pause is over" if remove_pause(folder) else "it was not paused")
+
+
+def health(
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="State folder of a running peer or host; where `potluck join` keeps it if not given."),
+    ] = None,
+) -> None:
+    """Ask the peer or host that runs on this machine whether it is well: 0 when it is, 5 when nobody answers.
+
+    One that waits for others, or for its host, is well.
+    """
+    if state_dir is None:
+        from peer.config import load_peer_config
+
+        state_dir = load_peer_config({}).state_dir
+    from averaging.network.status_address import ask_health
+
+    typer.echo(f"ok: {ask_health(state_dir)}")
 
 
 def demo(

@@ -16,11 +16,13 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
+from averaging.network.disk_room import DiskMeter
 from averaging.network.file_storage import FileStorage
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import open_libp2p_network
 from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry, Network
+from averaging.network.status_address import kept_status_address
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.membership import announce, directory_key, list_peers
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
@@ -189,7 +191,8 @@ async def _main(
     clock: SystemClock,
     worker: EarlyWorker | None,
 ) -> int:
-    board = Board(held.identity.peer_id, clock, clock.unix_s())
+    disk = DiskMeter(config.state_dir, ThreadOffload())
+    board = Board(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
     incarnation = take_incarnation(folder / WHOLE_MODEL)
     controls = open_controls(config, board, clock)
     await controls.look()
@@ -200,7 +203,8 @@ async def _main(
         print(f"status page: {addresses[0]}", flush=True)
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
         nursery.start_soon(controls.keep)
-        with life.departure.ends():
+        nursery.start_soon(disk.keep_measured)
+        with kept_status_address(config.state_dir, addresses[0]), life.departure.ends():
 
             def leave(reason: str) -> None:
                 board.say("leaving", reason)

@@ -85,6 +85,13 @@ PEER_METRICS: Final = (
         lambda s: _one(s.disk_bound_bytes),
     ),
     PeerMetric(
+        "potluck_peer_disk_free_bytes",
+        "gauge",
+        "Left on the disk of the state folder.",
+        lambda s: _one(s.disk_free_bytes),
+    ),
+    PeerMetric("potluck_peer_disk_all_bytes", "gauge", "What that disk holds.", lambda s: _one(s.disk_all_bytes)),
+    PeerMetric(
         "potluck_peer_download_bytes", "gauge", "Of the state on its way here.", lambda s: _one(s.download_bytes_here)
     ),
     PeerMetric(

@@ -62,6 +62,7 @@ class PeerStatus(BaseModel):
         download_bytes_here: of the state that is being downloaded, and `download_bytes_all`: 0 of 0 while there is no download;
             `download_donors` peers give it.
         disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what states, updates and log may come to; without data.
+        disk_free_bytes: what the disk of the state folder has left, of its `disk_all_bytes`; None where it cannot be told.
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
         started_unix_s: when this process started.
@@ -113,6 +114,8 @@ class PeerStatus(BaseModel):
     download_donors: int = 0
     disk_bytes: int = 0
     disk_bound_bytes: int = 0
+    disk_free_bytes: int | None = None
+    disk_all_bytes: int | None = None
     memory_bytes: int = 0
     gpu_memory_bytes: int | None = None
     gpu_busy: float | None = None

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 HELP_LIMIT_S = 0.5
 
 
-def _potluck(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+def _potluck(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
     command = [sys.executable, "-m", "potluck", *arguments]
     return subprocess.run(
         command,
@@ -56,6 +56,7 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         "status",
         "checkpoint",
         "demo",
+        "health",
         "pause",
         "resume",
         "130",
@@ -111,6 +112,12 @@ def test_no_command_at_all_shows_what_there_is(arguments: list[str]) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "0.5"])
 def test_setting_that_cannot_work_is_one_line_and_exit_3(value: str) -> None:
     assert _one_line(_potluck("join", "--slowdown", value), 3).startswith("potluck: peer setting slowdown is ")
+
+
+def test_health_without_a_daemon_is_one_line_and_exit_5(tmp_path: Path) -> None:
+    assert "no daemon runs from" in _one_line(_potluck("health", "--state-dir", str(tmp_path)), 5)
+    mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    assert str(tmp_path / "potluck" / "peer") in _one_line(_potluck("health", **mine), 5)
 
 
 @pytest.mark.parametrize("module", ["typer", "coordinator.command_line", "protocol.errors"])

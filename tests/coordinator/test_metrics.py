@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from averaging.network.disk_room import DiskRoom
 from coordinator.ledger import LossPoint
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
 from tests.coordinator.test_run_view import A, picture, timed
@@ -17,8 +18,8 @@ def text() -> str:
         LossPoint("prose", 2, 600, 3.25, A),
         LossPoint("heldout", 1, 300, 2.5, A),
     )
-    shown = picture((alone, timed(3, 300, 100)), points)
-    return render_metrics(lambda: Moment(shown, counts, 100.0)).decode()
+    shown = replace(picture((alone, timed(3, 300, 100)), points), min_members=2)
+    return render_metrics(lambda: Moment(shown, counts, 100.0, DiskRoom(3, 30))).decode()
 
 
 def test_every_row_of_the_table_is_rendered_with_its_help() -> None:
@@ -42,6 +43,9 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_heldout_loss_nats 2.5",
         "potluck_run_prose_loss_nats 3.25",
         "potluck_run_bans 2.0",
+        "potluck_run_min_members 2.0",
+        "potluck_coordinator_disk_free_bytes 3.0",
+        "potluck_coordinator_disk_all_bytes 30.0",
         'potluck_coordinator_calls_total{call="Report",outcome="ok"} 7.0',
         'potluck_coordinator_received_bytes_total{lane="bulk"} 6.0',
     ):
@@ -65,5 +69,6 @@ def test_names_carry_base_units() -> None:
         "_rounds",
         "_forks",
         "_bans",
+        "_members",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trio
 import trio.testing
 
 from averaging.network.clocks import VirtualClock
+from averaging.network.disk_room import DiskMeter
+from averaging.network.offload import InlineOffload
 from averaging.rounds.download import DownloadProgress
 from peer.board import Board
 from peer.roster import HOST_AWAY_S, Roster
@@ -36,6 +40,18 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     assert status.last_round is not None
     assert abs(sum(status.last_round.weights.values()) - 1.0) < 1e-9
     assert status.last_round.coverage == 1.0
+
+
+async def test_room_on_the_disk_is_told_once_it_was_looked_at(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    meter = DiskMeter(tmp_path, InlineOffload())
+    board = Board(PeerId("peer"), VirtualClock(), 5.0, disk=meter)
+    assert board.read().disk_free_bytes is None
+    with trio.move_on_after(1.0):
+        await meter.keep_measured()
+    assert meter.room is not None
+    assert (board.read().disk_free_bytes, board.read().disk_all_bytes) == (meter.room.free_bytes, meter.room.all_bytes)
 
 
 def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:

@@ -1,0 +1,103 @@
+"""Where a running daemon's web server listens, kept in its state folder: so another command on the same machine can ask for it."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from protocol.errors import ConfigError, StorageError, UnreachableError
+
+STATUS_ADDRESS_FILE: Final = "status_address"
+"""In the state folder of a peer or a host, while it runs."""
+
+ADDRESS_LIMIT_BYTES: Final = 300
+"""A host name has at most 253 characters."""
+
+HEALTH_WITHIN_S: Final = 4.0
+"""A daemon that turns its loop answers in milliseconds; below the 5 s after which the container's check is killed."""
+
+_ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def local_address(url: str) -> str:
+    """The URL under which this machine reaches a server that listens on `url`: one on all addresses is asked on loopback."""
+    parts = urlsplit(url)
+    host = _ANY.get(parts.hostname or "", parts.hostname or "")
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{parts.port}"
+
+
+@contextmanager
+def kept_status_address(folder: Path, url: str) -> Iterator[None]:
+    """Keep the address in `folder` while the server listens. A process that is killed leaves it behind: nobody answers there then.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    path = folder / STATUS_ADDRESS_FILE
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(local_address(url) + "\n", encoding="ascii")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable state folder") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def read_status_address(folder: Path) -> str:
+    """The address that a daemon keeps in `folder`.
+
+    Raises:
+        UnreachableError: no daemon runs from there.
+        ConfigError: the file is not one that a daemon wrote.
+        StorageError: it cannot be read.
+    """
+    path = folder / STATUS_ADDRESS_FILE
+    try:
+        with path.open("rb") as file:
+            text = file.read(ADDRESS_LIMIT_BYTES + 1).decode("ascii").strip()
+        parts = urlsplit(text)
+        is_address = len(text) <= ADDRESS_LIMIT_BYTES and parts.scheme == "http" and parts.hostname and parts.port
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UnreachableError(
+            f"no daemon runs from {folder}", "the state folder of a running peer or host", "name it with --state-dir"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error.strerror})", "a readable state folder") from error
+    except ValueError:
+        is_address = None
+    if not is_address:
+        raise ConfigError(f"{path} holds no address", "http://address:port", "restart the daemon, which writes it anew")
+    return text
+
+
+def ask_health(folder: Path, within_s: float = HEALTH_WITHIN_S) -> str:
+    """Ask the daemon whose state is in `folder` whether it is well; returns its address. Waiting for peers is well.
+
+    Raises:
+        UnreachableError: it does not run, or it is stuck: no good answer within `within_s` seconds.
+        ConfigError, StorageError: as `read_status_address`.
+    """
+    url = read_status_address(folder)
+    # No proxy of the environment's: it would look for 127.0.0.1 on another machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/healthz", timeout=within_s) as reply:
+            text = reply.read(16)
+    except (OSError, HTTPException) as error:
+        raise UnreachableError(
+            f"no good answer from {url} ({error})", f"one within {within_s:g} s", "restart the daemon if it stays so"
+        ) from error
+    if text != b"ok\n":
+        raise UnreachableError(f"something else than Potluck answers at {url}", "a running daemon", "start it again")
+    return url
