@@ -1,4 +1,4 @@
-"""The volunteer's and the newcomer's commands: join and demo. Each imports what it needs when it runs."""
+"""The volunteer's and the newcomer's commands: join, doctor and demo. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
     app.command()(join)
+    app.command()(doctor)
     app.command()(demo)
 
 
@@ -45,13 +46,32 @@ def join(
 
         decode_invite(text)  # a mistyped line is told before anything heavy is imported
 
+    from peer.doctor import check_before_join
     from peer.worker_process import early_worker
 
+    check_before_join(config)
     with early_worker() as worker:
         # both import torch, which takes seconds: side by side
         from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+) -> None:
+    """Look for what would stand in the way of a run on this machine, and say how to mend it.
+
+    Each line is ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
+    """
+    flags: dict[str, object] = {"state_dir": state_dir, "device": device}
+
+    from peer.config import load_peer_config
+    from peer.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(load_peer_config(flags), as_json=as_json))
 
 
 def demo(

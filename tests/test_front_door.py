@@ -47,7 +47,7 @@ def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
 
 def test_help_names_every_command_and_every_exit_code() -> None:
     text = _potluck("--help").stdout
-    for word in ("init", "host", "join", "invite", "ban", "status", "checkpoint", "demo", "130", "75"):
+    for word in ("init", "host", "join", "doctor", "invite", "ban", "status", "checkpoint", "demo", "130", "75"):
         assert word in text
 
 
@@ -77,6 +77,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["host", "run.toml", "another.toml"], "another.toml"),
         (["join", "--state-dir"], "--state-dir"),
         (["demo", "--tokens", "many"], "--tokens"),
+        (["doctor", "--no-such-flag"], "potluck doctor --help"),
     ],
 )
 def test_command_line_that_cannot_be_meant_is_one_line_and_exit_2(arguments: list[str], found: str) -> None:
@@ -93,6 +94,10 @@ def test_no_command_at_all_shows_what_there_is(arguments: list[str]) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "0.5"])
 def test_setting_that_cannot_work_is_one_line_and_exit_3(value: str) -> None:
     assert _one_line(_potluck("join", "--slowdown", value), 3).startswith("potluck: peer setting slowdown is ")
+
+
+def test_doctor_with_a_device_that_cannot_be_is_one_line_and_exit_3() -> None:
+    assert "peer setting device is 'gpu'" in _one_line(_potluck("doctor", "--device", "gpu"), 3)
 
 
 @pytest.mark.parametrize("module", ["typer", "coordinator.command_line", "protocol.errors"])
@@ -180,6 +185,13 @@ def test_join_with_what_is_no_invite_is_one_line_and_writes_nothing(
     done = _potluck("join", *pasted, "--state-dir", str(tmp_path / "peer"))
     assert found in _one_line(done, exit_code)
     assert not (tmp_path / "peer").exists()
+
+
+def test_join_on_a_machine_that_cannot_take_part_is_one_line_and_exit_4(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = _one_line(_potluck("join", GOOD, "--state-dir", str(tmp_path / "file")), 4)
+    assert line.startswith("potluck: disk: ")
+    assert "choose another with --state-dir" in line
 
 
 @pytest.mark.parametrize(
