@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from averaging.release import installed_release
 from coordinator.admission import AdmissionFacts, Decision, InviteFacts, decide_admission, decide_renewal
 from coordinator.ledger import Applicant, Ledger
 from coordinator.run_core import Phase
@@ -79,6 +80,7 @@ class CoordinatorService:
         self._tracker = tracker
         self._ledger = ledger
         self._clock = clock
+        self._release = installed_release()
         self._replays = {domain: ReplayGuard() for domain in (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN)}
 
     def unary_calls(self) -> dict[str, UnaryCall]:
@@ -92,9 +94,11 @@ class CoordinatorService:
         }
 
     async def clock(self, request: bytes) -> bytes:
-        """The coordinator's clock, version and run, for anybody."""
+        """The coordinator's clock, versions and run, for anybody."""
         _parse(pb.ClockRequest, request)
-        reply = pb.ClockReply(unix_s=self._clock.unix_s(), protocol_version=PROTOCOL_VERSION, run_id=self._run.run_id)
+        run_id, release = self._run.run_id, self._release
+        now_unix_s = self._clock.unix_s()
+        reply = pb.ClockReply(unix_s=now_unix_s, protocol_version=PROTOCOL_VERSION, run_id=run_id, release=release)
         return reply.SerializeToString()
 
     async def admit(self, request: bytes) -> bytes:

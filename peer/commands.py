@@ -49,7 +49,7 @@ def join(
     from peer.doctor import check_before_join
     from peer.worker_process import early_worker
 
-    check_before_join(config)
+    check_before_join(config, text)
     with early_worker() as worker:
         # both import torch, which takes seconds: side by side
         from peer.daemon import run_peer
@@ -58,20 +58,26 @@ def join(
 
 
 def doctor(
+    invite: Annotated[
+        list[str] | None,
+        typer.Argument(help="A host's line (potluck1:...), to look at the way there; else the last run's host."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
     state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
 ) -> None:
     """Look for what would stand in the way of a run on this machine, and say how to mend it.
 
-    Each line is ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
+    With an invite, or a run that was joined before, also on the way to its host; the invite is not used up. Each line is
+    ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
     """
     flags: dict[str, object] = {"state_dir": state_dir, "device": device}
 
     from peer.config import load_peer_config
     from peer.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(load_peer_config(flags), as_json=as_json))
+    text = "".join("".join(invite or ()).split())
+    raise typer.Exit(run_doctor(load_peer_config(flags), text, as_json=as_json))
 
 
 def demo(

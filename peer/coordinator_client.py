@@ -37,6 +37,7 @@ from protocol.coordination import (
     decode_news,
     decode_report_reply,
     encode_report,
+    shown,
 )
 from protocol.envelope import seal
 from protocol.errors import CallTimeout, PotluckError, RefusedError, UnreachableError, VersionError
@@ -74,6 +75,14 @@ class CoordinatorEndpoint:
     addresses: tuple[str, ...]
     ca_certificate_der: bytes
     run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """How far the coordinator's clock is ahead of ours in seconds, and its release; "" where it is too old to say that."""
+
+    ahead_s: float
+    release: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +245,10 @@ class CoordinatorClient:
             RefusedError: not the coordinator of the invite.
             VersionError: it speaks another protocol version.
         """
+        return (await self.greet()).ahead_s
+
+    async def greet(self) -> Greeting:
+        """What the coordinator says to anybody. Raises as `clock_ahead_s`."""
         before = self._caller.clock.unix_s()
         reply = pb.ClockReply.FromString(await self._call("Clock", pb.ClockRequest().SerializeToString()))
         if reply.protocol_version != PROTOCOL_VERSION:
@@ -244,7 +257,7 @@ class CoordinatorClient:
                 f"version {PROTOCOL_VERSION}",
                 "install the run's release of potluck",
             )
-        return reply.unix_s - (before + self._caller.clock.unix_s()) / 2
+        return Greeting(reply.unix_s - (before + self._caller.clock.unix_s()) / 2, shown(reply.release))
 
     async def admit(self, secret: bytes, credential_request: bytes) -> AdmitReply:
         """Ask to take part. `secret` is the invite's; empty for a peer that was admitted before.

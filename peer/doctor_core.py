@@ -170,8 +170,7 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 def report_lines(findings: Sequence[Finding]) -> list[str]:
     """The report for people: one line a finding."""
-    width = max((len(finding.name) for finding in findings), default=0)
-    return [f"{f.level.value:<4}  {f.name:<{width}}  {f.found}{f'; {f.fix}' if f.fix else ''}" for f in findings]
+    return [f"{f.level.value:<4}  {f.name:<10}  {f.found}{f'; {f.fix}' if f.fix else ''}" for f in findings]
 
 
 def unread(name: str, reading: Unread) -> Finding:
