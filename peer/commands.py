@@ -23,6 +23,9 @@ def join(
     state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None,
     listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None,
+    announce_host: Annotated[
+        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
+    ] = None,
     no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of the status page on this machine; 0 for any.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
@@ -64,6 +67,12 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
     state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
+    listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None,
+    listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None,
+    announce_host: Annotated[
+        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
+    ] = None,
+    no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
 ) -> None:
     """Look for what would stand in the way of a run on this machine, and say how to mend it.
@@ -71,7 +80,7 @@ def doctor(
     With an invite, or a run that was joined before, also on the way to its host; the invite is not used up. Each line is
     ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
     """
-    flags: dict[str, object] = {"state_dir": state_dir, "device": device}
+    flags = {key: value for key, value in locals().items() if key not in ("invite", "as_json")}
 
     from peer.config import load_peer_config
     from peer.doctor import run_doctor

@@ -8,21 +8,32 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
 import trio
 
-from averaging.network.asyncio_thread import open_asyncio_thread
+from averaging.network.asyncio_thread import open_asyncio_thread, open_plain_nursery
 from averaging.network.clocks import SystemClock
 from averaging.release import installed_release
 from peer.config import PeerConfig
-from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
-from peer.doctor_host_core import Answer, HostReadings, NoAnswer
+from peer.coordinator_client import (
+    Caller,
+    CoordinatorClient,
+    CoordinatorEndpoint,
+    ProbeProof,
+    open_coordinator_client,
+)
+from peer.doctor_core import Unread
+from peer.doctor_host_core import Answer, Flow, HostReadings, Line, NoAnswer, PortTaken, Reach, Refusal
 from peer.membership_file import is_known, last_run_folder, load_membership, run_folder
+from protocol.coordination import DIAL_BACK_NONCE_BYTES, MAX_PROBE_BYTES, MAX_PROBE_DOWN_BYTES, MAX_PROBE_UP_BYTES
 from protocol.envelope import first_sequence, next_session
-from protocol.errors import CallTimeout, PotluckError, RemoteProtocolError, VersionError
+from protocol.errors import CallTimeout, PotluckError, RefusedError, RemoteProtocolError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.identity_file import read_identity
 from protocol.invite import decode_invite
@@ -32,6 +43,11 @@ ALL_WITHIN_S: Final = 30.0
 """The sum of the deadlines below, should the host be slow in everything."""
 
 GREETING_WITHIN_S: Final = 5.0
+FLOW_WITHIN_S: Final = 3.0
+"""Each way; a line that fills no more than the first piece in this time is slow, and that is all one wants to know."""
+
+FIRST_PIECE_BYTES: Final = 64 << 10
+LEAST_FLOW_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,11 @@ class Way:
     identity: Identity
     secret: bytes
     credential: bytes
+
+    @property
+    def proof(self) -> ProbeProof:
+        """That we may ask for a probe."""
+        return ProbeProof(self.secret, self.credential)
 
     @property
     def is_needed(self) -> bool:
@@ -82,29 +103,37 @@ def read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
         way = find_way(config, invite_text)
     except PotluckError as error:
         return HostReadings(_no_answer(error, is_needed=True))
-    return None if way is None else trio.run(_read, way)
+    return None if way is None else trio.run(_read, config, way)
 
 
 def _no_answer(error: PotluckError, *, is_needed: bool) -> NoAnswer:
-    expected = f", expected {error.expected}" if error.expected else ""
-    return NoAnswer(f"{error.found}{expected}", error.remedy, is_needed)
+    return NoAnswer(_cause(error), error.remedy, is_needed)
 
 
-async def _read(way: Way) -> HostReadings:
+def _cause(error: PotluckError) -> str:
+    """Found and expected, without the remedy."""
+    return type(error)(error.found, error.expected).one_line()
+
+
+async def _read(config: PeerConfig, way: Way) -> HostReadings:
     with trio.move_on_after(ALL_WITHIN_S):
-        return await _ask(way)
+        return await _ask(config, way)
     late = CallTimeout(f"no answer from the host within {ALL_WITHIN_S:.0f} s", "", "try again later")
     return HostReadings(_no_answer(late, is_needed=way.is_needed))
 
 
-async def _ask(way: Way) -> HostReadings:
+async def _ask(config: PeerConfig, way: Way) -> HostReadings:
     caller = Caller(way.identity, _next_sequence, SystemClock())
     try:
         async with (
             open_asyncio_thread() as thread,
             open_coordinator_client(thread, way.endpoint, caller) as client,
         ):
-            return HostReadings(await _greet(way, client))
+            answer = await _greet(way, client)
+            try:
+                return HostReadings(answer, await _reach(config, way.proof, client), await _line(way.proof, client))
+            except RefusedError as error:
+                return HostReadings(answer, refusal=Refusal(_cause(error), error.remedy))
     except PotluckError as error:
         return HostReadings(_no_answer(error, is_needed=way.is_needed or isinstance(error, VersionError)))
 
@@ -124,3 +153,78 @@ async def _greet(way: Way, client: CoordinatorClient) -> Answer:
     raise CallTimeout(
         f"no answer from {', '.join(way.endpoint.addresses)}", "a running `potluck host`", "try again later"
     )
+
+
+async def _reach(config: PeerConfig, proof: ProbeProof, client: CoordinatorClient) -> Reach | PortTaken | Unread | None:
+    """Listen where a peer would, and let the host try to connect."""
+    if config.no_listen:
+        return None
+    host = config.listen_host
+    try:
+        listeners = await trio.open_tcp_listeners(config.listen_port, host=host)
+    except OSError as error:
+        return PortTaken(f"cannot listen on {host} port {config.listen_port} ({error.strerror})")
+    port = int(listeners[0].socket.getsockname()[1])
+    nonce = secrets.token_bytes(DIAL_BACK_NONCE_BYTES)
+
+    async def say_nonce(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(nonce)
+
+    try:
+        async with open_plain_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, say_nonce, listeners)
+            found = await client.dial_back(proof, port, nonce)
+    except PotluckError as error:
+        return _unread(error)
+    return Reach(host, port, found.is_reached, found.seen_as, found.seen_as in _own_addresses(), config.announce_host)
+
+
+def _own_addresses() -> set[str]:
+    return {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+
+
+async def _line(proof: ProbeProof, client: CoordinatorClient) -> Line | Unread:
+    """Time a bounded number of bytes up, then down."""
+
+    async def up(num_bytes: int, timeout_s: float) -> None:
+        await client.move_bytes(proof, num_bytes, 0, timeout_s=timeout_s)
+
+    async def down(num_bytes: int, timeout_s: float) -> None:
+        await client.move_bytes(proof, 0, num_bytes, timeout_s=timeout_s)
+
+    try:
+        began_s = trio.current_time()
+        await up(0, FLOW_WITHIN_S)
+        round_trip_s = trio.current_time() - began_s
+        return Line(
+            await _flow(up, MAX_PROBE_UP_BYTES, round_trip_s), await _flow(down, MAX_PROBE_DOWN_BYTES, round_trip_s)
+        )
+    except PotluckError as error:
+        return _unread(error)
+
+
+def _unread(error: PotluckError) -> Unread:
+    """Raises RefusedError: we would not be let in, which is more than a reading that is missing."""
+    if isinstance(error, RefusedError):
+        raise error
+    return Unread(error.one_line())
+
+
+async def _flow(move: Callable[[int, float], Awaitable[None]], most_bytes: int, round_trip_s: float) -> Flow:
+    """Pieces that grow fourfold, until the time is over or MAX_PROBE_BYTES have passed. What a late piece moved is not known."""
+    num_bytes, seconds, piece_bytes = 0, 0.0, FIRST_PIECE_BYTES
+    ends_s = trio.current_time() + FLOW_WITHIN_S
+    while num_bytes + piece_bytes <= MAX_PROBE_BYTES:
+        began_s = trio.current_time()
+        if began_s >= ends_s:
+            break
+        try:
+            await move(piece_bytes, ends_s - began_s)
+        except CallTimeout:
+            break
+        took_s = trio.current_time() - began_s
+        seconds += max(took_s - round_trip_s, took_s / 10)
+        num_bytes += piece_bytes
+        piece_bytes = min(4 * piece_bytes, most_bytes)
+    return Flow(num_bytes, max(seconds, LEAST_FLOW_S) if num_bytes else FLOW_WITHIN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import trio
 from averaging.network.clocks import SystemClock
 from peer.config import PeerConfig
 from peer.doctor import run_doctor
+from peer.doctor_core import Unread
 from peer.doctor_host import read_host
-from peer.doctor_host_core import Answer, HostReadings, NoAnswer
+from peer.doctor_host_core import Answer, HostReadings, Line, NoAnswer, PortTaken, Reach
 from peer.membership_file import SavedMembership, run_folder, save_membership
 from protocol.coordination import decode_admit_reply
 from protocol.credential import key_pem, make_tls_key
 from protocol.identity import Identity
 from protocol.identity_file import open_identity
 from protocol.invite import Invite, hash_secret
+from protocol.pb import coordinator_pb2 as pb
 from tests.coordinator.host_world import SECRET, HostWorld
 from tests.peer.test_coordinator_client import free_address, serving
 from tests.peer.test_doctor import on_machine
@@ -73,11 +76,18 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 async def test_invite_leads_to_clock_and_release_and_is_not_used_up(tmp_path: Path) -> None:
     async with serving(tmp_path) as (host, _, address):
-        answer = (await ask(config(tmp_path), invite(host, address))).answer
+        readings = await ask(config(tmp_path), invite(host, address))
+        answer = readings.answer
         assert isinstance(answer, Answer)
         assert answer.address == address
         assert abs(answer.ahead_s) < 5
         assert answer.release == answer.own_release != ""
+        assert isinstance(readings.reach, Reach)
+        assert (readings.reach.is_reached, readings.reach.seen_as) == (True, "127.0.0.1")
+        assert readings.reach.is_own_address
+        assert isinstance(readings.line, Line)
+        assert 0 < readings.line.up.num_bytes <= 8 << 20
+        assert 0 < readings.line.down.num_bytes <= 8 << 20
         facts = host.ledger.invite(hash_secret(SECRET))
         assert facts is not None
         assert facts.uses == 0
@@ -88,9 +98,46 @@ async def test_run_that_was_joined_is_known_without_an_invite_and_nothing_of_it_
     async with serving(tmp_path) as (host, _, address):
         await join_before(host, address, tmp_path / "peer")
         before = files_of(tmp_path / "peer")
-        assert isinstance((await ask(config(tmp_path), "")).answer, Answer)
+        readings = await ask(config(tmp_path), "")
+        assert isinstance(readings.answer, Answer)
+        assert isinstance(readings.reach, Reach)
+        assert isinstance(readings.line, Line)
         assert isinstance((await ask(config(tmp_path), invite(host, free_address(), secret=bytes(16)))).answer, Answer)
         assert files_of(tmp_path / "peer") == before
+
+
+async def test_port_that_is_taken_and_no_listening_are_told(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (host, _, address):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            taken = config(tmp_path, listen_port=other.getsockname()[1])
+            assert isinstance((await ask(taken, invite(host, address))).reach, PortTaken)
+        assert (await ask(config(tmp_path, no_listen=True), invite(host, address))).reach is None
+
+
+@pytest.mark.parametrize("no_listen", [False, True])
+async def test_invite_that_the_host_would_refuse_is_told_before_anybody_joins(tmp_path: Path, no_listen: bool) -> None:
+    async with serving(tmp_path) as (host, _, address):
+        wrong = invite(host, address, secret=b"another secret 1")
+        readings = await ask(config(tmp_path, no_listen=no_listen), wrong)
+        assert isinstance(readings.answer, Answer)
+        assert readings.refusal is not None
+        assert "did not make" in readings.refusal.found
+        assert "ask the host for a new one" in readings.refusal.fix
+
+
+async def test_checks_too_often_are_unread_and_the_rest_is_told(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (host, _, address):
+        for _ in range(4):
+            request = pb.DialBackRequest(invite_secret=SECRET, port=1, nonce=bytes(16)).SerializeToString()
+            await host.service.dial_back(request, "127.0.0.1")
+        await host.service.bandwidth(pb.BandwidthRequest(invite_secret=SECRET).SerializeToString(), "10.0.0.1")
+        readings = await ask(config(tmp_path), invite(host, address))
+        assert isinstance(readings.reach, Unread)
+        assert "try again in" in readings.reach.reason
+        assert isinstance(readings.line, Unread)
+        assert "somebody else's line" in readings.line.reason
 
 
 async def test_host_that_is_away_is_needed_by_newcomers_alone(tmp_path: Path) -> None:
