@@ -87,5 +87,6 @@ class Turns:
         if caller != self._holder:
             raise TemporaryError("the host is measuring somebody else's line", "its turn to be over", wait)
         if num_bytes > self._left_bytes:
-            raise TemporaryError(f"a check of more than {TURN_BYTES >> 20} MiB", "a bounded one", wait)
+            most = f"at most {TURN_BYTES >> 20} MiB in one check"
+            raise TemporaryError("this line was measured a moment ago", most, wait)
         self._left_bytes -= num_bytes

@@ -1,7 +1,7 @@
 """What the coordinator does for `potluck doctor`: it connects back to a caller, and moves bytes to be timed.
 
 It connects to the address that the call came from and nowhere else, to one port a call, sends nothing there, and tells nothing but
-whether the caller's own nonce was read: no use as an amplifier, and next to none for looking at ports.
+whether the caller's own nonce was read, "no" always after the same time: no use as an amplifier, or for looking at ports.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Probes:
         self._under_way += 1
         try:
             with trio.move_on_after(DIAL_BACK_WITHIN_S):
-                return await _hears(host, port, nonce)
+                if await _hears(host, port, nonce):
+                    return True
+                # A quick no would tell a closed port from a silent one.
+                await trio.sleep_forever()
             return False
         finally:
             self._under_way -= 1

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from peer.commands import join
+from peer.commands import doctor, join
+from peer.config import PeerConfig
 from tests.protocol.test_invite import INVITE
 
 ROOT = Path(__file__).parents[1]
@@ -218,6 +219,20 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
     with pytest.raises(typer.Exit):
         join(pieces)
     assert heard == [understood]
+
+
+def test_doctor_understands_an_invite_and_the_flags_of_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+
+    def run_doctor(config: PeerConfig, text: str, *, as_json: bool) -> int:
+        heard.extend((config.state_dir, config.listen_port, config.announce_host, config.no_listen, text, as_json))
+        return 4
+
+    monkeypatch.setattr("peer.doctor.run_doctor", run_doctor)
+    with pytest.raises(typer.Exit) as left:
+        doctor([GOOD[:50], GOOD[50:]], as_json=True, state_dir=tmp_path, listen_port=4001, announce_host="a.example")
+    assert left.value.exit_code == 4
+    assert heard == [tmp_path, 4001, "a.example", False, GOOD, True]
 
 
 @pytest.mark.parametrize(

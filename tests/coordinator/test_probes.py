@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-
 import pytest
 import trio
 import trio.testing
@@ -20,42 +16,40 @@ NONCE = b"one nonce of 16."
 LOOPBACK = "127.0.0.1"
 
 
-@asynccontextmanager
-async def saying(words: bytes, heard: list[bytes]) -> AsyncIterator[int]:
-    """A port that says these words to whoever connects, and keeps what it is told."""
-
+async def test_caller_whose_port_says_its_nonce_is_reached() -> None:
     async def serve(stream: trio.SocketStream) -> None:
-        await stream.send_all(words)
-        await stream.send_eof()
-        with suppress(trio.BrokenResourceError):  # a reset: it was closed with words unread
-            heard.append(await stream.receive_some(1000))
+        await stream.send_all(NONCE)
 
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host=LOOPBACK)
         nursery.start_soon(trio.serve_listeners, serve, listeners)
-        yield listeners[0].socket.getsockname()[1]
-        await trio.testing.wait_all_tasks_blocked()
+        port = listeners[0].socket.getsockname()[1]
+        assert await Probes(SystemClock()).is_reached(LOOPBACK, port, NONCE) is True
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
-    ("words", "is_reached"),
-    [(NONCE, True), (NONCE + b"more", True), (b"another of 16 by", False), (NONCE[:-1], False), (b"", False)],
+    "words", [b"another of 16 by", NONCE[:-1], b"", None], ids=["other", "short", "eof", "refused"]
 )
-async def test_caller_is_reached_where_its_own_nonce_is_said_and_nothing_is_sent_there(
-    words: bytes, is_reached: bool
+async def test_no_takes_the_same_time_whatever_the_port_does_and_nothing_is_sent_there(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object, words: bytes | None
 ) -> None:
-    heard: list[bytes] = []
-    async with saying(words, heard) as port:
-        assert await Probes(SystemClock()).is_reached(LOOPBACK, port, NONCE) is is_reached
-    assert b"".join(heard) == b""
+    ours, theirs = trio.testing.memory_stream_pair()
 
+    async def dial(host: str, port: int) -> trio.abc.HalfCloseableStream:
+        assert (host, port) == ("192.0.2.1", 4001)
+        if words is None:
+            raise OSError
+        await theirs.send_all(words)
+        await theirs.send_eof()
+        return ours
 
-async def test_closed_port_is_not_reached() -> None:
-    with socket.socket() as free:
-        free.bind((LOOPBACK, 0))
-        port = free.getsockname()[1]
-    assert await Probes(SystemClock()).is_reached(LOOPBACK, port, NONCE) is False
+    monkeypatch.setattr(trio, "open_tcp_stream", dial)
+    began_s = trio.current_time()
+    assert await Probes(VirtualClock()).is_reached("192.0.2.1", 4001, NONCE) is False
+    assert trio.current_time() - began_s == pytest.approx(DIAL_BACK_WITHIN_S)
+    await ours.aclose()
+    assert await theirs.receive_some(1000) == b""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from averaging.network.clocks import SystemClock
 from peer.config import PeerConfig
@@ -129,9 +130,12 @@ async def test_invite_that_the_host_would_refuse_is_told_before_anybody_joins(tm
 
 async def test_checks_too_often_are_unread_and_the_rest_is_told(tmp_path: Path) -> None:
     async with serving(tmp_path) as (host, _, address):
-        for _ in range(4):
-            request = pb.DialBackRequest(invite_secret=SECRET, port=1, nonce=bytes(16)).SerializeToString()
-            await host.service.dial_back(request, "127.0.0.1")
+        async with trio.open_nursery() as others:
+            for _ in range(4):
+                request = pb.DialBackRequest(invite_secret=SECRET, port=1, nonce=bytes(16)).SerializeToString()
+                others.start_soon(host.service.dial_back, request, "127.0.0.1")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            others.cancel_scope.cancel()  # they are counted; nobody waits for their answers
         await host.service.bandwidth(pb.BandwidthRequest(invite_secret=SECRET).SerializeToString(), "10.0.0.1")
         readings = await ask(config(tmp_path), invite(host, address))
         assert isinstance(readings.reach, Unread)

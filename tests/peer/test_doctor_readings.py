@@ -3,13 +3,16 @@ from __future__ import annotations
 import resource
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from peer.doctor_core import Memory, Torch, Unread
+from peer.doctor_core import Card, Memory, NoCard, Torch, Unread
 from peer.doctor_readings import (
     has_nvidia_on_bus,
     read_disk,
+    read_graphics,
     read_machine,
     read_memory,
     read_open_files,
@@ -90,6 +93,29 @@ def test_card_without_a_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
     assert not has_nvidia_on_bus(tmp_path / "absent")
     (tmp_path / "1" / "class").write_text("0x030200\n")
     assert has_nvidia_on_bus(tmp_path)
+
+
+def test_card_is_read_through_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, object] = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByIndex": "card 0",
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8 << 30, free=7 << 30),
+        "nvmlSystemGetCudaDriverVersion_v2": 12080,
+        "nvmlDeviceGetCudaComputeCapability": (8, 9),
+        "nvmlDeviceGetName": b"NVIDIA GeForce RTX 4060",
+        "nvmlSystemGetDriverVersion": "570.86",
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_arguments, answer=answer: answer)
+    assert read_graphics() == Card("NVIDIA GeForce RTX 4060", "570.86", (12, 8), (8, 9), 8 << 30, 7 << 30)
+
+    def lost(_index: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
+    found = read_graphics()
+    assert isinstance(found, NoCard)
+    assert "lost" in found.reason.lower()
 
 
 def test_every_reading_of_this_machine_is_taken_without_torch(tmp_path: Path) -> None:
