@@ -17,7 +17,6 @@ try:
     import tempfile
     import traceback
     from collections.abc import Callable
-    from importlib.metadata import PackageNotFoundError, version
     from pathlib import Path
     from typing import Annotated, Final
 
@@ -25,6 +24,7 @@ try:
 
     import coordinator.command_line
     import peer.commands
+    from averaging.release import installed_release
     from protocol.errors import PotluckError, UsageError
     from protocol.ids import PROTOCOL_VERSION
 except KeyboardInterrupt:
@@ -48,11 +48,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            installed = version("potluck-train")
-        except PackageNotFoundError:
-            installed = "from a checkout"
-        typer.echo(f"potluck {installed} (protocol {PROTOCOL_VERSION})")
+        typer.echo(f"potluck {installed_release()} (protocol {PROTOCOL_VERSION})")
         raise typer.Exit
 
 

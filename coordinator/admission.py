@@ -102,7 +102,8 @@ def _request_error(facts: AdmissionFacts, now_unix_s: float) -> PotluckError | N
     return None
 
 
-def _invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError | None:
+def invite_error(invite: InviteFacts | None, now_unix_s: float) -> PotluckError | None:
+    """Why this invite lets nobody in now, else None."""
     remedy = "ask the host for a new one (potluck invite)"
     if invite is None:
         return RefusedError("an invite that this coordinator did not make", "an invite of this run", remedy)
@@ -126,7 +127,7 @@ def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> Decision:
         )
     if facts.is_admitted:
         return Decision(Verdict.ADMIT_AGAIN, "admitted before with the same identity")
-    if error := _invite_error(facts.invite, now_unix_s):
+    if error := invite_error(facts.invite, now_unix_s):
         return _refuse(error)
     return Decision(Verdict.ADMIT_WITH_INVITE, "the invite is valid")
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -83,6 +84,13 @@ class RpcServer:
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
+def caller_host(peer: str) -> str:
+    """The IP address in what gRPC calls a peer ("ipv4:192.0.2.1:7000", "ipv6:%5B::1%5D:7000"); empty for anything else."""
+    kind, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return host if kind in ("ipv4", "ipv6") else ""
+
+
 async def _abort(context: Context, error: PotluckError) -> NoReturn:
     code = _CODES.get(type(error).__name__, grpc.StatusCode.RESOURCE_EXHAUSTED)
     metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
@@ -125,6 +133,21 @@ class _Shell:
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
+    def unary_from(
+        self, name: str, call: Callable[[bytes, str], Awaitable[bytes]]
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A handler of a call with one reply that is told where it comes from."""
+
+        async def handle(request: bytes, context: Context) -> bytes:
+            host = caller_host(context.peer())
+
+            async def asked(request: bytes) -> bytes:
+                return await call(request, host)
+
+            return await self._guard(name, context, self._thread.call_trio(self._limited, asked, request))
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
     def watch(self) -> grpc.RpcMethodHandler[bytes, bytes]:
         """The handler of WatchRun."""
 
@@ -151,6 +174,7 @@ async def _health_check(request: bytes, context: Context) -> bytes:
 
 def _handlers(shell: _Shell, service: CoordinatorService) -> list[grpc.GenericRpcHandler[bytes, bytes]]:
     methods = {name: shell.unary(name, call) for name, call in service.unary_calls().items()}
+    methods |= {name: shell.unary_from(name, call) for name, call in service.calls_from().items()}
     methods["WatchRun"] = shell.watch()
     health = {"Check": grpc.unary_unary_rpc_method_handler(_health_check)}
     return [

@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from coordinator.admission import AdmissionFacts, Decision, InviteFacts, decide_admission, decide_renewal
+from averaging.release import installed_release
+from coordinator.admission import (
+    AdmissionFacts,
+    Decision,
+    InviteFacts,
+    decide_admission,
+    decide_renewal,
+    invite_error,
+)
 from coordinator.ledger import Applicant, Ledger
+from coordinator.probes import Probes
 from coordinator.run_core import Phase
 from protocol.coordination import (
     LIST_DOMAIN,
     MAX_REQUEST_BYTES,
+    PROBE_DOMAIN,
     REPORT_DOMAIN,
     WATCH_DOMAIN,
     AdmitReply,
@@ -55,6 +65,9 @@ M = TypeVar("M", bound=Message)
 UnaryCall = Callable[[bytes], Awaitable[bytes]]
 """Serialized request -> serialized reply; raises PotluckError to refuse."""
 
+CallFrom = Callable[[bytes, str], Awaitable[bytes]]
+"""The same for a call that depends on the IP address it came from."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostedRun:
@@ -79,7 +92,9 @@ class CoordinatorService:
         self._tracker = tracker
         self._ledger = ledger
         self._clock = clock
-        self._replays = {domain: ReplayGuard() for domain in (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN)}
+        self._release = installed_release()
+        self._replays = {domain: ReplayGuard() for domain in (REPORT_DOMAIN, LIST_DOMAIN, WATCH_DOMAIN, PROBE_DOMAIN)}
+        self._probes = Probes(clock)
 
     def unary_calls(self) -> dict[str, UnaryCall]:
         """The calls with one reply, by name."""
@@ -91,10 +106,16 @@ class CoordinatorService:
             "ListCheckpoints": self.list_checkpoints,
         }
 
+    def calls_from(self) -> dict[str, CallFrom]:
+        """The calls that depend on where they come from, by name."""
+        return {"DialBack": self.dial_back, "Bandwidth": self.bandwidth}
+
     async def clock(self, request: bytes) -> bytes:
-        """The coordinator's clock, version and run, for anybody."""
+        """The coordinator's clock, versions and run, for anybody."""
         _parse(pb.ClockRequest, request)
-        reply = pb.ClockReply(unix_s=self._clock.unix_s(), protocol_version=PROTOCOL_VERSION, run_id=self._run.run_id)
+        run_id, release = self._run.run_id, self._release
+        now_unix_s = self._clock.unix_s()
+        reply = pb.ClockReply(unix_s=now_unix_s, protocol_version=PROTOCOL_VERSION, run_id=run_id, release=release)
         return reply.SerializeToString()
 
     async def admit(self, request: bytes) -> bytes:
@@ -217,6 +238,30 @@ class CoordinatorService:
                 for c in self._tracker.checkpoints
             ]
         )
+
+    async def dial_back(self, request: bytes, caller_host: str) -> bytes:
+        """Connect back to the caller. Raises as `report`, as an invite is refused, and as Probes.is_reached."""
+        body = _parse(pb.DialBackRequest, request)
+        await self._allow_probe(body)
+        is_reached = await self._probes.is_reached(caller_host, body.port, body.nonce)
+        return pb.DialBackReply(is_reached=is_reached, caller_host=caller_host).SerializeToString()
+
+    async def bandwidth(self, request: bytes, caller_host: str) -> bytes:
+        """Bytes up and down, for the caller to time. Raises as `report`, as an invite is refused, and as Probes.pass_bytes."""
+        body = _parse(pb.BandwidthRequest, request)
+        await self._allow_probe(body)
+        padding = self._probes.pass_bytes(caller_host, body.padding, body.wanted_bytes)
+        return pb.BandwidthReply(padding=padding).SerializeToString()
+
+    async def _allow_probe(self, body: pb.DialBackRequest | pb.BandwidthRequest) -> None:
+        """Whether the caller holds a good invite, which is not used up, or is admitted."""
+        if not body.invite_secret:
+            await self._open(body.sealed.SerializeToString(), PROBE_DOMAIN)
+            return
+        secret_hash, now_unix_s = hash_secret(body.invite_secret), self._clock.unix_s()
+        error = invite_error(await self._ledger.run(lambda ledger: ledger.invite(secret_hash)), now_unix_s)
+        if error is not None:
+            raise error
 
     async def open_watch(self, request: bytes) -> PeerId:
         """Check a request to watch the run; returns who asks. Raises as `report`."""

@@ -1,4 +1,4 @@
-"""The volunteer's and the newcomer's commands: join, health and demo. Each imports what it needs when it runs."""
+"""The volunteer's and the newcomer's commands. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(pause)
     app.command()(resume)
     app.command()(health)
+    app.command()(doctor)
     app.command()(demo)
 
 
@@ -27,6 +28,9 @@ def join(
     state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
     listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None,
     listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None,
+    announce_host: Annotated[
+        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
+    ] = None,
     no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of the status page on this machine; 0 for any.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
@@ -64,8 +68,10 @@ def join(
 
         decode_invite(text)  # a mistyped line is told before anything heavy is imported
 
+    from peer.doctor import check_before_join
     from peer.worker_process import early_worker
 
+    check_before_join(config, text)
     with early_worker() as worker:
         # both import torch, which takes seconds: side by side
         from peer.daemon import run_peer
@@ -125,6 +131,35 @@ def health(
     from averaging.network.status_address import ask_health
 
     typer.echo(f"ok: {ask_health(state_dir)}")
+
+
+def doctor(
+    invite: Annotated[
+        list[str] | None,
+        typer.Argument(help="A host's line (potluck1:...), to look at the way there; else the last run's host."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
+    listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None,
+    listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None,
+    announce_host: Annotated[
+        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
+    ] = None,
+    no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+) -> None:
+    """Look for what would stand in the way of a run on this machine, and say how to mend it.
+
+    With an invite, or a run that was joined before, also on the way to its host; the invite is not used up. Each line is
+    ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
+    """
+    flags = {key: value for key, value in locals().items() if key not in ("invite", "as_json")}
+
+    from peer.config import load_peer_config
+    from peer.doctor import run_doctor
+
+    text = "".join("".join(invite or ()).split())
+    raise typer.Exit(run_doctor(load_peer_config(flags), text, as_json=as_json))
 
 
 def demo(

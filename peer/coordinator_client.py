@@ -22,6 +22,7 @@ from protocol.coordination import (
     LIST_DOMAIN,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
+    PROBE_DOMAIN,
     REPORT_DOMAIN,
     SERVICE_NAME,
     TLS_SERVER_NAME,
@@ -37,9 +38,10 @@ from protocol.coordination import (
     decode_news,
     decode_report_reply,
     encode_report,
+    shown,
 )
 from protocol.envelope import seal
-from protocol.errors import CallTimeout, PotluckError, RefusedError, UnreachableError, VersionError
+from protocol.errors import CallTimeout, PotluckError, RefusedError, RemoteProtocolError, UnreachableError, VersionError
 from protocol.ids import PROTOCOL_VERSION, RunId
 from protocol.pb import coordinator_pb2 as pb
 
@@ -74,6 +76,30 @@ class CoordinatorEndpoint:
     addresses: tuple[str, ...]
     ca_certificate_der: bytes
     run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """How far the coordinator's clock is ahead of ours in seconds, and its release; "" where it is too old to say that."""
+
+    ahead_s: float
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeProof:
+    """That we may ask for a probe: the secret of an invite, which it does not use up, or, where that is empty, our credential."""
+
+    secret: bytes
+    credential: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """Whether the coordinator could connect to us, and the IP address that it sees us at."""
+
+    is_reached: bool
+    seen_as: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +262,10 @@ class CoordinatorClient:
             RefusedError: not the coordinator of the invite.
             VersionError: it speaks another protocol version.
         """
+        return (await self.greet()).ahead_s
+
+    async def greet(self) -> Greeting:
+        """What the coordinator says to anybody. Raises as `clock_ahead_s`."""
         before = self._caller.clock.unix_s()
         reply = pb.ClockReply.FromString(await self._call("Clock", pb.ClockRequest().SerializeToString()))
         if reply.protocol_version != PROTOCOL_VERSION:
@@ -244,7 +274,7 @@ class CoordinatorClient:
                 f"version {PROTOCOL_VERSION}",
                 "install the run's release of potluck",
             )
-        return reply.unix_s - (before + self._caller.clock.unix_s()) / 2
+        return Greeting(reply.unix_s - (before + self._caller.clock.unix_s()) / 2, shown(reply.release))
 
     async def admit(self, secret: bytes, credential_request: bytes) -> AdmitReply:
         """Ask to take part. `secret` is the invite's; empty for a peer that was admitted before.
@@ -283,6 +313,34 @@ class CoordinatorClient:
         """
         sealed = await self._seal(REPORT_DOMAIN, encode_report(report), credential)
         return decode_report_reply(await self._call("Report", sealed))
+
+    async def dial_back(self, proof: ProbeProof, port: int, nonce: bytes) -> DialBack:
+        """Ask the coordinator to connect back to this port of the address that it sees, where we say `nonce` to whoever connects.
+
+        Raises:
+            TemporaryError: too often; the error says when again.
+            RefusedError, VersionError: the proof is no good, or the coordinator too old.
+            UnreachableError, CallTimeout: nobody answers.
+        """
+        secret, sealed = await self._proof(proof)
+        request = pb.DialBackRequest(invite_secret=secret, sealed=sealed, port=port, nonce=nonce)
+        reply = pb.DialBackReply.FromString(await self._call("DialBack", request.SerializeToString()))
+        return DialBack(reply.is_reached, shown(reply.caller_host))
+
+    async def move_bytes(self, proof: ProbeProof, up_bytes: int, down_bytes: int, *, timeout_s: float) -> None:
+        """Send and be sent so many bytes, to be timed by the caller. Raises as `dial_back`."""
+        secret, sealed = await self._proof(proof)
+        request = pb.BandwidthRequest(
+            invite_secret=secret, sealed=sealed, wanted_bytes=down_bytes, padding=bytes(up_bytes)
+        )
+        reply = await self._call("Bandwidth", request.SerializeToString(), timeout_s=timeout_s)
+        if len(pb.BandwidthReply.FromString(reply).padding) != down_bytes:
+            raise RemoteProtocolError("a reply of another length", f"{down_bytes} bytes", "tell the host")
+
+    async def _proof(self, proof: ProbeProof) -> tuple[bytes, pb.Sealed | None]:
+        if proof.secret:
+            return proof.secret, None
+        return b"", pb.Sealed.FromString(await self._seal(PROBE_DOMAIN, b"", proof.credential))
 
     async def list_checkpoints(self) -> Sequence[CheckpointEntry]:
         """The checkpoints that the host holds, oldest first. Raises as `report`."""

@@ -13,7 +13,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     BUG: "a bug of ours, or a promise that the demo did not keep",
     2: "the command line cannot be meant",
     3: "a file or flag holds a value that cannot work",
-    4: "this machine lacks something: memory, disk, a free port, a whole and readable file",
+    4: "this machine lacks something: memory, disk, a free port, a whole and readable file; or the doctor found a fail",
     5: "nobody answered at the addresses given",
     6: "refused: invite, credential, ban",
     7: "another protocol version or schema",

@@ -25,6 +25,7 @@ START_DOMAIN: Final = "potluck start"
 REPORT_DOMAIN: Final = "potluck report"
 WATCH_DOMAIN: Final = "potluck watch"
 LIST_DOMAIN: Final = "potluck list"
+PROBE_DOMAIN: Final = "potluck probe"
 ERROR_METADATA_KEY: Final = "potluck-error-bin"
 
 TLS_SERVER_NAME: Final = "coordinator.potluck"
@@ -39,6 +40,19 @@ MAX_CERTIFICATES: Final = 64
 
 MAX_CERTIFICATE_BYTES: Final = 640 << 10
 """Sum over the certificates of one report: leaves room for the rest below MAX_REQUEST_BYTES."""
+
+MAX_PROBE_UP_BYTES: Final = 512 << 10
+"""Padding of one request that measures the line; with the rest of the request well below MAX_REQUEST_BYTES."""
+
+MAX_PROBE_DOWN_BYTES: Final = 4 << 20
+"""Padding of one reply: on a fast line less would measure the round trip."""
+
+MAX_PROBE_BYTES: Final = 8 << 20
+"""What one check moves in each direction at most; a line that carries more in three seconds is fast enough for anything."""
+
+DIAL_BACK_NONCE_BYTES: Final = 16
+DIAL_BACK_WITHIN_S: Final = 3.0
+"""As long as TCP takes to try again twice; the caller waits meanwhile."""
 
 NO_COMMIT: Final = CommitId(b"")
 NO_ROOT: Final = Root(b"")
@@ -330,11 +344,12 @@ def decode_error(data: bytes) -> PotluckError:
     """
     body = _parse(pb.ErrorBody, data)
     kind = _CROSSING.get(body.kind, errors.RemoteProtocolError)
-    found, expected, remedy = (
-        "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
-        for text in (body.found, body.expected, body.remedy)
-    )
-    return kind(found, expected, remedy)
+    return kind(shown(body.found), shown(body.expected), shown(body.remedy))
+
+
+def shown(text: str) -> str:
+    """A stranger's text as it may be shown: 256 letters of it at most, and no control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
 
 
 def encode_report_reply(reply: ReportReply) -> bytes:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from peer.commands import join
+from peer.commands import doctor, join
+from peer.config import PeerConfig
 from tests.protocol.test_invite import INVITE
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +57,7 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         "status",
         "checkpoint",
         "demo",
+        "doctor",
         "health",
         "pause",
         "resume",
@@ -96,6 +98,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["pause", "--for", "nan"], "--for is nan"),
         (["pause", "--for", "inf"], "--for is inf"),
         (["pause", "now"], "potluck pause --help"),
+        (["doctor", "--no-such-flag"], "potluck doctor --help"),
     ],
 )
 def test_command_line_that_cannot_be_meant_is_one_line_and_exit_2(arguments: list[str], found: str) -> None:
@@ -118,6 +121,10 @@ def test_health_without_a_daemon_is_one_line_and_exit_5(tmp_path: Path) -> None:
     assert "no daemon runs from" in _one_line(_potluck("health", "--state-dir", str(tmp_path)), 5)
     mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     assert str(tmp_path / "potluck" / "peer") in _one_line(_potluck("health", **mine), 5)
+
+
+def test_doctor_with_a_device_that_cannot_be_is_one_line_and_exit_3() -> None:
+    assert "peer setting device is 'gpu'" in _one_line(_potluck("doctor", "--device", "gpu"), 3)
 
 
 @pytest.mark.parametrize("module", ["typer", "coordinator.command_line", "protocol.errors"])
@@ -207,6 +214,13 @@ def test_join_with_what_is_no_invite_is_one_line_and_writes_nothing(
     assert not (tmp_path / "peer").exists()
 
 
+def test_join_on_a_machine_that_cannot_take_part_is_one_line_and_exit_4(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = _one_line(_potluck("join", GOOD, "--state-dir", str(tmp_path / "file")), 4)
+    assert line.startswith("potluck: disk: ")
+    assert "choose another with --state-dir" in line
+
+
 @pytest.mark.parametrize(
     ("pieces", "understood"),
     [
@@ -231,6 +245,20 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
     with pytest.raises(typer.Exit):
         join(pieces)
     assert heard == [understood]
+
+
+def test_doctor_understands_an_invite_and_the_flags_of_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+
+    def run_doctor(config: PeerConfig, text: str, *, as_json: bool) -> int:
+        heard.extend((config.state_dir, config.listen_port, config.announce_host, config.no_listen, text, as_json))
+        return 4
+
+    monkeypatch.setattr("peer.doctor.run_doctor", run_doctor)
+    with pytest.raises(typer.Exit) as left:
+        doctor([GOOD[:50], GOOD[50:]], as_json=True, state_dir=tmp_path, listen_port=4001, announce_host="a.example")
+    assert left.value.exit_code == 4
+    assert heard == [tmp_path, 4001, "a.example", False, GOOD, True]
 
 
 @pytest.mark.parametrize(

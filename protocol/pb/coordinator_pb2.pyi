@@ -10,14 +10,54 @@ class ClockRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClockReply(_message.Message):
-    __slots__ = ("unix_s", "protocol_version", "run_id")
+    __slots__ = ("unix_s", "protocol_version", "run_id", "release")
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     unix_s: float
     protocol_version: int
     run_id: bytes
-    def __init__(self, unix_s: _Optional[float] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ...) -> None: ...
+    release: str
+    def __init__(self, unix_s: _Optional[float] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., release: _Optional[str] = ...) -> None: ...
+
+class DialBackRequest(_message.Message):
+    __slots__ = ("invite_secret", "sealed", "port", "nonce")
+    INVITE_SECRET_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    invite_secret: bytes
+    sealed: Sealed
+    port: int
+    nonce: bytes
+    def __init__(self, invite_secret: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., port: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class DialBackReply(_message.Message):
+    __slots__ = ("is_reached", "caller_host")
+    IS_REACHED_FIELD_NUMBER: _ClassVar[int]
+    CALLER_HOST_FIELD_NUMBER: _ClassVar[int]
+    is_reached: bool
+    caller_host: str
+    def __init__(self, is_reached: bool = ..., caller_host: _Optional[str] = ...) -> None: ...
+
+class BandwidthRequest(_message.Message):
+    __slots__ = ("invite_secret", "sealed", "wanted_bytes", "padding")
+    INVITE_SECRET_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    invite_secret: bytes
+    sealed: Sealed
+    wanted_bytes: int
+    padding: bytes
+    def __init__(self, invite_secret: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., wanted_bytes: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...
+
+class BandwidthReply(_message.Message):
+    __slots__ = ("padding",)
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    def __init__(self, padding: _Optional[bytes] = ...) -> None: ...
 
 class AdmitRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "invite_secret", "credential_request", "unix_s")

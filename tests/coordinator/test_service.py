@@ -29,7 +29,7 @@ from protocol.manifest import open_manifest
 from protocol.pb import coordinator_pb2 as pb
 from protocol.revocation import Revocation, fingerprint, open_revocation, seal_revocation
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
-from tests.coordinator.host_world import UNIT, HostWorld, open_host
+from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
 
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
 
@@ -269,6 +269,42 @@ async def test_request_for_one_call_does_not_open_another(tmp_path: Path, autoju
         with pytest.raises(RemoteProtocolError, match="an envelope for"):
             await host.service.report(host.sealed(PEERS[0], "potluck list"))
         assert decode_checkpoints(await host.service.list_checkpoints(host.sealed(PEERS[0], "potluck list"))) == ()
+
+
+async def test_probe_wants_a_good_invite_or_an_admitted_peer_and_uses_nothing_up(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        host.invite(uses=1, life_s=60)
+
+        def asking(**proof: object) -> bytes:
+            return pb.BandwidthRequest(wanted_bytes=10, padding=b"up", **proof).SerializeToString()
+
+        def sealed(peer: Identity, domain: str) -> pb.Sealed:
+            return pb.Sealed.FromString(host.sealed(peer, domain))
+
+        reply = pb.BandwidthReply.FromString(await host.service.bandwidth(asking(invite_secret=SECRET), "10.0.0.1"))
+        assert reply.padding == bytes(10)
+        with pytest.raises(RefusedError, match="did not make"):
+            await host.service.bandwidth(asking(invite_secret=b"guess"), "10.0.0.1")
+        with pytest.raises(RefusedError, match="not admitted"):
+            await host.service.bandwidth(asking(sealed=sealed(PEERS[0], "potluck probe")), "10.0.0.1")
+        await host.service.admit(host.admit_request(PEERS[0]))
+        with pytest.raises(RefusedError, match="used 1 of 1"):
+            await host.service.bandwidth(asking(invite_secret=SECRET), "10.0.0.1")
+        assert await host.service.bandwidth(asking(sealed=sealed(PEERS[0], "potluck probe")), "10.0.0.1")
+        with pytest.raises(RemoteProtocolError, match="an envelope for"):
+            await host.service.bandwidth(asking(sealed=sealed(PEERS[0], "potluck list")), "10.0.0.1")
+        with pytest.raises(RemoteProtocolError):
+            await host.service.bandwidth(asking(), "10.0.0.1")
+        ban(host, PEERS[0])
+        with pytest.raises(RefusedError, match="banned"):
+            await host.service.dial_back(
+                pb.DialBackRequest(sealed=sealed(PEERS[0], "potluck probe"), port=1).SerializeToString(), "10.0.0.1"
+            )
+        await trio.sleep(60)
+        with pytest.raises(RefusedError, match="expired"):
+            await host.service.bandwidth(asking(invite_secret=SECRET), "10.0.0.1")
 
 
 async def test_run_starts_when_peers_are_ready_and_watchers_hear_it(tmp_path: Path, autojump_clock: object) -> None:
