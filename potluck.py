@@ -14,9 +14,10 @@ from peer.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
 try:
+    import json
     import tempfile
     import traceback
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from importlib.metadata import PackageNotFoundError, version
     from pathlib import Path
     from typing import Annotated, Final
@@ -25,8 +26,9 @@ try:
 
     import coordinator.command_line
     import peer.commands
-    from protocol.errors import PotluckError, UsageError
+    from protocol.errors import ConfigError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
+    from protocol.looks import Look
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
@@ -67,6 +69,71 @@ def _options(
 
 coordinator.command_line.add_commands(app)
 peer.commands.add_commands(app)
+
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="A host's or a peer's folder; both usual ones if not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def _look(state_dir: Path | None) -> list[Look]:
+    """What the host and the peer of this machine say, those of them that there are.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    import coordinator.look
+    import peer.look
+
+    looks: list[Look] = []
+    if coordinator.look.is_here(hosted := coordinator.look.folder_of(state_dir)):
+        looks.append(coordinator.look.look(hosted))
+    if peer.look.is_here(joined := peer.look.folder_of(state_dir)):
+        looks.append(peer.look.look(joined))
+    if not looks:
+        none = f"no run is hosted from {hosted} and none was joined from {joined}"
+        raise ConfigError(none, "the folder of a host or a peer", "name it with --state-dir")
+    return looks
+
+
+def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
+    """Print; then, where no daemon runs, leave with what tells a script so."""
+    for line in lines:
+        typer.echo(line)
+    if not any(look.is_running for look in looks):
+        where = " or ".join(look.folder for look in looks)
+        raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
+
+
+@app.command()
+def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
+    from protocol.looks import looks_json, status_text
+
+    looks = _look(state_dir)
+    _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
+
+
+@app.command()
+def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List the peers of the run, as the host or the peer of this machine knows them."""
+    from protocol.looks import peers_json, peers_text
+
+    looks = _look(state_dir)
+    _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
+
+
+@app.command()
+def rounds(
+    state_dir: StateDir = None,
+    last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the latest rounds: who took part with what share, what was left out."""
+    from protocol.looks import rounds_json, rounds_text
+
+    looks = _look(state_dir)
+    _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
 
 
 def _report_bug(error: BaseException) -> None:

@@ -1,13 +1,13 @@
-"""The peer's own web server, on trio: /status.json, /metrics, /healthz and a page that shows the first."""
+"""The peer's own web server, on trio: /status.json, /peers.json, /rounds.json, /metrics, /healthz and a page that shows the first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from peer.metrics import metrics_text
@@ -32,8 +32,17 @@ look(); setInterval(look, 2000);
 </script>"""
 
 
-def peer_app(read_status: Callable[[], PeerStatus]) -> Starlette:
-    """The web application; `read_status` is called at each request and must not block."""
+Rows = Sequence[Mapping[str, object]]
+
+
+def peer_app(
+    read_status: Callable[[], PeerStatus],
+    read_peers: Callable[[], Rows] = tuple,
+    read_rounds: Callable[[], Rows] = tuple,
+) -> Starlette:
+    """The web application; what it reads is called at each request and must not block. /peers.json is {"peers": rows}, /rounds.json
+    {"rounds": rows}, with the names that the host's /api/status has for them.
+    """
 
     async def page(_request: Request) -> Response:
         return HTMLResponse(_PAGE)
@@ -41,11 +50,24 @@ def peer_app(read_status: Callable[[], PeerStatus]) -> Starlette:
     async def status(_request: Request) -> Response:
         return Response(read_status().model_dump_json(), media_type="application/json")
 
+    async def peers(_request: Request) -> Response:
+        return JSONResponse({"peers": list(read_peers())})
+
+    async def rounds(_request: Request) -> Response:
+        return JSONResponse({"rounds": list(read_rounds())})
+
     async def metrics(_request: Request) -> Response:
         return Response(metrics_text(read_status), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    handlers = {"/": page, "/status.json": status, "/metrics": metrics, "/healthz": health}
+    handlers = {
+        "/": page,
+        "/status.json": status,
+        "/peers.json": peers,
+        "/rounds.json": rounds,
+        "/metrics": metrics,
+        "/healthz": health,
+    }
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])

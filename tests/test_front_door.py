@@ -47,7 +47,20 @@ def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
 
 def test_help_names_every_command_and_every_exit_code() -> None:
     text = _potluck("--help").stdout
-    for word in ("init", "host", "join", "invite", "ban", "status", "checkpoint", "demo", "130", "75"):
+    for word in (
+        "init",
+        "host",
+        "join",
+        "invite",
+        "ban",
+        "status",
+        "peers",
+        "rounds",
+        "checkpoint",
+        "demo",
+        "130",
+        "75",
+    ):
         assert word in text
 
 
@@ -112,10 +125,10 @@ import potluck
 
 def test_interrupt_of_a_command_is_one_line_and_exit_130() -> None:
     program = """
-import coordinator.commands, potluck
+import coordinator.look, potluck
 def interrupted(*_arguments, **_options):
     raise KeyboardInterrupt
-coordinator.commands.status = interrupted
+coordinator.look.folder_of = interrupted
 potluck.main()
 """
     done = subprocess.run(
@@ -212,11 +225,13 @@ def test_invite_pasted_with_line_breaks_or_spaces_is_understood(
     ("arguments", "exit_code", "found"),
     [
         (["status"], 3, "no run is hosted from"),
+        (["peers"], 3, "no run is hosted from"),
+        (["rounds"], 3, "no run is hosted from"),
         (["invite"], 3, "no run is hosted from"),
         (["ban", "somebody"], 3, "no run is hosted from"),
         (["checkpoint", "list"], 3, "no run is hosted from"),
     ],
-    ids=["status", "invite", "ban", "list"],
+    ids=["status", "peers", "rounds", "invite", "ban", "list"],
 )
 @pytest.mark.parametrize("folder", ["absent", "of something else"])
 def test_command_about_a_run_without_a_run_is_one_line(
