@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from protocol.errors import UnreachableError
 from protocol.looks import Look, rows_of
+
+LOG_NAME: Final = "host.log"
+"""In the log folder of the state folder."""
 
 
 def folder_of(state_dir: Path | None) -> Path:
@@ -41,3 +46,25 @@ def look(folder: Path) -> Look:
         return Look("host", str(folder), is_running=False, note=error.one_line(), status={})
     peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
     return Look("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """The settings that a host of the folder would run with, from all sources, as plain values.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from coordinator.config import load_host_config
+
+    return load_host_config({"state_dir": folder}).model_dump(mode="json")
+
+
+def secrets(folder: Path) -> list[bytes]:
+    """What must never leave the machine: the identity and the authority's key. Files that cannot be read are passed over."""
+    from coordinator.run_files import AUTHORITY_KEY, IDENTITY_FILE
+    from protocol.identity_file import secrets_of
+
+    found = list(secrets_of(folder / IDENTITY_FILE))
+    with suppress(OSError):
+        found.append((folder / AUTHORITY_KEY).read_bytes())
+    return found

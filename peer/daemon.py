@@ -19,6 +19,7 @@ from averaging.network.clocks import SystemClock
 from averaging.network.file_storage import FileStorage
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import open_libp2p_network
+from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.rounds.head_vector import HeadVector
@@ -45,6 +46,7 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.look import LOG_NAME
 from peer.membership_file import (
     host_heard_s,
     is_known,
@@ -153,7 +155,10 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         session = take_session(config.state_dir, clock.unix_s())
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
-        return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
+        log_path = config.state_dir / LOG_FOLDER / LOG_NAME
+        print(f"log: {log_path}", flush=True)
+        with keep_log(log_path):
+            return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
 
 
 def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from averaging.network.http_get import get_json
 from peer.status import PeerStatus, last_status, status_place
 from peer.status_text import status_lines
-from protocol.errors import UnreachableError
+from protocol.errors import StorageError, UnreachableError
 from protocol.looks import Look, Row, rows_of
 
-_REMEDY = "start it with: potluck join"
+_REMEDY: Final = "start it with: potluck join"
+
+LOG_NAME: Final = "peer.log"
+"""In the log folder of the state folder."""
 
 
 def folder_of(state_dir: Path | None) -> Path:
@@ -62,3 +67,28 @@ def _lines(status: Row) -> tuple[str, ...]:
         return tuple(status_lines(PeerStatus.model_validate(status)))
     except ValueError:
         return ("its status is of another release of potluck; `potluck status --json` shows it as it is",)
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """The settings that a peer of the folder would run with, from all sources, as plain values.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from peer.config import load_peer_config
+
+    return load_peer_config({"state_dir": folder}).model_dump(mode="json")
+
+
+def secrets(folder: Path) -> list[bytes]:
+    """What must never leave the machine: identity, credentials, their keys. Files that cannot be read are passed over."""
+    from peer.membership_file import FILE_NAME, load_membership
+    from protocol.identity_file import secrets_of
+
+    found = list(secrets_of(folder / "identity"))
+    for path in folder.glob(f"runs/*/{FILE_NAME}"):
+        with suppress(StorageError):
+            saved = load_membership(path.parent)
+            if saved is not None:
+                found += [saved.credential, saved.tls_key_pem]
+    return found
