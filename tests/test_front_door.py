@@ -66,6 +66,8 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         "status",
         "peers",
         "rounds",
+        "logs",
+        "bugreport",
         "checkpoint",
         "demo",
         "130",
@@ -353,3 +355,15 @@ def test_bugreport_never_overwrites_a_file(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "exists already" in done.stderr
     assert out.read_text(encoding="utf8") == "mine"
+
+
+def test_completion_of_bash_knows_the_commands() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMP_WORDS": "potluck sta", "COMP_CWORD": "1"}
+    environment["_POTLUCK_COMPLETE"] = "complete_bash"
+    command = [sys.executable, "-m", "potluck"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["status"]
+
+
+def test_mistyped_command_is_answered_with_the_one_that_may_be_meant() -> None:
+    assert "Did you mean 'status'?" in _one_line(_potluck("statu"), 2)
