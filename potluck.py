@@ -14,10 +14,14 @@ from peer.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
 try:
+    import json
     import tempfile
+    import time
     import traceback
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
     from pathlib import Path
+    from types import ModuleType
     from typing import Annotated, Final
 
     import typer
@@ -25,8 +29,9 @@ try:
     import coordinator.command_line
     import peer.commands
     from averaging.release import installed_release
-    from protocol.errors import PotluckError, UsageError
+    from protocol.errors import ConfigError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
+    from protocol.looks import Look
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
@@ -37,6 +42,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _CannotBeMeant: Final[type[Exception]] = typer.BadParameter.__bases__[0]
 """click's own UsageError: typer brings a click of its own and gives out only this child of it."""
+
+_FOLLOW_EVERY_S: Final = 0.25
+"""How soon `potluck logs -f` shows a new line: at once for a reader, and next to no work."""
 
 app = typer.Typer(
     help="Train one model on many people's GPUs.",
@@ -63,6 +71,139 @@ def _options(
 
 coordinator.command_line.add_commands(app)
 peer.commands.add_commands(app)
+
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="A host's or a peer's folder; both usual ones if not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def _found(state_dir: Path | None) -> list[tuple[ModuleType, Path]]:
+    """The host and the peer of this machine, those of them that there are: the module that looks at it, and its folder.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    import coordinator.look
+    import peer.look
+
+    hosted, joined = coordinator.look.folder_of(state_dir), peer.look.folder_of(state_dir)
+    both: list[tuple[ModuleType, Path]] = [(coordinator.look, hosted), (peer.look, joined)]
+    found = [(side, folder) for side, folder in both if side.is_here(folder)]
+    if not found:
+        none = f"no run is hosted from {hosted} and none was joined from {joined}"
+        raise ConfigError(none, "the folder of a host or a peer", "name it with --state-dir")
+    return found
+
+
+def _look(state_dir: Path | None) -> list[Look]:
+    """What the host and the peer of this machine say. Raises as `_found`."""
+    return [side.look(folder) for side, folder in _found(state_dir)]
+
+
+def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
+    """Print; then, where no daemon runs, leave with what tells a script so."""
+    for line in lines:
+        typer.echo(line)
+    if not any(look.is_running for look in looks):
+        where = " or ".join(look.folder for look in looks)
+        raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
+
+
+@app.command()
+def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
+    from protocol.looks import looks_json, status_text
+
+    looks = _look(state_dir)
+    _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
+
+
+@app.command()
+def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """List the peers of the run, as the host or the peer of this machine knows them."""
+    from protocol.looks import peers_json, peers_text
+
+    looks = _look(state_dir)
+    _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
+
+
+@app.command()
+def rounds(
+    state_dir: StateDir = None,
+    last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the latest rounds: who took part with what share, what was left out."""
+    from protocol.looks import rounds_json, rounds_text
+
+    looks = _look(state_dir)
+    _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
+
+
+@app.command()
+def logs(
+    state_dir: StateDir = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what comes, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many to begin with, the newest ones.")] = 50,
+) -> None:
+    """Show the log of the host and the peer of this machine, running or not."""
+    from collections import deque
+
+    from averaging.network.log_file import LOG_FOLDER, LogTail
+    from protocol.log_lines import readable
+
+    tails = [(side.LOG_NAME, LogTail(folder / LOG_FOLDER / side.LOG_NAME)) for side, folder in _found(state_dir)]
+    with ExitStack() as stack:
+        for name, tail in tails:
+            stack.callback(tail.close)
+            if len(tails) > 1:
+                typer.echo(f"{name}:")
+            for line in deque(tail.new(), maxlen=lines):
+                typer.echo("\n".join(readable(line)))
+        while follow:
+            for name, tail in tails:
+                for line in tail.new():
+                    typer.echo("\n".join((f"{name}: " if len(tails) > 1 else "") + part for part in readable(line)))
+            time.sleep(_FOLLOW_EVERY_S)
+
+
+@app.command()
+def bugreport(
+    state_dir: StateDir = None,
+    out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("potluck-bugreport.zip"),
+    keep_addresses: Annotated[
+        bool, typer.Option("--keep-addresses", help="Leave IP addresses and host names as they are.")
+    ] = False,
+) -> None:
+    """Write a zip file to go with a bug report: versions, settings, last status, newest logs, names and sizes of files.
+
+    Keys, invites, credentials, tokens and passwords are taken out, and addresses of others unless told otherwise.
+    """
+    from averaging.network import bug_report as gather
+    from protocol.redaction import Redactor
+
+    found = _found(state_dir)
+    entries = {"machine.json": gather.as_json(gather.machine_facts([folder for _, folder in found]))}
+    known = gather.secrets_of_environment()
+    for side, folder in found:
+        looked: Look = side.look(folder)
+        known += side.secrets(folder)
+        status = {"is_running": looked.is_running, "note": looked.note, "status": looked.status}
+        entries |= {
+            f"{looked.kind}/status.json": gather.as_json(status),
+            f"{looked.kind}/settings.json": gather.as_json(side.settings(folder)),
+            f"{looked.kind}/files.txt": gather.layout(folder),
+        }
+        logs = gather.newest_logs(folder, side.LOG_NAME)
+        entries |= {f"{looked.kind}/logs/{name}": text for name, text in logs.items()}
+    redactor = Redactor(known, hides_addresses=not keep_addresses, home=str(Path.home()))
+    cleaned = gather.cleaned(entries, redactor)
+    typer.echo(f"{out} will hold, without secrets{'' if keep_addresses else ' and without addresses of others'}:")
+    for name, text in cleaned.items():
+        typer.echo(f"  {name}  {len(text):,} letters")
+    gather.write_zip(out, cleaned)
+    typer.echo(f"wrote {out}; look into it before you send it to anybody")
 
 
 def _report_bug(error: BaseException) -> None:

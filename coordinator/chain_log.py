@@ -16,7 +16,7 @@ from coordinator.ledger import CommitRow
 from protocol.coordination import NO_COMMIT
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.ids import CommitId, PeerId, Root, RunId
+from protocol.ids import CommitId, Root, RunId
 from protocol.rounds.chain import ChainLink, link_of, verify_certificate
 from protocol.rounds.lineage import MAX_DEPTH, CommitTree, TreeNode, best_head, tree_of
 from protocol.wire import commit_id, decode_certificate, decode_record
@@ -52,22 +52,6 @@ class Growth:
     new: tuple[Verified, ...]
     tree: CommitTree
     head: ChainLink
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRow:
-    """One commit for people (P9). Shares are of the summed weights, coverage of members times chunks; both 0 to 1. `tokens` are what
-    each member is credited with.
-    """
-
-    index: int
-    commit: CommitId
-    members: tuple[PeerId, ...]
-    shares: tuple[float, ...]
-    coverage: float
-    omitted: tuple[tuple[PeerId, str], ...]
-    is_lone: bool
-    tokens: tuple[int, ...] = ()
 
 
 class _Links:
@@ -311,33 +295,3 @@ class ChainLog:
         self._links.add(link)
         if link.record is not None and link.record.attested is not None:
             self._roots.setdefault(link.record.attested.commit, link.record.attested.state_root)
-
-
-def round_row(link: ChainLink) -> RoundRow:
-    """Who took part in a commit, with what weight, what was left out and why.
-
-    Raises:
-        RemoteProtocolError: `link` is a genesis.
-    """
-    record = link.record
-    if record is None:
-        raise RemoteProtocolError("a genesis asked for its round", "a commit")
-    weights = [min(c.tokens, record.weight_cap_tokens) for c in record.contributors]
-    total = sum(weights) or 1
-    omitted = sorted({(o.peer, o.reason) for part in record.slices for o in part.omitted})
-    members = {c.peer for c in record.contributors} | {peer for peer, _ in omitted}
-    chunks = record.slices[-1].stop_chunk
-    covered = sum(
-        (part.stop_chunk - part.first_chunk) * (len(members) - len({o.peer for o in part.omitted}))
-        for part in record.slices
-    )
-    return RoundRow(
-        index=link.index,
-        commit=link.commit,
-        members=tuple(c.peer for c in record.contributors),
-        shares=tuple(w / total for w in weights),
-        coverage=covered / (chunks * len(members)),
-        omitted=tuple(omitted),
-        is_lone=record.lone,
-        tokens=tuple(c.credited_tokens for c in record.contributors),
-    )

@@ -18,7 +18,6 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(host)
     app.command()(invite)
     app.command()(ban)
-    app.command()(status)
     checkpoint = typer.Typer(help="List and check the run's checkpoints.", no_args_is_help=True)
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("verify")(checkpoint_verify)
@@ -71,13 +70,6 @@ def ban(
     from coordinator import commands
 
     typer.echo(commands.ban(state_dir, peer, reason=reason))
-
-
-def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Show how the run that is hosted here is doing."""
-    from coordinator import commands
-
-    typer.echo(commands.status(state_dir, as_json=as_json))
 
 
 def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None:

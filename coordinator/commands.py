@@ -5,21 +5,12 @@ Heavy imports happen inside the functions: `potluck --help` must not wait for to
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 from protocol.errors import ConfigError, StorageError, UnreachableError
-
-if TYPE_CHECKING:
-    pass
-
-_STATUS_TIMEOUT_S: Final = 5.0
 
 
 def init_run(path: Path) -> None:
@@ -150,24 +141,14 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
         url = (ledger.get(STATUS_URL_KEY) or b"").decode("utf8")
     if not url.startswith("http://"):
         raise UnreachableError(f"the host of {folder} was never up", "a running host", "start it with: potluck host")
+    from averaging.network.http_get import get_json
+
     try:
-        with urllib.request.urlopen(url + "/api/status", timeout=_STATUS_TIMEOUT_S) as reply:
-            status: dict[str, object] = json.loads(reply.read())
-    except (OSError, urllib.error.URLError, ValueError) as error:
+        return get_json(url + "/api/status")
+    except UnreachableError as error:
         raise UnreachableError(
-            f"no host answers at {url} ({error})", "a running host", "start it with: potluck host run.toml"
+            f"no host answers at {url} ({error.found})", "a running host", "start it with: potluck host run.toml"
         ) from error
-    return status
-
-
-def status(state_dir: Path | None, *, as_json: bool) -> str:
-    """How the run that is hosted here is doing, for people or as JSON. Raises as `fetch_status`."""
-    found = fetch_status(state_dir)
-    if as_json:
-        return json.dumps(found)
-    from coordinator.status_text import status_lines
-
-    return "\n".join(status_lines(found))
 
 
 def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:

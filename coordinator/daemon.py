@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from averaging.network.directory import member_record_rule
 from averaging.network.disk_room import DiskMeter
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network
@@ -38,6 +39,7 @@ from coordinator.checkpoints import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, remember_reach
 from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
+from coordinator.look import LOG_NAME
 from coordinator.metrics import Counts, Moment
 from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.run_events import EventBook, RunEvent
@@ -143,10 +145,13 @@ async def serve_run(run_file: Path, config: HostConfig, *, say: Say) -> None:
 async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncIterator[Host]:
     clock, offload = SystemClock(), ThreadOffload()
     folder = config.state_dir
-    with open_identity(folder / IDENTITY_FILE) as held:
+    with open_identity(folder / IDENTITY_FILE) as held, ExitStack() as kept:
         if held.was_created:
             say(f"made the host's identity; back this up: {held.path}")
             say("packing the data, once ...")
+        log_path = folder / LOG_FOLDER / LOG_NAME
+        say(f"log      {log_path}")
+        kept.enter_context(keep_log(log_path))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
             units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD)))

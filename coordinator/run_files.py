@@ -49,7 +49,7 @@ IDENTITY_FILE: Final = "identity.key"
 CHECKPOINT_FOLDER: Final = "checkpoints"
 DATA_FOLDER: Final = "data"
 _MANIFEST_FILE: Final = "manifest.signed"
-_AUTHORITY_KEY: Final = "authority.key"
+AUTHORITY_KEY: Final = "authority.key"
 _AUTHORITY_CERTIFICATE: Final = "authority.der"
 
 _UNFINISHED_DATA: Final = "data.unfinished"
@@ -110,7 +110,7 @@ def load_run(folder: Path) -> RunFiles:
     try:
         manifest = open_manifest(signed, verifier=Ed25519Verifier())
         dataset = parse_dataset(_read(folder / DATA_FOLDER / MANIFEST_NAME), manifest.dataset_id)
-        authority = load_ca(_read(folder / _AUTHORITY_KEY), _read(folder / _AUTHORITY_CERTIFICATE))
+        authority = load_ca(_read(folder / AUTHORITY_KEY), _read(folder / _AUTHORITY_CERTIFICATE))
     except (StorageError, VersionError):
         raise
     except (PotluckError, ValueError) as error:
@@ -213,7 +213,7 @@ def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:
 def _make_authority(folder: Path, now_unix_s: float) -> CertificateAuthority:
     seed = secrets.token_bytes(32)
     authority = make_ca(seed, now_unix_s=now_unix_s)
-    _write(folder / _AUTHORITY_KEY, seed)
+    _write(folder / AUTHORITY_KEY, seed)
     _write(folder / _AUTHORITY_CERTIFICATE, authority.certificate_der)
     return authority
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coordinator.chain_log import RoundRow
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
 from protocol.coordination import PeerReport
 from protocol.ids import CommitId, PeerId, Root
 from protocol.names import peer_name
+from protocol.rounds.round_row import RoundRow, round_json
 
 LIVE_S: Final = 30.0
 """A peer counts as live for this long after its last report."""
@@ -180,22 +180,6 @@ def _peer_json(peer: PeerId, entry: PeerEntry, contributed: Contribution, now_s:
     }
 
 
-def _round_json(timed: TimedRound) -> Json:
-    row = timed.row
-    return {
-        "index": row.index,
-        "commit": row.commit.hex(),
-        "members": list(row.members),
-        "weights": dict(zip(row.members, row.shares, strict=True)),
-        "tokens": dict(zip(row.members, row.tokens, strict=False)),
-        "coverage": row.coverage,
-        "omitted": [{"peer": peer, "reason": reason} for peer, reason in row.omitted],
-        "lone": row.is_lone,
-        "total_tokens": timed.total_tokens,
-        "unix_s": timed.seen_unix_s,
-    }
-
-
 def _curve(points: Sequence[LossPoint], kind: str) -> list[Json]:
     by_place: dict[tuple[int, int], LossPoint] = {}
     for point in points:
@@ -265,7 +249,7 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
     """The body of /api/status."""
     return {
         **now_json(picture, now_s),
-        "rounds": [_round_json(timed) for timed in picture.rounds],
+        "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
         "heldout": _curve(picture.loss_points, "heldout"),
         "prose": _curve(picture.loss_points, "prose"),
         "train_loss": _curve(picture.loss_points, "train"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import log
 
-
-def _rows(status: Mapping[str, object], name: str) -> Sequence[Mapping[str, object]]:
-    value = status.get(name)
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+from protocol.looks import rows_of
+from protocol.tables import duration
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -16,18 +14,10 @@ def _number(row: Mapping[str, object], name: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _duration(seconds: object) -> str:
-    if not isinstance(seconds, (int, float)):
-        return "unknown"
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
 def _loss_line(status: Mapping[str, object]) -> str:
     parts = []
     for name, label in (("train_loss", "training"), ("heldout", "held-out"), ("prose", "prose")):
-        rows = _rows(status, name)
+        rows = rows_of(status.get(name))
         if rows:
             parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}")
     marks = status.get("yardsticks")
@@ -42,7 +32,7 @@ def _peer_line(row: Mapping[str, object]) -> str:
     said = f", loss {loss / log(2):.3f}" if isinstance(loss, (int, float)) else ""
     return (
         f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8.0f} tokens/s"
-        f"{said}, seen {_duration(row.get('last_seen_s'))} ago"
+        f"{said}, seen {duration(row.get('last_seen_s'))} ago"
     )
 
 
@@ -50,7 +40,7 @@ def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> st
     weights = row.get("weights")
     shares = weights.items() if isinstance(weights, dict) else ()
     members = ", ".join(f"{names.get(peer, peer)} {100 * share:.0f}%" for peer, share in shares)
-    omitted = _rows(row, "omitted")
+    omitted = rows_of(row.get("omitted"))
     left_out = "; left out: " + ", ".join(
         f"{names.get(o.get('peer'), o.get('peer'))} ({o.get('reason')})" for o in omitted
     )
@@ -64,16 +54,16 @@ def _missing_line(row: Mapping[str, object]) -> str:
         if 0 < asked < _number(row, "index")
         else f"round {row.get('index')}"
     )
-    return f"missing: {span} of {row.get('name')}, for {_duration(row.get('missing_s'))}: {row.get('reason')}"
+    return f"missing: {span} of {row.get('name')}, for {duration(row.get('missing_s'))}: {row.get('reason')}"
 
 
 def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
     done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
     share = 100 * done / target if target else 0.0
-    peers, rounds, checkpoints = (_rows(status, name) for name in ("peers", "rounds", "checkpoints"))
+    peers, rounds, checkpoints = (rows_of(status.get(name)) for name in ("peers", "rounds", "checkpoints"))
     progress = f"round {status.get('index')}, {done:.0f} of {target:.0f} tokens ({share:.0f}%), "
-    progress += f"{_duration(status.get('eta_s'))} to go"
+    progress += f"{duration(status.get('eta_s'))} to go"
     lines = [
         f"{status.get('run')}: {status.get('phase')}, {status.get('reason')}",
         progress,
@@ -88,7 +78,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.append(counts)
     if rounds:
         lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
-    lines.extend(_missing_line(row) for row in _rows(status, "missing"))
+    lines.extend(_missing_line(row) for row in rows_of(status.get("missing")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
     return lines

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from coordinator import run_core
-from coordinator.chain_log import Accepted, ChainLog, Growth, round_row
+from coordinator.chain_log import Accepted, ChainLog, Growth
 from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
 from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
@@ -25,6 +25,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import genesis_link
+from protocol.rounds.round_row import round_row
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import decode_body, encode_body
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from averaging.network.disk_room import DiskMeter
 from averaging.network.seams import Clock, Network, Trainer
+from averaging.release import installed_release
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
 from peer.controls_core import Decision
-from peer.machine import MachineMeter, installed_version
+from peer.machine import MachineMeter
 from peer.roster import Roster
 from peer.status import LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
@@ -20,7 +22,15 @@ from protocol.ids import PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
+from protocol.rounds.round_row import round_json, round_row
+from protocol.rounds.state import PeerView
 from protocol.rounds.views import is_suspected
+
+SHOWN_ROUNDS: Final = 256
+"""How many rounds /rounds.json has: enough for a look back over days, and made in some milliseconds."""
+
+SILENT_S: Final = 30.0
+"""A peer that was not heard for so long is shown as silent; the host's status page draws the line there, too."""
 
 
 @dataclass
@@ -41,7 +51,7 @@ class Board:
     trainer: Trainer | None = None
     service: RoundService | None = None
     machine: MachineMeter = field(default_factory=MachineMeter)
-    version: str = field(default_factory=installed_version)
+    version: str = field(default_factory=installed_release)
     is_outbound_only: bool = False
     disk: DiskMeter | None = None
     rounds_counted: int = 0
@@ -139,6 +149,31 @@ class Board:
             return ()
         now_s = self.clock.monotonic_s()
         return tuple(str(m.peer) for m in opened.proposal.members if is_suspected(service.state, m.peer, now_s))
+
+    def known_peers(self) -> list[dict[str, object]]:
+        """The others as the round service heard them last: a peer is told no training speed or loss of theirs."""
+        if self.service is None:
+            return []
+        now_s = self.clock.monotonic_s()
+        return [
+            {
+                "peer": view.peer,
+                "name": peer_name(view.peer),
+                "state": _seen_as(view, now_s),
+                "index": view.head.index if view.head is not None else None,
+                "last_seen_s": round(now_s - view.heard_at_s, 3),
+                "tokens_per_s": None,
+                "loss": None,
+            }
+            for _, view in sorted(self.service.state.peers.items())
+        ]
+
+    def latest_rounds(self) -> list[dict[str, object]]:
+        """The newest rounds of the lineage that this peer follows, oldest first."""
+        if self.service is None:
+            return []
+        links = [link for link in self.service.chain.links[-SHOWN_ROUNDS:] if link.record is not None]
+        return [round_json(round_row(link), link.total_tokens, None) for link in links]
 
     def read(self) -> PeerStatus:
         """The status of this moment."""
@@ -246,6 +281,14 @@ class Board:
         if self.state == "training" and self.service.reason:
             told["reason"] = self.service.reason
         return told
+
+
+def _seen_as(view: PeerView, now_s: float) -> str:
+    if view.left:
+        return "left"
+    if view.lost:
+        return "lost"
+    return "silent" if now_s - view.heard_at_s > SILENT_S else "here"
 
 
 def _left_s(credential: bytes, now_unix_s: float) -> float | None:

@@ -20,6 +20,7 @@ from averaging.network.disk_room import DiskMeter
 from averaging.network.file_storage import FileStorage
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import open_libp2p_network
+from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.network.status_address import kept_status_address
@@ -48,6 +49,7 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.look import LOG_NAME
 from peer.membership_file import (
     host_heard_s,
     is_known,
@@ -65,7 +67,7 @@ from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
 from peer.start_record import StartSearch
-from peer.status import write_final_status
+from peer.status import StatusPlace, forget_status_place, write_final_status, write_status_place
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
 from peer.worker_process import EarlyWorker
@@ -157,7 +159,10 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         session = take_session(config.state_dir, clock.unix_s())
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
-        return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
+        log_path = config.state_dir / LOG_FOLDER / LOG_NAME
+        print(f"log: {log_path}", flush=True)
+        with keep_log(log_path):
+            return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
 
 
 def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:
@@ -199,8 +204,10 @@ async def _main(
     life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker, controls)
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(serve_http, listener, peer_app(board.read))
+        app = peer_app(board.read, board.known_peers, board.latest_rounds)
+        addresses = await nursery.start(serve_http, listener, app)
         print(f"status page: {addresses[0]}", flush=True)
+        write_status_place(config.state_dir, StatusPlace(url=_local_url(addresses[0]), peer=board.peer))
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
         nursery.start_soon(controls.keep)
         nursery.start_soon(disk.keep_measured)
@@ -213,8 +220,14 @@ async def _main(
             await nursery.start(watch_signals, leave)
             await _take_part(life)
         write_final_status(config.state_dir, board.read())
+        forget_status_place(config.state_dir)
         nursery.cancel_scope.cancel()
     return 0
+
+
+def _local_url(url: str) -> str:
+    """Where this machine itself asks: an address that stands for all of them is not one to dial."""
+    return url.rstrip("/").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 async def _take_part(life: _Life) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import psutil
@@ -91,11 +90,3 @@ def _with_card(memory_bytes: int) -> MachineUse:
     except pynvml.NVMLError as error:
         raise OSError(str(error)) from error
     return MachineUse(memory_bytes, used_bytes, busy, celsius)
-
-
-def installed_version() -> str:
-    """Of this program; "checkout" where it is not installed."""
-    try:
-        return version("potluck-train")
-    except PackageNotFoundError:
-        return "checkout"

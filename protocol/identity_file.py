@@ -65,6 +65,18 @@ def read_identity(path: Path) -> Identity:
         os.close(descriptor)
 
 
+def secrets_of(path: Path) -> tuple[bytes, ...]:
+    """The bytes of the identity at `path` that nobody else may see, so that they can be looked for: the file and the seed in it. None
+    when it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            whole = file.read(4096)
+    except OSError:
+        return ()
+    return whole, whole[-64:-32]
+
+
 def _read(descriptor: int, path: Path) -> Identity:
     try:
         return identity_from_libp2p_bytes(os.pread(descriptor, 4096, 0))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import subprocess
 import sys
+import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import typer
 
+import potluck
+from averaging.network.log_file import LogFile
+from coordinator.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
 from peer.config import PeerConfig
+from peer.membership_file import SavedMembership, save_membership
+from peer.status import PeerStatus, write_final_status
+from protocol.identity import Identity
+from protocol.log_lines import log_line
 from tests.protocol.test_invite import INVITE
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +65,10 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         "invite",
         "ban",
         "status",
+        "peers",
+        "rounds",
+        "logs",
+        "bugreport",
         "checkpoint",
         "demo",
         "doctor",
@@ -144,10 +158,10 @@ import potluck
 
 def test_interrupt_of_a_command_is_one_line_and_exit_130() -> None:
     program = """
-import coordinator.commands, potluck
+import coordinator.look, potluck
 def interrupted(*_arguments, **_options):
     raise KeyboardInterrupt
-coordinator.commands.status = interrupted
+coordinator.look.folder_of = interrupted
 potluck.main()
 """
     done = subprocess.run(
@@ -265,11 +279,14 @@ def test_doctor_understands_an_invite_and_the_flags_of_join(tmp_path: Path, monk
     ("arguments", "exit_code", "found"),
     [
         (["status"], 3, "no run is hosted from"),
+        (["peers"], 3, "no run is hosted from"),
+        (["rounds"], 3, "no run is hosted from"),
+        (["logs"], 3, "no run is hosted from"),
         (["invite"], 3, "no run is hosted from"),
         (["ban", "somebody"], 3, "no run is hosted from"),
         (["checkpoint", "list"], 3, "no run is hosted from"),
     ],
-    ids=["status", "invite", "ban", "list"],
+    ids=["status", "peers", "rounds", "logs", "invite", "ban", "list"],
 )
 @pytest.mark.parametrize("folder", ["absent", "of something else"])
 def test_command_about_a_run_without_a_run_is_one_line(
@@ -295,3 +312,116 @@ def test_pause_and_resume_say_what_they_did(tmp_path: Path) -> None:
     assert (tmp_path / "pause.json").read_text(encoding="utf8") == '{"until_unix_s":null}\n'
     assert _potluck("resume", *where).stdout == "the pause is over\n"
     assert _potluck("resume", *where).stdout == "it was not paused\n"
+
+
+def _peer_with_log(folder: Path) -> Path:
+    (folder / "peer" / "runs").mkdir(parents=True)
+    log = LogFile(folder / "peer" / "logs" / "peer.log")
+    for number in range(5):
+        log.write(log_line({"event": "joined", "level": "info", "timestamp": "T", "number": number}))
+    log.close()
+    return folder / "peer"
+
+
+def test_logs_shows_the_newest_lines_readable(tmp_path: Path) -> None:
+    done = _potluck("logs", "--lines", "2", "--state-dir", str(_peer_with_log(tmp_path)))
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["T info    joined number=3", "T info    joined number=4"]
+
+
+def test_logs_follows_until_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = _peer_with_log(tmp_path)
+    log = LogFile(folder / "logs" / "peer.log")
+    events = iter(["more", "rotated"])
+
+    def meanwhile(_seconds: float) -> None:
+        event = next(events, None)
+        if event is None:
+            raise KeyboardInterrupt
+        if event == "rotated":
+            (folder / "logs" / "peer.log").rename(folder / "logs" / "peer.log.1")
+            log.close()
+        log.write(log_line({"event": event}))
+
+    monkeypatch.setattr(potluck.time, "sleep", meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        potluck.logs(folder, follow=True, lines=0)
+    log.close()
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["more", "rotated"]
+
+
+def test_bugreport_has_no_secret_wherever_it_was_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "both", tmp_path / "out.zip"
+    identity, authority_key = Identity(b"s" * 31 + b"!"), bytes(range(32, 64))
+    folder.mkdir()
+    for name in ("identity", "identity.key"):
+        (folder / name).write_bytes(identity.libp2p_private_key_bytes())
+    (folder / "authority.key").write_bytes(authority_key)
+    with open_ledger(folder / LEDGER_FILE) as ledger:
+        ledger.put("status url", b"http://127.0.0.1:9")
+    membership = SavedMembership.model_construct(
+        addresses=("192.0.2.7:1",), ca_certificate_der=b"ca", tls_key_pem=b"tls key tls key", credential=b"C" * 70,
+        manifest=b"", dataset=b"", start_record=b"", coordinator_peer_id="p", bootstrap=(), peer_addresses=(),
+    )  # fmt: skip
+    save_membership(folder / "runs" / "r", membership)
+    monkeypatch.setenv("SOME_API_TOKEN", "hunter2hunter2")
+    planted = [
+        GOOD,
+        (b"s" * 31 + b"!").hex(),
+        base64.b64encode(b"s" * 31 + b"!").decode().rstrip("=")[:-1],
+        identity.libp2p_private_key_bytes().hex(),
+        authority_key.hex(),
+        base64.urlsafe_b64encode(authority_key).decode().rstrip("=")[:-1],
+        "tls key tls key",
+        base64.b64encode(b"C" * 70).decode()[:90],
+        "hunter2hunter2",
+        "hf_abcdefghijklmnopqrstuvwx",
+        "192.0.2.7",
+    ]
+    text = "\n".join(json.dumps({"event": "e", "said": secret}) for secret in planted)
+    (folder / "logs").mkdir()
+    for name in ("peer.log", "peer.log.1", "host.log", "host.log.1"):
+        (folder / "logs" / name).write_text(text, encoding="utf8")
+    for secret in planted:
+        (folder / secret.replace("/", "_")[:200]).write_bytes(b"")
+    write_final_status(folder, PeerStatus(peer="p", name="n", reason=" ".join(planted)))
+    monkeypatch.setenv("POTLUCK_HOST_ANNOUNCE_HOST", "192.0.2.7")
+    monkeypatch.setenv("POTLUCK_PEER_ANNOUNCE_HOST", GOOD)
+    potluck.bugreport(folder, out)
+    with zipfile.ZipFile(out) as archive:
+        kept = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert set(kept) == {
+        "machine.json",
+        *(f"{kind}/{name}" for kind in ("host", "peer") for name in ("status.json", "settings.json", "files.txt")),
+        *(f"{kind}/logs/{kind}.log{end}" for kind in ("host", "peer") for end in ("", ".1")),
+    }
+    found = [(name, secret) for name, content in kept.items() for secret in planted if secret[:200] in content]
+    assert found == []
+    said = capsys.readouterr().out
+    assert all(name in said.split("wrote")[0] for name in kept)
+
+
+def test_bugreport_never_overwrites_a_file(tmp_path: Path) -> None:
+    (tmp_path / "peer" / "runs").mkdir(parents=True)
+    out = tmp_path / "out.zip"
+    out.write_text("mine", encoding="utf8")
+    done = _potluck("bugreport", "--state-dir", str(tmp_path / "peer"), "--out", str(out))
+    assert done.returncode == 3
+    assert "exists already" in done.stderr
+    assert out.read_text(encoding="utf8") == "mine"
+
+
+def test_completion_of_bash_knows_the_commands() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMP_WORDS": "potluck sta", "COMP_CWORD": "1"}
+    environment["_POTLUCK_COMPLETE"] = "complete_bash"
+    command = [sys.executable, "-m", "potluck"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["status"]
+
+
+def test_mistyped_command_is_answered_with_the_one_that_may_be_meant() -> None:
+    assert "Did you mean 'status'?" in _one_line(_potluck("statu"), 2)

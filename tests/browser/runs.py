@@ -7,7 +7,6 @@ import random
 import time
 from pathlib import Path
 
-from coordinator.chain_log import RoundRow
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.metrics import Counts, Moment
 from coordinator.run_core import Phase, RunState
@@ -17,6 +16,7 @@ from peer.status import LastRound, PeerStatus
 from protocol.coordination import PeerReport
 from protocol.identity import Identity
 from protocol.ids import CommitId, Root, UnitName
+from protocol.rounds.round_row import RoundRow
 
 NUM_ROUNDS = 100
 TOKENS = 400_000

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator import chain_log
-from coordinator.chain_log import ChainLog, round_row
+from coordinator.chain_log import ChainLog
 from protocol.errors import RemoteProtocolError
-from protocol.ids import PeerId, Root
+from protocol.ids import Root
 from protocol.rounds import lineage
 from protocol.rounds.chain import ChainLink, link_of
-from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain, rows_of
+from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain, rows_of
 
 
 def new_log(chain: Chain) -> ChainLog:
@@ -192,21 +192,6 @@ def test_a_fork_deeper_than_what_may_be_followed_is_known_and_not_followed(monke
     take(log, theirs.certificates)
     assert log.knows(theirs.head[0])
     assert log.head.commit == ours.head[0]
-
-
-def test_round_row_says_shares_coverage_and_omissions() -> None:
-    chain = Chain()
-    late = PeerId("late")
-    chain.commit((100, 200, 350), omitted=((late, "too late"),))
-    log = new_log(chain)
-    take(log, chain.certificates)
-    row = round_row(log.head)
-    assert row.members == tuple(p.peer_id for p in PEERS)
-    assert row.shares == pytest.approx((100 / 600, 200 / 600, 300 / 600))
-    assert row.coverage == pytest.approx((3 * 3 + 1 * 4) / (4 * 4))
-    assert row.omitted == ((late, "too late"),)
-    with pytest.raises(RemoteProtocolError):
-        round_row(chain.genesis)
 
 
 def test_only_what_a_start_needs_is_decoded_and_the_rest_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.chain_log import RoundRow
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import (
@@ -23,6 +22,7 @@ from coordinator.run_view import (
 )
 from protocol.coordination import PeerReport
 from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.rounds.round_row import RoundRow
 from tests.coordinator.chain_world import PEERS
 
 UNIT = UnitName("fragment-0")

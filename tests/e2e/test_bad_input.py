@@ -4,6 +4,7 @@ with its own exit code, and hurts nobody else.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
@@ -244,6 +245,21 @@ def test_checkpoint_that_cannot_be_written_is_said_and_the_next_one_works(run: R
     run.host.wait_for("checkpoint_written", written + 1)
     # The run's first one is kept for ever.
     assert verify_checkpoint(min(folder.glob("0*"))) == verify_checkpoint(run.checkpoint)
+
+
+def test_status_peers_and_rounds_show_what_runs_from_a_folder(run: Run) -> None:
+    hosted = run_potluck("status", "--state-dir", str(run.state))
+    assert hosted.returncode == 0, hosted.stderr
+    assert hosted.stdout.startswith(f"host, running, in {run.state}\ntiny: training")
+    joined = json.loads(run_potluck("status", "--state-dir", str(run.folder / "peer"), "--json").stdout)
+    assert joined["host"] is None
+    assert (joined["peer"]["is_running"], joined["peer"]["status"]["run"]) == (True, "tiny")
+    (row,) = json.loads(run_potluck("peers", "--state-dir", str(run.state), "--json").stdout)["host"]
+    assert row["peer"] == joined["peer"]["status"]["peer"]
+    rounds = run_potluck("rounds", "--state-dir", str(run.folder / "peer"), "--last", "2").stdout.splitlines()
+    assert rounds[0].split()[0] == "ROUND"
+    assert "1: " in rounds[1]
+    assert max(map(len, rounds)) <= 80
 
 
 def test_host_and_peer_go_on_after_all_that(run: Run) -> None:

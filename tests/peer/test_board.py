@@ -16,6 +16,7 @@ from peer.roster import HOST_AWAY_S, Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
+from protocol.rounds.state import PeerView
 from tests.protocol.rounds.round_table import Table
 
 
@@ -154,3 +155,26 @@ def test_a_state_that_differs_from_the_attested_one_is_told() -> None:
     assert board.read().round_waiting == "round 2 is due"
     chain.is_sound = True
     assert board.read().is_sound
+
+
+async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    board = Board(PeerId("me"), VirtualClock(), 0.0)
+    assert (board.known_peers(), board.latest_rounds()) == ([], [])
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live()))
+    seat = table.live()[0]
+    tree = seat.state.tree
+    path = tree.path(tree.root, seat.head.commit)
+    assert path is not None
+    views = {
+        PeerId(name): PeerView(
+            PeerId(name), heard_at_s=trio.current_time() - ago_s, left=name == "left", lost=name == "lost"
+        )
+        for name, ago_s in (("here", 0.0), ("left", 0.0), ("lost", 0.0), ("silent", 100.0))
+    }
+    links = [tree.nodes[tree.root].link, *(node.link for node in path)]
+    board.service = SimpleNamespace(state=SimpleNamespace(peers=views), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    assert [row["state"] for row in board.known_peers()] == ["here", "left", "lost", "silent"]
+    assert [row["index"] for row in board.latest_rounds()] == [link.index for link in links if link.record is not None]

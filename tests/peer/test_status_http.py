@@ -22,7 +22,7 @@ async def _served() -> AsyncIterator[str]:
     listener = bind_http("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         port = listener.getsockname()[1]
-        await nursery.start(serve_http, listener, peer_app(lambda: STATUS))
+        await nursery.start(serve_http, listener, peer_app(lambda: STATUS, lambda: [{"name": "brisk-lentil"}]))
         with trio.fail_after(20):
             yield f"http://127.0.0.1:{port}"
         nursery.cancel_scope.cancel()
@@ -39,6 +39,9 @@ async def test_server_answers_status_metrics_health_and_page() -> None:
         metrics = await trio.to_thread.run_sync(_get, f"{base}/metrics")
         health = await trio.to_thread.run_sync(_get, f"{base}/healthz")
         page = await trio.to_thread.run_sync(_get, f"{base}/")
+        peers = json.loads(await trio.to_thread.run_sync(_get, f"{base}/peers.json"))
+        rounds = json.loads(await trio.to_thread.run_sync(_get, f"{base}/rounds.json"))
+    assert (peers, rounds) == ({"peers": [{"name": "brisk-lentil"}]}, {"rounds": []})
     assert status["name"] == "calm otter"
     assert 'potluck_peer_sent_bytes_total{lane="bulk"} 6.0' in metrics
     assert health == "ok\n"

@@ -1,0 +1,94 @@
+"""What `potluck status`, `peers` and `rounds` show of the peer that keeps its state on this machine, running or not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from averaging.network.http_get import get_json
+from peer.status import PeerStatus, last_status, status_place
+from peer.status_text import status_lines
+from protocol.errors import StorageError, UnreachableError
+from protocol.looks import Look, Row, rows_of
+
+_REMEDY: Final = "start it with: potluck join"
+
+LOG_NAME: Final = "peer.log"
+"""In the log folder of the state folder."""
+
+
+def folder_of(state_dir: Path | None) -> Path:
+    """Where a peer keeps its state: as given, or as configured.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from peer.config import load_peer_config
+
+    return load_peer_config({"state_dir": state_dir}).state_dir
+
+
+def is_here(folder: Path) -> bool:
+    """Whether a peer ever ran from the folder."""
+    return (folder / "runs").is_dir() or (folder / "identity").exists()
+
+
+def look(folder: Path) -> Look:
+    """One look at the peer of `folder`. Blocks, at most some seconds."""
+    try:
+        status, peers, rounds = _ask(folder)
+        return Look("peer", str(folder), True, "", status, _lines(status), peers, rounds)
+    except UnreachableError as error:
+        left = last_status(folder)
+        if left is None:
+            return Look("peer", str(folder), is_running=False, note=error.one_line(), status={})
+        note = f"{error.found}; this is what it said when it left; {_REMEDY}"
+        status = left.model_dump(mode="json")
+        return Look("peer", str(folder), False, note, status, _lines(status))
+
+
+def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
+    place = status_place(folder)
+    if place is None:
+        raise UnreachableError(f"no peer runs from {folder}", "a running peer", _REMEDY)
+    try:
+        status = get_json(f"{place.url}/status.json")
+        if status.get("peer") != place.peer:  # its port went to another daemon
+            raise UnreachableError(f"another daemon answers at {place.url}", "a running peer", _REMEDY)
+        peers, rounds = get_json(f"{place.url}/peers.json"), get_json(f"{place.url}/rounds.json")
+    except UnreachableError as error:
+        raise UnreachableError(f"no peer runs from {folder} ({error.found})", "a running peer", _REMEDY) from error
+    return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
+
+
+def _lines(status: Row) -> tuple[str, ...]:
+    try:
+        return tuple(status_lines(PeerStatus.model_validate(status)))
+    except ValueError:
+        return ("its status is of another release of potluck; `potluck status --json` shows it as it is",)
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """The settings that a peer of the folder would run with, from all sources, as plain values.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from peer.config import load_peer_config
+
+    return load_peer_config({"state_dir": folder}).model_dump(mode="json")
+
+
+def secrets(folder: Path) -> list[bytes]:
+    """What must never leave the machine: identity, credentials, their keys. Files that cannot be read are passed over."""
+    from peer.membership_file import FILE_NAME, load_membership
+    from protocol.identity_file import secrets_of
+
+    found = list(secrets_of(folder / "identity"))
+    for path in folder.glob(f"runs/*/{FILE_NAME}"):
+        with suppress(StorageError):
+            saved = load_membership(path.parent)
+            if saved is not None:
+                found += [saved.credential, saved.tls_key_pem]
+    return found

@@ -1,0 +1,159 @@
+"""What the daemons of this machine say about themselves, as text for people and as JSON for scripts. Fetching it is not done here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.tables import bits, duration, number, shortened, table, whole
+
+Row = Mapping[str, object]
+
+_NAMED: Final = 3
+"""Members of a round that its line in the table has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a daemon.
+
+    Attributes:
+        kind: "host" or "peer".
+        folder: its state folder.
+        is_running: whether it answered just now.
+        note: where it did not, why not and what is shown instead, in one sentence.
+        status: what it says, or said last; empty when nothing is known.
+        lines: the status for people.
+        peers: the peers that it knows, each with at least "peer" and "name".
+        rounds: its run's latest rounds, oldest first.
+    """
+
+    kind: str
+    folder: str
+    is_running: bool
+    note: str
+    status: Row
+    lines: Sequence[str] = ()
+    peers: Sequence[Row] = ()
+    rounds: Sequence[Row] = ()
+
+
+def rows_of(value: object) -> list[Row]:
+    """The objects in what should be a list of them; anything else is left out."""
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def looks_json(looks: Sequence[Look]) -> dict[str, object]:
+    """For `potluck status --json`: {"host": ..., "peer": ...}, None for what this machine has not."""
+    found: dict[str, object] = {"host": None, "peer": None}
+    for look in looks:
+        found[look.kind] = {
+            "folder": look.folder,
+            "is_running": look.is_running,
+            "note": look.note,
+            "status": dict(look.status) or None,
+        }
+    return found
+
+
+def _titled(look: Look, lines: Sequence[str]) -> list[str]:
+    state = "running" if look.is_running else "not running"
+    told = [f"{look.kind}, {state}, in {look.folder}"]
+    if look.note:
+        told.append(look.note)
+    return told + list(lines)
+
+
+def status_text(looks: Sequence[Look]) -> list[str]:
+    """Each daemon's lines under its title."""
+    blocks = [_titled(look, look.lines) for look in looks]
+    return [line for number, block in enumerate(blocks) for line in (["", *block] if number else block)]
+
+
+def _by_kind(looks: Sequence[Look], kept: Mapping[str, Sequence[Row]]) -> dict[str, object]:
+    found: dict[str, object] = {"host": None, "peer": None}
+    return found | {look.kind: [dict(row) for row in kept[look.kind]] for look in looks}
+
+
+def peers_json(looks: Sequence[Look]) -> dict[str, object]:
+    """For `potluck peers --json`: {"host": [...], "peer": [...]}, None for what this machine has not."""
+    return _by_kind(looks, {look.kind: look.peers for look in looks})
+
+
+def rounds_json(looks: Sequence[Look], last: int) -> dict[str, object]:
+    """For `potluck rounds --json`: as `peers_json`, the newest `last` rounds, oldest first."""
+    return _by_kind(looks, {look.kind: look.rounds[-last:] for look in looks})
+
+
+def peers_text(looks: Sequence[Look]) -> list[str]:
+    """One table for each daemon."""
+    return _tables(looks, [_peers_table(look.peers) for look in looks])
+
+
+def rounds_text(looks: Sequence[Look], last: int) -> list[str]:
+    """One table for each daemon, the newest `last` rounds, oldest first."""
+    return _tables(looks, [_rounds_table(look.rounds[-last:], _names(looks)) for look in looks])
+
+
+def _tables(looks: Sequence[Look], tables: Sequence[Sequence[str]]) -> list[str]:
+    lines: list[str] = []
+    for look, rows in zip(looks, tables, strict=True):
+        if len(looks) > 1 or not look.is_running:
+            lines += [""] * bool(lines) + _titled(look, ())
+        lines += rows
+    return lines
+
+
+def _peers_table(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ["no peer is known"]
+    cells = [
+        (
+            row.get("name") or "?",
+            row.get("state") or "?",
+            whole(row.get("index")),
+            whole(row.get("tokens_per_s")),
+            bits(row.get("loss")),
+            f"{duration(row.get('last_seen_s'))} ago" if number(row.get("last_seen_s")) is not None else "-",
+        )
+        for row in rows
+    ]
+    header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "HEARD")
+    return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE"}))
+
+
+def _rounds_table(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
+    if not rows:
+        return ["no round was committed yet"]
+    cells = [
+        (
+            whole(row.get("index")),
+            str(row.get("commit") or "?")[:8],
+            whole(row.get("total_tokens")),
+            _percent(row.get("coverage")),
+            str(len(rows_of(row.get("omitted")))),
+            _members(row, names) + (" (alone)" if row.get("lone") is True else ""),
+        )
+        for row in rows
+    ]
+    header = ("ROUND", "COMMIT", "TOKENS", "COVERED", "OUT", "MEMBERS")
+    return table(header, cells, right=frozenset({"ROUND", "TOKENS", "COVERED", "OUT"}))
+
+
+def _percent(share: object) -> str:
+    found = number(share)
+    return "-" if found is None else f"{100 * found:.0f}%"
+
+
+def _members(row: Row, names: Mapping[str, str]) -> str:
+    weights = row.get("weights")
+    shares = {str(peer): number(share) or 0.0 for peer, share in weights.items()} if isinstance(weights, dict) else {}
+    largest = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{names.get(peer, shortened(peer, 12))} {100 * share:.0f}%" for peer, share in largest[:_NAMED]]
+    more = [f"{len(largest) - _NAMED} more"] if len(largest) > _NAMED else []
+    return f"{len(largest)}: " + ", ".join(shown + more) if largest else "-"
+
+
+def _names(looks: Sequence[Look]) -> dict[str, str]:
+    return {str(row.get("peer")): str(row.get("name")) for look in looks for row in look.peers}

@@ -1,0 +1,71 @@
+"""One commit for people: who took part with what share, what was left out and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, PeerId
+from protocol.rounds.chain import ChainLink
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """One commit for people. Shares are of the summed weights, coverage of members times chunks; both 0 to 1. `tokens` are what each
+    member is credited with.
+    """
+
+    index: int
+    commit: CommitId
+    members: tuple[PeerId, ...]
+    shares: tuple[float, ...]
+    coverage: float
+    omitted: tuple[tuple[PeerId, str], ...]
+    is_lone: bool
+    tokens: tuple[int, ...] = ()
+
+
+def round_row(link: ChainLink) -> RoundRow:
+    """Who took part in a commit, with what weight, what was left out and why.
+
+    Raises:
+        RemoteProtocolError: `link` is a genesis.
+    """
+    record = link.record
+    if record is None:
+        raise RemoteProtocolError("a genesis asked for its round", "a commit")
+    weights = [min(c.tokens, record.weight_cap_tokens) for c in record.contributors]
+    total = sum(weights) or 1
+    omitted = sorted({(o.peer, o.reason) for part in record.slices for o in part.omitted})
+    members = {c.peer for c in record.contributors} | {peer for peer, _ in omitted}
+    chunks = record.slices[-1].stop_chunk
+    covered = sum(
+        (part.stop_chunk - part.first_chunk) * (len(members) - len({o.peer for o in part.omitted}))
+        for part in record.slices
+    )
+    return RoundRow(
+        index=link.index,
+        commit=link.commit,
+        members=tuple(c.peer for c in record.contributors),
+        shares=tuple(w / total for w in weights),
+        coverage=covered / (chunks * len(members)),
+        omitted=tuple(omitted),
+        is_lone=record.lone,
+        tokens=tuple(c.credited_tokens for c in record.contributors),
+    )
+
+
+def round_json(row: RoundRow, total_tokens: int, unix_s: int | None) -> dict[str, object]:
+    """A round as both daemons show it; `unix_s` is when its certificate was first seen, None where nobody wrote that down."""
+    return {
+        "index": row.index,
+        "commit": row.commit.hex(),
+        "members": list(row.members),
+        "weights": dict(zip(row.members, row.shares, strict=True)),
+        "tokens": dict(zip(row.members, row.tokens, strict=False)),
+        "coverage": row.coverage,
+        "omitted": [{"peer": peer, "reason": reason} for peer, reason in row.omitted],
+        "lone": row.is_lone,
+        "total_tokens": total_tokens,
+        "unix_s": unix_s,
+    }

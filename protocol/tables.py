@@ -1,0 +1,80 @@
+"""Plain text for people: tables that fit a terminal, numbers with their units. Text of strangers cannot move the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import Final
+
+WIDTH: Final = 80
+"""Columns of the narrowest terminal that is still usual; wider lines would wrap in mails and bug reports."""
+
+_GAP: Final = "  "
+
+
+def printable(text: object) -> str:
+    """The text on one line; control characters, which a stranger may have put there, are shown as escapes."""
+    shown = str(text)
+    return shown if shown.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters, the last one an ellipsis where something was cut."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: frozenset[str] = frozenset()) -> list[str]:
+    """Lines of at most WIDTH columns; columns named in `right` are set to the right, and the last one is cut where it is too long."""
+    cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(header))]
+    before_last = sum(widths[:-1]) + len(_GAP) * (len(header) - 1)
+    widths[-1] = min(widths[-1], max(len(header[-1]), WIDTH - before_last))
+    lines = []
+    for row in cells:
+        parts = [
+            shortened(text, width).rjust(width) if name in right else shortened(text, width).ljust(width)
+            for name, text, width in zip(header, row, widths, strict=True)
+        ]
+        lines.append(_GAP.join(parts).rstrip())
+    return lines
+
+
+def number(value: object) -> float | None:
+    """The value when it can be shown as a number."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def duration(value: object) -> str:
+    """As "12 s", "3 min", "2.5 h" or "3.1 days"; "unknown" for what is no number."""
+    seconds = number(value)
+    if seconds is None:
+        return "unknown"
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.1f} days"
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def in_bytes(count: object) -> str:
+    """As "12 B" or "3.4 MB", in decimal units; "-" for what is no number."""
+    size = number(count)
+    if size is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def whole(value: object) -> str:
+    """A number without decimals, thousands apart; "-" for what is none."""
+    found = number(value)
+    return "-" if found is None else f"{found:,.0f}"
+
+
+def bits(nats: object) -> str:
+    """A loss in nats as bits, three decimals; "-" for what is no number."""
+    found = number(nats)
+    return "-" if found is None else f"{found / log(2):.3f}"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from peer.status import PeerStatus
+from peer.status_text import status_lines
+
+STATUS = PeerStatus(
+    peer="12D3KooW",
+    name="calm-otter",
+    run="tiny",
+    state="training",
+    reason="training",
+    round_waiting="round 8 is due in 30 s",
+    restarted="restarted at round 3; nothing was lost",
+    credential_left_s=30 * 86400.0,
+    host_heard_ago_s=4.0,
+    index=7,
+    total_tokens=700,
+    target_total_tokens=1000,
+    tokens_per_s=1234.0,
+    loss=1.386,
+    bytes_up=2_500_000,
+    worker_restarts=2,
+    is_sound=False,
+)
+
+
+def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
+    text = "\n".join(status_lines(STATUS))
+    for said in (
+        "calm-otter in tiny: training, training",
+        "round 7, 700 of 1,000 tokens",
+        "1,234 tokens/s, 2.000 bits per byte",
+        "2.5 MB up",
+        "round 8 is due in 30 s",
+        "host heard 4 s ago; credential good for 30.0 days",
+        "restarted at round 3",
+        "brought back 2 times",
+        "differs from the one",
+    ):
+        assert said in text
+
+
+def test_newcomer_and_ended_credential_are_said() -> None:
+    text = "\n".join(status_lines(PeerStatus(peer="p", name="n", reason="starting\x1b")))
+    assert "n in no run yet: joining, starting\\x1b" in text
+    assert "host" not in text
+    ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
+    assert "(away); credential ended" in "\n".join(status_lines(ended))

@@ -1,0 +1,28 @@
+"""One commit for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import PeerId
+from protocol.rounds.chain import link_of
+from protocol.rounds.round_row import round_json, round_row
+from protocol.wire import decode_certificate
+from tests.coordinator.chain_world import PEERS, Chain
+
+
+def test_round_row_says_shares_coverage_and_omissions() -> None:
+    chain = Chain()
+    late = PeerId("late")
+    chain.commit((100, 200, 350), omitted=((late, "too late"),))
+    row = round_row(link_of(decode_certificate(chain.certificates[0]).record))
+    assert row.members == tuple(p.peer_id for p in PEERS)
+    assert row.shares == pytest.approx((100 / 600, 200 / 600, 300 / 600))
+    assert row.coverage == pytest.approx((3 * 3 + 1 * 4) / (4 * 4))
+    assert row.omitted == ((late, "too late"),)
+    shown = round_json(row, 600, None)
+    assert (shown["index"], shown["total_tokens"], shown["unix_s"]) == (1, 600, None)
+    assert shown["omitted"] == [{"peer": "late", "reason": "too late"}]
+    with pytest.raises(RemoteProtocolError):
+        round_row(chain.genesis)

@@ -1,0 +1,65 @@
+"""Plain text for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.tables import WIDTH, bits, duration, in_bytes, printable, table, whole
+
+
+def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is() -> None:
+    lines = table(
+        ("NAME", "ROUND", "WHY"), [("brisk-lentil", 7, "x" * 200), ("a", 12345, "")], right=frozenset({"ROUND"})
+    )
+    assert lines[0] == "NAME          ROUND  WHY"
+    assert lines[1].startswith("brisk-lentil      7  xxx")
+    assert lines[1].endswith("…")
+    assert lines[2] == "a             12345"
+    assert max(len(line) for line in lines) == WIDTH
+
+
+def test_table_without_rows_is_its_header() -> None:
+    assert table(("A", "B"), []) == ["A  B"]
+
+
+def test_text_of_strangers_cannot_move_the_cursor() -> None:
+    assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
+    (_, line) = table(("A",), [("\r\x07",)])
+    assert line == "\\r\\x07"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (89, "89 s"),
+        (90, "2 min"),
+        (5400, "1.5 h"),
+        (3 * 86400, "3.0 days"),
+        ("soon", "unknown"),
+        (True, "unknown"),
+    ],
+)
+def test_duration_has_a_unit(seconds: object, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (2_500_000, "2.5 MB"),
+        (3e12, "3.0 TB"),
+        (5e15, "5000.0 TB"),
+        (None, "-"),
+    ],
+)
+def test_bytes_have_a_unit(count: object, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+def test_what_is_no_number_is_a_dash() -> None:
+    assert (whole(1234.4), whole(None), whole("x")) == ("1,234", "-", "-")
+    assert (bits(0.6931471805599453), bits(None)) == ("1.000", "-")
