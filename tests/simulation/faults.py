@@ -126,21 +126,27 @@ async def _bad_donor(world: World, chooser: random.Random, lasts_s: float) -> No
 
 
 async def _ban(world: World, chooser: random.Random, lasts_s: float) -> None:
-    """The host sends one peer away for good. The others hear of it one after another, and it itself goes on until the end."""
+    """The host sends one peer away for good. Their reports get through one after another, its own last: it goes on until then."""
     nodes = _awake(world)
-    if len(nodes) < 4 or world.banned:
+    if len(nodes) < 4 or world.host.has_banned:
         return  # a second one might take half of a roster away that waits for both for ever
     node = chooser.choice(nodes)
-    world.banned.add(node.peer)
     node.has_left = True
     others = [other for other in world.nodes if other is not node]
     chooser.shuffle(others)
     world.happened("ban", node.name)
-    for other in others:
-        other.bans.add(node.peer)
-        await world.swarm.timers.sleep(lasts_s / len(others))
+    host = world.host
+    host.cut_off |= {other.peer for other in world.nodes}
+    host.ban(node.peer)
+    try:
+        for other in others:
+            host.cut_off.discard(other.peer)
+            await world.swarm.timers.sleep(lasts_s / len(others))
+    finally:
+        host.cut_off.clear()
+    host.ban(node.peer)  # once more where the host came back with an old copy before anybody had heard of it
     if node.is_up:
-        node.crash()
+        host.hear(node)
 
 
 # --- links --------------------------------------------------------------------------------------------------------------------
@@ -198,14 +204,11 @@ async def _pair(world: World, chooser: random.Random, lasts_s: float) -> None:
         await world.swarm.timers.sleep(lasts_s)
 
 
-async def _directory(world: World, chooser: random.Random, lasts_s: float) -> None:
-    """Nobody answers for the directory: peers go on with whom they know."""
-    world.happened("directory")
-    world.swarm.is_directory_up = False
-    try:
+async def _coordinator(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """Nobody reaches the host, nor the directory that it answers for: peers go on with whom they know, newcomers wait."""
+    world.happened("coordinator")
+    with world.host.away():
         await world.swarm.timers.sleep(lasts_s * 3)
-    finally:
-        world.swarm.is_directory_up = True
 
 
 async def _slow_link(world: World, chooser: random.Random, lasts_s: float) -> None:
@@ -261,7 +264,7 @@ FAULTS: dict[str, Fault] = {
     "three sides": _three_sides,
     "one way": _one_way,
     "pair": _pair,
-    "directory": _directory,
+    "coordinator": _coordinator,
     "slow link": _slow_link,
     "lossy link": _lossy_link,
     "duplicates": _duplicates,

@@ -35,6 +35,7 @@ from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
+from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
 from tests.simulation.signing import HashSigner
@@ -182,7 +183,13 @@ class Node:
         self.is_rotten = False
         self.is_disk_damaged = False
         self.donor = Donor()
-        self.bans: set[PeerId] = set(world.banned)
+        self.has_credential = False
+        """Whether the host ever admitted it; that stays on its disk, as its book of bans does."""
+
+        self.ban_book = BanBook()
+        self.bans: set[PeerId] = set()
+        """Whom the entries of its book name."""
+
         self.roster: Roster | None = None
         """Who has shown a credential, where a story is about that; everybody is a member otherwise."""
 

@@ -19,7 +19,7 @@ from tests.simulation.transitions import (
 
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
-LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "directory", "slow link", "lossy link")
+LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
 FAULT_KINDS = (*PROCESS_FAULTS, *LINK_FAULTS, *MESSAGE_FAULTS, SKEW)
@@ -97,7 +97,7 @@ _MIXED = {
     "three sides": 1,
     "one way": 2,
     "pair": 2,
-    "directory": 1,
+    "coordinator": 1,
     "slow link": 2,
     "lossy link": 2,
     "duplicates": 2,
@@ -106,7 +106,7 @@ _MIXED = {
 }
 _MANY_FAULTS = (*TAKING_OVER, *MENDING)
 _APART = (*_MANY_FAULTS, *SWITCHING, *ANSWERING)
-_SIDES = {"two sides": 4, "three sides": 2, "one way": 2, "pair": 2, "directory": 1, "crash": 1, "join": 1}
+_SIDES = {"two sides": 4, "three sides": 2, "one way": 2, "pair": 2, "coordinator": 1, "crash": 1, "join": 1}
 
 PROFILES = {
     profile.name: profile

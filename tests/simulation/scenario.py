@@ -389,6 +389,7 @@ async def _play(told: Scenario, outcome: Outcome, scenes: list[Scene], keeps_tra
         if keeps_trace:
             world.trace.lines = outcome.lines
         outcome.faults = world.faults
+        nursery.start_soon(world.host.serve)
         scene = Scene(world, random.Random(f"scenario {outcome.seed}"))
         scenes.append(scene)
         for node in scene.nodes if told.is_even else ():

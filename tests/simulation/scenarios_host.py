@@ -4,57 +4,28 @@ of its ledger while the swarm has two lineages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 import trio
 
-from coordinator.chain_log import Accepted, ChainLog
-from coordinator.ledger import CommitRow
-from peer.reporting import left_behind
 from peer.roster import HOST_AWAY_S, Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.ids import PeerId
-from protocol.rounds.chain import genesis_link
+from tests.simulation.host import Copy, Host
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scene, expect, scenario
 from tests.simulation.swarm import RUN_ID
 
 QUIET = replace(CALM, round_s=20.0, heartbeat_s=2.0, longest_interval_s=25.0, weights={"clock skew": 1})
-MAX_REPORTS = 8
 LONG_S = 1.5 * PATIENCE_S
 
 
-class _Host:
-    """What the host knows of the run: the production log of commits, and the ledger that it was read from."""
-
-    def __init__(self, scene: Scene, ledger: list[CommitRow]) -> None:
-        genesis = genesis_link(scene.world.start_record, scene.world.layout.spine)
-        self.log = ChainLog(genesis, RUN_ID, scene.world.verifier)
-        self.ledger = list(ledger)
-        self.log.replay(sorted(ledger, key=lambda row: row.index))
-
-    def hear(self, node: Node) -> None:
-        """A peer reports, from the commit on that is asked for, until nothing new comes."""
-        want = self.log.head.index + 1
-        for _ in range(MAX_REPORTS):
-            chain = node.services[node.units[0]].chain
-            certificates = chain.certificates
-            accepted = self._take(node, certificates[max(0, want - 1) :])
-            want = accepted.want_from_index
-            if want > len(certificates):
-                break
-        self._take(node, left_behind(node.services[node.units[0]], set()).values())
-
-    def _take(self, node: Node, certificates: Iterable[bytes]) -> Accepted:
-        head = node.services[node.units[0]].chain.head
-        accepted = self.log.verify(tuple(certificates), head.commit, head.index)
-        self.log.add(accepted.new)
-        for item in accepted.new:
-            link = item.link
-            self.ledger.append(CommitRow(link.commit, link.unit, item.parent, link.index, item.certificate, 0))
-        return accepted
+def _host_on(scene: Scene, disk: Copy) -> Host:
+    """Another one, that starts with this."""
+    host = Host(scene.world)
+    host.restart(disk)
+    return host
 
 
 @scenario(5, QUIET, num_seeds=2)
@@ -64,16 +35,17 @@ async def host_returns_with_an_old_copy(scene: Scene) -> None:
     """
     one, two = scene.nodes[:3], scene.nodes[3:]
     await scene.everybody_votes()
-    host = _Host(scene, [])
+    host = scene.world.host
     for node in scene.nodes:
         host.hear(node)
-    old_copy = list(host.ledger)
+    old_copy = host.copy()
     await scene.rounds(2)
     with scene.cut(one, two):
-        await scene.sleep(1.5 * PATIENCE_S)
+        with host.away():
+            await scene.sleep(LONG_S)
         for node in one:
             host.hear(node)
-        host = _Host(scene, old_copy)
+        host.restart(old_copy)
         for node in (two[0], one[0], two[1], one[1]):
             host.hear(node)
         heads = {node.services[node.units[0]].chain.head.commit for node in (one[0], two[0])}
@@ -86,14 +58,14 @@ async def host_returns_with_an_old_copy(scene: Scene) -> None:
     for node in scene.nodes:
         host.hear(node)
     expect(host.log.head.commit == scene.nodes[0].head, "the host follows what the swarm follows")
-    late = _Host(scene, old_copy)
+    late = _host_on(scene, old_copy)
     for node in scene.nodes:
         late.hear(node)
     expect(
         all(late.log.knows(head) for head in heads),
         "a host that comes back once all is healed hears of both lineages too",
     )
-    again = _Host(scene, host.ledger)
+    again = _host_on(scene, host.copy())
     expect(again.log.head.commit == host.log.head.commit, "also after one more restart")
 
 
@@ -211,9 +183,12 @@ async def ban_on_one_side(scene: Scene) -> None:
     two, three = nodes[:2], nodes[2:]
     banned, *others = three
     fork = scene.state(banned).link.index
+    host = scene.world.host
+    host.cut_off |= {node.peer for node in three}
+    host.ban(banned.peer)
     with scene.cut(two, three):
         for node in two:
-            node.bans.add(banned.peer)
+            host.hear(node)
         await scene.sleep(LONG_S)
         expect(scene.lone_rosters() == [frozenset(two)], "the two have a lineage of their own, once without a quorum")
         made = [known for known in scene.lineage(others[0]) if known.index > fork + 1]
@@ -223,14 +198,15 @@ async def ban_on_one_side(scene: Scene) -> None:
         head = scene.state(others[0]).link.commit
     await scene.agreement([*two, *others])
     expect(scene.is_followed(head), "what was signed before the ban was heard of stands")
-    scene.world.banned.add(banned.peer)
     for node in others:
         await scene.sleep(scene.chooser.choice((0.1, 3.0)))
-        node.bans.add(banned.peer)
+        host.cut_off.discard(node.peer)
+        host.hear(node)
     before = scene.world.rounds()
     await scene.rounds(3, [*two, *others])
     late = [known for known in scene.lineage(two[0]) if known.index > before + 1]
     expect(bool(late) and all(banned.peer not in known.counted for known in late), "it is counted no more")
     expect(all(banned.peer not in known.record.roster for known in late), "and votes no more")
-    banned.has_left = True
-    banned.crash()
+    host.cut_off.clear()
+    host.hear(banned)
+    expect(not banned.is_up, "it ends when it hears of that")

@@ -89,6 +89,7 @@ async def _tell(outcome: Outcome, profile: Profile, options: Options) -> None:
         if options.keeps_trace:
             world.trace.lines = outcome.lines
         outcome.faults, outcome.turnover, outcome.tokens = world.faults, world.turnover, world.tokens
+        nursery.start_soon(world.host.serve)
         for node in world.nodes:
             world.boot(node)
         try:
@@ -233,6 +234,7 @@ async def come_together(world: World) -> None:
         return is_sound and agree(world) and all(is_together(unit) for unit in world.layout.units)
 
     await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
+    world.host.check()
     check_spine(world)
     _check_tokens(world)
     for node in world.live_nodes():

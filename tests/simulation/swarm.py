@@ -13,13 +13,14 @@ import trio
 from averaging.codecs import codec_by_name
 from averaging.network.memory_network import LinkSpeed, MemorySwarm
 from averaging.state import UnitState, state_root
-from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.ids import CommitId, RunId, UnitName
 from protocol.rounds.messages import MAX_MEMBERS, Member, OuterStep
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body, genesis_id
 from tests.simulation import virtual_time
+from tests.simulation.host import Host
 from tests.simulation.invariants import KnownCommit, Observed, Violation
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
@@ -81,9 +82,6 @@ class World:
         self.tokens: Counter[str] = Counter()
         """What became of all tokens that were trained, at the end: lost ones by reason."""
 
-        self.banned: set[PeerId] = set()
-        """Whom the host has sent away; it tells every newcomer at once."""
-
         self.nodes: list[Node] = []
         for _ in range(num_peers):
             self.add_node()
@@ -92,6 +90,7 @@ class World:
         roster = tuple(sorted(node.peer for node in founders))
         units = tuple(self._start_unit(unit, founders) for unit in self.layout.units)
         self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0))
+        self.host = Host(self)
 
     def _start_unit(self, unit: UnitName, founders: list[Node]) -> StartUnit:
         root = state_root(self._zeros(unit, CommitId(bytes(32))), self.grid)
@@ -161,8 +160,8 @@ class World:
         return int(self.target_tokens * (1.0 + STAGGER * place))
 
     def boot(self, node: Node) -> None:
-        """Start a process, unless the host has sent its peer away."""
-        if node.peer in self.banned:
+        """Start a process, once the host admits its peer; it never does after a ban."""
+        if not self.host.admits(node):
             return
         self.trace.add(f"{node.name} starts")
         node.is_up = True
