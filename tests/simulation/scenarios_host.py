@@ -76,11 +76,9 @@ async def host_returns_after_everybody_was_restarted(scene: Scene) -> None:
     """
     one, two = scene.nodes[:3], scene.nodes[3:]
     await scene.everybody_votes()
-    host = _Host(scene, [])
-    for node in scene.nodes:
-        host.hear(node)
+    host = _host_on(scene, scene.world.host.copy())
     with scene.cut(one, two):
-        await scene.sleep(1.5 * PATIENCE_S)
+        await scene.sleep(LONG_S)
         heads = {node.services[node.units[0]].chain.head.commit for node in (one[0], two[0])}
         expect(len(heads) == 2, "the swarm has two lineages")
     await scene.agreement()
