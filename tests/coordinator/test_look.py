@@ -14,7 +14,7 @@ from coordinator.invites import STATUS_URL_KEY
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from coordinator.look import folder_of, is_here, look
 from coordinator.metrics import Counts, Moment
-from coordinator.status_page import status_app
+from coordinator.status_page import RunSource, status_app
 from tests.coordinator.test_run_view import picture, timed
 
 
@@ -29,7 +29,8 @@ async def test_running_host_is_asked_at_the_address_in_its_ledger(tmp_path: Path
     _remember(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}")
     moment = Moment(shown, Counts(), 100.0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(serve_http, listener, status_app(lambda: moment))
+        source = RunSource(lambda: moment, lambda _most: (), str)
+        await nursery.start(serve_http, listener, status_app(source))
         found = await trio.to_thread.run_sync(look, tmp_path)
         nursery.cancel_scope.cancel()
     assert (found.kind, found.is_running) == ("host", True)
