@@ -17,7 +17,9 @@ import grpc
 import grpc.aio
 import structlog
 import trio
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import _async as aio_health  # public as health.aio, which its type stubs do not know
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from protocol.coordination import (
     ERROR_METADATA_KEY,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 CALL_LIMIT_S: Final = 20.0
 """No call with one reply may take longer."""
 
@@ -164,30 +165,28 @@ class _Shell:
         return grpc.unary_stream_rpc_method_handler(handle)
 
 
-async def _health_check(request: bytes, context: Context) -> bytes:
-    service = health_pb2.HealthCheckRequest.FromString(request).service
-    if service not in ("", SERVICE_NAME):
-        await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service}")
-    response = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-    return bytes(response.SerializeToString())
-
-
-def _handlers(shell: _Shell, service: CoordinatorService) -> list[grpc.GenericRpcHandler[bytes, bytes]]:
+def _handler(shell: _Shell, service: CoordinatorService) -> grpc.GenericRpcHandler[bytes, bytes]:
     methods = {name: shell.unary(name, call) for name, call in service.unary_calls().items()}
     methods |= {name: shell.unary_from(name, call) for name, call in service.calls_from().items()}
     methods["WatchRun"] = shell.watch()
-    health = {"Check": grpc.unary_unary_rpc_method_handler(_health_check)}
-    return [
-        grpc.method_handlers_generic_handler(SERVICE_NAME, methods),
-        grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
-    ]
+    return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+
+async def _add_stock_services(server: grpc.aio.Server) -> None:
+    """What any gRPC client knows how to ask: health, and which calls and messages there are."""
+    servicer = aio_health.HealthServicer()
+    for name in ("", SERVICE_NAME):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 async def _start(
-    address: str, tls: ServerTls, handlers: list[grpc.GenericRpcHandler[bytes, bytes]]
+    address: str, tls: ServerTls, handler: grpc.GenericRpcHandler[bytes, bytes]
 ) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CONCURRENT_RPCS)
-    server.add_generic_rpc_handlers(handlers)
+    server.add_generic_rpc_handlers([handler])
+    await _add_stock_services(server)
     credentials = grpc.ssl_server_credentials([(tls.key_pem, tls.chain_pem)])
     try:
         port = server.add_secure_port(address, credentials)
@@ -211,9 +210,9 @@ async def open_rpc_server(
         MachineError: the port is taken or not ours to use.
     """
     answered: Counter[tuple[str, str]] = Counter()
-    handlers = _handlers(_Shell(service, thread, answered), service)
+    handler = _handler(_Shell(service, thread, answered), service)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    server, bound = await thread.run(_start, address, tls, handlers, timeout_s=_START_TIMEOUT_S)
+    server, bound = await thread.run(_start, address, tls, handler, timeout_s=_START_TIMEOUT_S)
     try:
         yield RpcServer(bound, answered)
     finally:
