@@ -54,11 +54,23 @@ def invite(
     state_dir: StateDir = None,
     uses: Annotated[int, typer.Option(help="How many peers may use it.")] = 1,
     hours: Annotated[float, typer.Option(help="How long it is good for.")] = 72.0,
+    qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too.")] = False,
 ) -> None:
     """Print one more invite of the run that is hosted here."""
-    from coordinator import commands
+    import shutil
 
-    typer.echo(commands.make_invite(state_dir, uses=uses, hours=hours))
+    from coordinator import commands
+    from coordinator.qr_code import qr_lines
+
+    line = commands.make_invite(state_dir, uses=uses, hours=hours)
+    typer.echo(line)
+    if qr:
+        columns = shutil.get_terminal_size().columns
+        lines = qr_lines(line, columns)
+        typer.echo(
+            "\n".join(lines) if lines else f"a terminal of {columns} columns is too narrow for its QR code",
+            err=not lines,
+        )
 
 
 def ban(

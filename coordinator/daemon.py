@@ -7,6 +7,7 @@ It takes no part in rounds. Stopping it stops admissions, checkpoints and the st
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -41,6 +42,7 @@ from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.look import LOG_NAME
 from coordinator.metrics import Counts, Moment
+from coordinator.qr_code import qr_lines
 from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.run_events import EventBook, RunEvent
 from coordinator.run_files import (
@@ -325,3 +327,5 @@ async def _greet(host: Host, addresses: HostAddresses, bootstrap: tuple[str, ...
     say(f"metrics  {url}/metrics")
     say(f"invite for {config.invite_uses} peers, good for {config.invite_hours:g} hours; on their machines:")
     say(f"\n    potluck join {line}\n")
+    if sys.stdout.isatty() and (code := qr_lines(line, shutil.get_terminal_size().columns)):
+        say("\n".join(code))

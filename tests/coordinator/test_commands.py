@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from coordinator.admission import Decision, Verdict
+from coordinator.command_line import add_commands
 from coordinator.commands import (
     ban,
     fetch_status,
@@ -124,3 +127,17 @@ def test_host_refuses_a_bad_run_file_before_anything_else(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"run\.total_tokens is 0"):
         host(path, {"state_dir": tmp_path / "state"})
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(("columns", "is_drawn"), [("300", True), ("40", False)])
+def test_invite_as_a_qr_code_needs_a_terminal_that_is_wide_enough(
+    state: Path, monkeypatch: pytest.MonkeyPatch, columns: str, is_drawn: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    app = typer.Typer()
+    add_commands(app)
+    done = CliRunner().invoke(app, ["invite", "--qr", "--state-dir", str(state)])
+    line, *rest = done.stdout.splitlines()
+    assert done.exit_code == 0
+    assert decode_invite(line).secret
+    assert (len(rest) > 20, "too narrow" in done.stderr) == (is_drawn, not is_drawn)

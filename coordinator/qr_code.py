@@ -1,0 +1,26 @@
+"""An invite as a picture in the terminal, for a phone that carries it to another machine."""
+
+from __future__ import annotations
+
+import io
+from typing import Final
+
+BORDER_MODULES: Final = 2
+"""Of white around the code. The standard asks for 4; cameras read 2, and a terminal has few columns."""
+
+
+def qr_lines(text: str, columns: int) -> list[str] | None:
+    """The code in half blocks, two modules a character high; None where a line has fewer than its columns, or the text is too long for
+    any code. Lines carry their own colours, so that it is dark on light in every terminal.
+    """
+    import segno
+
+    try:
+        code = segno.make(text, error="l", micro=False)
+    except segno.DataOverflowError:
+        return None
+    if code.symbol_size(border=BORDER_MODULES)[0] > columns:
+        return None
+    drawn = io.StringIO()
+    code.terminal(drawn, border=BORDER_MODULES, compact=True)
+    return [f"\x1b[40;97m{line}\x1b[0m" for line in drawn.getvalue().splitlines()]
