@@ -67,7 +67,7 @@ from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
 from peer.start_record import StartSearch
-from peer.status import StatusPlace, forget_status_place, write_final_status, write_status_place
+from peer.status import write_final_status
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
 from peer.worker_process import EarlyWorker
@@ -207,7 +207,6 @@ async def _main(
         app = peer_app(board.read, board.known_peers, board.latest_rounds)
         addresses = await nursery.start(serve_http, listener, app)
         print(f"status page: {addresses[0]}", flush=True)
-        write_status_place(config.state_dir, StatusPlace(url=_local_url(addresses[0]), peer=board.peer))
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
         nursery.start_soon(controls.keep)
         nursery.start_soon(disk.keep_measured)
@@ -220,14 +219,8 @@ async def _main(
             await nursery.start(watch_signals, leave)
             await _take_part(life)
         write_final_status(config.state_dir, board.read())
-        forget_status_place(config.state_dir)
         nursery.cancel_scope.cancel()
     return 0
-
-
-def _local_url(url: str) -> str:
-    """Where this machine itself asks: an address that stands for all of them is not one to dial."""
-    return url.rstrip("/").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 async def _take_part(life: _Life) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from averaging.network.http_get import get_json
-from peer.status import PeerStatus, last_status, status_place
+from averaging.network.status_address import read_status_address
+from peer.status import PeerStatus, last_status
 from peer.status_text import status_lines
-from protocol.errors import StorageError, UnreachableError
+from protocol.errors import ConfigError, MachineError, StorageError, UnreachableError
 from protocol.looks import Look, Row, rows_of
 
 _REMEDY: Final = "start it with: potluck join"
@@ -49,17 +50,26 @@ def look(folder: Path) -> Look:
 
 
 def _ask(folder: Path) -> tuple[Row, list[Row], list[Row]]:
-    place = status_place(folder)
-    if place is None:
-        raise UnreachableError(f"no peer runs from {folder}", "a running peer", _REMEDY)
     try:
-        status = get_json(f"{place.url}/status.json")
-        if status.get("peer") != place.peer:  # its port went to another daemon
-            raise UnreachableError(f"another daemon answers at {place.url}", "a running peer", _REMEDY)
-        peers, rounds = get_json(f"{place.url}/peers.json"), get_json(f"{place.url}/rounds.json")
-    except UnreachableError as error:
+        url = read_status_address(folder)
+        status = get_json(f"{url}/status.json")
+        if status.get("peer") != _own_id(folder):  # its port went to another daemon
+            raise UnreachableError(f"another daemon answers at {url}", "a running peer", _REMEDY)
+        peers, rounds = get_json(f"{url}/peers.json"), get_json(f"{url}/rounds.json")
+    except (UnreachableError, ConfigError, MachineError) as error:
         raise UnreachableError(f"no peer runs from {folder} ({error.found})", "a running peer", _REMEDY) from error
     return status, rows_of(peers.get("peers")), rows_of(rounds.get("rounds"))
+
+
+def _own_id(folder: Path) -> str:
+    """Who keeps its state here.
+
+    Raises:
+        MachineError, ConfigError: the identity cannot be read.
+    """
+    from protocol.identity_file import read_identity
+
+    return read_identity(folder / "identity").peer_id
 
 
 def _lines(status: Row) -> tuple[str, ...]:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from protocol.errors import StorageError
-
 FINAL_STATUS_FILE: Final = "final_status.json"
 """In the peer's state folder: the last status, written when the daemon leaves."""
-
-STATUS_PLACE_FILE: Final = "status_place.json"
-"""In the peer's state folder: where the daemon that runs answers. A killed one leaves it behind, so who answers is compared."""
-
-_Kept = TypeVar("_Kept", bound=BaseModel)
 
 
 class LastRound(BaseModel):
@@ -136,57 +128,17 @@ class PeerStatus(BaseModel):
     last_round: LastRound | None = None
 
 
-class StatusPlace(BaseModel):
-    """Where a peer answers, "http://host:port" without a slash at the end, and which peer should."""
-
-    model_config = ConfigDict(frozen=True)
-
-    url: str
-    peer: str
-
-
 def write_final_status(state_dir: Path, status: PeerStatus) -> None:
     """Leave the last status behind, whole or not at all. For readers after the fact; nothing depends on it."""
-    _write(state_dir / FINAL_STATUS_FILE, status)
+    path = state_dir / FINAL_STATUS_FILE
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(status.model_dump_json() + "\n", encoding="utf8")
+    os.replace(temporary, path)
 
 
 def last_status(state_dir: Path) -> PeerStatus | None:
     """The status that the last daemon left behind; None where there is none that can be read."""
-    return _read(PeerStatus, state_dir / FINAL_STATUS_FILE)
-
-
-def write_status_place(state_dir: Path, place: StatusPlace) -> None:
-    """Tell other commands on this machine where this daemon answers.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
-    path = state_dir / STATUS_PLACE_FILE
     try:
-        _write(path, place)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
-
-
-def status_place(state_dir: Path) -> StatusPlace | None:
-    """Where the daemon that runs, or was killed, answers; None when there is none."""
-    return _read(StatusPlace, state_dir / STATUS_PLACE_FILE)
-
-
-def forget_status_place(state_dir: Path) -> None:
-    """The daemon is leaving: nobody answers any more. What cannot be removed is found out by who asks there."""
-    with suppress(OSError):
-        (state_dir / STATUS_PLACE_FILE).unlink()
-
-
-def _write(path: Path, value: BaseModel) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(value.model_dump_json() + "\n", encoding="utf8")
-    os.replace(temporary, path)
-
-
-def _read(kind: type[_Kept], path: Path) -> _Kept | None:
-    try:
-        return kind.model_validate_json(path.read_bytes())
+        return PeerStatus.model_validate_json((state_dir / FINAL_STATUS_FILE).read_bytes())
     except (OSError, ValueError):
         return None
