@@ -201,3 +201,18 @@ def verify_checkpoint(path: Path) -> str:
         f"verified: round {manifest.index} of {manifest.run_name}, {manifest.total_tokens} tokens, "
         f"state root {manifest.state_root}"
     )
+
+
+def export_checkpoint(path: Path, target: Path) -> str:
+    """Verify a checkpoint and write its model in the Hugging Face Llama layout; one line that says what was written.
+
+    Raises:
+        ConfigError: there is no checkpoint, or `target` cannot be used.
+        StorageError: the checkpoint does not verify, or `target` cannot be written.
+    """
+    from coordinator.checkpoint_export import export_checkpoint as export
+
+    exported = export(path, target)
+    manifest = exported.manifest
+    files = ", ".join(f"{name} ({num_bytes / 1e6:.1f} MB)" for name, num_bytes in exported.files.items())
+    return f"verified and exported: round {manifest.index} of {manifest.run_name}, to {target}: {files}"

@@ -77,6 +77,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["host", "run.toml", "another.toml"], "another.toml"),
         (["join", "--state-dir"], "--state-dir"),
         (["demo", "--tokens", "many"], "--tokens"),
+        (["checkpoint", "export", "only-one"], "OUT_DIR"),
     ],
 )
 def test_command_line_that_cannot_be_meant_is_one_line_and_exit_2(arguments: list[str], found: str) -> None:
