@@ -124,6 +124,8 @@ def _write(
         save_file(tensors, temporary / WEIGHTS_NAME, metadata=origin)
         for name, text in texts.items():
             (temporary / name).write_text(text, encoding="ascii")
+        # safetensors makes its files for their owner alone; what is exported is as open as this user's other files.
+        (temporary / WEIGHTS_NAME).chmod((temporary / CONFIG_NAME).stat().st_mode & 0o777)
         for name in names:
             _fsync(temporary / name)
         for name in names:

@@ -214,5 +214,5 @@ def export_checkpoint(path: Path, target: Path) -> str:
 
     exported = export(path, target)
     manifest = exported.manifest
-    files = ", ".join(f"{name} ({num_bytes / 1e6:.1f} MB)" for name, num_bytes in exported.files.items())
-    return f"verified and exported: round {manifest.index} of {manifest.run_name}, to {target}: {files}"
+    num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
+    return f"verified and exported: round {manifest.index} of {manifest.run_name}, {num_bytes / 1e6:.2f} MB to {target}: {names}"

@@ -47,7 +47,7 @@ def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
 
 def test_help_names_every_command_and_every_exit_code() -> None:
     text = _potluck("--help").stdout
-    for word in ("init", "host", "join", "invite", "ban", "status", "checkpoint", "demo", "130", "75"):
+    for word in ("init", "host", "join", "invite", "ban", "status", "checkpoint", "demo", "generate", "130", "75"):
         assert word in text
 
 
@@ -78,6 +78,8 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["join", "--state-dir"], "--state-dir"),
         (["demo", "--tokens", "many"], "--tokens"),
         (["checkpoint", "export", "only-one"], "OUT_DIR"),
+        (["generate"], "CHECKPOINT_DIR"),
+        (["generate", "folder", "--tokens", "many"], "--tokens"),
     ],
 )
 def test_command_line_that_cannot_be_meant_is_one_line_and_exit_2(arguments: list[str], found: str) -> None:

@@ -98,6 +98,7 @@ def test_folder_that_is_there_and_empty_is_filled_and_its_parents_are_made(check
     for target in (tmp_path / "empty", tmp_path / "a" / "b"):
         assert set(export_checkpoint(checkpoint, target).files) == ALL_FILES
         assert {path.name for path in target.iterdir()} == ALL_FILES
+        assert len({path.stat().st_mode for path in target.iterdir()}) == 1
 
 
 @pytest.mark.parametrize("name", ["full", "file", "file/below"])
