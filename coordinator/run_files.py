@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from averaging.data.corpus import Document, python_stdlib_documents, text_documents
-from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader, pack, parse_dataset
+from averaging.data.shards import MANIFEST_NAME, NO_START, DatasetManifest, TokenReader, pack, parse_dataset
 from averaging.data.yardsticks import pairs_nats_per_token, zlib_bits_per_byte
 from averaging.start_state import start_root
 from protocol.coordination import START_DOMAIN
@@ -62,6 +62,11 @@ class RunFiles:
     authority: CertificateAuthority
     was_created: bool
 
+    @property
+    def start_shards(self) -> tuple[Path, ...]:
+        """Files of the weights that the run starts with; none where they follow from the seed."""
+        return tuple(self.folder / DATA_FOLDER / entry.sha256 for entry in self.dataset.part("start"))
+
 
 def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
     """Open the run in `folder`, or make it from `run_file`: pack the data, make the authority, sign. Blocks.
@@ -73,7 +78,7 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
     config = load_run_config(run_file)
     if (folder / _MANIFEST_FILE).exists():
         return _reopen(run_file, config, folder)
-    dataset = _pack(config.data, folder / DATA_FOLDER, run_file.parent)
+    dataset = _pack(config, folder / DATA_FOLDER, run_file.parent)
     train, heldout = (_reader(dataset, folder, split) for split in ("train", "heldout"))
     _check_enough(config, train.num_tokens, heldout.num_tokens)
     authority = _make_authority(folder, now_unix_s)
@@ -116,12 +121,15 @@ def load_run(folder: Path) -> RunFiles:
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
 
 
-def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tuple[StartUnit, ...]:
+def start_units(
+    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[Path] = ()
+) -> tuple[StartUnit, ...]:
     """The units as the start record names them. Blocks: before there is one the genesis state is computed, which takes seconds where
-    the model is large.
+    the model is large. `given` are the shards of the weights to start with.
 
     Raises:
         RemoteProtocolError: `sealed_start` is no start record of the run.
+        StorageError: a shard of the weights to start with is lost or damaged.
     """
     if sealed_start is not None:
         run_id, verifier = manifest.run_id, Ed25519Verifier()
@@ -131,7 +139,7 @@ def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tup
     units = []
     for unit, schema in manifest.unit_schemas().items():
         grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
-        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed)))
+        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed, given)))
     return tuple(units)
 
 
@@ -163,10 +171,20 @@ def _documents(data: DataSection, base: Path) -> Sequence[Document]:
     return text_documents(data.glob, data.heldout_every, base)
 
 
-def _pack(data: DataSection, folder: Path, base: Path) -> DatasetManifest:
+def _pack(config: RunConfig, folder: Path, base: Path) -> DatasetManifest:
+    data, start = config.data, _start_bytes(config, base)
     licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
     documents = _documents(data, base)
-    return pack(documents, folder, shard_bytes=data.shard_bytes, source=data.source, licence=licence)
+    return pack(documents, folder, shard_bytes=data.shard_bytes, source=data.source, licence=licence, start=start)
+
+
+def _start_bytes(config: RunConfig, base: Path) -> memoryview:
+    """The weights that the run begins with, little-endian float32 in the schema's order; none where they follow from the seed."""
+    if not config.run.start_from:
+        return NO_START
+    from coordinator.llama_import import read_llama
+
+    return memoryview(read_llama(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
 
 
 def _check_enough(config: RunConfig, num_train: int, num_heldout: int) -> None:

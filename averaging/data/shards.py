@@ -1,7 +1,8 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that trusts nothing it has not checked.
 
-A shard is tokens as little-endian uint16. The data set's id is the hash of its manifest, so whoever has the id can check every
-byte, wherever it came from.
+A shard is tokens as little-endian uint16. The weights that a run starts with, if they are given, are shards, too:
+float32, each as long as two tokens. The data set's id is the hash of its manifest, so whoever has the id can check every byte,
+wherever it came from.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from averaging.data.tokenizer import Tokens, encode_document
 from protocol.errors import MachineError, RemoteProtocolError, StorageError
 
 _TOKEN_BYTES: Final = 2
+_VALUE_BYTES: Final = 4
+NO_START: Final = memoryview(b"")
+"""The run's first values follow from its seed."""
+
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
 
@@ -32,7 +37,7 @@ class ShardEntry(BaseModel):
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
-    split: Literal["train", "heldout"]
+    split: Literal["train", "heldout", "start"]
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +66,7 @@ class DatasetManifest(BaseModel):
         """64 hex digits: hash of the canonical bytes."""
         return sha256(_ID_DOMAIN + self.canonical_bytes()).hexdigest()
 
-    def part(self, split: Literal["train", "heldout"]) -> Sequence[ShardEntry]:
+    def part(self, split: Literal["train", "heldout", "start"]) -> Sequence[ShardEntry]:
         """The shards of one part, in order."""
         return tuple(entry for entry in self.shards if entry.split == split)
 
@@ -90,9 +95,16 @@ def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
 
 
 def pack(
-    documents: Sequence[Document], folder: Path, *, shard_bytes: int, source: str, licence: str
+    documents: Sequence[Document],
+    folder: Path,
+    *,
+    shard_bytes: int,
+    source: str,
+    licence: str,
+    start: memoryview = NO_START,
 ) -> DatasetManifest:
-    """Write the documents' tokens as shards into `folder` and return the manifest, which is written last.
+    """Write the documents' tokens, and the bytes of the weights to start with, as shards into `folder` and return the manifest, which
+    is written last.
 
     Raises:
         MachineError: a document cannot be read.
@@ -110,6 +122,12 @@ def pack(
                 entries.append(
                     ShardEntry(sha256=name, num_tokens=len(tokens), split="heldout" if split == "heldout" else "train")
                 )
+        start_bytes = shard_bytes // _VALUE_BYTES * _VALUE_BYTES
+        for begin in range(0, len(start), start_bytes):
+            part = start[begin : begin + start_bytes]
+            name = sha256(part).hexdigest()
+            _write(folder / name, part)
+            entries.append(ShardEntry(sha256=name, num_tokens=len(part) // _TOKEN_BYTES, split="start"))
         manifest = DatasetManifest(source=source, num_documents=len(documents), licence=licence, shards=entries)
         _write(folder / MANIFEST_NAME, manifest.canonical_bytes())
     except OSError as error:
@@ -134,7 +152,7 @@ def _cut(documents: Sequence[Document], tokens_per_shard: int) -> Iterator[Token
         yield rest
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes | memoryview) -> None:
     temporary = path.with_name(path.name + ".unfinished")
     with open(temporary, "wb") as file:
         file.write(data)
