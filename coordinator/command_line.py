@@ -18,9 +18,10 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(host)
     app.command()(invite)
     app.command()(ban)
-    checkpoint = typer.Typer(help="List and check the run's checkpoints.", no_args_is_help=True)
+    checkpoint = typer.Typer(help="List, check and export the run's checkpoints.", no_args_is_help=True)
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("verify")(checkpoint_verify)
+    checkpoint.command("export")(checkpoint_export)
     app.add_typer(checkpoint, name="checkpoint")
 
 
@@ -102,3 +103,13 @@ def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's 
     from coordinator import commands
 
     typer.echo(commands.verify_checkpoint(path))
+
+
+def checkpoint_export(
+    path: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A folder that is not there yet, or empty.")],
+) -> None:
+    """Verify a checkpoint and write its model as safetensors in the Hugging Face Llama layout."""
+    from coordinator import commands
+
+    typer.echo(commands.export_checkpoint(path, target))

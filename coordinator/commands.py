@@ -182,3 +182,18 @@ def verify_checkpoint(path: Path) -> str:
         f"verified: round {manifest.index} of {manifest.run_name}, {manifest.total_tokens} tokens, "
         f"state root {manifest.state_root}"
     )
+
+
+def export_checkpoint(path: Path, target: Path) -> str:
+    """Verify a checkpoint and write its model in the Hugging Face Llama layout; one line that says what was written.
+
+    Raises:
+        ConfigError: there is no checkpoint, or `target` cannot be used.
+        StorageError: the checkpoint does not verify, or `target` cannot be written.
+    """
+    from coordinator.checkpoint_export import export_checkpoint as export
+
+    exported = export(path, target)
+    manifest = exported.manifest
+    num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
+    return f"verified and exported: round {manifest.index} of {manifest.run_name}, {num_bytes / 1e6:.2f} MB to {target}: {names}"

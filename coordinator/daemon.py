@@ -156,7 +156,7 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
         kept.enter_context(keep_log(log_path))
         run = await offload.run(lambda: open_run(run_file, folder, held.identity, now_unix_s=clock.unix_s()))
         with open_ledger(folder / LEDGER_FILE) as ledger:
-            units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD)))
+            units = await offload.run(lambda: start_units(run.manifest, ledger.get(START_RECORD), run.start_shards))
             writer = LedgerWriter(ledger, offload)
             verifier = Ed25519Verifier()
             checkpoints = (folder / CHECKPOINT_FOLDER).absolute()

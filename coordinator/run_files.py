@@ -14,14 +14,14 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from averaging.data.packing import pack
+from averaging.data.packing import NO_START, pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources import open_source
 from averaging.data.texts import Split
@@ -66,6 +66,11 @@ class RunFiles:
     dataset: DatasetManifest
     authority: CertificateAuthority
     was_created: bool
+
+    @property
+    def start_shards(self) -> tuple[Path, ...]:
+        """Files of the weights that the run starts with; none where they follow from the seed."""
+        return tuple(self.folder / DATA_FOLDER / entry.sha256 for entry in self.dataset.part("start"))
 
 
 def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float) -> RunFiles:
@@ -128,12 +133,15 @@ def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
     return None if entry is None else RunTokenizer(_read(run.folder / DATA_FOLDER / entry.sha256), entry.end)
 
 
-def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tuple[StartUnit, ...]:
+def start_units(
+    manifest: RunManifest, sealed_start: bytes | None = None, given: Sequence[Path] = ()
+) -> tuple[StartUnit, ...]:
     """The units as the start record names them. Blocks: before there is one the genesis state is computed, which takes seconds where
-    the model is large.
+    the model is large. `given` are the shards of the weights to start with.
 
     Raises:
         RemoteProtocolError: `sealed_start` is no start record of the run.
+        StorageError: a shard of the weights to start with is lost or damaged.
     """
     if sealed_start is not None:
         run_id, verifier = manifest.run_id, Ed25519Verifier()
@@ -143,7 +151,7 @@ def start_units(manifest: RunManifest, sealed_start: bytes | None = None) -> tup
     units = []
     for unit, schema in manifest.unit_schemas().items():
         grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
-        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed)))
+        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed, given)))
     return tuple(units)
 
 
@@ -170,9 +178,10 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
 
 
 def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -> DatasetManifest:
-    data = config.data
+    data, start = config.data, _start_bytes(config, base)
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
+    _check_start_tokenizer(config, base, tokenizer.vocab_size)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -184,6 +193,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
             source=data.source,
             licence=source.licence,
             seen=yardsticks.add,
+            start=start,
         )
         _check_enough(config, dataset)
         # Left by a crash before the manifest was signed.
@@ -194,6 +204,22 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return dataset
+
+
+def _start_bytes(config: RunConfig, base: Path) -> memoryview:
+    """The weights that the run begins with, little-endian float32 in the schema's order; none where they follow from the seed."""
+    if not config.run.start_from:
+        return NO_START
+    from coordinator.llama_import import read_llama
+
+    return memoryview(read_llama(base / config.run.start_from, config.model).numpy().astype("<f4").tobytes())
+
+
+def _check_start_tokenizer(config: RunConfig, base: Path, num_tokens: int) -> None:
+    if config.run.start_from:
+        from coordinator.llama_import import check_tokenizer
+
+        check_tokenizer(base / config.run.start_from, config.model, num_tokens)
 
 
 def _check_enough(config: RunConfig, dataset: DatasetManifest) -> None:

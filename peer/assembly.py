@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,10 +40,15 @@ MIN_LONE_PATIENCE_S: Final = 60.0
 
 
 async def open_chain(
-    folder: Path, membership: Membership, start: bytes, verifier: Verifier, restarted: Callable[[str], None]
+    folder: Path,
+    membership: Membership,
+    start: bytes,
+    verifier: Verifier,
+    restarted: Callable[[str], None],
+    given: Sequence[Path] = (),
 ) -> UnitChain:
-    """The model's lineage and state as they are in `folder`. `restarted` is told in one sentence what a peer that was here before
-    found on its disk.
+    """The model's lineage and state as they are in `folder`. `given` are the shards of the weights that the run starts with, if any.
+    `restarted` is told in one sentence what a peer that was here before found on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
@@ -68,9 +73,9 @@ async def open_chain(
         unit_log,
         Generations(storage, grid, offload),
     )
-    own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed))
+    own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed, given))
     check_start(start, schema, own_root)
-    genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start)))
+    genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start), given))
     chain = UnitChain(tools, start, genesis)
     await chain.restore()
     if was_here:

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json, to_json
 
+from peer.sampling import Sampling
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.errors import ConfigError, StorageError
+from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.ids import UnitName
 
 if TYPE_CHECKING:
+    import torch
+
     from peer.generate import TextTokenizer
 
-TOKENIZER_NAME: Final = "tokenizer.json"
 PROMPT: Final = "def "
 SAMPLE_TOKENS: Final = 320
-SAMPLE_SEED: Final = 0
+_MANIFEST_NAME: Final = "manifest.json"
+_TOKENIZER_NAME: Final = "tokenizer.json"
 
 
-class _TokenizerFile(BaseModel):
-    """The file is the checkpoint's own: its hash is not looked at, as that of the tensors is not."""
-
+class _StoredFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    end: int
+    sha256: str
+
+
+class _StoredTokenizer(_StoredFile):
+    end: Annotated[int, Field(ge=0)]
 
 
 class _Manifest(BaseModel):
@@ -33,46 +46,177 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    run_name: str
+    index: int
     unit: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    parameters: _StoredFile
     model: DecoderConfig
-    tokenizer: _TokenizerFile | None = None
+    tokenizer: _StoredTokenizer | None = None
 
 
-def sample_from_checkpoint(path: Path, *, prompt: str = PROMPT, num_tokens: int = SAMPLE_TOKENS) -> str:
-    """The prompt and what the checkpoint's model writes after it.
+@dataclass(frozen=True, slots=True)
+class CheckpointModel:
+    """A checkpoint's model: its run, round and numbers, its (N,) float32 parameters in schema order, and its run's tokenizer."""
+
+    run_name: str
+    index: int
+    config: DecoderConfig
+    flat_N: torch.Tensor
+    tokenizer: TextTokenizer
+
+
+def read_model(path: Path) -> CheckpointModel:
+    """The model of the checkpoint in folder `path`, its manifest's checksum and the hashes of its weights and tokenizer checked.
 
     Raises:
-        StorageError: the folder is not a checkpoint of a built-in decoder.
-        MachineError: the run has a tokenizer file, and tokenizers is not installed.
+        ConfigError: there is no checkpoint.
+        StorageError: it is damaged, or of another kind of model.
+        MachineError: it has a tokenizer file, and tokenizers is not installed.
     """
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from peer.generate import sample_text
-
     try:
-        manifest = _Manifest.model_validate_json((path / "manifest.json").read_bytes())
-        tensors = load_file(path / f"{manifest.unit}.safetensors")
-        schema = decoder_schema(manifest.model, UnitName(manifest.unit))
-        flat_N = torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
-    except (OSError, ValidationError, SafetensorError, KeyError) as error:
-        raise StorageError(
-            f"{path} cannot be read as a checkpoint: {error}", "a folder that `potluck checkpoint list` names"
-        ) from error
+        data = (path / _MANIFEST_NAME).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        remedy = "see: potluck checkpoint list"
+        raise ConfigError(f"no checkpoint at {path}", f"a folder with {_MANIFEST_NAME}", remedy) from error
+    except OSError as error:
+        raise _unreadable(path, f"{_MANIFEST_NAME}: {error.strerror}") from error
+    manifest = _open_manifest(path, data)
     tokenizer = _tokenizer(path, manifest.tokenizer)
-    seed = SAMPLE_SEED
-    return sample_text(manifest.model, flat_N, prompt=prompt, num_tokens=num_tokens, seed=seed, tokenizer=tokenizer)
+    file = path / f"{manifest.unit}.safetensors"
+    try:
+        with file.open("rb") as opened:
+            if file_digest(opened, "sha256").hexdigest() != manifest.parameters.sha256:
+                raise _unreadable(path, f"{file.name} has another SHA-256 than {_MANIFEST_NAME} says")
+        flat_N = _flat(load_file(file), manifest)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise _unreadable(path, f"{file.name}: {error}") from error
+    return CheckpointModel(manifest.run_name, manifest.index, manifest.model, flat_N, tokenizer)
 
 
-def _tokenizer(path: Path, stored: _TokenizerFile | None) -> TextTokenizer:
+def _open_manifest(path: Path, data: bytes) -> _Manifest:
+    try:
+        manifest = _Manifest.model_validate_json(data)
+        values = from_json(data)
+    except (ValidationError, ValueError) as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
+        raise _unreadable(path, f"{_MANIFEST_NAME} is damaged at {place or 'its JSON'}") from error
+    checksum = values.pop("checksum", None)
+    if sha256(to_json(values)).hexdigest() != checksum:
+        raise _unreadable(path, f"{_MANIFEST_NAME} has another checksum than it says")
+    return manifest
+
+
+def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
     from averaging.data.tokenizer import ByteTokenizer
     from averaging.data.vocabulary import FileTokenizer
 
     if stored is None:
         return ByteTokenizer()
-    file = path / TOKENIZER_NAME
     try:
-        return FileTokenizer(file.read_bytes(), str(file), stored.end)
-    except (OSError, ConfigError) as error:
-        raise StorageError(f"{file} cannot be read: {error}", "the tokenizer of the checkpoint's run") from error
+        data = (path / _TOKENIZER_NAME).read_bytes()
+    except OSError as error:
+        raise _unreadable(path, f"{_TOKENIZER_NAME}: {error.strerror}") from error
+    if sha256(data).hexdigest() != stored.sha256:
+        raise _unreadable(path, f"{_TOKENIZER_NAME} has another SHA-256 than {_MANIFEST_NAME} says")
+    try:
+        return FileTokenizer(data, _TOKENIZER_NAME, stored.end)
+    except ConfigError as error:
+        raise _unreadable(path, error.found) from error
+
+
+def _flat(tensors: dict[str, torch.Tensor], manifest: _Manifest) -> torch.Tensor:
+    import torch
+
+    schema = decoder_schema(manifest.model, UnitName(manifest.unit))
+    return torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
+
+
+def _unreadable(path: Path, what: str) -> StorageError:
+    return StorageError(
+        f"{path} cannot be read as a checkpoint: {what}", "what was written", "use another: potluck checkpoint list"
+    )
+
+
+def sample_from_checkpoint(path: Path, *, prompt: str = PROMPT, num_tokens: int = SAMPLE_TOKENS) -> str:
+    """The prompt and what the checkpoint's model writes after it. Raises as `read_model`, and as `print_text` of the model."""
+    from peer.generate import sample_text
+
+    model = read_model(path)
+    sampling = Sampling(num_tokens)
+    return sample_text(model.config, model.flat_N, prompt=prompt, sampling=sampling, tokenizer=model.tokenizer)
+
+
+def print_text(path: Path, prompt: str, sampling: Sampling) -> None:
+    """Print the prompt and, piece by piece as it is sampled, what the checkpoint's model writes after it.
+
+    Raises:
+        ConfigError: there is no checkpoint, or its model writes no text.
+        StorageError: the checkpoint is damaged.
+        MachineError: standard output takes no more, or it has a tokenizer file, and tokenizers is not installed.
+    """
+    from peer.generate import decoded, prompt_text, prompt_tokens
+
+    model = read_model(path)
+    begin = prompt_tokens(prompt, model.tokenizer)
+    sampled = _sample(model, begin, sampling)
+    # The first sample before the prompt is shown: what cannot be sampled from prints nothing but its error.
+    first = list(islice(sampled, 1))
+    shown = chain([prompt_text(prompt)], decoded(chain(first, sampled), begin, model.tokenizer))
+    _print_pieces(map(_without_controls, shown) if sys.stdout.isatty() else shown)
+
+
+def text_json(path: Path, prompt: str, sampling: Sampling) -> str:
+    """The same as one JSON object; `text` is what comes after the prompt, `ended` whether the model ended it. Raises as
+    `print_text`.
+    """
+    from peer.generate import decoded, prompt_text, prompt_tokens
+
+    model = read_model(path)
+    begin = prompt_tokens(prompt, model.tokenizer)
+    sampled = list(_sample(model, begin, sampling))
+    found: dict[str, object] = {
+        "checkpoint": str(path),
+        "run": model.run_name,
+        "round": model.index,
+        "prompt": prompt_text(prompt),
+        "text": "".join(decoded(sampled, begin, model.tokenizer)),
+        "ended": len(sampled) < sampling.num_tokens,
+        "num_sampled": len(sampled),
+    }
+    return json.dumps(found | asdict(sampling))
+
+
+def _sample(model: CheckpointModel, begin: Sequence[int], sampling: Sampling) -> Iterator[int]:
+    from peer.generate import sample_tokens
+
+    return sample_tokens(model.config, model.flat_N, prompt=begin, sampling=sampling, tokenizer=model.tokenizer)
+
+
+def _without_controls(text: str) -> str:
+    """A model may have learned, or been made, to write escape sequences: a terminal shall not obey them."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _print_pieces(pieces: Iterator[str]) -> None:
+    for piece in pieces:
+        if not _print(piece):
+            return
+    _print("\n")
+
+
+def _print(text: str) -> bool:
+    """Whether there is still somebody who reads: `potluck generate | head` has heard enough at some point."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Else Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    except OSError as error:
+        raise MachineError(f"standard output takes no more ({error.strerror})", "a place for the text") from error
+    return True

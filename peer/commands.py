@@ -18,6 +18,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(health)
     app.command()(doctor)
     app.command()(demo)
+    app.command()(generate)
 
 
 def join(
@@ -185,3 +186,29 @@ def demo(
         directory=directory, json_file=json_file, plot_file=plot_file, total_tokens=total_tokens, limit_s=limit_s
     )
     raise typer.Exit(run_demo(options))
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    tokens: Annotated[
+        int, typer.Option(help="Write at most so many; a byte each, or a token of the run's tokenizer.")
+    ] = 256,
+    temperature: Annotated[float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(help="Draw from the so many likeliest tokens; 0 for all.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
+) -> None:
+    """Let the model of a checkpoint go on with a text, on the CPU; ends at the model's end mark.
+
+    Bytes that are no UTF-8 are shown as the replacement sign.
+    """
+    from peer.sampling import Sampling
+
+    sampling = Sampling(tokens, seed, temperature, top_k)
+    from peer.checkpoint_sample import print_text, text_json
+
+    if as_json:
+        typer.echo(text_json(checkpoint, prompt, sampling))
+    else:
+        print_text(checkpoint, prompt, sampling)

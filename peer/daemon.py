@@ -309,7 +309,8 @@ async def _train(
         search = StartSearch(life.folder, membership, network, roster, ThreadOffload(), board)
         sealed_start = reporter.start_record = await search.find(client, reporter)
         start = open_start_record(sealed_start, membership.manifest)
-        chain = await open_chain(life.folder, membership, start, verifier, board.has_restarted)
+        given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
+        chain = await open_chain(life.folder, membership, start, verifier, board.has_restarted, given)
         roster.rely_on(lambda: chain.head.roster)
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)

@@ -49,13 +49,26 @@ class _Section(BaseModel):
 
 
 class RunSection(_Section):
-    """What the run is, and when it ends."""
+    """What the run is, and when it ends.
+
+    `start_from` is a folder on the host's disk, as seen from run.toml: a checkpoint whose weights the run begins with. Peers get them
+    as hashed shards. Empty for values from the seed.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 1
     total_tokens: Count
     min_members: Annotated[int, Field(ge=1, le=64)] = 2
     max_members: Annotated[int, Field(ge=1, le=64)] = 64
+    start_from: Annotated[str, Field(max_length=4096)] = ""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        # The manifest of a run without it, and so the run's id, is what it was before this key came.
+        values: dict[str, object] = handler(self)
+        if not self.start_from:
+            del values["start_from"]
+        return values
 
 
 class DataSection(_Section):
@@ -308,6 +321,7 @@ name = "first-light"
 seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
 min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
+# start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
 
 [model]                        # a decoder-only model: 0.8M parameters with these numbers
 vocab_size = 257               # bytes and an end mark

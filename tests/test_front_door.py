@@ -72,6 +72,7 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         "checkpoint",
         "demo",
         "doctor",
+        "generate",
         "health",
         "pause",
         "resume",
@@ -113,6 +114,9 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["pause", "--for", "inf"], "--for is inf"),
         (["pause", "now"], "potluck pause --help"),
         (["doctor", "--no-such-flag"], "potluck doctor --help"),
+        (["checkpoint", "export", "only-one"], "OUT_DIR"),
+        (["generate"], "CHECKPOINT_DIR"),
+        (["generate", "folder", "--tokens", "many"], "--tokens"),
     ],
 )
 def test_command_line_that_cannot_be_meant_is_one_line_and_exit_2(arguments: list[str], found: str) -> None:

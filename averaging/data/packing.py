@@ -1,4 +1,7 @@
-"""Text to shards, in one pass: a shard of each part and a piece of text are in memory, however much text there is."""
+"""Text to shards, in one pass: a shard of each part and a piece of text are in memory, however much text there is.
+
+Weights to start with become shards, too.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,11 @@ from protocol.errors import ConfigError, StorageError
 
 _SMALL_VOCABULARY: Final = 1 << 16
 """Tokens below this are stored in two bytes."""
+
+NO_START: Final = memoryview(b"")
+"""The run's first values follow from its seed."""
+
+_VALUE_BYTES: Final = 4
 
 _SPLITS: Final[tuple[Split, ...]] = ("train", "heldout", "prose")
 
@@ -76,8 +84,9 @@ def pack(
     source: str,
     licence: str,
     seen: Callable[[Text], None] = lambda _: None,
+    start: memoryview = NO_START,
 ) -> DatasetManifest:
-    """Write the tokens of the texts as shards into `folder` and return the manifest, which is written last.
+    """Write the tokens of the texts, and weights to start with, as shards into `folder`; returns the manifest, which is written last.
 
     Args:
         texts: documents, piece by piece.
@@ -87,6 +96,7 @@ def pack(
         source: what the manifest calls the source.
         licence: of the text.
         seen: is told of every piece, as it goes by.
+        start: bytes of the weights to start with, little-endian float32; they become the last shards.
 
     Raises:
         ConfigError: no document for training or none kept for evaluation; or what the texts raise.
@@ -105,6 +115,7 @@ def pack(
             num_documents[text.split] += text.is_last
         shards = [entry for split in _SPLITS for entry in writers[split].finish()]
         _check_both(num_documents["train"], num_documents["heldout"])
+        shards += _write_start(start, folder, shard_bytes)
         manifest = DatasetManifest(
             source=source,
             num_documents=num_documents["train"] + num_documents["heldout"],
@@ -121,6 +132,17 @@ def pack(
             f"packed data cannot be written to {folder}: {error}", "a writable folder with space"
         ) from error
     return manifest
+
+
+def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[ShardEntry]:
+    entries = []
+    part_bytes = shard_bytes // _VALUE_BYTES * _VALUE_BYTES
+    for begin in range(0, len(start), part_bytes):
+        part = start[begin : begin + part_bytes]
+        name = sha256(part).hexdigest()
+        write_whole(folder / name, part)
+        entries.append(ShardEntry(sha256=name, num_tokens=len(part) // 2, split="start"))
+    return entries
 
 
 def _check_both(num_train: int, num_heldout: int) -> None:

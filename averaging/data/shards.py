@@ -1,7 +1,8 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that trusts nothing it has not checked.
 
-A shard is tokens as little-endian uint16, or uint32 where the vocabulary is too large for that. The data set's id is the hash of its
-manifest, so whoever has the id can check every byte, wherever it came from.
+A shard is tokens as little-endian uint16, or uint32 where the vocabulary is too large for that. The weights that a run starts with, if
+they are given, are shards, too: float32, each as long as two tokens of two bytes. The data set's id is the hash of its manifest, so
+whoever has the id can check every byte, wherever it came from.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
 
 TokenBytes = Literal[2, 4]
+ShardPart = Split | Literal["start"]
+"""What a shard belongs to: a part of the text, or the weights that the run starts with."""
+
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
@@ -59,7 +63,7 @@ class ShardEntry(_Part):
 
     sha256: Hex32
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
-    split: Split
+    split: ShardPart
     token_bytes: TokenBytes = 2
 
     @property
@@ -113,7 +117,7 @@ class DatasetManifest(_Part):
 
     @property
     def token_bytes(self) -> TokenBytes:
-        """Bytes of one token in the shards."""
+        """Bytes of one token in the shards of text."""
         return self.shards[0].token_bytes
 
     def bytes_per_token(self, split: Split) -> float:
@@ -124,11 +128,11 @@ class DatasetManifest(_Part):
         num_bytes = {"train": self.text_bytes.train, "heldout": self.text_bytes.heldout, "prose": self.text_bytes.prose}
         return num_bytes[split] / num_tokens
 
-    def part(self, split: Split) -> Sequence[ShardEntry]:
+    def part(self, split: ShardPart) -> Sequence[ShardEntry]:
         """The shards of one part, in order."""
         return tuple(entry for entry in self.shards if entry.split == split)
 
-    def num_tokens(self, split: Split) -> int:
+    def num_tokens(self, split: ShardPart) -> int:
         """Tokens of one part."""
         return sum(entry.num_tokens for entry in self.part(split))
 
@@ -152,7 +156,7 @@ def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:
     return manifest
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write a file under another name first: what has this one is whole, also after a crash."""
     temporary = path.with_name(path.name + ".unfinished")
     with open(temporary, "wb") as file:

@@ -53,10 +53,10 @@ class FileTokenizer:
         self.end = end if isinstance(end, int) else _end_of(tokens, end, place)
 
     def encode(self, text: bytes) -> Tokens:
-        """(tokens,) uint32 of a text in UTF-8."""
+        """(tokens,) uint32 of a text; what is no UTF-8 becomes the replacement sign."""
         parts = [np.empty(0, dtype=np.uint32)]
         for piece in cut_pieces(text[i : i + _ENCODED_BYTES] for i in range(0, len(text), _ENCODED_BYTES)):
-            ids = self._rules.encode(piece.decode(), add_special_tokens=False).ids
+            ids = self._rules.encode(piece.decode(errors="replace"), add_special_tokens=False).ids
             parts.append(np.array(ids, dtype=np.uint32))
         return np.concatenate(parts)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
 
 from averaging.start_state import NO_HEAD, start_root, start_state
 from averaging.state import state_root
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
@@ -25,3 +31,38 @@ def test_head_changes_the_root_but_not_the_values() -> None:
     plain, named = start_state(SCHEMA, 1), start_state(SCHEMA, 1, CommitId(b"g" * 32))
     assert torch.equal(plain.anchor_N, named.anchor_N)
     assert state_root(plain, GRID) != state_root(named, GRID)
+
+
+def _given(folder: Path, *parts: bytes) -> list[Path]:
+    paths = [folder / sha256(part).hexdigest() for part in parts]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(part)
+    return paths
+
+
+def test_given_weights_stand_in_the_place_of_those_from_the_seed(tmp_path: Path) -> None:
+    values = np.arange(24, dtype="<f4") / 3
+    given = _given(tmp_path, values[:10].tobytes(), values[10:].tobytes())
+    state = start_state(SCHEMA, 1, given=given)
+    assert torch.equal(state.anchor_N, torch.arange(24) / 3)
+    assert start_root(SCHEMA, GRID, 1, given) == start_root(SCHEMA, GRID, 2, given) == state_root(state, GRID)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [bytes(4 * 23), bytes(4 * 25), bytes(4 * 24 - 1), np.full(24, np.inf, "<f4").tobytes()],
+    ids=["too few", "too many", "no whole values", "not finite"],
+)
+def test_given_weights_that_are_not_the_units_are_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        start_state(SCHEMA, 1, given=_given(tmp_path, data))
+
+
+def test_given_weights_that_are_lost_or_damaged_are_named(tmp_path: Path) -> None:
+    (path,) = _given(tmp_path, bytes(4 * 24))
+    path.write_bytes(bytes(4 * 23) + b"abcd")
+    with pytest.raises(StorageError, match="is damaged"):
+        start_state(SCHEMA, 1, given=[path])
+    path.unlink()
+    with pytest.raises(StorageError, match="cannot be read"):
+        start_state(SCHEMA, 1, given=[path])

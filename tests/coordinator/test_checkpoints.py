@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from averaging.genesis import genesis_anchor
 from averaging.state import UnitState, state_root
 from coordinator import checkpoints
 from coordinator.checkpoints import (
@@ -24,6 +25,7 @@ from coordinator.checkpoints import (
     write_checkpoint,
 )
 from coordinator.ledger import CheckpointRow
+from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
@@ -37,6 +39,26 @@ def content(index: int = 3) -> CheckpointContent:
     anchor_N = torch.arange(24, dtype=torch.float32) * 0.1 + index
     state = UnitState(UNIT, CommitId(bytes([index]) * 32), index, 600 * index, anchor_N, -anchor_N)
     return CheckpointContent("run", "ab" * 32, SCHEMA, GRID, {"dim": 4}, state, state_root(state, GRID))
+
+
+def decoder(**changes: object) -> DecoderConfig:
+    values = {"dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 24, "context_tokens": 12}
+    return DecoderConfig.model_validate({**values, **changes})
+
+
+def checkpoint_of(
+    folder: Path, config: DecoderConfig, scale: float = 10.0, tokenizer: RunTokenizer | None = None
+) -> Path:
+    """A checkpoint with weights large enough that every part of the model matters, norms that are not all one included."""
+    schema = decoder_schema(config)
+    grid = ChunkGrid(schema.num_elements, 1024)
+    anchor_N = genesis_anchor(schema, 5) * scale
+    anchor_N += genesis_anchor(schema, 6)
+    state = UnitState(schema.unit, CommitId(b"c" * 32), 3, 600, anchor_N, torch.zeros_like(anchor_N))
+    what = CheckpointContent(
+        "run", "ab" * 32, schema, grid, config.model_dump(), state, state_root(state, grid), tokenizer
+    )
+    return folder / write_checkpoint(folder, what, now_unix_s=7).path
 
 
 def test_written_checkpoint_verifies_and_loads_bit_equal(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from coordinator.admission import Decision, Verdict
 from coordinator.command_line import add_commands
 from coordinator.commands import (
     ban,
+    export_checkpoint,
     fetch_status,
     host,
     init_run,
@@ -31,7 +32,7 @@ from protocol.invite import decode_invite, hash_secret
 from protocol.manifest import load_run_config
 from protocol.names import peer_name
 from protocol.revocation import open_revocation
-from tests.coordinator.test_checkpoints import content, write_checkpoint
+from tests.coordinator.test_checkpoints import checkpoint_of, content, decoder, write_checkpoint
 from tests.coordinator.test_run_files import HOST, write_run_file
 
 
@@ -118,6 +119,17 @@ def test_checkpoints_are_listed_with_their_folder_and_verified(state: Path) -> N
     (listed,) = list_checkpoints(state)
     assert json.loads(json.dumps(listed))["root"] == row.state_root.hex()
     assert verify_checkpoint(Path(str(listed["path"]))).startswith("verified: round 3 of run")
+
+
+def test_export_says_what_it_wrote_and_of_what_is_no_checkpoint_writes_nothing(tmp_path: Path) -> None:
+    said = export_checkpoint(checkpoint_of(tmp_path / "checkpoints", decoder()), tmp_path / "out")
+    assert said.startswith("verified and exported: round 3 of run, 0.0")
+    assert f" MB to {tmp_path / 'out'}: model.safetensors, " in said
+    (tmp_path / "file").write_bytes(b"{}")
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(ConfigError, match="no checkpoint at"):
+            export_checkpoint(path, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_host_refuses_a_bad_run_file_before_anything_else(tmp_path: Path) -> None:

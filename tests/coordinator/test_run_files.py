@@ -7,15 +7,23 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
 
 from averaging.data.shards import ShardCache
+from averaging.data.texts import Text
+from averaging.data.vocabulary import train_bpe
+from averaging.start_state import start_root, start_state
 from coordinator import run_files
+from coordinator.checkpoint_export import export_checkpoint
+from coordinator.checkpoints import RunTokenizer, load_checkpoint
 from coordinator.run_files import load_run, open_run, run_tokenizer, start_units
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
 from protocol.manifest import MANIFEST_DOMAIN
+from protocol.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import Chain
+from tests.coordinator.test_checkpoints import checkpoint_of, decoder
 
 HOST = Identity(b"h" * 32)
 RUN_TOML = """
@@ -204,3 +212,63 @@ def test_units_of_a_run_that_has_started_are_read_from_its_start_record(
     assert (found.unit, found.state_root) == (units[0].unit, units[0].state_root)
     with pytest.raises(RemoteProtocolError, match="an envelope of run"):
         start_units(run.manifest, Chain().sealed_start)
+
+
+def test_run_that_starts_from_a_checkpoint_has_its_weights_as_shards_for_everybody(
+    run_file: Path, tmp_path: Path
+) -> None:
+    export_checkpoint(checkpoint_of(tmp_path / "theirs", decoder()), tmp_path / "llama")
+    numbers = "\n".join(f"{key} = {value}" for key, value in decoder().model_dump(exclude={"is_tied"}).items())
+    text = RUN_TOML.replace(RUN_TOML[RUN_TOML.index("dim = 8") : RUN_TOML.index("[data]")], numbers + "\n")
+    text = text.replace("batch_tokens = 64", "batch_tokens = 48")
+    run_file.write_text(text.replace("[run]", '[run]\nstart_from = "llama"'))
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    anchor_N = load_checkpoint(next((tmp_path / "theirs").glob("0*")))[1].anchor_N
+    cache = ShardCache(tmp_path / "cache")
+    for entry in run.dataset.shards:  # as a peer gets them
+        cache.put(entry, (tmp_path / "state" / "data" / entry.sha256).read_bytes())
+    given = [cache.path(entry.sha256) for entry in run.dataset.part("start")]
+    (schema,) = run.manifest.unit_schemas().values()
+    assert len(given) > 1
+    assert torch.equal(start_state(schema, 1, given=given).anchor_N, anchor_N)
+    (unit,) = start_units(run.manifest, given=run.start_shards)
+    assert unit.state_root == start_root(schema, ChunkGrid(schema.num_elements, 256), 1, given)
+    assert (unit,) != start_units(run.manifest)
+    assert load_run(tmp_path / "state").start_shards == run.start_shards
+    run_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.start_from differs"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+
+
+def _start_from(run_file: Path, vocab_size: int, data: str) -> None:
+    config = decoder(vocab_size=vocab_size)
+    numbers = "\n".join(f"{key} = {value}" for key, value in config.model_dump(exclude={"is_tied"}).items())
+    text = RUN_TOML.replace(RUN_TOML[RUN_TOML.index("dim = 8") : RUN_TOML.index("[data]")], numbers + "\n")
+    text = text.replace("batch_tokens = 64", "batch_tokens = 48").replace("[data]", f"[data]\n{data}")
+    run_file.write_text(text.replace("[run]", '[run]\nstart_from = "llama"'))
+
+
+def test_run_goes_on_with_the_weights_and_the_tokenizer_of_another_and_with_no_other_tokenizer(
+    run_file: Path, tmp_path: Path
+) -> None:
+    trained = train_bpe([Text(b"potluck trains " * 20, "train")], 265)
+    words = RunTokenizer(trained.file or b"", trained.end)
+    path = checkpoint_of(tmp_path / "theirs", decoder(vocab_size=300), tokenizer=words)
+    export_checkpoint(path, tmp_path / "llama")
+    _start_from(run_file, 300, 'tokenizer = "llama/tokenizer.json"')
+    run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert run_tokenizer(run) == words
+    (schema,) = run.manifest.unit_schemas().values()
+    assert torch.equal(start_state(schema, 1, given=run.start_shards).anchor_N, load_checkpoint(path)[1].anchor_N)
+    assert run.dataset.token_bytes == 2
+    _start_from(run_file, 300, 'tokenizer = "bytes"')
+    with pytest.raises(ConfigError, match="the run's tokenizer has 257 tokens"):
+        open_run(run_file, tmp_path / "other", HOST, now_unix_s=1_700_000_000.0)
+    assert not (tmp_path / "other").exists()
+
+
+def test_run_that_starts_from_nowhere_is_not_opened(run_file: Path, tmp_path: Path) -> None:
+    run_file.write_text(RUN_TOML.replace("[run]", '[run]\nstart_from = "nowhere"'))
+    with pytest.raises(ConfigError, match=r"nowhere/config\.json is not there"):
+        open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert not (tmp_path / "state").exists()

@@ -1,57 +1,187 @@
+"""What a checkpoint's model writes, from a checkpoint as the host writes it."""
+
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from averaging.data.texts import Text
 from averaging.data.vocabulary import train_bpe
-from averaging.genesis import genesis_anchor
-from peer.checkpoint_sample import sample_from_checkpoint
-from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.errors import StorageError
+from coordinator.checkpoints import RunTokenizer
+from peer import checkpoint_sample
+from peer.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
+from peer.sampling import Sampling
+from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
+from tests.coordinator.test_checkpoints import checkpoint_of, decoder
 
-MODEL = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
-
-
-def _write_checkpoint(folder: Path) -> None:
-    schema = decoder_schema(MODEL)
-    flat_N = genesis_anchor(schema, seed=1)
-    tensors: dict[str, torch.Tensor] = {}
-    for spec in schema.tensors:
-        start = schema.offset(spec.name)
-        tensors[spec.name] = flat_N[start : start + torch.Size(spec.shape).numel()].reshape(spec.shape).clone()
-    save_file(tensors, folder / "fragment-0.safetensors")
-    manifest = {"unit": "fragment-0", "model": MODEL.model_dump(), "index": 3}
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf8")
+TWELVE = Sampling(12, seed=3)
 
 
-def test_sample_starts_with_the_prompt_and_is_the_same_each_time(tmp_path: Path) -> None:
-    _write_checkpoint(tmp_path)
-    text = sample_from_checkpoint(tmp_path, prompt="def ", num_tokens=12)
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return checkpoint_of(tmp_path, decoder())
+
+
+def test_sample_starts_with_the_prompt_and_is_the_same_each_time(checkpoint: Path) -> None:
+    text = sample_from_checkpoint(checkpoint, prompt="def ", num_tokens=12)
     assert text.startswith("def ")
-    assert text == sample_from_checkpoint(tmp_path, prompt="def ", num_tokens=12)
+    assert text == sample_from_checkpoint(checkpoint, prompt="def ", num_tokens=12)
 
 
-@pytest.mark.parametrize("damage", ["manifest.json", "fragment-0.safetensors"])
-def test_sample_of_a_damaged_checkpoint_names_the_folder(tmp_path: Path, damage: str) -> None:
-    _write_checkpoint(tmp_path)
-    (tmp_path / damage).write_bytes(b"{}")
-    with pytest.raises(StorageError, match="cannot be read as a checkpoint"):
-        sample_from_checkpoint(tmp_path)
+def test_printed_text_and_json_say_the_same(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_text(checkpoint, "def ", TWELVE)
+    found = json.loads(text_json(checkpoint, "def ", TWELVE))
+    assert capsys.readouterr().out == "def " + found["text"] + "\n"
+    assert (found["prompt"], found["round"], found["run"], found["seed"]) == ("def ", 3, "run", 3)
+    assert found["ended"] == (found["num_sampled"] < 12)
 
 
-def test_a_checkpoint_with_a_tokenizer_is_read_with_it(tmp_path: Path) -> None:
-    _write_checkpoint(tmp_path)
-    trained = train_bpe([Text(b"potluck " * 20, "train")], 257)
-    (tmp_path / "tokenizer.json").write_bytes(trained.file or b"")
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["tokenizer"] = {"sha256": "0" * 64, "num_bytes": 5, "end": trained.end}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    assert sample_from_checkpoint(tmp_path, prompt="größer ", num_tokens=8).startswith("größer ")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(StorageError, match=r"tokenizer\.json cannot be read"):
-        sample_from_checkpoint(tmp_path)
+def test_terminal_is_not_given_escape_sequences(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.generate.sample_tokens", lambda *_, **__: iter(b"a\x1b[2J\r\n\tb"))
+    print_text(checkpoint, "", TWELVE)
+    assert capsys.readouterr().out == "a\x1b[2J\r\n\tb\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_text(checkpoint, "", TWELVE)
+    assert capsys.readouterr().out == "a\ufffd[2J\ufffd\n\tb\n"
+
+
+def test_output_that_knows_no_unicode_gets_a_sign_it_knows(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    print_text(checkpoint, "caf\u00e9", TWELVE)
+    assert raw.getvalue().startswith(b"caf?")
+
+
+def test_reader_that_goes_away_ends_the_text_and_a_full_disk_is_named(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone, open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", gone)
+        print_text(checkpoint, "def ", TWELVE)
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(MachineError, match="No space left"):
+            print_text(checkpoint, "def ", TWELVE)
+        monkeypatch.undo()
+        os.dup2(gone.fileno(), full.fileno())  # or closing it would try again
+
+
+@pytest.fixture
+def with_words(tmp_path: Path) -> Path:
+    """A checkpoint of a run with a trained tokenizer."""
+    trained = train_bpe([Text(b"potluck trains " * 20, "train")], 265)
+    assert trained.file is not None
+    return checkpoint_of(tmp_path, decoder(vocab_size=300), tokenizer=RunTokenizer(trained.file, trained.end))
+
+
+def test_a_checkpoint_with_a_tokenizer_is_read_and_written_with_it(
+    with_words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_text(with_words, "größer ", TWELVE)
+    found = json.loads(text_json(with_words, "größer ", TWELVE))
+    assert capsys.readouterr().out == "größer " + found["text"] + "\n"
+    assert sample_from_checkpoint(with_words, prompt="größer ", num_tokens=8).startswith("größer ")
+    model = read_model(with_words)
+    assert model.tokenizer.decode(model.tokenizer.encode(b"potluck")) == "potluck"
+    assert len(model.tokenizer.encode(b"potluck")) < 7
+
+
+def test_prompt_that_is_no_utf8_is_read_with_a_tokenizer_too(with_words: Path) -> None:
+    assert json.loads(text_json(with_words, "caf\udce9", TWELVE))["prompt"] == "caf\ufffd"
+
+
+def test_terminal_is_not_given_escape_sequences_that_are_tokens(
+    with_words: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [int(token) for token in read_model(with_words).tokenizer.encode(b"potluck\x1b[2J trains")]
+    monkeypatch.setattr("peer.generate.sample_tokens", lambda *_, **__: iter(tokens))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_text(with_words, "", TWELVE)
+    assert capsys.readouterr().out == "potluck\ufffd[2J trains\n"
+
+
+@pytest.mark.parametrize("data", [None, b"{}"])
+def test_tokenizer_that_is_lost_or_damaged_is_named(with_words: Path, data: bytes | None) -> None:
+    file = with_words / "tokenizer.json"
+    file.unlink()
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(StorageError, match=r"tokenizer\.json"):
+        read_model(with_words)
+
+
+def test_tokenizer_that_is_none_is_named(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path, decoder(), tokenizer=RunTokenizer(b"{}", 0))
+    with pytest.raises(StorageError, match=r"tokenizer\.json is no tokenizer"):
+        read_model(path)
+
+
+def test_model_with_fewer_tokens_than_its_tokenizer_writes_nothing(
+    with_words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = RunTokenizer((with_words / "tokenizer.json").read_bytes(), 0)
+    path = checkpoint_of(tmp_path / "small", decoder(), tokenizer=words)
+    with pytest.raises(ConfigError, match="a vocabulary of 257"):
+        print_text(path, "potluck", TWELVE)
+    assert capsys.readouterr().out == ""
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _other_numbers(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"rope_theta": 10000.0', '"rope_theta": 10001.0'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "found"),
+    [
+        (lambda path: _flip(path / "fragment-0.safetensors"), StorageError, "another SHA-256"),
+        (lambda path: (path / "fragment-0.safetensors").unlink(), StorageError, "fragment-0.safetensors"),
+        (lambda path: os.truncate(path / "manifest.json", 100), StorageError, "its JSON"),
+        (lambda path: (path / "manifest.json").write_bytes(b"{}"), StorageError, "is damaged at run_name"),
+        (lambda path: (path / "manifest.json").write_bytes(b"\xff"), StorageError, "its JSON"),
+        (_other_numbers, StorageError, "another checksum"),
+        (lambda path: (path / "manifest.json").unlink(), ConfigError, "no checkpoint at"),
+    ],
+    ids=["flipped bit", "no weights", "cut off", "empty object", "no text", "other numbers", "no manifest"],
+)
+def test_checkpoint_that_is_damaged_or_absent_is_named_before_anything_is_printed(
+    checkpoint: Path,
+    damage: Callable[[Path], None],
+    error: type[PotluckError],
+    found: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(checkpoint)
+    with pytest.raises(error, match=found):
+        print_text(checkpoint, "def ", TWELVE)
+    assert capsys.readouterr().out == ""
+
+
+def test_model_that_lacks_a_tensor_is_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Digest:
+        def hexdigest(self) -> str:
+            return json.loads((checkpoint / "manifest.json").read_text())["parameters"]["sha256"]
+
+    tensors: dict[str, torch.Tensor] = load_file(checkpoint / "fragment-0.safetensors")
+    del tensors["norm.weight"]
+    save_file(tensors, checkpoint / "fragment-0.safetensors")
+    monkeypatch.setattr(checkpoint_sample, "file_digest", lambda *_: Digest())
+    with pytest.raises(StorageError, match=r"norm\.weight"):
+        read_model(checkpoint)

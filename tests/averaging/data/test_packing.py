@@ -63,6 +63,20 @@ def test_a_large_vocabulary_is_stored_in_four_bytes_and_bytes_are_counted(tmp_pa
     assert [token_bytes(size) for size in (257, 65_536, 65_537)] == [2, 2, 4]
 
 
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Wide()])
+def test_weights_to_start_with_are_the_last_shards_of_whole_values_whatever_a_token_takes(
+    tmp_path: Path, tokenizer: object
+) -> None:
+    values = np.arange(2500, dtype="<f4")
+    texts = [Text(b"abcd", "train"), Text(b"ab", "heldout")]
+    manifest = _pack(texts, tmp_path, tokenizer, shard_bytes=4098, start=memoryview(values.tobytes()))
+    parts = manifest.part("start")
+    assert list(manifest.shards[-3:]) == list(parts)
+    assert [entry.num_bytes for entry in parts] == [4096, 4096, 1808]
+    assert b"".join((tmp_path / entry.sha256).read_bytes() for entry in parts) == values.tobytes()
+    assert manifest.token_bytes == token_bytes(tokenizer.vocab_size)
+
+
 def test_every_piece_is_shown_as_it_goes_by(tmp_path: Path) -> None:
     texts, seen = [Text(b"a", "train"), Text(b"b", "heldout")], []
     _pack(texts, tmp_path, seen=seen.append)
