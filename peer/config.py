@@ -56,6 +56,8 @@ class PeerConfig(BaseSettings):
         upload_bytes_per_s: cap on bulk upload, 0 for the measured share of the link.
         download_bytes_per_s: cap on bulk download, 0 for none.
         daily_quota_gb: gigabytes (1e9 bytes) to send and receive in a day, 0 for any; after them only control messages until midnight.
+        max_gpu_memory_gb: gigabytes that training may take of the card, None for all of it; the driver's own few hundred megabytes
+            come on top. A model that does not fit is not trained.
         max_memory_gb: gigabytes of memory that daemon, transport and training process may hold together, None for any; nothing is
             trained above it until they hold less than nine tenths.
         cache_bytes: most that cached data shards may take on disk.
@@ -85,6 +87,7 @@ class PeerConfig(BaseSettings):
     upload_bytes_per_s: Annotated[int, Field(ge=0)] = 0
     download_bytes_per_s: Annotated[int, Field(ge=0)] = 0
     daily_quota_gb: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    max_gpu_memory_gb: Gigabytes | None = None
     max_memory_gb: Gigabytes | None = None
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
     screen: Literal["auto", "live", "plain"] = "auto"

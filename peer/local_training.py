@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
-from peer.device import autocast_dtype, choose_device, is_out_of_memory
+from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
 from peer.model import Decoder, flatten_parameters, load_flat, parameters_in_order
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
@@ -37,6 +37,8 @@ class TrainingPlan(BaseModel):
             they can be compared whatever the tokens are; for the byte tokenizer that is nats per token.
         micro_batch: sequences at a time; 0 to find it by measuring.
         num_threads: torch threads, 0 for torch's own choice.
+        trains: False for a process that holds the state and obeys, and never takes a step.
+        max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +62,8 @@ class TrainingPlan(BaseModel):
     first_step: int = 0
     schedule_tokens: int = 0
     micro_batch: int = 0
+    trains: bool = True
+    max_gpu_memory_bytes: int = 0
 
 
 def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
@@ -96,6 +100,8 @@ class LocalTrainer:
         self.plan = plan
         self.schema = decoder_schema(plan.model)
         self._device = choose_device(plan.device)
+        if plan.max_gpu_memory_bytes:
+            limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is put there
         self._dtype = autocast_dtype(self._device)
         self._model = Decoder(plan.model).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)

@@ -72,6 +72,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         ({"time_zone": "Europe"}, "time_zone is 'Europe'"),
         ({"max_gpu_celsius": 1000}, "max_gpu_celsius is 1000"),
         ({"max_cpu_celsius": -1}, "max_cpu_celsius is -1"),
+        ({"max_gpu_memory_gb": 0}, "max_gpu_memory_gb is 0"),
         ({"max_memory_gb": 0}, "max_memory_gb is 0"),
         ({"max_memory_gb": -1.5}, "max_memory_gb is -1.5"),
         ({"max_memory_gb": float("nan")}, "max_memory_gb is nan"),

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from averaging.genesis import genesis_anchor
+from peer import local_training
 from peer.local_training import LocalTrainer, TrainingPlan, learning_rate_at
+from peer.model import Decoder
 from protocol.decoder_schema import decoder_schema
 from protocol.manifest import InnerSection
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
@@ -173,3 +175,14 @@ def test_wide_tokens_train_as_narrow_ones(tmp_path: Path) -> None:
     narrow = _trainer(plan)
     assert trainer.step() == narrow.step()
     assert trainer.evaluate(ANCHOR_N) == narrow.evaluate(ANCHOR_N)
+
+
+def test_the_cards_memory_is_limited_before_the_model_is_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(local_training, "limit_memory", lambda *limit: told.append(limit))
+    monkeypatch.setattr(local_training, "Decoder", lambda config: told.append("model") or Decoder(config))
+    LocalTrainer(training_plan(tmp_path))
+    LocalTrainer(training_plan(tmp_path, max_gpu_memory_bytes=7))
+    assert told == ["model", (torch.device("cpu"), 7), "model"]
