@@ -114,6 +114,7 @@ def training_plan(
         device=own.device,
         num_threads=own.num_threads,
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        max_memory_bytes=whole_bytes(own.max_memory_gb),
         slowdown=own.slowdown,
         is_paused=is_paused,
         first_step=chain.data_position(me),
