@@ -21,7 +21,7 @@ from averaging.rounds.updates import UnitTools
 from averaging.start_state import start_root, start_state
 from averaging.state import STATE_BYTES_PER_VALUE
 from averaging.unit_log import LOG_NAME, UnitLog
-from peer.config import PeerConfig
+from peer.config import PeerConfig, whole_bytes
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from peer.restart import restart_sentence, restored
@@ -118,6 +118,8 @@ def training_plan(
         prose_bytes_per_token=dataset.bytes_per_token("prose"),
         device=own.device,
         num_threads=own.num_threads,
+        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        max_memory_bytes=whole_bytes(own.max_memory_gb),
         slowdown=own.slowdown,
         is_paused=is_paused,
         first_step=chain.data_position(me),

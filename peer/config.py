@@ -28,6 +28,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Ceiling = Annotated[int, Field(ge=0, le=120)]
 """Degrees Celsius, 0 for none: no chip survives hotter."""
 
+Gigabytes = Annotated[float, Field(gt=0.0, le=1e6)]
+"""Of 1e9 bytes; a limit of nothing would be no limit that anything can keep."""
+
 
 class PeerConfig(BaseSettings):
     """Settings of one peer daemon.
@@ -53,6 +56,10 @@ class PeerConfig(BaseSettings):
         upload_bytes_per_s: cap on bulk upload, 0 for the measured share of the link.
         download_bytes_per_s: cap on bulk download, 0 for none.
         daily_quota_gb: gigabytes (1e9 bytes) to send and receive in a day, 0 for any; after them only control messages until midnight.
+        max_gpu_memory_gb: gigabytes that training may take of the card, None for all of it; the driver's own few hundred megabytes
+            come on top. A model that does not fit is not trained.
+        max_memory_gb: gigabytes of memory that daemon, transport and training process may hold together, None for any; nothing is
+            trained above it until they hold less than nine tenths.
         cache_bytes: most that cached data shards may take on disk.
         screen: "live" redraws one screen, "plain" prints lines, "auto" decides by whether the output is a terminal.
     """
@@ -80,6 +87,8 @@ class PeerConfig(BaseSettings):
     upload_bytes_per_s: Annotated[int, Field(ge=0)] = 0
     download_bytes_per_s: Annotated[int, Field(ge=0)] = 0
     daily_quota_gb: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    max_gpu_memory_gb: Gigabytes | None = None
+    max_memory_gb: Gigabytes | None = None
     cache_bytes: Annotated[int, Field(ge=1 << 20)] = 2 << 30
     screen: Literal["auto", "live", "plain"] = "auto"
 
@@ -124,6 +133,11 @@ def zone_of(name: str) -> ZoneInfo | None:
             'a zone that this machine knows, as "Europe/Paris"',
             f"set it with POTLUCK_PEER_TIME_ZONE or in {CONFIG_FILE}",
         ) from error
+
+
+def whole_bytes(gigabytes: float | None) -> int:
+    """Whole bytes of a limit, at least 1, so that the smallest is still one; 0 where none is set."""
+    return 0 if gigabytes is None else max(1, round(gigabytes * 1e9))
 
 
 def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:

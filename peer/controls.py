@@ -13,7 +13,7 @@ import trio
 
 from averaging.network.seams import Clock
 from peer.board import Board
-from peer.config import PeerConfig, zone_of
+from peer.config import PeerConfig, whole_bytes, zone_of
 from peer.controls_core import ControlSettings, ControlsState, Decision, decide
 from peer.hours_core import parse_hours
 from peer.idle import IdleMeter
@@ -125,6 +125,7 @@ def open_controls(config: PeerConfig, board: Board, clock: Clock) -> Controls:
         upload_bytes_per_s=float(config.upload_bytes_per_s),
         download_bytes_per_s=float(config.download_bytes_per_s),
         daily_quota_bytes=round(config.daily_quota_gb * 1e9),
+        max_memory_bytes=whole_bytes(config.max_memory_gb),
     )
     idle = IdleMeter() if config.only_when_idle else None
     sensors = MachineSensors(

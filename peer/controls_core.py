@@ -25,6 +25,12 @@ STOPPED_BYTES_PER_S: Final = 1.0
 PLUGGED_FOR_S: Final = 10.0
 """A loose plug comes and goes."""
 
+ROOMY_SHARE: Final = 0.9
+"""Of the memory that is allowed, before training goes on: its first step takes back much of what a pause has freed."""
+
+ROOMY_FOR_S: Final = 30.0
+"""A process that stops gives its memory back in pieces, and what comes and goes within seconds would flap."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnerPause:
@@ -52,6 +58,7 @@ class ControlSettings:
         duty_percent: share of the time that is trained in, 100 for all of it.
         upload_bytes_per_s, download_bytes_per_s: caps of the bulk lane, 0 for none.
         daily_quota_bytes: that may be sent and received in a day of the owner's calendar, 0 for any.
+        max_memory_bytes: that the peer's processes may hold together, 0 for any.
     """
 
     weekly_hours: WeeklyHours | None = None
@@ -63,6 +70,7 @@ class ControlSettings:
     upload_bytes_per_s: float = 0.0
     download_bytes_per_s: float = 0.0
     daily_quota_bytes: int = 0
+    max_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ class Readings:
         cpu_celsius: of the hottest core.
         idle_s: since somebody used the machine last, infinity where nobody is logged in.
         today_bytes: sent and received since midnight.
+        memory_bytes: resident, of the peer's processes together.
     """
 
     now_s: float
@@ -90,6 +99,7 @@ class Readings:
     cpu_celsius: float | None = None
     idle_s: float | None = None
     today_bytes: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,7 @@ class ControlsState:
     battery: Latch = Latch()
     gpu: Latch = Latch()
     cpu: Latch = Latch()
+    memory: Latch = Latch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,7 @@ def decide(settings: ControlSettings, state: ControlsState, readings: Readings) 
         lambda: _quota_used(settings, readings),
         lambda: _too_hot("card", state.gpu, settings.max_gpu_celsius, readings.gpu_celsius),
         lambda: _too_hot("processor", state.cpu, settings.max_cpu_celsius, readings.cpu_celsius),
+        lambda: _too_large(settings, state, readings),
     )
     is_held = bool(_quota_used(settings, readings))
     allowed = Decision(
@@ -183,7 +195,8 @@ def _remembered(settings: ControlSettings, state: ControlsState, readings: Readi
     battery = turned(state.battery, is_bad=is_drained, is_fine=not is_drained, now_s=now_s, fine_for_s=PLUGGED_FOR_S)
     gpu = _heated(state.gpu, settings.max_gpu_celsius, readings.gpu_celsius, now_s)
     cpu = _heated(state.cpu, settings.max_cpu_celsius, readings.cpu_celsius, now_s)
-    return replace(state, battery=battery, gpu=gpu, cpu=cpu)
+    memory = _filled(state.memory, settings.max_memory_bytes, readings.memory_bytes, now_s)
+    return replace(state, battery=battery, gpu=gpu, cpu=cpu, memory=memory)
 
 
 def _heated(latch: Latch, ceiling: float, celsius: float | None, now_s: float) -> Latch:
@@ -193,6 +206,13 @@ def _heated(latch: Latch, ceiling: float, celsius: float | None, now_s: float) -
     is_bad = celsius is not None and celsius >= ceiling
     is_fine = celsius is not None and celsius <= ceiling - COOLER_BY_CELSIUS
     return turned(latch, is_bad=is_bad, is_fine=is_fine, now_s=now_s, fine_for_s=COOL_FOR_S)
+
+
+def _filled(latch: Latch, most_bytes: int, held_bytes: int, now_s: float) -> Latch:
+    if not most_bytes:
+        return Latch()
+    is_fine = held_bytes < ROOMY_SHARE * most_bytes
+    return turned(latch, is_bad=held_bytes > most_bytes, is_fine=is_fine, now_s=now_s, fine_for_s=ROOMY_FOR_S)
 
 
 def _paused(readings: Readings) -> str:
@@ -251,6 +271,14 @@ def _too_hot(part: str, latch: Latch, ceiling: float, celsius: float | None) -> 
     if celsius is None:
         return f"the {part} was too hot when its temperature could be read last; {again}"
     return f"the {part} is at {celsius:.0f} C, its ceiling is {ceiling:.0f} C; {again}"
+
+
+def _too_large(settings: ControlSettings, state: ControlsState, readings: Readings) -> str:
+    if not state.memory.is_closed:
+        return ""
+    most_gb, held_gb = settings.max_memory_bytes / 1e9, readings.memory_bytes / 1e9
+    again = f"trains again after {ROOMY_FOR_S:.0f} s below {ROOMY_SHARE * most_gb:.3g} GB"
+    return f"its processes hold {held_gb:.3g} GB of memory, its owner allows {most_gb:.3g} GB; {again}"
 
 
 def _unkept(settings: ControlSettings, readings: Readings) -> str:

@@ -37,7 +37,7 @@ from peer.config import PeerConfig
 from peer.controls import Controls, open_controls
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
 from peer.departure import Departure
-from peer.device import choose_device
+from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
 from peer.joining import (
     Membership,
@@ -154,7 +154,9 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     if not is_known(folder):
         check_invite(invite, clock.unix_s())
     check_listen_address(config)
-    choose_device(config.device)
+    device = choose_device(config.device)
+    if config.max_gpu_memory_gb is not None:
+        check_can_limit(device)
     with open_identity(config.state_dir / "identity") as held:
         session = take_session(config.state_dir, clock.unix_s())
         if held.was_created:

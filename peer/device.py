@@ -10,6 +10,9 @@ from protocol.errors import MachineError
 
 _MEMORY_WORDS: Final = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
+_MOST_MPS_SHARE: Final = 2.0
+"""Of what Metal recommends; torch takes no more."""
+
 
 def choose_device(wanted: str) -> torch.device:
     """The device to train on; "auto" takes cuda, then mps, then cpu.
@@ -26,6 +29,39 @@ def choose_device(wanted: str) -> torch.device:
             f"device {wanted} is not available", f"one of: {there}", "check the driver, or use --device auto"
         )
     return torch.device(wanted)
+
+
+def check_can_limit(device: torch.device) -> None:
+    """Whether `limit_memory` can keep its word there.
+
+    Raises:
+        MachineError: this torch cannot hold that device to a limit.
+    """
+    if device.type == "mps" and not all(
+        hasattr(torch.mps, name) for name in ("recommended_max_memory", "set_per_process_memory_fraction")
+    ):
+        raise MachineError(
+            f"torch {torch.__version__} cannot limit the memory it takes on {device.type}",
+            "one that can",
+            "install a newer torch, or leave --max-gpu-memory-gb away",
+        )
+
+
+def limit_memory(device: torch.device, most_bytes: int) -> None:
+    """Torch runs out of memory there at so many bytes, as if the device had no more. What the driver itself takes is not counted; the
+    CPU's memory is not limited so.
+
+    Raises:
+        MachineError: this torch cannot hold that device to a limit.
+    """
+    check_can_limit(device)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        all_bytes = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most_bytes / all_bytes), index)
+    elif device.type == "mps":
+        share = most_bytes / torch.mps.recommended_max_memory()
+        torch.mps.set_per_process_memory_fraction(min(_MOST_MPS_SHARE, share))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,10 +16,15 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
-from peer.device import autocast_dtype, choose_device, is_out_of_memory
+from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
+from peer.memory_core import MemoryUse, may_double
+from peer.memory_use import forget_own_peak, memory_use
 from peer.model import Decoder, flatten_parameters, load_flat, parameters_in_order
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
+
+ADAM_BYTES_PER_VALUE: Final = 8
+"""Two float32 moments, made at the first step."""
 
 HELDOUT_WINDOWS: Final = 64
 MEASURED_STEPS: Final = 2
@@ -37,6 +42,9 @@ class TrainingPlan(BaseModel):
             they can be compared whatever the tokens are; for the byte tokenizer that is nats per token.
         micro_batch: sequences at a time; 0 to find it by measuring.
         num_threads: torch threads, 0 for torch's own choice.
+        trains: False for a process that holds the state and obeys, and never takes a step.
+        max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
+        max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +68,9 @@ class TrainingPlan(BaseModel):
     first_step: int = 0
     schedule_tokens: int = 0
     micro_batch: int = 0
+    trains: bool = True
+    max_gpu_memory_bytes: int = 0
+    max_memory_bytes: int = 0
 
 
 def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
@@ -96,6 +107,8 @@ class LocalTrainer:
         self.plan = plan
         self.schema = decoder_schema(plan.model)
         self._device = choose_device(plan.device)
+        if plan.max_gpu_memory_bytes:
+            limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is put there
         self._dtype = autocast_dtype(self._device)
         self._model = Decoder(plan.model).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
@@ -122,9 +135,12 @@ class LocalTrainer:
         return self.plan.inner.batch_tokens // self.plan.model.context_tokens
 
     def find_micro_batch(self) -> int:
-        """Time doubling micro-batches and keep the fastest per token; what does not fit in memory ends the search."""
+        """Time doubling micro-batches and keep the fastest per token; what does not fit in memory ends the search. Under a limit of
+        memory it begins with one sequence, and ends before a size that would pass it.
+        """
         best, best_s = 1, math.inf
-        size = min(4, self.sequences_per_step)
+        before = self._memory_before_search() if self.plan.max_memory_bytes else None
+        size = min(4, self.sequences_per_step) if before is None else 1
         while size <= self.sequences_per_step:
             try:
                 elapsed_s = self._time_micro_batch(size) / size
@@ -135,9 +151,22 @@ class LocalTrainer:
                 break
             if elapsed_s < best_s:
                 best, best_s = size, elapsed_s
+            if before is not None and not self._may_double(before):
+                break
             size *= 2
         self.micro_batch = best
         return best
+
+    def _memory_before_search(self) -> MemoryUse:
+        """After a first pass: what libraries take once is not taken again by larger sizes."""
+        self._time_micro_batch(1)
+        forget_own_peak()
+        return memory_use()
+
+    def _may_double(self, before: MemoryUse) -> bool:
+        is_to_come = self._device.type == "cpu" and not self._optimizer.state
+        moments_bytes = ADAM_BYTES_PER_VALUE * self.schema.num_elements if is_to_come else 0
+        return may_double(self.plan.max_memory_bytes, moments_bytes, before, memory_use())
 
     def _time_micro_batch(self, size: int) -> float:
         tokens_BT = torch.zeros((size, self.plan.model.context_tokens + 1), dtype=torch.long, device=self._device)

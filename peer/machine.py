@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import psutil
 import structlog
+
+from peer.memory_use import memory_of_family
 
 log = structlog.get_logger()
 
@@ -63,18 +64,6 @@ class MachineMeter:
                 self._has_card = self._had_card
                 log.debug("no_nvidia_card", reason=str(error))
         return MachineUse(memory_bytes)
-
-
-def memory_of_family() -> int:
-    """Resident bytes of this process and all that it started; who dies while we look counts nothing."""
-    me = psutil.Process()
-    total_bytes = 0
-    for process in (me, *me.children(recursive=True)):
-        try:
-            total_bytes += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total_bytes
 
 
 def _with_card(memory_bytes: int) -> MachineUse:

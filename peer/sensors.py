@@ -59,16 +59,18 @@ class MachineSensors:
         """The readings of this moment."""
         pause, (is_on_battery, percent), cpu, idle_s = await trio.to_thread.run_sync(self._look, self._clock.unix_s())
         local = datetime.fromtimestamp(self._clock.unix_s(), self._zone)
+        use = self._machine.read()
         return Readings(
             now_s=self._clock.monotonic_s(),
             local=local if local.tzinfo is not None else local.astimezone(),
             pause=pause,
             is_on_battery=is_on_battery,
             battery_percent=percent,
-            gpu_celsius=self._machine.read().gpu_celsius,
+            gpu_celsius=use.gpu_celsius,
             cpu_celsius=cpu,
             idle_s=idle_s,
             today_bytes=await trio.to_thread.run_sync(self._daily.count, self._traffic_bytes(), local.date()),
+            memory_bytes=use.memory_bytes,
         )
 
     def _look(

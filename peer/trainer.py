@@ -1,7 +1,8 @@
 """The real Trainer: supervises the training process. Its death, whatever the cause, costs the tokens since the last commit only.
 
 A worker that dies is brought back from the anchor (theta <- A, tokens ready <- 0), after running out of memory with the
-micro-batch halved; one that does not answer is killed first. Commands that were under way when it died are moot or fail: `shift`
+micro-batch halved, and where not even one sequence fits into what its owner allows of the card, to hold the state on the CPU and
+train nothing; one that does not answer is killed first. Commands that were under way when it died are moot or fail: `shift`
 and `load` both end at the anchor, `snapshot` and `evaluate` say so.
 """
 
@@ -67,6 +68,10 @@ class LossNotFinite(TemporaryError):
     """The held-out loss of these parameters is not a number; those of a later commit may have one."""
 
 
+class DoesNotFit(TemporaryError):
+    """Nothing is trained or measured: the model does not fit into the memory of the card that its owner allows."""
+
+
 class WorkerTrainer:
     """The Trainer seam over a worker process; made by `open_worker_trainer`."""
 
@@ -90,6 +95,8 @@ class WorkerTrainer:
         self._slowdown = plan.slowdown
         self._is_paused = plan.is_paused
         self._is_held = False
+        self._misfit = ""
+        """Why the model does not fit into the card's share, once that was found; it is not tried again in this life of the daemon."""
         self._life_of_theta = 0
         """`restarts` when the caller last knew theta: a shift is relative to that and to no later life."""
         self._kill_reason = ""
@@ -149,6 +156,7 @@ class WorkerTrainer:
         Raises:
             WorkerDied: ask again when it is back.
             LossNotFinite: these parameters have none.
+            DoesNotFit: nothing is computed here.
         """
         return await self._loss_of("evaluate", anchor_N)
 
@@ -157,6 +165,8 @@ class WorkerTrainer:
         return await self._loss_of("evaluate_prose", anchor_N) if self._plan.prose_shards else None
 
     async def _loss_of(self, op: Literal["evaluate", "evaluate_prose"], anchor_N: torch.Tensor) -> float:
+        if self._misfit:
+            raise DoesNotFit(self._misfit)
         reply = await self._order(op, vector_N=anchor_N)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
@@ -303,7 +313,8 @@ class WorkerTrainer:
 
     def _next_plan(self) -> TrainingPlan:
         """The plan of the worker to start: it goes on in the data and in the schedule."""
-        return self._plan.model_copy(
+        plan = self._plan.model_copy(update={"trains": False, "device": "cpu"}) if self._misfit else self._plan
+        return plan.model_copy(
             update={
                 "first_step": self._last.step,
                 "micro_batch": self._last.micro_batch,
@@ -316,14 +327,18 @@ class WorkerTrainer:
     def _note_death(self, cause: OutOfMemory | None) -> None:
         self._ready = trio.Event()
         self._trained_before += self._last.tokens_trained
-        micro_batch = self._last.micro_batch if cause is None else max(1, cause.micro_batch // 2)
+        micro_batch = self._last.micro_batch
+        if cause is not None:  # one that was not found yet is still to be found
+            micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
         self._last = Progress(
             step=self._last.step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
         )
         self._restarts += 1
         self._state = "restarting"
-        if cause is not None:
-            self._reason = f"out of memory: the micro-batch is now {micro_batch}"
+        if cause is not None and cause.is_final:
+            self._reason = self._misfit = _misfit(self._plan.max_gpu_memory_bytes)
+        elif cause is not None:
+            self._reason = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
         else:
             self._reason = f"{self._kill_reason or 'the training process died'}; bringing it back"
         self._kill_reason = ""
@@ -406,7 +421,10 @@ class WorkerTrainer:
         self._wake()
 
     def _say_what_it_does(self) -> None:
-        self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", "")
+        if self._misfit:
+            self._state, self._reason = "held", self._misfit
+        else:
+            self._state, self._reason = ("paused", "paused by its owner") if self._is_paused else ("training", "")
 
     def _tokens_per_s(self) -> float:
         now_s = trio.current_time()
@@ -420,6 +438,13 @@ class WorkerTrainer:
     def close(self) -> None:
         """Give the shared memory back."""
         os.close(self._memory_fd)
+
+
+def _misfit(most_bytes: int) -> str:
+    return (
+        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time; "
+        "allow more with --max-gpu-memory-gb, or train with --device cpu"
+    )
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from peer.device import is_out_of_memory
+from peer.device import choose_device, is_out_of_memory
 from peer.local_training import LocalTrainer, TrainingPlan
 from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
 
@@ -35,7 +35,7 @@ class Worker:
         self._trainer = trainer
         self._vectors = vectors
         self._slowdown = trainer.plan.slowdown
-        self._is_paused = trainer.plan.is_paused
+        self._is_paused = trainer.plan.is_paused or not trainer.plan.trains
         self._fails_next = False
         self._was_loaded = False
         self._early: deque[Command | None] = deque()
@@ -119,7 +119,7 @@ class Worker:
             case "pause":
                 self._is_paused = True
             case "resume":
-                self._is_paused = False
+                self._is_paused = not trainer.plan.trains
             case "fail":
                 self._fails_next = True
         self._tell_progress()
@@ -142,6 +142,12 @@ def _import_what_the_first_optimizer_imports() -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 
 
+def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
+    """What the daemon is told; without a limit the next try may find more, as another program may have had it."""
+    is_limited = plan.max_gpu_memory_bytes > 0 and choose_device(plan.device).type != "cpu"
+    return OutOfMemory(micro_batch=micro_batch, is_final=is_limited and micro_batch <= 1)
+
+
 def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
@@ -152,14 +158,15 @@ def main() -> int:
     if first is None:
         return 0
     plan = TrainingPlan.model_validate_json(first)
-    trainer = LocalTrainer(plan)
-    vectors = SharedVectors(int(sys.argv[2]), trainer.schema.num_elements)
+    trainer: LocalTrainer | None = None
     try:
+        trainer = LocalTrainer(plan)
+        vectors = SharedVectors(int(sys.argv[2]), trainer.schema.num_elements)
         Worker(channel, trainer, vectors).run()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        channel.sendall(frame(OutOfMemory(micro_batch=trainer.micro_batch)))
+        channel.sendall(frame(_ran_out(plan, trainer.micro_batch if trainer is not None else 0)))
         return EXIT_OUT_OF_MEMORY
     except (BrokenPipeError, ConnectionResetError):
         pass  # the daemon is gone: nobody is left to tell

@@ -72,10 +72,14 @@ class Progress(_Message):
 
 
 class OutOfMemory(_Message):
-    """The worker ran out of memory at this micro-batch and ends."""
+    """The worker ran out of memory at this micro-batch, 0 for before there was one, and ends.
+
+    is_final: the model does not fit into the memory of the card that its owner allows, whatever the micro-batch.
+    """
 
     kind: Literal["out_of_memory"] = "out_of_memory"
     micro_batch: int
+    is_final: bool = False
 
 
 Event = Annotated[Reply | Progress | OutOfMemory, Field(discriminator="kind")]

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 import peer.config
-from peer.config import PeerConfig, load_peer_config
+from peer.config import PeerConfig, load_peer_config, whole_bytes
 from protocol.errors import ConfigError
 
 
@@ -72,6 +72,12 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         ({"time_zone": "Europe"}, "time_zone is 'Europe'"),
         ({"max_gpu_celsius": 1000}, "max_gpu_celsius is 1000"),
         ({"max_cpu_celsius": -1}, "max_cpu_celsius is -1"),
+        ({"max_gpu_memory_gb": 0}, "max_gpu_memory_gb is 0"),
+        ({"max_memory_gb": 0}, "max_memory_gb is 0"),
+        ({"max_memory_gb": -1.5}, "max_memory_gb is -1.5"),
+        ({"max_memory_gb": float("nan")}, "max_memory_gb is nan"),
+        ({"max_memory_gb": float("inf")}, "max_memory_gb is inf"),
+        ({"max_memory_gb": "2GB"}, "max_memory_gb is '2GB'"),
     ],
 )
 def test_control_that_cannot_be_kept_is_one_line_before_anything_starts(flags: dict[str, object], found: str) -> None:
@@ -79,3 +85,10 @@ def test_control_that_cannot_be_kept_is_one_line_before_anything_starts(flags: d
         load_peer_config(flags)
     assert found in caught.value.one_line()
     assert caught.value.expected
+
+
+@pytest.mark.parametrize(("gigabytes", "num_bytes"), [(None, 0), (2.5, 2_500_000_000), (1e-12, 1)])
+def test_gigabytes_are_a_thousand_million_bytes_and_the_smallest_limit_is_one(
+    gigabytes: float | None, num_bytes: int
+) -> None:
+    assert whole_bytes(gigabytes) == num_bytes

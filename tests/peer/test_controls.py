@@ -12,7 +12,7 @@ from averaging.network.clocks import VirtualClock
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import Controls, open_controls
-from peer.controls_core import COOL_FOR_S, STOPPED_BYTES_PER_S, ControlSettings, OwnerPause, Readings
+from peer.controls_core import COOL_FOR_S, ROOMY_FOR_S, STOPPED_BYTES_PER_S, ControlSettings, OwnerPause, Readings
 from peer.hours_core import parse_hours
 from protocol.ids import PeerId
 
@@ -168,6 +168,25 @@ async def test_a_quota_that_is_used_up_reaches_network_and_training_within_five_
     await _tell(story, ControlSettings(daily_quota_bytes=10, upload_bytes_per_s=1e6))
 
 
+async def test_above_its_memory_it_is_held_back_and_the_status_says_what_was_found_and_allowed(
+    autojump_clock: Clock,
+) -> None:
+    async def story(scene: _Scene) -> None:
+        scene.finds(memory_bytes=2_500_000_000)
+        await trio.sleep(OBEYED_WITHIN_S)
+        assert (scene.trainer.is_paused, scene.trainer.is_held) == (True, False)
+        status = scene.board.read()
+        assert status.state == "paused"
+        assert status.reason.startswith("its processes hold 2.5 GB of memory, its owner allows 2 GB; trains again")
+        scene.finds(memory_bytes=1_700_000_000)
+        await trio.sleep(ROOMY_FOR_S - OBEYED_WITHIN_S)
+        assert scene.trainer.is_paused
+        await trio.sleep(3 * OBEYED_WITHIN_S)
+        assert not scene.trainer.is_paused
+
+    await _tell(story, ControlSettings(max_memory_bytes=2_000_000_000))
+
+
 async def test_before_training_the_board_tells_only_what_will_hold_it_back(autojump_clock: Clock) -> None:
     async def story(scene: _Scene) -> None:
         scene.board.say("joining", "fetching data")
@@ -193,8 +212,9 @@ def test_the_settings_of_the_peer_are_the_settings_of_its_controls() -> None:
         upload_bytes_per_s=7,
         download_bytes_per_s=8,
         daily_quota_gb=1.5,
+        max_memory_gb=2.5,
     )
     controls = open_controls(config, Board(PeerId("peer"), VirtualClock(), 0.0), VirtualClock())
     assert controls._settings == ControlSettings(
-        parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50, 7, 8, 1_500_000_000
+        parse_hours("mon 00:00-01:00"), True, 80, 90, 60, 50, 7, 8, 1_500_000_000, 2_500_000_000
     )

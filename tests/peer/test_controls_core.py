@@ -10,6 +10,7 @@ from peer.controls_core import (
     COOL_FOR_S,
     COOLER_BY_CELSIUS,
     PLUGGED_FOR_S,
+    ROOMY_FOR_S,
     STOPPED_BYTES_PER_S,
     ControlSettings,
     ControlsState,
@@ -207,6 +208,36 @@ def test_a_quota_that_is_used_up_stops_bulk_and_training_and_holds_what_was_trai
     assert story.look(today_bytes=5_010_000_000, pause=OwnerPause()).is_held
     after = story.look(today_bytes=0)
     assert (after.share, after.is_held, after.upload_bytes_per_s) == (1.0, False, 1e6)
+
+
+# --- memory --------------------------------------------------------------------------------------------------------------------
+
+
+SMALL = ControlSettings(max_memory_bytes=2_000_000_000)
+
+
+def test_above_its_memory_training_stops_at_once_and_goes_on_after_a_while_below_nine_tenths() -> None:
+    story = Story(SMALL)
+    assert story.look(memory_bytes=2_000_000_000).may_compute
+    stopped = story.look(memory_bytes=2_340_000_000)
+    assert stopped.share == 0.0
+    assert stopped.reason == (
+        "its processes hold 2.34 GB of memory, its owner allows 2 GB; trains again after 30 s below 1.8 GB"
+    )
+    assert not story.look(after_s=1e6, memory_bytes=1_800_000_000).may_compute
+    assert not story.look(memory_bytes=1_799_999_999).may_compute
+    assert "hold 1.5 GB" in story.look(after_s=ROOMY_FOR_S - 0.5, memory_bytes=1_500_000_000).reason
+    assert story.look(after_s=0.5, memory_bytes=1_500_000_000).may_compute
+
+
+def test_memory_that_comes_and_goes_does_not_start_training_in_between() -> None:
+    story = Story(SMALL)
+    for second in range(200):
+        assert not story.look(memory_bytes=2_100_000_000 if second % 20 == 0 else 1_000_000_000).may_compute
+
+
+def test_without_a_limit_any_memory_will_do() -> None:
+    assert Story().look(memory_bytes=1 << 60) == Decision()
 
 
 # --- several at once -----------------------------------------------------------------------------------------------------------

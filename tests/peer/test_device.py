@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from peer.device import autocast_dtype, choose_device, is_out_of_memory
+from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
 from protocol.errors import MachineError
 
 
@@ -46,3 +48,41 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
     assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not is_out_of_memory(RuntimeError("shapes do not fit"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(("most_bytes", "share"), [(6_000_000_000, 0.25), (24_000_000_000, 1.0), (1 << 60, 1.0)])
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_card_is_limited_to_its_share_of_all_it_has(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int, share: float, device: str
+) -> None:
+    told: list[tuple[float, int]] = []
+    card = SimpleNamespace(total_memory=24_000_000_000)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {3: card}.__getitem__)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda fraction, index: told.append((fraction, index))
+    )
+    limit_memory(torch.device(device), most_bytes)
+    assert told == [(share, 3)]  # by its number: torch takes no "cuda" without one here
+
+
+@pytest.mark.parametrize(("most_bytes", "share"), [(6_000_000_000, 0.5), (1 << 60, 2.0)])
+def test_apples_chip_is_limited_to_a_share_of_what_metal_recommends(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int, share: float
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 12_000_000_000, raising=False)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", told.append, raising=False)
+    limit_memory(torch.device("mps"), most_bytes)
+    assert told == [share]
+
+
+def test_a_torch_that_cannot_limit_a_device_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.mps, "set_per_process_memory_fraction", raising=False)
+    with pytest.raises(MachineError, match="cannot limit the memory it takes on mps"):
+        limit_memory(torch.device("mps"), 1)
+
+
+def test_the_processors_memory_is_not_limited_so() -> None:
+    limit_memory(torch.device("cpu"), 1)
+    assert float(torch.zeros(1000).sum()) == 0.0

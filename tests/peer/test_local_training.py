@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from averaging.genesis import genesis_anchor
+from peer import local_training
 from peer.local_training import LocalTrainer, TrainingPlan, learning_rate_at
+from peer.memory_core import MemoryUse
+from peer.model import Decoder
 from protocol.decoder_schema import decoder_schema
 from protocol.manifest import InnerSection
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
@@ -173,3 +176,44 @@ def test_wide_tokens_train_as_narrow_ones(tmp_path: Path) -> None:
     narrow = _trainer(plan)
     assert trainer.step() == narrow.step()
     assert trainer.evaluate(ANCHOR_N) == narrow.evaluate(ANCHOR_N)
+
+
+def test_the_cards_memory_is_limited_before_the_model_is_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(local_training, "limit_memory", lambda *limit: told.append(limit))
+    monkeypatch.setattr(local_training, "Decoder", lambda config: told.append("model") or Decoder(config))
+    LocalTrainer(training_plan(tmp_path))
+    LocalTrainer(training_plan(tmp_path, max_gpu_memory_bytes=7))
+    assert told == ["model", (torch.device("cpu"), 7), "model"]
+
+
+@pytest.mark.parametrize(("room_bytes", "found"), [(40, 1), (80, 2), (319, 4), (320, 8), (10_000, 16)])
+def test_the_search_ends_before_a_size_that_would_pass_the_memory_its_owner_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int, found: int
+) -> None:
+    moments_bytes = 8 * ANCHOR_N.numel()
+    plan = training_plan(tmp_path, inner=InnerSection(learning_rate=0.01, batch_tokens=16 * 16), micro_batch=0)
+    trainer = LocalTrainer(plan.model_copy(update={"max_memory_bytes": 1000 + moments_bytes + room_bytes}))
+    sizes: list[int] = []
+
+    def time_of(size: int) -> float:
+        sizes.append(size)
+        return 1.0
+
+    def use() -> MemoryUse:  # 40 bytes a sequence, of which the first pass is forgotten
+        return MemoryUse(family_bytes=1000, own_bytes=300, own_peak_bytes=300 + 40 * sizes[-1] * (len(sizes) > 1))
+
+    monkeypatch.setattr(trainer, "_time_micro_batch", time_of)
+    monkeypatch.setattr(local_training, "memory_use", use)
+    trainer.find_micro_batch()
+    assert sizes == [1, *(size for size in (1, 2, 4, 8, 16) if size <= found)]
+
+
+def test_a_real_search_under_a_limit_that_is_used_up_already_trains_one_sequence_at_a_time(tmp_path: Path) -> None:
+    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1))
+    assert trainer.find_micro_batch() == 1
+    trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1 << 60))
+    assert trainer.find_micro_batch() >= 1
+    assert trainer.step().tokens_ready == BATCH_TOKENS

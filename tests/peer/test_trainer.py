@@ -14,7 +14,8 @@ import trio.testing
 
 from averaging.genesis import genesis_anchor
 from peer import trainer as trainer_module
-from peer.trainer import LossNotFinite, WorkerDied, WorkerTrainer, open_worker_trainer
+from peer.trainer import DoesNotFit, LossNotFinite, WorkerDied, WorkerTrainer, open_worker_trainer
+from peer.worker_channel import OutOfMemory, Progress, Reply, parse_event
 from protocol.decoder_schema import decoder_schema
 from tests.peer.training_world import MODEL, training_plan
 
@@ -154,5 +155,50 @@ async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
         assert trainer.progress().state == "held"
         trainer.hold(False)
         assert trainer.progress().state == "starting"
+    finally:
+        trainer.close()
+
+
+async def test_a_model_that_does_not_fit_into_the_cards_share_is_held_and_not_started_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_card(data: bytes) -> Progress | Reply | OutOfMemory:
+        event = parse_event(data)
+        return event.model_copy(update={"is_final": True}) if isinstance(event, OutOfMemory) else event
+
+    monkeypatch.setattr(trainer_module, "parse_event", on_a_card)
+    anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
+    plan = training_plan(tmp_path, micro_batch=1, max_gpu_memory_bytes=1_500_000_000)
+    async with open_worker_trainer(plan, anchor_N) as trainer:
+        await trainer.inject_out_of_memory()
+        await _until_held(trainer, restarts=1)
+        assert trainer.progress().reason.startswith("the model does not fit into 1.5 GB of the card")
+        await trainer.resume()
+        assert trainer.progress().state == "held"
+        with pytest.raises(DoesNotFit, match=r"1\.5 GB"):
+            await trainer.evaluate(anchor_N)
+        # Its rounds go on: it adopts what others have trained.
+        await trainer.load(anchor_N * 2, schedule_tokens=64)
+        snapshot = await trainer.snapshot()
+        assert (snapshot.tokens, trainer.progress().restarts) == (0, 1)
+        assert torch.equal(snapshot.theta_N, anchor_N * 2)
+        # Whatever its process dies of, the next one does not try the card again.
+        assert (trainer._next_plan().trains, trainer._next_plan().device) == (False, "cpu")
+
+
+async def _until_held(trainer: WorkerTrainer, restarts: int) -> None:
+    with trio.fail_after(BACK_WITHIN_S):
+        while (trainer.progress().restarts, trainer.progress().state) != (restarts, "held"):
+            await trio.sleep(0.02)
+
+
+async def test_memory_that_ran_out_before_the_micro_batch_was_found_leaves_it_to_be_found(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    trainer = WorkerTrainer(training_plan(tmp_path, micro_batch=0), genesis_anchor(decoder_schema(MODEL), 1))
+    try:
+        for micro_batch, then in ((0, 0), (8, 4), (1, 1)):
+            trainer._note_death(OutOfMemory(micro_batch=micro_batch))
+            assert trainer._next_plan().micro_batch == then
     finally:
         trainer.close()

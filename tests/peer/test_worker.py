@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from averaging.genesis import genesis_anchor
+from peer import worker as worker_module
 from peer.local_training import Counters, LocalTrainer, TrainingPlan
 from peer.worker import EXIT_OUT_OF_MEMORY, Worker
 from peer.worker_channel import (
@@ -260,3 +261,57 @@ def test_a_worker_that_starts_paused_measures_no_micro_batch_until_it_is_resumed
         assert daemon.order(Command(number=1, op="snapshot")).tokens == 0
         daemon.order(Command(number=2, op="resume"))
         assert daemon.progress().micro_batch > 0
+
+
+def test_a_worker_that_only_holds_the_state_obeys_and_takes_no_step_even_when_resumed(plan: TrainingPlan) -> None:
+    with running(plan.model_copy(update={"trains": False})) as daemon:
+        daemon.progress()
+        daemon.order(Command(number=1, op="resume"))
+        daemon.vectors.write(Area.IN, ANCHOR_N * 2)
+        daemon.order(Command(number=2, op="load"))
+        snapshot = daemon.order(Command(number=3, op="snapshot"))
+        assert (snapshot.tokens, snapshot.step) == (0, 0)
+        assert torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N * 2)
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "device", "micro_batch", "is_final"),
+    [
+        (10**9, "cuda", 2, False),
+        (10**9, "cuda", 1, True),
+        (10**9, "cuda", 0, True),
+        (0, "cuda", 1, False),
+        (10**9, "cpu", 1, False),
+    ],
+)
+def test_only_a_single_sequence_that_does_not_fit_below_a_limit_of_the_card_is_final(
+    plan: TrainingPlan,
+    monkeypatch: pytest.MonkeyPatch,
+    most_bytes: int,
+    device: str,
+    micro_batch: int,
+    is_final: bool,
+) -> None:
+    monkeypatch.setattr(worker_module, "choose_device", torch.device)
+    limited = plan.model_copy(update={"max_gpu_memory_bytes": most_bytes, "device": device})
+    assert worker_module._ran_out(limited, micro_batch) == OutOfMemory(micro_batch=micro_batch, is_final=is_final)
+
+
+def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
+    plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_plan: TrainingPlan) -> LocalTrainer:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(worker_module, "LocalTrainer", fails)
+    monkeypatch.setattr(os, "nice", lambda _by: 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(sys, "argv", ["worker", str(theirs.fileno()), "0"])
+        monkeypatch.setattr(socket, "socket", lambda fileno: theirs)
+        ours.sendall(frame(plan))
+        assert worker_module.main() == EXIT_OUT_OF_MEMORY
+        data = read_message(ours)
+        assert data is not None
+        assert parse_event(data) == OutOfMemory(micro_batch=0)

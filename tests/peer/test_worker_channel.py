@@ -28,7 +28,12 @@ PROGRESS = Progress(step=3, tokens_ready=10, tokens_trained=20, loss_nats=1.5, m
 
 @pytest.mark.parametrize(
     "event",
-    [PROGRESS, Reply(number=7, tokens=5, num_steps=1), Reply(number=8, loss_nats=2.5), OutOfMemory(micro_batch=4)],
+    [
+        PROGRESS,
+        Reply(number=7, tokens=5, num_steps=1),
+        Reply(number=8, loss_nats=2.5),
+        OutOfMemory(micro_batch=0, is_final=True),
+    ],
 )
 def test_events_cross_the_channel_one_by_one(event: Progress | Reply | OutOfMemory) -> None:
     ours, theirs = socket.socketpair()

@@ -1,0 +1,52 @@
+"""What processes hold of the machine's memory. The training process reads it as well, so nothing of the daemon is imported here."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import psutil
+
+from peer.memory_core import MemoryUse
+
+
+def memory_of_family(pid: int | None = None) -> int:
+    """Resident bytes of that process, of this one for None, and of all that it started; who dies while we look counts nothing."""
+    try:
+        first = psutil.Process(pid)
+        family = [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total_bytes = 0
+    for process in family:
+        try:
+            total_bytes += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total_bytes
+
+
+def memory_use() -> MemoryUse:
+    """Of this process, and of the one that started it with all that it started."""
+    return MemoryUse(memory_of_family(os.getppid()), psutil.Process().memory_info().rss, own_peak_bytes())
+
+
+def own_peak_bytes() -> int:
+    """The most that was ever resident of this process."""
+    try:
+        # getrusage counts on Linux what the process that started this one held before, too
+        lines = Path("/proc/self/status").read_text(encoding="utf8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_own_peak() -> None:
+    """Count the peak from now on, where the system can do that; elsewhere an older, higher one stands."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf8")
+    except OSError:
+        return
