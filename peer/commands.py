@@ -50,13 +50,15 @@ def join(
     download_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on fetching them; 0 for none.")] = None,
     daily_quota_gb: Annotated[float | None, typer.Option(help="Most to send and receive in a day; 0 for any.")] = None,
     max_gpu_celsius: Annotated[int | None, typer.Option(help="Train only while the card is cooler; 0 for any.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
+    ] = False,
 ) -> None:
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.
 
     Ctrl-C leaves cleanly; run it again to go on with the same identity.
     """
-    flags = dict(locals())
-    del flags["invite"]
+    flags = {key: value for key, value in locals().items() if key not in ("invite", "dry_run")}
 
     from peer.config import load_peer_config
 
@@ -67,6 +69,11 @@ def join(
         from protocol.invite import decode_invite
 
         decode_invite(text)  # a mistyped line is told before anything heavy is imported
+    if dry_run:
+        from peer.dry_run import dry_run_lines
+
+        typer.echo("\n".join(dry_run_lines(config, flags, text)))
+        return
 
     from peer.doctor import check_before_join
     from peer.worker_process import early_worker
