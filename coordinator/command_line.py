@@ -43,11 +43,18 @@ def host(
     public_http_port: Annotated[
         int | None, typer.Option(help="Serve a read-only status page for anybody on this port; 0 for any.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
+    ] = False,
 ) -> None:
     """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address."""
-    flags = {key: value for key, value in locals().items() if key != "run_file" and value is not None}
+    given = {key: value for key, value in locals().items() if value is not None}
+    flags = {key: value for key, value in given.items() if key not in ("run_file", "dry_run")}
     from coordinator import commands
 
+    if dry_run:
+        typer.echo("\n".join(commands.dry_run(run_file, flags)))
+        return
     raise typer.Exit(commands.host(run_file, flags))
 
 

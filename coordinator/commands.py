@@ -51,6 +51,18 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
     return run_host(run_file, config)
 
 
+def dry_run(run_file: Path, flags: Mapping[str, object]) -> list[str]:
+    """What `host` would run with and what is to be expected, as lines; starts nothing and writes nothing.
+
+    Raises:
+        ConfigError, MachineError, StorageError: it could not be hosted, and why.
+    """
+    from coordinator.config import load_host_config
+    from coordinator.dry_run import dry_run_lines
+
+    return dry_run_lines(run_file, load_host_config(flags), flags)
+
+
 def _log_to_stderr() -> None:
     """Log lines beside, not between, what the host says to the person at the terminal."""
     import logging

@@ -81,8 +81,8 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
         StorageError: the folder cannot be written or is damaged.
     """
     config = load_run_config(run_file)
-    if (folder / _MANIFEST_FILE).exists():
-        return _reopen(run_file, config, folder)
+    if is_opened(folder):
+        return reopen_run(run_file, config, folder)
     yardsticks = Yardsticks()
     dataset = _pack(config, folder, run_file.parent, yardsticks)
     authority = _make_authority(folder, now_unix_s)
@@ -109,7 +109,7 @@ def load_run(folder: Path) -> RunFiles:
         VersionError: another release made it.
         StorageError: it is damaged.
     """
-    if not (folder / _MANIFEST_FILE).exists():
+    if not is_opened(folder):
         raise ConfigError(f"no run in {folder}", "the folder of a hosted run", "open one with: potluck host run.toml")
     signed = _read(folder / _MANIFEST_FILE)
     try:
@@ -155,7 +155,18 @@ def start_units(
     return tuple(units)
 
 
-def _reopen(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
+def is_opened(folder: Path) -> bool:
+    """Whether there is a run in the folder, which a later start goes on with."""
+    return (folder / _MANIFEST_FILE).exists()
+
+
+def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:
+    """The run that is in `folder`, of the same `config`, which `run_file` held. Writes nothing. Blocks.
+
+    Raises:
+        ConfigError: the file differs from the one that the run was opened with, or there is no run.
+        VersionError, StorageError: as `load_run`.
+    """
     run = load_run(folder)
     if key := _first_difference(config.model_dump(mode="json"), run.manifest.config.model_dump(mode="json")):
         raise ConfigError(

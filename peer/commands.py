@@ -57,13 +57,15 @@ def join(
     max_memory_gb: Annotated[
         float | None, typer.Option(help="Train only while all of this peer takes less memory, in GB of 1e9 bytes.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
+    ] = False,
 ) -> None:
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.
 
     Ctrl-C leaves cleanly; run it again to go on with the same identity.
     """
-    flags = dict(locals())
-    del flags["invite"]
+    flags = {key: value for key, value in locals().items() if key not in ("invite", "dry_run")}
 
     from peer.config import load_peer_config
 
@@ -74,6 +76,11 @@ def join(
         from protocol.invite import decode_invite
 
         decode_invite(text)  # a mistyped line is told before anything heavy is imported
+    if dry_run:
+        from peer.dry_run import dry_run_lines
+
+        typer.echo("\n".join(dry_run_lines(config, flags, text)))
+        return
 
     from peer.doctor import check_before_join
     from peer.worker_process import early_worker

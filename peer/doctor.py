@@ -90,17 +90,11 @@ def _num_parameters(state_dir: Path, invite_text: str) -> int:
 
 
 def _parameters_kept(state_dir: Path, invite_text: str) -> int:
-    from peer.membership_file import last_run_folder, load_membership, run_folder
-    from protocol.identity import Ed25519Verifier
+    from peer.kept_run import find_kept_run
     from protocol.invite import decode_invite
-    from protocol.manifest import open_manifest
 
-    folder = run_folder(state_dir, decode_invite(invite_text).run_id) if invite_text else last_run_folder(state_dir)
-    saved = load_membership(folder) if folder is not None else None
-    if saved is None:
-        return 0
-    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier())
-    return sum(schema.num_elements for schema in manifest.unit_schemas().values())
+    kept = find_kept_run(state_dir, decode_invite(invite_text).run_id if invite_text else None)
+    return 0 if kept is None else sum(schema.num_elements for schema in kept.manifest.unit_schemas().values())
 
 
 def _json(findings: Sequence[Finding], machine: Readings, host: HostReadings | Unread | None) -> str:

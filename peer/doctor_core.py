@@ -10,21 +10,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from protocol.estimates import peer_disk_bytes, peer_memory_bytes
+
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 
-MEMORY_BASE_BYTES: Final = GIB
-"""Two Python processes with torch (280 MB each, measured), p2pd, and the activations of a small model."""
-
-MEMORY_BYTES_PER_PARAMETER: Final = 40
-"""Parameters, gradients and two moments of Adam in float32 (16), three vectors shared with the daemon (12), its own state (8),
-and some."""
-
 MEMORY_LEAST_BYTES: Final = 512 * MIB
 """Below this torch is not even imported twice."""
-
-DISK_BYTES_PER_PARAMETER: Final = 120
-"""Ten kept states of 8 bytes, updates that weigh four states, one more on its way (averaging/rounds/keeping.py)."""
 
 DISK_LEAST_BYTES: Final = 64 * MIB
 """Room for identity, credential and log; with less nothing can be promised to anybody."""
@@ -268,7 +260,7 @@ def _mps(torch: Torch) -> Finding:
 def _memory(memory: Memory | Unread, num_parameters: int) -> Finding:
     if isinstance(memory, Unread):
         return unread("memory", memory)
-    needed_bytes = MEMORY_BASE_BYTES + MEMORY_BYTES_PER_PARAMETER * num_parameters
+    needed_bytes = peer_memory_bytes(num_parameters)
     for_what = "the last run" if num_parameters else "a small model"
     found = f"{in_gib(memory.available_bytes)} of {in_gib(memory.total_bytes)} free"
     takes = f"{for_what} takes about {in_gib(needed_bytes)}"
@@ -286,7 +278,7 @@ def _disk(disk: Disk | Unread, num_parameters: int) -> Finding:
     if not disk.is_writable:
         fix = "make it writable, or choose another with --state-dir"
         return Finding("disk", Level.FAIL, f"{disk.folder} cannot be written", fix)
-    needed_bytes = disk.cache_bytes + DISK_BYTES_PER_PARAMETER * num_parameters
+    needed_bytes = disk.cache_bytes + peer_disk_bytes(num_parameters)
     missing_bytes = max(0, needed_bytes - disk.taken_bytes)
     found = f"{in_gib(disk.free_bytes)} free at {disk.folder}"
     # Without a run nobody knows how large the model is; the data alone has its cap.

@@ -206,6 +206,17 @@ def test_host_without_its_run_file_is_one_line_and_exit_3(tmp_path: Path) -> Non
     assert "potluck init" in _one_line(done, 3)
 
 
+def test_dry_run_ends_with_0_or_the_code_of_what_is_wrong_and_leaves_nothing(tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path / "state"))
+    done = _potluck("join", INVITE.encode(), "--dry-run", *state)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("nothing was started, written or used up\n")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run.toml").write_text("[run\n", encoding="utf8")
+    assert "is no TOML" in _one_line(_potluck("host", str(tmp_path / "run.toml"), "--dry-run", *state), 3)
+    assert not (tmp_path / "state").exists()
+
+
 GOOD = INVITE.encode()
 
 

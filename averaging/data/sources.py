@@ -13,7 +13,7 @@ from averaging.data.jsonl import read_jsonl
 from averaging.data.parquet import ENDINGS as PARQUET_ENDINGS
 from averaging.data.parquet import read_parquet
 from averaging.data.texts import Text, read_files, read_prose
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, StorageError
 from protocol.manifest import DataSection
 
 
@@ -41,6 +41,27 @@ def open_source(data: DataSection, base: Path) -> Source:
     """
     licence = "PSF-2.0" if data.source == "python-stdlib" else "as the host says"
     return Source(licence, _texts(data, base), _prose(data, base))
+
+
+def source_bytes(data: DataSection, base: Path) -> int:
+    """Length of all files that the section names, without reading them.
+
+    Raises:
+        ConfigError, MachineError: as `open_source`.
+        StorageError: a file is gone or cannot be looked at.
+    """
+    if data.source == "python-stdlib":
+        paths = [document.path for document in python_stdlib_documents(data.heldout_every)]
+    elif data.source == "text":
+        paths = [document.path for document in text_documents(data.glob, data.heldout_every, base)]
+    else:
+        paths = _files(data, base, JSONL_ENDINGS if data.source == "jsonl" else PARQUET_ENDINGS)
+    if data.prose:
+        paths += matching_files(data.prose, base, "data.prose")
+    try:
+        return sum(path.stat().st_size for path in paths)
+    except OSError as error:
+        raise StorageError(f"{error.filename} cannot be looked at ({error.strerror})", "the files of [data]") from error
 
 
 def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from averaging.data.sources import open_source
+from averaging.data.sources import open_source, source_bytes
 from protocol.errors import ConfigError
 from protocol.manifest import DataSection
 
@@ -51,3 +51,15 @@ def test_no_file_or_one_with_another_name_is_one_clear_line(tmp_path: Path) -> N
     (tmp_path / "a.csv").touch()
     with pytest.raises(ConfigError, match=r"a\.csv is not jsonl by its name; expected \.jsonl or \.jsonl\.gz"):
         open_source(DataSection(source="jsonl", glob="*"), tmp_path)
+
+
+def test_length_of_all_files_is_known_without_reading_them(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.jsonl", "prose.md"):
+        (tmp_path / name).write_bytes(b"x" * 100)
+    assert source_bytes(DataSection(source="text", glob="*.txt"), tmp_path) == 200
+    assert source_bytes(DataSection(source="text", glob="*.txt", prose="*.md"), tmp_path) == 300
+    assert source_bytes(DataSection(source="jsonl", glob="*.jsonl"), tmp_path) == 100
+    read = sum(len(text.data) for text in open_source(DataSection(), tmp_path).texts())
+    assert source_bytes(DataSection(), tmp_path) == read
+    with pytest.raises(ConfigError, match="is not parquet by its name"):
+        source_bytes(DataSection(source="parquet", glob="*.txt"), tmp_path)

@@ -1,0 +1,50 @@
+"""`potluck join --dry-run`: the settings, where each comes from, and what a run would ask of this machine. Reads; writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from averaging.network.setting_sources import settings_with_origins
+from peer import config as settings
+from peer.dry_run_core import Offer, peer_estimates
+from peer.kept_run import find_kept_run
+from protocol.dry_run import END, estimate_lines, setting_lines
+from protocol.invite import Invite, decode_invite
+from protocol.tables import duration, printable
+
+
+def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invite_text: str) -> list[str]:
+    """What is printed; the invite is not used up and its host is not asked.
+
+    Raises:
+        ConfigError, VersionError: no invite that this release understands.
+        StorageError, RemoteProtocolError: what was kept of the run is damaged.
+    """
+    invite = decode_invite(invite_text) if invite_text else None
+    kept = find_kept_run(config.state_dir, invite.run_id if invite else None)
+    offer = Offer(config.cache_bytes, config.no_listen, config.daily_quota_gb)
+    data_bytes = sum(file.num_bytes for file in kept.dataset.files) if kept else 0
+    return [
+        "settings",
+        *setting_lines(settings_with_origins(config, flags, settings.CONFIG_FILE)),
+        "run",
+        *(_invite_lines(invite) if invite else ()),
+        f"  {kept.manifest.config.run.name}, joined from here before" if kept else "  was not joined from here before",
+        *(() if invite or kept else ("  an invite is needed: ask the host for one",)),
+        "estimates",
+        *estimate_lines(peer_estimates(kept.manifest.config if kept else None, data_bytes, offer)),
+        END,
+    ]
+
+
+def _invite_lines(invite: Invite) -> list[str]:
+    """What the invite says, but for its secret."""
+    left_s = invite.expires_unix_s - time.time()
+    until = (
+        f"good for another {duration(left_s)}" if left_s > 0 else f"expired {duration(-left_s)} ago: ask for another"
+    )
+    return [
+        f"  invite to run {invite.run_id[:4].hex()}, {until}",
+        f"  host at {', '.join(printable(address) for address in invite.coordinator_addresses)}",
+    ]

@@ -1,0 +1,50 @@
+"""What `potluck join --dry-run` expects of a run on this machine. Pure: formulas are in protocol/estimates.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.dry_run import Estimate, traffic_estimates
+from protocol.estimates import PEER_MEMORY_BASE_BYTES, peer_disk_bytes, peer_memory_bytes, run_size
+from protocol.manifest import RunConfig
+from protocol.tables import in_bytes, whole
+
+_UNKNOWN: Final = "unknown until the host was asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What of the settings bears on the estimates, in their units; 0 GB of quota for none."""
+
+    cache_bytes: int
+    no_listen: bool
+    daily_quota_gb: float
+
+
+def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tuple[Estimate, ...]:
+    """The estimates for a run whose packed data has so many bytes; None: nothing here knows the run."""
+    if run is None:
+        return (
+            Estimate("model", _UNKNOWN),
+            Estimate("memory", f"{_UNKNOWN}; {in_bytes(PEER_MEMORY_BASE_BYTES)} beside the model"),
+            Estimate("disk", f"{_UNKNOWN}; of it at most {in_bytes(offer.cache_bytes)} of data"),
+            Estimate("traffic", _UNKNOWN),
+            *_quota(offer),
+        )
+    size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
+    disk_bytes = data_kept_bytes + peer_disk_bytes(size.num_parameters)
+    return (
+        Estimate("model", f"{whole(size.num_parameters)} parameters"),
+        Estimate("memory", f"about {in_bytes(peer_memory_bytes(size.num_parameters))}"),
+        Estimate("disk", f"at most {in_bytes(disk_bytes)}, of it {in_bytes(data_kept_bytes)} of data"),
+        Estimate("at the start", f"fetches a state of {in_bytes(size.state_bytes)}, then data as it is needed"),
+        *traffic_estimates(run, reduces=not offer.no_listen),
+        *_quota(offer),
+    )
+
+
+def _quota(offer: Offer) -> tuple[Estimate, ...]:
+    if not offer.daily_quota_gb:
+        return ()
+    return (Estimate("your quota", f"ends all that at {offer.daily_quota_gb:g} GB a day, up and down together"),)

@@ -1,0 +1,135 @@
+"""What a run asks of a machine, from the numbers in its run.toml: memory, traffic, disk. Estimates, pure; every formula says where it
+comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from protocol.decoder_schema import decoder_schema
+from protocol.manifest import RunConfig
+
+SECONDS_PER_DAY: Final = 86_400
+
+PEER_MEMORY_BASE_BYTES: Final = 1 << 30
+"""Two Python processes with torch (280 MB each, measured), p2pd, and the activations of a small model."""
+
+PEER_MEMORY_BYTES_PER_PARAMETER: Final = 40
+"""Parameters, gradients and two moments of Adam in float32 (16), three vectors shared with the daemon (12), its own state (8),
+and some."""
+
+PEER_DISK_BYTES_PER_PARAMETER: Final = 120
+"""Ten kept states of 8 bytes, updates that weigh four states, one more on its way (averaging/rounds/keeping.py)."""
+
+HOST_MEMORY_BASE_BYTES: Final = 1 << 29
+"""One Python process with torch (280 MB, measured as the peer's), p2pd, and the pieces of text that are packed."""
+
+HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
+"""A state (8), written as a checkpoint and read back to verify it: 22 measured with 20M parameters, and some."""
+
+STATE_BYTES_PER_PARAMETER: Final = 8
+"""A parameter and its momentum in float32 (averaging/state.py)."""
+
+INT8_BLOCK_PARAMETERS: Final = 256
+"""One float32 scale for so many int8 values (averaging/codecs.py)."""
+
+LEDGER_BYTES_PER_ROUND: Final = 1500
+"""A commit's row and three points of the loss curves, with their index entries and checksums (coordinator/ledger.py, measured)."""
+
+LEDGER_BYTES_PER_MEMBER_AND_ROUND: Final = 500
+"""Of a certificate that everybody acknowledged: what the record says of one member, and its signed word (measured with 2 to 64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """The numbers of a run that follow from its run.toml.
+
+    Attributes:
+        num_parameters: of the model.
+        state_bytes: one state, as it is kept, fetched and written as a checkpoint.
+        update_bytes: one encoded delta, and one encoded mean, too.
+        slow_rounds_per_day: as many rounds as the longest interval makes in a day.
+        fast_tokens_per_s: a swarm that trains more than this has a round whenever the target is reached, so more of them.
+        fast_rounds: of the whole run, for such a swarm; a slower one needs more.
+    """
+
+    num_parameters: int
+    state_bytes: int
+    update_bytes: int
+    slow_rounds_per_day: int
+    fast_tokens_per_s: float
+    fast_rounds: int
+
+
+def run_size(config: RunConfig) -> RunSize:
+    """Its model, codec and cadence: a round is due at the target tokens or the longest interval (averaging/README.md, rule 5)."""
+    num_parameters, pace = decoder_schema(config.model).num_elements, config.round
+    return RunSize(
+        num_parameters=num_parameters,
+        state_bytes=STATE_BYTES_PER_PARAMETER * num_parameters,
+        update_bytes=update_bytes(pace.codec, num_parameters, pace.chunk_elements),
+        slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
+        fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
+        fast_rounds=-(-config.run.total_tokens // pace.target_tokens),
+    )
+
+
+def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
+    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs.py, averaging/rounds/keeping.py)."""
+    num_whole, rest = divmod(num_parameters, chunk_parameters)
+    return num_whole * _encoded_bytes(codec, chunk_parameters) + _encoded_bytes(codec, rest)
+
+
+def _encoded_bytes(codec: str, num_parameters: int) -> int:
+    if codec == "int8":
+        return num_parameters + 4 * -(-num_parameters // INT8_BLOCK_PARAMETERS)
+    return {"fp16": 2, "fp32": 4}[codec] * num_parameters
+
+
+def round_bytes(encoded_bytes: int, num_members: int, *, reduces: bool) -> int:
+    """Bytes that a member sends in a round, and as many that it receives, where all reduce equal slices (averaging/README.md).
+
+    It sends its delta to the other reducers and the mean of its own slice to the other members: 2 (n - 1) / n updates. One that takes
+    no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats and certificates are not counted.
+    """
+    if num_members < 2:
+        return 0
+    return ceil(2 * (num_members - 1) * encoded_bytes / num_members) if reduces else encoded_bytes
+
+
+def peer_memory_bytes(num_parameters: int) -> int:
+    """Of a peer that trains on the CPU; on a card, what training takes of it is memory of the card."""
+    return PEER_MEMORY_BASE_BYTES + PEER_MEMORY_BYTES_PER_PARAMETER * num_parameters
+
+
+def peer_disk_bytes(num_parameters: int) -> int:
+    """Of a peer at most, without its data."""
+    return PEER_DISK_BYTES_PER_PARAMETER * num_parameters
+
+
+def host_memory_bytes(num_parameters: int) -> int:
+    """Of the host, when it writes a checkpoint."""
+    return HOST_MEMORY_BASE_BYTES + HOST_MEMORY_BYTES_PER_PARAMETER * num_parameters
+
+
+def kept_checkpoints(num_rounds: int, *, every_rounds: int, keep: int, keep_every: int) -> int:
+    """As many as are there after so many rounds at most: the newest, and for ever the first of every `every_rounds * keep_every`
+    rounds, none with 0 (`surplus` in coordinator/checkpoints.py).
+    """
+    num_written = -(-num_rounds // every_rounds)
+    num_lasting = num_rounds // (every_rounds * keep_every) + 1 if keep_every else 0
+    return min(num_written, keep + num_lasting)
+
+
+def ledger_bytes(num_rounds: int, num_members: int) -> int:
+    """The host's ledger after so many rounds, nothing of which is ever removed."""
+    return num_rounds * (LEDGER_BYTES_PER_ROUND + LEDGER_BYTES_PER_MEMBER_AND_ROUND * num_members)
+
+
+def packed_bytes(text_bytes: int, vocab_size: int) -> int:
+    """Packed data at most: every byte of text a token of its own, of 2 bytes or, for a vocabulary above 65,536, of 4
+    (averaging/data/packing.py).
+    """
+    return text_bytes * (2 if vocab_size <= 1 << 16 else 4)
