@@ -62,7 +62,7 @@ from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
-from peer.roster import Roster
+from peer.roster import Roster, recent_voters
 from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
@@ -313,7 +313,7 @@ async def _train(
         start = open_start_record(sealed_start, membership.manifest)
         given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
         chain = await open_chain(life.folder, membership, start, verifier, board.has_restarted, given)
-        roster.rely_on(lambda: chain.head.roster)
+        roster.rely_on(lambda: recent_voters(chain.links))
         board.say("catching up", "looking for the run's newest state")
         donors = await _members_listed(network, membership, roster)
         await catch_up_by_snapshot(network, chain, donors, board.downloading)

@@ -15,6 +15,7 @@ from protocol.credential import check_credential
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId, short
+from protocol.rounds.chain import ChainLink
 
 log = structlog.get_logger()
 
@@ -23,6 +24,17 @@ ASK_WITHIN_S: Final = 3.0
 MAX_MEMBERS: Final = 4096
 HOST_AWAY_S: Final = 600.0
 """Host not heard for so long: nobody can renew a credential. Peers report every few seconds, and a restart of it takes a minute."""
+
+
+VOTED_WITHIN_COMMITS: Final = 64
+"""Who voted on one of so many newest commits is relied on while the host is away. A peer that is restarted falls out of the roster
+for a round or two; taken for a stranger then, it would be shut out until the host is back, and so one after the other.
+"""
+
+
+def recent_voters(lineage: Sequence[ChainLink]) -> frozenset[PeerId]:
+    """Everybody in a roster of the newest commits of a lineage, oldest first."""
+    return frozenset().union(*(link.roster for link in lineage[-VOTED_WITHIN_COMMITS:]))
 
 
 class Roster:
@@ -62,8 +74,8 @@ class Roster:
         self._banned: frozenset[PeerId] = frozenset()
 
     def rely_on(self, voters: Callable[[], Collection[PeerId]]) -> None:
-        """These vote on our head: while the host is away, they are judged as of when it was heard last (rule 25). Else a run would end
-        with the last credential that an absent host cannot renew.
+        """These vote, or did lately (`recent_voters`): while the host is away, they are judged as of when it was heard last (rule 25).
+        Else a run would end with the last credential that an absent host cannot renew.
         """
         self._voters = voters
 

@@ -10,10 +10,12 @@ from averaging.network.directory import PeerRecord, Record, member_record_rule, 
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import DirectoryEntry
 from peer.membership_file import KEPT_ADDRESSES_EACH, KEPT_PEERS
-from peer.roster import Roster
+from peer.roster import VOTED_WITHIN_COMMITS, Roster, recent_voters
 from protocol.credential import CertificateAuthority, make_ca, make_request, make_tls_key, open_request
+from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Ed25519Verifier, Identity
-from protocol.ids import PeerId, RunId
+from protocol.ids import CommitId, PeerId, RunId
+from protocol.rounds.chain import ChainLink
 
 RUN = RunId(b"r" * 32)
 UNIX_S = 1_700_000_000.0
@@ -241,3 +243,13 @@ async def test_the_coordinator_is_a_member_whatever_is_said_of_it(autojump_clock
     roster = _roster(ALICE, _credential(ALICE))
     roster.ban([HOST])
     assert await roster.is_member(HOST)
+
+
+def test_who_voted_lately_is_relied_on_also_when_a_later_roster_left_it_out() -> None:
+    def link(index: int, *peers: str) -> ChainLink:
+        return ChainLink(WHOLE_MODEL, CommitId(bytes([index]) * 32), index, tuple(map(PeerId, peers)), 0, 1)
+
+    lineage = [link(0, "gone"), *(link(index, "a", "b") for index in range(1, VOTED_WITHIN_COMMITS)), link(90, "a")]
+    assert recent_voters(lineage) == {"a", "b"}
+    assert recent_voters(lineage[:-1]) == {"a", "b", "gone"}
+    assert recent_voters([]) == frozenset()
