@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import log
 
 from protocol.looks import rows_of
-from protocol.tables import duration
+from protocol.tables import duration, printable
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -81,4 +81,5 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     lines.extend(_missing_line(row) for row in rows_of(status.get("missing")))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
-    return lines
+    # States, names and reasons come from strangers: a terminal shall not obey them.
+    return [printable(line) for line in lines]

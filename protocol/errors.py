@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from protocol.tables import printable
+
 
 class PotluckError(Exception):
     """Root of the tree.
@@ -49,8 +51,7 @@ class PotluckError(Exception):
             parts.append(f"expected {self.expected}")
         if self.remedy:
             parts.append(self.remedy)
-        line = "; ".join(parts)
-        return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        return printable("; ".join(parts))
 
 
 class UsageError(PotluckError):

@@ -38,3 +38,9 @@ def test_lines_say_which_commits_nobody_brings() -> None:
 def test_empty_or_strange_status_is_no_error() -> None:
     assert status_lines({})
     assert status_lines({"peers": [{}], "rounds": [{}], "checkpoints": [{}], "eta_s": "soon"})
+
+
+def test_a_strangers_words_cannot_move_the_cursor() -> None:
+    lines = status_lines({"run": "r\x1b[2J", "peers": [{"name": "calm-otter", "state": "training\x1b]0;owned\x07\n"}]})
+    assert all(line.isprintable() for line in lines)
+    assert any("\\x1b[2J" in line for line in lines)
