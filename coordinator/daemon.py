@@ -36,7 +36,7 @@ from averaging.network.status_address import kept_status_address, local_address
 from averaging.rounds.download import DownloadTools, download_state
 from coordinator.addresses import HostAddresses, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
-from coordinator.checkpoints import verify_checkpoint
+from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, remember_reach
 from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
@@ -181,7 +181,7 @@ async def _serve(host: Host, say: Say) -> None:
         _open_rpc(host, thread, addresses, network) as server,
         trio.open_nursery() as services,
     ):
-        source = RunSource(partial(_look, host, network, server), partial(_events, host), _verify)
+        source = RunSource(partial(_look, host, network, server), partial(_events, host), verify_checkpoint)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
@@ -272,11 +272,6 @@ def _note(host: Host) -> None:
 
 def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
     return tuple(host.events.newest(most))
-
-
-def _verify(folder: Path) -> str:
-    manifest = verify_checkpoint(folder)
-    return f"verified: round {manifest.index}, {manifest.total_tokens} tokens, state root {manifest.state_root}"
 
 
 def _checkpointer(host: Host, network: Network) -> Checkpointer:
