@@ -6,7 +6,6 @@ Only what was verified goes out. config.json is put in place last: a folder with
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from coordinator.checkpoints import TOKENIZER_NAME, CheckpointManifest, load_checkpoint
+from coordinator.checkpoints import TOKENIZER_NAME, CheckpointManifest, load_checkpoint, sync_path
 from coordinator.llama_layout import (
     LlamaTokenizer,
     byte_tokenizer,
@@ -147,11 +146,11 @@ def _write(
         # safetensors makes its files for their owner alone; what is exported is as open as this user's other files.
         (temporary / WEIGHTS_NAME).chmod((temporary / CONFIG_NAME).stat().st_mode & 0o777)
         for name in names:
-            _fsync(temporary / name)
+            sync_path(temporary / name)
         for name in names:
             (temporary / name).rename(target / name)
         temporary.rmdir()
-        _fsync(target)
+        sync_path(target)
         return {name: (target / name).stat().st_size for name in names}
 
 
@@ -186,11 +185,3 @@ def _remove_files(target: Path, names: list[str]) -> None:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -130,7 +130,8 @@ def checkpoint_name(index: int, commit: CommitId) -> str:
     return f"{index:08d}-{commit.hex()[:16]}"
 
 
-def _fsync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Make a file's bytes, or the renames in a folder, durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -156,7 +157,7 @@ def _split(flat_N: torch.Tensor, schema: TensorSchema) -> dict[str, torch.Tensor
 
 def _save(path: Path, flat_N: torch.Tensor, schema: TensorSchema) -> StoredFile:
     save_file(_split(flat_N, schema), path, metadata={"format": "pt", "unit": schema.unit})
-    _fsync(path)
+    sync_path(path)
     return _hash_file(path)
 
 
@@ -164,7 +165,7 @@ def _save_tokenizer(path: Path, tokenizer: RunTokenizer | None) -> StoredTokeniz
     if tokenizer is None:
         return None
     path.write_bytes(tokenizer.data)
-    _fsync(path)
+    sync_path(path)
     return StoredTokenizer(**_hash_file(path).model_dump(), end=tokenizer.end)
 
 
@@ -188,8 +189,8 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
     )
     path = folder / MANIFEST_NAME
     path.write_text(manifest.sealed().model_dump_json(indent=2, exclude_none=True) + "\n", encoding="ascii")
-    _fsync(path)
-    _fsync(folder)
+    sync_path(path)
+    sync_path(folder)
 
 
 def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: int) -> CheckpointRow:
@@ -217,7 +218,7 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: in
         # Left by a crash between the rename and the ledger row: same commit, so the same content.
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync(folder)
+        sync_path(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         cause = (error.strerror if isinstance(error, OSError) else "") or error

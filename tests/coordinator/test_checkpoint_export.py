@@ -209,7 +209,7 @@ def test_full_disk_is_one_clear_error_and_leaves_nothing(
         if calls == failing_call:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_export, "_fsync", full)
+    monkeypatch.setattr(checkpoint_export, "sync_path", full)
     with pytest.raises(StorageError, match=r"could not be written to .*No space left on device"):
         export_checkpoint(checkpoint, target)
     assert calls == failing_call

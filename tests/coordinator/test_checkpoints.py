@@ -83,7 +83,7 @@ def test_full_disk_is_one_clear_error_and_nothing_is_lost(tmp_path: Path, monkey
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_fsync", full)
+    monkeypatch.setattr(checkpoints, "sync_path", full)
     with pytest.raises(StorageError, match="No space left"):
         write_checkpoint(tmp_path, content(3), now_unix_s=7)
     monkeypatch.undo()
