@@ -134,9 +134,8 @@ class RunTracker:
         self._note_unlinked(unlinked, commits)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
-        if commits:
-            lineage = dict(chain.behind(chain.head.commit))
-            self._restart = Restart(lineage, chain.head.index, self._clock.monotonic_s())
+        lineage = dict(chain.behind(chain.head.commit))
+        self._restart = Restart(lineage, chain.head.index, self._clock.monotonic_s())
 
     async def report(self, peer: PeerId, report: PeerReport) -> ReportReply:
         """Take in a peer's report: who is there, verified commits, losses.

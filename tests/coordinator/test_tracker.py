@@ -286,6 +286,21 @@ async def test_after_a_restart_it_is_said_once_that_nothing_was_lost_when_a_peer
         assert told == ["restarted at round 2; nothing was lost"]
 
 
+async def test_a_host_that_was_killed_before_it_heard_of_the_first_round_says_as_well_that_nothing_was_lost(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain = await _with_commits(host, 0)
+    with open_host(tmp_path) as host, capture_logs() as said:
+        await host.tracker.restore()
+        await host.tracker.tick()
+        assert not [line for line in said if line["event"] == "restarted"], "no peer has reported yet"
+        await _hear(host, 1, _grown(chain, 2, 100), reports=1, want=1)
+        await host.tracker.tick()
+        told = [line["reason"] for line in said if line["event"] == "restarted"]
+        assert told == ["restarted at round 0; nothing was lost"]
+
+
 async def test_after_a_restart_the_round_since_which_work_was_lost_is_said_when_no_peer_comes_with_more(
     tmp_path: Path, autojump_clock: object
 ) -> None:
