@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from tests.simulation import transitions
 from tests.simulation.__main__ import ENOUGH_PEER_HOURS, ENOUGH_SEEDS, Totals
+from tests.simulation.beside import Beside, Play
 from tests.simulation.profiles import PROFILES
 
 NUM_SEEDS = 200
 NUM_SHARED = 2
 """Seeds that both processes run: another process, another hash seed, the same trace."""
 
+HALF = NUM_SEEDS // 2
 PROFILE = "default"
-NUM_RECOVERIES = 4
 
 
-def _run(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.simulation", "--json", "--profile", profile]
-    command += ["--start", str(start), "--seeds", str(seeds)]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment)
-    assert done.stdout, done.stderr
-    totals: dict[str, Any] = json.loads(done.stdout)
-    return totals
+def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> Play:
+    stories = ("--start", str(start), "--seeds", str(seeds))
+    return Play(("tests.simulation", "--json", "--profile", profile, *stories), hash_seed)
+
+
+SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
+RECOVERIES = [_play(4, 2, "1", "recovery"), _play(6, 2, "2", "recovery")]
+PLAYS = [*SWARMS, *RECOVERIES]
 
 
 @pytest.mark.timeout(600)
-def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace() -> None:
+def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(beside: Beside) -> None:
     """Among them seeds 31, 32 and 57, which once found tokens counted twice after a restart, and a voter that was alive in another
     process and that no quorum counted any more.
     """
-    half = NUM_SEEDS // 2
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(_run, (0, half), (half + NUM_SHARED, NUM_SEEDS - half), ("1", "2"))
+    first, second = (json.loads(printed) for printed in beside.output(*SWARMS))
     assert {**first["errors"], **second["errors"]} == {}
     assert len({**first["traces"], **second["traces"]}) == NUM_SEEDS
-    shared = [str(seed) for seed in range(half, half + NUM_SHARED)]
+    shared = [str(seed) for seed in range(HALF, HALF + NUM_SHARED)]
     assert [first["traces"][seed] for seed in shared] == [second["traces"][seed] for seed in shared]
     for kind in PROFILES[PROFILE].kinds:
         assert first["faults"].get(kind, 0) + second["faults"].get(kind, 0) > 0, f"no {kind} in {NUM_SEEDS} seeds"
@@ -53,10 +47,9 @@ def test_seeded_swarms_keep_their_promises_and_a_seed_replays_to_the_same_trace(
 
 
 @pytest.mark.timeout(300)
-def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot() -> None:
+def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot(beside: Beside) -> None:
     """Among them seed 6, which once applied bytes that the disk had changed after the ack."""
-    with ThreadPoolExecutor() as pool:
-        told = list(pool.map(_run, (4, 6), (2, NUM_RECOVERIES - 2), ("1", "2"), ("recovery", "recovery")))
+    told = [json.loads(printed) for printed in beside.output(*RECOVERIES)]
     assert [totals["errors"] for totals in told] == [{}, {}]
     assert all(sum(totals["faults"].get(kind, 0) for totals in told) for kind in ("blackout", "disk rot"))
 
