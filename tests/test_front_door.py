@@ -16,6 +16,7 @@ import typer
 
 import potluck
 from averaging.network.log_file import LogFile
+from averaging.network.status_address import STATUS_ADDRESS_FILE
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
 from peer.config import PeerConfig
@@ -376,8 +377,9 @@ def test_bugreport_has_no_secret_wherever_it_was_planted(
     for name in ("identity", "identity.key"):
         (folder / name).write_bytes(identity.libp2p_private_key_bytes())
     (folder / "authority.key").write_bytes(authority_key)
-    with open_ledger(folder / LEDGER_FILE) as ledger:
-        ledger.put("status url", b"http://127.0.0.1:9")
+    with open_ledger(folder / LEDGER_FILE):
+        pass  # a folder with a ledger is a host's
+    (folder / STATUS_ADDRESS_FILE).write_text("http://127.0.0.1:9\n", encoding="ascii")
     membership = SavedMembership.model_construct(
         addresses=("192.0.2.7:1",), ca_certificate_der=b"ca", tls_key_pem=b"tls key tls key", credential=b"C" * 70,
         manifest=b"", dataset=b"", start_record=b"", coordinator_peer_id="p", bootstrap=(), peer_addresses=(),
