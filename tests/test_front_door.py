@@ -175,6 +175,24 @@ potluck.main()
     assert _one_line(done, 130) == "potluck: interrupted; left at once"
 
 
+def test_bug_is_one_line_and_exit_1_and_its_traceback_is_in_the_file_that_the_line_names(tmp_path: Path) -> None:
+    program = """
+import coordinator.look, potluck
+def broken(*_arguments, **_options):
+    raise LookupError("nobody thought of it")
+coordinator.look.folder_of = broken
+potluck.main()
+"""
+    command = [sys.executable, "-c", program, "status"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    line = _one_line(done, 1)
+    assert line.startswith("potluck: LookupError: nobody thought of it; this is a bug; please report it with ")
+    (file,) = tmp_path.iterdir()
+    assert line.endswith(str(file))
+    assert "in broken" in file.read_text(encoding="utf8")
+
+
 def test_init_writes_a_run_file_and_keeps_one_that_is_there(tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
     assert _potluck("init", str(run_file)).returncode == 0
