@@ -145,21 +145,16 @@ def fetch_status(state_dir: Path | None) -> dict[str, object]:
         ConfigError: no run was ever hosted from there.
         UnreachableError: the host does not run.
     """
-    from coordinator.invites import STATUS_URL_KEY
-    from coordinator.ledger import open_ledger
+    from averaging.network.http_get import get_json
+    from averaging.network.status_address import read_status_address
 
     folder = _state_dir(state_dir)
-    with open_ledger(_require_run(folder)) as ledger:
-        url = (ledger.get(STATUS_URL_KEY) or b"").decode("utf8")
-    if not url.startswith("http://"):
-        raise UnreachableError(f"the host of {folder} was never up", "a running host", "start it with: potluck host")
-    from averaging.network.http_get import get_json
-
+    _require_run(folder)
     try:
-        return get_json(url + "/api/status")
-    except UnreachableError as error:
+        return get_json(read_status_address(folder) + "/api/status")
+    except (UnreachableError, ConfigError, StorageError) as error:
         raise UnreachableError(
-            f"no host answers at {url} ({error.found})", "a running host", "start it with: potluck host run.toml"
+            f"no host runs from {folder} ({error.found})", "a running host", "start it with: potluck host run.toml"
         ) from error
 
 

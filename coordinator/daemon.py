@@ -309,7 +309,7 @@ async def _greet(host: Host, addresses: HostAddresses, bootstrap: tuple[str, ...
     reach = Reach((addresses.grpc_address,), bootstrap)
 
     def remember(ledger: Ledger) -> str:
-        remember_reach(ledger, reach, url)
+        remember_reach(ledger, reach)
         now_unix_s = host.clock.unix_s()
         return issue_invite(
             ledger, run, reach, uses=config.invite_uses, hours=config.invite_hours, now_unix_s=now_unix_s

@@ -14,7 +14,7 @@ from protocol.estimates import (
     peer_memory_bytes,
     run_size,
 )
-from protocol.manifest import RunConfig
+from protocol.manifest import HUB_PREFIX, RunConfig
 from protocol.tables import in_bytes, whole
 
 
@@ -62,8 +62,11 @@ def _interval(run: RunConfig) -> str:
 def _data(run: RunConfig, data: Data) -> str:
     if data.is_packed:
         return f"{in_bytes(data.num_bytes)}, packed already"
-    if run.data.source == "parquet":  # compressed: its length says little of the text's
-        return f"unknown until it is packed: {in_bytes(data.num_bytes)} of parquet files"
+    if run.data.dataset.startswith(HUB_PREFIX):
+        return f"unknown until it is fetched: {run.data.dataset}"
+    if run.data.source in ("parquet", "hf"):  # compressed, or with other columns: its length says little of the text's
+        kind = "parquet" if run.data.source == "parquet" else "Arrow"
+        return f"unknown until it is packed: {in_bytes(data.num_bytes)} of {kind} files"
     return (
         f"at most about {in_bytes(packed_bytes(data.num_bytes, run.model.vocab_size))}, from {in_bytes(data.num_bytes)}"
     )

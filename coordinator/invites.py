@@ -13,7 +13,6 @@ from protocol.invite import SECRET_BYTES, Invite, hash_secret
 if TYPE_CHECKING:
     from coordinator.run_files import RunFiles
 
-STATUS_URL_KEY: Final = "status url"
 _ADDRESSES_KEY: Final = "invite addresses"
 _BOOTSTRAP_KEY: Final = "invite bootstrap"
 
@@ -26,11 +25,10 @@ class Reach:
     bootstrap: tuple[str, ...]
 
 
-def remember_reach(ledger: Ledger, reach: Reach, status_url: str) -> None:
+def remember_reach(ledger: Ledger, reach: Reach) -> None:
     """Keep it for invites made later, by another process."""
     ledger.put(_ADDRESSES_KEY, json.dumps(reach.addresses).encode("ascii"))
     ledger.put(_BOOTSTRAP_KEY, json.dumps(reach.bootstrap).encode("ascii"))
-    ledger.put(STATUS_URL_KEY, status_url.encode("ascii"))
 
 
 def known_reach(ledger: Ledger) -> Reach | None:

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from peer.flags import JoinFlags, PlaceFlags, taking
+
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
@@ -21,42 +23,14 @@ def add_commands(app: typer.Typer) -> None:
     app.command()(generate)
 
 
+@taking(JoinFlags)
 def join(
     invite: Annotated[
         list[str] | None,
         typer.Argument(help="The line the host gave you (potluck1:...); leave out to go on with the last run."),
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
-    listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None,
-    listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None,
-    announce_host: Annotated[
-        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
-    ] = None,
-    no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of the status page on this machine; 0 for any.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
-    num_threads: Annotated[int | None, typer.Option(help="CPU threads for training; 0 lets torch choose.")] = None,
-    slowdown: Annotated[float | None, typer.Option(help="Train at 1/N of full speed.")] = None,
-    weekly_hours: Annotated[
-        str | None, typer.Option(help='Train only then: "mon-fri 22:00-07:00, sat-sun 00:00-24:00".')
-    ] = None,
-    only_when_idle: Annotated[
-        bool | None, typer.Option("--only-when-idle", help="Train only after five minutes without input.")
-    ] = None,
-    duty_percent: Annotated[float | None, typer.Option(help="Train in so much of the time.")] = None,
-    train_on_battery: Annotated[
-        bool | None, typer.Option("--train-on-battery", help="Train also while this machine runs on its battery.")
-    ] = None,
-    upload_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on sending weights and data; 0 for none.")] = None,
-    download_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on fetching them; 0 for none.")] = None,
-    daily_quota_gb: Annotated[float | None, typer.Option(help="Most to send and receive in a day; 0 for any.")] = None,
-    max_gpu_celsius: Annotated[int | None, typer.Option(help="Train only while the card is cooler; 0 for any.")] = None,
-    max_gpu_memory_gb: Annotated[
-        float | None, typer.Option(help="Most that training takes of the card's memory, in GB of 1e9 bytes.")
-    ] = None,
-    max_memory_gb: Annotated[
-        float | None, typer.Option(help="Train only while all of this peer takes less memory, in GB of 1e9 bytes.")
-    ] = None,
+    *,
+    flags: JoinFlags,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
     ] = False,
@@ -65,13 +39,9 @@ def join(
 
     Ctrl-C leaves cleanly; run it again to go on with the same identity.
     """
-    flags = {key: value for key, value in locals().items() if key not in ("invite", "dry_run")}
-
     from peer.config import load_peer_config
 
-    config = load_peer_config(flags)
-    # A terminal or a chat may have put spaces into it: the shell then hands it over in pieces.
-    text = "".join("".join(invite or ()).split())
+    config, text = load_peer_config(flags.values()), _whole(invite)
     if text:
         from protocol.invite import decode_invite
 
@@ -79,7 +49,7 @@ def join(
     if dry_run:
         from peer.dry_run import dry_run_lines
 
-        typer.echo("\n".join(dry_run_lines(config, flags, text)))
+        typer.echo("\n".join(dry_run_lines(config, flags.values(), text)))
         return
 
     from peer.doctor import check_before_join
@@ -91,6 +61,11 @@ def join(
         from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))
+
+
+def _whole(invite: list[str] | None) -> str:
+    """The pasted line. A terminal or a chat may have put spaces into it: the shell then hands it over in pieces."""
+    return "".join("".join(invite or ()).split())
 
 
 _StateDir = Annotated[Path | None, typer.Option(help="Where identity and progress are kept, as at `potluck join`.")]
@@ -147,33 +122,25 @@ def health(
     typer.echo(f"ok: {ask_health(state_dir)}")
 
 
+@taking(PlaceFlags)
 def doctor(
     invite: Annotated[
         list[str] | None,
         typer.Argument(help="A host's line (potluck1:...), to look at the way there; else the last run's host."),
     ] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
-    state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None,
-    listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None,
-    listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None,
-    announce_host: Annotated[
-        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
-    ] = None,
-    no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None,
+    flags: PlaceFlags,
 ) -> None:
     """Look for what would stand in the way of a run on this machine, and say how to mend it.
 
     With an invite, or a run that was joined before, also on the way to its host; the invite is not used up. Each line is
     ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
     """
-    flags = {key: value for key, value in locals().items() if key not in ("invite", "as_json")}
-
     from peer.config import load_peer_config
     from peer.doctor import run_doctor
 
-    text = "".join("".join(invite or ()).split())
-    raise typer.Exit(run_doctor(load_peer_config(flags), text, as_json=as_json))
+    raise typer.Exit(run_doctor(load_peer_config(flags.values()), _whole(invite), as_json=as_json))
 
 
 def demo(

@@ -80,6 +80,7 @@ from protocol.ids import PeerId
 from protocol.invite import Invite, decode_invite
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import Member
+from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
 
@@ -138,6 +139,19 @@ class _Life:
         """A payload signed for the round channel."""
         expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
         return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What there is, too, once the run has let us in and the network is up."""
+
+    life: _Life
+    membership: Membership
+    client: CoordinatorClient
+    network: Network
+    roster: Roster
+    reporter: Reporter
+    verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
 
 
 def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
@@ -262,7 +276,7 @@ async def _take_part(life: _Life) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            await _train(life, membership, client, network, roster, reporter)
+            await _train(_Joined(life, membership, client, network, roster, reporter))
             nursery.cancel_scope.cancel()
 
 
@@ -286,62 +300,73 @@ async def _revocations(life: _Life, membership: Membership, roster: Roster) -> R
     return revocations
 
 
-async def _train(
-    life: _Life,
-    membership: Membership,
-    client: CoordinatorClient,
-    network: Network,
-    roster: Roster,
-    reporter: Reporter,
-) -> None:
-    board, verifier = life.board, Ed25519Verifier()
+async def _train(joined: _Joined) -> None:
+    """Fetch what training needs, find the run's newest state, train and average on it."""
+    life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
-    network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), roster.is_member))
-    own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, verifier, roster)
+    joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reporter.run)
-        nursery.start_soon(announce, network, life.clock, membership.run_id, partial(own.make, network))
-        nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), board)
-        upkeep = _upkeep(life, membership, roster)
-        nursery.start_soon(upkeep.keep_host_heard)
-        nursery.start_soon(upkeep.keep_peers)
-        nursery.start_soon(upkeep.keep_reached, network, membership.saved.ways_in)
-        nursery.start_soon(upkeep.keep_credential, client.renew)
-        await _fetch_data(life, membership, network, roster, cache)
-        search = StartSearch(life.folder, membership, network, roster, ThreadOffload(), board)
-        sealed_start = reporter.start_record = await search.find(client, reporter)
-        start = open_start_record(sealed_start, membership.manifest)
-        given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
-        chain = await open_chain(life.folder, membership, start, verifier, board.has_restarted, given)
-        roster.rely_on(lambda: recent_voters(chain.links))
-        board.say("catching up", "looking for the run's newest state")
-        donors = await _members_listed(network, membership, roster)
-        await catch_up_by_snapshot(network, chain, donors, board.downloading)
-        open_round = await chain.votes_on_head()  # the head has moved where a state was taken
+        _keep_up(joined, nursery)
+        await _fetch_data(life, membership, joined.network, joined.roster, cache)
+        chain = await _open_chain(joined, cache)
+        open_round = await _catch_up(joined, chain)
         is_paused = not life.controls.decision.may_compute
         plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain, is_paused=is_paused)
         async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
-            tools = RoundTools(
-                network,
-                life.clock,
-                ThreadOffload(),
-                trainer,
-                life.sealed,
-                board.publish,
-            )
-            rounds = _peer_rounds(life, membership, verifier, network, roster)
-            service = RoundService(
-                round_config(membership, life.member, verifier, is_inbound_reachable=not life.config.no_listen),
-                chain,
-                open_round,
-                tools,
-                rounds,
-            )
-            rounds.add(service)
-            board.trainer, board.service = trainer, service
-            rounds.serve()
-            await _rounds(life, membership, rounds, service, trainer, network, roster, reporter)
+            await _average(joined, chain, open_round, trainer)
         nursery.cancel_scope.cancel()
+
+
+def _keep_up(joined: _Joined, nursery: trio.Nursery) -> None:
+    """Start what goes on for as long as we are a member, whatever is trained: reports, our record, who and what is reached."""
+    life, membership, network = joined.life, joined.membership, joined.network
+    own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster)
+    nursery.start_soon(joined.reporter.run)
+    nursery.start_soon(announce, network, life.clock, membership.run_id, partial(own.make, network))
+    nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
+    upkeep = _upkeep(life, membership, joined.roster)
+    nursery.start_soon(upkeep.keep_host_heard)
+    nursery.start_soon(upkeep.keep_peers)
+    nursery.start_soon(upkeep.keep_reached, network, membership.saved.ways_in)
+    nursery.start_soon(upkeep.keep_credential, joined.client.renew)
+
+
+async def _open_chain(joined: _Joined, cache: ShardCache) -> UnitChain:
+    """What this machine has of the run, from its signed start on."""
+    life, membership, reporter = joined.life, joined.membership, joined.reporter
+    search = StartSearch(life.folder, membership, joined.network, joined.roster, ThreadOffload(), life.board)
+    sealed_start = reporter.start_record = await search.find(joined.client, reporter)
+    start = open_start_record(sealed_start, membership.manifest)
+    given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
+    chain = await open_chain(life.folder, membership, start, joined.verifier, life.board.has_restarted, given)
+    joined.roster.rely_on(lambda: recent_voters(chain.links))
+    return chain
+
+
+async def _catch_up(joined: _Joined, chain: UnitChain) -> OpenRound:
+    """Take the run's newest state where ours is far behind; what was voted for on the head."""
+    board = joined.life.board
+    board.say("catching up", "looking for the run's newest state")
+    donors = await _members_listed(joined.network, joined.membership, joined.roster)
+    await catch_up_by_snapshot(joined.network, chain, donors, board.downloading)
+    return await chain.votes_on_head()  # the head has moved where a state was taken
+
+
+async def _average(joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: WorkerTrainer) -> None:
+    """The rounds of the one unit, with everything that they need, until the run is over."""
+    life, membership, network, board = joined.life, joined.membership, joined.network, joined.life.board
+    rounds = _peer_rounds(life, membership, joined.verifier, network, joined.roster)
+    service = RoundService(
+        round_config(membership, life.member, joined.verifier, is_inbound_reachable=not life.config.no_listen),
+        chain,
+        open_round,
+        RoundTools(network, life.clock, ThreadOffload(), trainer, life.sealed, board.publish),
+        rounds,
+    )
+    rounds.add(service)
+    board.trainer, board.service = trainer, service
+    rounds.serve()
+    await _rounds(life, membership, rounds, service, trainer, network, joined.roster, joined.reporter)
 
 
 def _peer_rounds(

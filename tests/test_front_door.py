@@ -16,6 +16,7 @@ import typer
 
 import potluck
 from averaging.network.log_file import LogFile
+from averaging.network.status_address import STATUS_ADDRESS_FILE
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
 from peer.config import PeerConfig
@@ -172,6 +173,24 @@ potluck.main()
         [sys.executable, "-c", program, "status"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert _one_line(done, 130) == "potluck: interrupted; left at once"
+
+
+def test_bug_is_one_line_and_exit_1_and_its_traceback_is_in_the_file_that_the_line_names(tmp_path: Path) -> None:
+    program = """
+import coordinator.look, potluck
+def broken(*_arguments, **_options):
+    raise LookupError("nobody thought of it")
+coordinator.look.folder_of = broken
+potluck.main()
+"""
+    command = [sys.executable, "-c", program, "status"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    line = _one_line(done, 1)
+    assert line.startswith("potluck: LookupError: nobody thought of it; this is a bug; please report it with ")
+    (file,) = tmp_path.iterdir()
+    assert line.endswith(str(file))
+    assert "in broken" in file.read_text(encoding="utf8")
 
 
 def test_init_writes_a_run_file_and_keeps_one_that_is_there(tmp_path: Path) -> None:
@@ -376,8 +395,9 @@ def test_bugreport_has_no_secret_wherever_it_was_planted(
     for name in ("identity", "identity.key"):
         (folder / name).write_bytes(identity.libp2p_private_key_bytes())
     (folder / "authority.key").write_bytes(authority_key)
-    with open_ledger(folder / LEDGER_FILE) as ledger:
-        ledger.put("status url", b"http://127.0.0.1:9")
+    with open_ledger(folder / LEDGER_FILE):
+        pass  # a folder with a ledger is a host's
+    (folder / STATUS_ADDRESS_FILE).write_text("http://127.0.0.1:9\n", encoding="ascii")
     membership = SavedMembership.model_construct(
         addresses=("192.0.2.7:1",), ca_certificate_der=b"ca", tls_key_pem=b"tls key tls key", credential=b"C" * 70,
         manifest=b"", dataset=b"", start_record=b"", coordinator_peer_id="p", bootstrap=(), peer_addresses=(),

@@ -50,6 +50,7 @@ class _ShardWriter:
         self._waiting: list[Tokens] = []
         self._num_waiting = 0
         self.entries: list[ShardEntry] = []
+        self.num_documents = 0
         self.num_text_bytes = 0
 
     def add(self, tokens: Tokens, num_text_bytes: int) -> None:
@@ -63,10 +64,9 @@ class _ShardWriter:
                 rest = rest[self._tokens_per_shard :]
             self._waiting, self._num_waiting = [rest], len(rest)
 
-    def finish(self) -> list[ShardEntry]:
+    def finish(self) -> None:
         if self._num_waiting:
             self._write(np.concatenate(self._waiting))
-        return self.entries
 
     def _write(self, tokens: Tokens) -> None:
         data = tokens.astype(f"<u{self._size}").tobytes()
@@ -102,29 +102,22 @@ def pack(
         ConfigError: no document for training or none kept for evaluation; or what the texts raise.
         StorageError: the folder cannot be written.
     """
-    size = token_bytes(tokenizer.vocab_size)
-    end = np.array([tokenizer.end], dtype=f"u{size}")
-    writers = {split: _ShardWriter(folder, split, size, shard_bytes) for split in _SPLITS}
-    num_documents = dict.fromkeys(_SPLITS, 0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for text in texts:
-            seen(text)
-            tokens = tokenizer.encode(text.data)
-            writers[text.split].add(np.append(tokens, end) if text.is_last else tokens, len(text.data) + text.is_last)
-            num_documents[text.split] += text.is_last
-        shards = [entry for split in _SPLITS for entry in writers[split].finish()]
-        _check_both(num_documents["train"], num_documents["heldout"])
-        shards += _write_start(start, folder, shard_bytes)
+        parts = _write_texts(texts, tokenizer, folder, shard_bytes, seen)
+        num_train, num_heldout = parts["train"].num_documents, parts["heldout"].num_documents
+        _check_both(num_train, num_heldout)
+        text_bytes = TextBytes(**{split: part.num_text_bytes for split, part in parts.items()})
         manifest = DatasetManifest(
             source=source,
-            num_documents=num_documents["train"] + num_documents["heldout"],
+            num_documents=num_train + num_heldout,
             licence=licence,
-            shards=shards,
+            shards=[
+                *(entry for split in _SPLITS for entry in parts[split].entries),
+                *_write_start(start, folder, shard_bytes),
+            ],
             tokenizer=_write_tokenizer(tokenizer, folder),
-            text_bytes=None
-            if tokenizer.file is None
-            else TextBytes(**{split: writer.num_text_bytes for split, writer in writers.items()}),
+            text_bytes=None if tokenizer.file is None else text_bytes,
         )
         write_whole(folder / MANIFEST_NAME, manifest.canonical_bytes())
     except OSError as error:
@@ -132,6 +125,24 @@ def pack(
             f"packed data cannot be written to {folder}: {error}", "a writable folder with space"
         ) from error
     return manifest
+
+
+def _write_texts(
+    texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, shard_bytes: int, seen: Callable[[Text], None]
+) -> dict[Split, _ShardWriter]:
+    """The shards of every part, all written."""
+    size = token_bytes(tokenizer.vocab_size)
+    end = np.array([tokenizer.end], dtype=f"u{size}")
+    parts = {split: _ShardWriter(folder, split, size, shard_bytes) for split in _SPLITS}
+    for text in texts:
+        seen(text)
+        tokens = tokenizer.encode(text.data)
+        part = parts[text.split]
+        part.add(np.append(tokens, end) if text.is_last else tokens, len(text.data) + text.is_last)
+        part.num_documents += text.is_last
+    for part in parts.values():
+        part.finish()
+    return parts
 
 
 def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[ShardEntry]:

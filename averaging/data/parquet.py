@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from averaging.data.texts import Text, not_installed, one_document
+from averaging.data.texts import Text, check_column, no_text, not_installed, one_document
 from protocol.errors import ConfigError, MachineError
 
 ENDINGS: Final = (".parquet",)
 
 _MAGIC: Final = b"PAR1"
-
-_TEXT_KINDS: Final = frozenset(["string", "large_string"])
 
 _ROWS_AT_ONCE: Final = 64
 """Rows may be long: so few at a time keep memory small, and more would not be faster."""
@@ -33,7 +31,7 @@ def read_parquet(paths: Sequence[Path], column: str, heldout_every: int) -> Iter
         for number, value in enumerate(_values(path, column), 1):
             place = f"{path} row {number}"
             if not isinstance(value, str):
-                raise ConfigError(f"{place}: column {column!r} is empty", "text", "drop such rows, or set data.field")
+                raise no_text(place, column)
             if value:
                 yield one_document(value, place, heldout_every)
 
@@ -47,7 +45,7 @@ def _values(path: Path, column: str) -> Iterator[object]:
     try:
         _check_kind(path)
         with parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
-            _check_column(path, {field.name: str(field.type) for field in file.schema_arrow}, column)
+            check_column(str(path), {field.name: str(field.type) for field in file.schema_arrow}, column)
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[column], use_threads=False):
                 for value in batch.column(0):
                     number += 1
@@ -69,11 +67,3 @@ def _check_kind(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ConfigError(f"{path} is no parquet file", "one", "check its kind, or data.source")
-
-
-def _check_column(path: Path, kinds: Mapping[str, str], column: str) -> None:
-    if column not in kinds:
-        known = ", ".join(list(kinds)[:8])[:120] or "none"
-        raise ConfigError(f"{path} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
-    if kinds[column] not in _TEXT_KINDS:
-        raise ConfigError(f"{path}: column {column!r} holds {kinds[column]}", "strings", "set data.field")

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from averaging.data.corpus import matching_files, python_stdlib_documents, python_topics, text_documents
+from averaging.data.hf_datasets import HubDataset, SavedDataset, read_dataset
 from averaging.data.jsonl import ENDINGS as JSONL_ENDINGS
 from averaging.data.jsonl import read_jsonl
 from averaging.data.parquet import ENDINGS as PARQUET_ENDINGS
 from averaging.data.parquet import read_parquet
 from averaging.data.texts import Text, read_files, read_prose
 from protocol.errors import ConfigError, StorageError
-from protocol.manifest import DataSection
+from protocol.manifest import HUB_PREFIX, DataSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +45,45 @@ def open_source(data: DataSection, base: Path) -> Source:
 
 
 def source_bytes(data: DataSection, base: Path) -> int:
-    """Length of all files that the section names, without reading them.
+    """Length of all files that the section names, without reading them; 0 for a data set that has to be fetched first.
 
     Raises:
         ConfigError, MachineError: as `open_source`.
         StorageError: a file is gone or cannot be looked at.
     """
-    if data.source == "python-stdlib":
-        paths = [document.path for document in python_stdlib_documents(data.heldout_every)]
-    elif data.source == "text":
-        paths = [document.path for document in text_documents(data.glob, data.heldout_every, base)]
-    else:
-        paths = _files(data, base, JSONL_ENDINGS if data.source == "jsonl" else PARQUET_ENDINGS)
-    if data.prose:
-        paths += matching_files(data.prose, base, "data.prose")
     try:
-        return sum(path.stat().st_size for path in paths)
+        num_bytes = sum(path.stat().st_size for path in _paths(data, base))
+        dataset = _dataset(data, base)
+        return num_bytes + (dataset.num_bytes() if isinstance(dataset, SavedDataset) else 0)
     except OSError as error:
         raise StorageError(f"{error.filename} cannot be looked at ({error.strerror})", "the files of [data]") from error
 
 
+def _paths(data: DataSection, base: Path) -> list[Path]:
+    """All files but those of a data set."""
+    paths: list[Path] = []
+    if data.source == "python-stdlib":
+        paths = [document.path for document in python_stdlib_documents(data.heldout_every)]
+    elif data.source == "text":
+        paths = [document.path for document in text_documents(data.glob, data.heldout_every, base)]
+    elif data.source != "hf":
+        paths = _files(data, base, JSONL_ENDINGS if data.source == "jsonl" else PARQUET_ENDINGS)
+    return paths + (matching_files(data.prose, base, "data.prose") if data.prose else [])
+
+
+def _dataset(data: DataSection, base: Path) -> SavedDataset | HubDataset | None:
+    if data.source != "hf":
+        return None
+    if data.dataset.startswith(HUB_PREFIX):
+        return HubDataset(data.dataset.removeprefix(HUB_PREFIX), data.configuration, data.split)
+    return SavedDataset(base.resolve() / data.dataset, data.split)
+
+
 def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
     is_utf8 = data.tokenizer != "bytes"
+    dataset = _dataset(data, base)
+    if dataset is not None:
+        return partial(read_dataset, dataset, data.field, data.heldout_every)
     if data.source == "python-stdlib":
         return partial(read_files, python_stdlib_documents(data.heldout_every), is_utf8=is_utf8)
     if data.source == "text":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,9 @@ MAX_DOCUMENT_BYTES: Final = 64 << 20
 """A row or line is held in memory whole. One that is longer is most likely no document but a file of another kind."""
 
 _LONGEST_CHARACTER_BYTES: Final = 4
+
+_TEXT_KINDS: Final = frozenset(["string", "large_string"])
+"""Arrow's names of columns of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,24 @@ def too_long(place: str) -> ConfigError:
     """The error for a line or row that is no document."""
     limit = f"at most {MAX_DOCUMENT_BYTES >> 20} MiB of text in one document"
     return ConfigError(f"{place} is too long", limit, "split it into several")
+
+
+def check_column(place: str, kinds: Mapping[str, str], column: str) -> None:
+    """Refuse a table without such a column of text; `kinds` are Arrow's types of its columns by name, `place` names it in errors.
+
+    Raises:
+        ConfigError: there is none, or it holds something else.
+    """
+    if column not in kinds:
+        known = ", ".join(list(kinds)[:8])[:120] or "none"
+        raise ConfigError(f"{place} has no column {column!r}; its columns: {known}", "the text there", "set data.field")
+    if kinds[column] not in _TEXT_KINDS:
+        raise ConfigError(f"{place}: column {column!r} holds {kinds[column]}", "strings", "set data.field")
+
+
+def no_text(place: str, column: str) -> ConfigError:
+    """The error for a row of a table whose text is missing."""
+    return ConfigError(f"{place}: column {column!r} is empty", "text", "drop such rows, or set data.field")
 
 
 def not_installed(package: str, purpose: str) -> MachineError:

@@ -11,8 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 SHARED_FOLDER: Final = Path(__file__).with_name("web")
-SHARED_FILES: Final[Mapping[str, str]] = {"/base.css": "base.css", "/icon.svg": "icon.svg"}
-"""How the pages of host and peer look alike."""
+SHARED_FILES: Final[Mapping[str, str]] = {
+    "/base.css": "base.css",
+    "/icon.svg": "icon.svg",
+    "/words.js": "words.js",
+}
+"""How the pages of host and peer look alike and say numbers alike."""
 
 _MEDIA_TYPES: Final[Mapping[str, str]] = {
     ".html": "text/html",

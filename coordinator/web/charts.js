@@ -12,8 +12,6 @@ function colour(name) {
 }
 const hue = text => { let h = 0; for (const c of text) h = (h * 31 + c.charCodeAt(0)) % 360; return h; };
 const shade = (peer, share) => `hsl(${hue(peer)} 60% 52% / ${0.25 + 0.75 * Math.min(1, share)})`;
-const big = n => n == null ? "" : n >= 1e9 ? (n / 1e9).toFixed(2) + " G" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M"
-  : n >= 1e3 ? (n / 1e3).toFixed(1) + " k" : n.toFixed(0);
 
 const charts = {};
 

@@ -2,9 +2,6 @@
 // Reads /api/status once and whenever a round came; in between a stream tells what moves. Names and reasons come from strangers:
 // textContent only.
 
-const el = id => document.getElementById(id);
-const span = s => s == null ? "unknown" : s >= 129600 ? (s / 86400).toFixed(1) + " days" : s >= 5400 ? (s / 3600).toFixed(1) + " h"
-  : s >= 90 ? (s / 60).toFixed(0) + " min" : Math.max(0, s).toFixed(0) + " s";
 const bits = nats => nats / Math.LN2;
 const POLL_MS = 3000, AGAIN_MS = 2000;
 

@@ -1,11 +1,7 @@
 "use strict";
 // Asks this machine's own peer every second. Reasons may come from strangers: textContent only.
 
-const el = id => document.getElementById(id), NS = "http://www.w3.org/2000/svg", ASK_MS = 1000, MOST_POINTS = 600;
-const big = n => n >= 1e9 ? (n / 1e9).toFixed(2) + " G" : n >= 1e6 ? (n / 1e6).toFixed(2) + " M"
-  : n >= 1e3 ? (n / 1e3).toFixed(1) + " k" : n.toFixed(0);
-const span = s => s >= 129600 ? (s / 86400).toFixed(1) + " days" : s >= 5400 ? (s / 3600).toFixed(1) + " h"
-  : s >= 90 ? (s / 60).toFixed(0) + " min" : Math.max(0, s).toFixed(0) + " s";
+const NS = "http://www.w3.org/2000/svg", ASK_MS = 1000, MOST_POINTS = 600;
 const speeds = [];
 
 function facts(id, pairs) {

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from averaging.network.status_address import STATUS_ADDRESS_FILE
 from coordinator.admission import Decision, Verdict
 from coordinator.command_line import add_commands
 from coordinator.commands import (
@@ -21,7 +22,7 @@ from coordinator.commands import (
     make_invite,
     verify_checkpoint,
 )
-from coordinator.invites import STATUS_URL_KEY, Reach, remember_reach
+from coordinator.invites import Reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, Applicant, open_ledger
 from coordinator.run_files import IDENTITY_FILE, load_run, open_run
 from protocol.errors import ConfigError, UnreachableError
@@ -41,7 +42,7 @@ def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     open_run(write_run_file(tmp_path), folder, HOST, now_unix_s=1_700_000_000.0)
     with open_ledger(folder / LEDGER_FILE) as ledger:
-        remember_reach(ledger, Reach(("127.0.0.1:4001",), ()), "")
+        remember_reach(ledger, Reach(("127.0.0.1:4001",), ()))
     return folder
 
 
@@ -104,12 +105,11 @@ def test_folder_that_hosts_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_status_of_a_stopped_host_says_so(state: Path) -> None:
-    with pytest.raises(UnreachableError, match="never up"):
-        fetch_status(state)
-    with open_ledger(state / LEDGER_FILE) as ledger:
-        ledger.put(STATUS_URL_KEY, b"http://127.0.0.1:9")
-    with pytest.raises(UnreachableError, match="no host answers"):
-        fetch_status(state)
+    for left_behind in (None, "http://127.0.0.1:9\n", "nonsense"):
+        if left_behind is not None:
+            (state / STATUS_ADDRESS_FILE).write_text(left_behind, encoding="utf8")
+        with pytest.raises(UnreachableError, match=r"no host runs from .*start it with: potluck host run\.toml"):
+            fetch_status(state)
 
 
 def test_checkpoints_are_listed_with_their_folder_and_verified(state: Path) -> None:

@@ -46,6 +46,16 @@ def test_no_more_checkpoints_are_kept_than_estimated_and_few_less(every: int, ke
             Data(1_000_000, is_packed=False),
             "data unknown until it is packed: 1.0 MB of parquet files",
         ),
+        (
+            DEFAULT.replace('"python-stdlib"  ', '"hf"\ndataset = "saved" '),
+            Data(1_000_000, is_packed=False),
+            "data unknown until it is packed: 1.0 MB of Arrow files",
+        ),
+        (
+            DEFAULT.replace('"python-stdlib"  ', '"hf"\ndataset = "hf://owner/name" '),
+            Data(0, is_packed=False),
+            "data unknown until it is fetched: hf://owner/name",
+        ),
         (DEFAULT, Data(0, is_packed=True), "checkpoints 43.2 MB: 7 of 6.2 MB"),
         (DEFAULT, Data(0, is_packed=True), "ledger 5.5 MB, with 64 peers in 163 rounds"),
         (DEFAULT, Data(0, is_packed=True), "a day   down 1.8 GB for checkpoints, at a round every 60 s"),

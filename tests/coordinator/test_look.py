@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from averaging.network.http import bind_http, serve_http
-from coordinator.invites import STATUS_URL_KEY
+from averaging.network.status_address import STATUS_ADDRESS_FILE
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from coordinator.look import folder_of, is_here, look
 from coordinator.metrics import Counts, Moment
@@ -19,11 +19,12 @@ from tests.coordinator.test_run_view import picture, timed
 
 
 def _remember(folder: Path, url: str) -> None:
-    with open_ledger(folder / LEDGER_FILE) as ledger:
-        ledger.put(STATUS_URL_KEY, url.encode("ascii"))
+    with open_ledger(folder / LEDGER_FILE):
+        pass  # a folder with a ledger is a host's
+    (folder / STATUS_ADDRESS_FILE).write_text(url + "\n", encoding="ascii")
 
 
-async def test_running_host_is_asked_at_the_address_in_its_ledger(tmp_path: Path) -> None:
+async def test_running_host_is_asked_at_the_address_in_its_folder(tmp_path: Path) -> None:
     shown = replace(picture((timed(1, 300, 100), timed(2, 600, 110))))
     listener = bind_http("127.0.0.1", 0)
     _remember(tmp_path, f"http://127.0.0.1:{listener.getsockname()[1]}")
@@ -46,7 +47,7 @@ def test_stopped_host_says_what_to_do(tmp_path: Path) -> None:
     assert is_here(tmp_path)
     found = look(tmp_path)
     assert (found.is_running, found.status) == (False, {})
-    assert "no host answers" in found.note
+    assert "no host runs from" in found.note
     assert "potluck host" in found.note
 
 

@@ -58,6 +58,13 @@ def test_what_no_restart_mends_is_not_restarted(unit: str) -> None:
     assert codes <= set(EXIT_CODES)
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_start_is_done_when_the_program_runs_and_never_waits_for_others(unit: str) -> None:
+    found = options(unit)
+    assert found["Type"] == ["exec"]
+    assert "TimeoutStartSec" not in found
+
+
 def test_peer_gives_way_to_its_owner() -> None:
     found = options("potluck-peer")
     assert int(found["Nice"][0]) > 0

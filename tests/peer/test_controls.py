@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from averaging.network.clocks import VirtualClock
+from averaging.network.pacer import Pacer
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import Controls, open_controls
@@ -19,6 +20,8 @@ from protocol.ids import PeerId
 Clock = trio.testing.MockClock
 
 OBEYED_WITHIN_S = 2.0
+NETWORK_WITHIN_S = 5.0
+FRAME_BYTES = 65_536
 FRIDAY_NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
@@ -58,6 +61,28 @@ class _Network:
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         self.caps = (upload_bytes_per_s, download_bytes_per_s)
+
+
+class _PacedNetwork:
+    """Both directions of a bulk lane that always has a frame to carry."""
+
+    def __init__(self) -> None:
+        self.pacers = (Pacer(), Pacer())
+        self.moved_bytes = dict.fromkeys(self.pacers, 0)
+
+    def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
+        for pacer, cap in zip(self.pacers, (upload_bytes_per_s, download_bytes_per_s), strict=True):
+            pacer.cap(cap)
+
+    async def stream(self, pacer: Pacer) -> None:
+        while True:
+            await pacer.pass_bytes(FRAME_BYTES)
+            self.moved_bytes[pacer] += FRAME_BYTES
+
+    async def moved_in(self, seconds: float) -> list[int]:
+        before = dict(self.moved_bytes)
+        await trio.sleep(seconds)
+        return [self.moved_bytes[pacer] - before[pacer] for pacer in self.pacers]
 
 
 class _Scene:
@@ -166,6 +191,28 @@ async def test_a_quota_that_is_used_up_reaches_network_and_training_within_five_
         assert (scene.trainer.is_paused, scene.trainer.is_held) == (True, False)
 
     await _tell(story, ControlSettings(daily_quota_bytes=10, upload_bytes_per_s=1e6))
+
+
+async def test_bytes_stand_still_within_five_seconds_of_a_quota_used_up_and_flow_within_five_of_its_end(
+    autojump_clock: Clock,
+) -> None:
+    async def story(scene: _Scene) -> None:
+        network = _PacedNetwork()
+        scene.controls.cap(network)
+        async with trio.open_nursery() as nursery:
+            for pacer in network.pacers:
+                nursery.start_soon(network.stream, pacer)
+            for _ in range(3):
+                scene.finds(today_bytes=0)
+                await trio.sleep(NETWORK_WITHIN_S)
+                assert min(await network.moved_in(10.0)) >= 0.9 * 10.0 * 1e6
+                scene.finds(today_bytes=10)
+                await trio.sleep(NETWORK_WITHIN_S)
+                assert max(await network.moved_in(3600.0)) <= FRAME_BYTES
+            nursery.cancel_scope.cancel()
+
+    settings = ControlSettings(daily_quota_bytes=10, upload_bytes_per_s=1e6, download_bytes_per_s=1e6)
+    await _tell(story, settings)
 
 
 async def test_above_its_memory_it_is_held_back_and_the_status_says_what_was_found_and_allowed(

@@ -63,6 +63,18 @@ def test_the_file_that_init_writes_is_a_valid_run() -> None:
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
         ('source = "python-stdlib"', 'field = "body"', 'field = "body" does not belong'),
+        ('source = "python-stdlib"', 'source = "hf"', "a dataset belongs to the source"),
+        ('source = "python-stdlib"', 'dataset = "corpus"', "a dataset belongs to the source"),
+        ('source = "python-stdlib"', 'source = "hf"\nglob = "*"\ndataset = "corpus"', "a glob belongs to the sources"),
+        ('source = "python-stdlib"', 'source = "hf"\ndataset = "hf://json"', "is no name on the Hub"),
+        ('source = "python-stdlib"', 'source = "hf"\ndataset = "hf://../a/b"', "is no name on the Hub"),
+        (
+            'source = "python-stdlib"',
+            'source = "hf"\ndataset = "a"\nconfiguration = "b"',
+            'configuration = "b" belongs',
+        ),
+        ('source = "python-stdlib"', 'source = "hf"\ndataset = "a"\nsplit = "../b"', "data.split is '../b'"),
+        ('source = "python-stdlib"', 'split = "test"', 'split = "test" does not belong'),
     ],
 )
 def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: str, new: str, told: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from datasets import Dataset, DatasetDict
 from pyarrow import parquet
 
 from averaging.data.sources import open_source, source_bytes
@@ -31,6 +32,17 @@ def test_rows_of_parquet_files_are_read_by_column(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"body": ["a", "b"]}), tmp_path / "a.parquet")
     source = open_source(DataSection(source="parquet", glob="*.parquet", field="body"), tmp_path)
     assert [text.data for text in source.texts()] == [b"a", b"b"]
+
+
+def test_rows_of_a_saved_data_set_are_read_by_column_from_its_split(tmp_path: Path) -> None:
+    splits = DatasetDict({name: Dataset(pa.table({"body": [name, "b"]})) for name in ("train", "rest")})
+    splits.save_to_disk(tmp_path / "saved")
+    data = DataSection(source="hf", dataset="saved", split="rest", field="body")
+    source = open_source(data, tmp_path)
+    assert [[text.data for text in source.texts()] for _ in range(2)] == [[b"rest", b"b"]] * 2
+    (rows,) = (tmp_path / "saved" / "rest").glob("*.arrow")
+    assert source_bytes(data, tmp_path) == rows.stat().st_size
+    assert source_bytes(DataSection(source="hf", dataset="hf://owner/name"), tmp_path) == 0
 
 
 def test_prose_is_pythons_own_or_what_the_host_names_or_nothing(tmp_path: Path) -> None:

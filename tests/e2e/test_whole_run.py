@@ -1,0 +1,105 @@
+"""One small run from its first peer to its end, with real processes: rows of a parquet file as tokens of a vocabulary made from them.
+Who comes while it is full is told to come again, who comes after its end that it has ended.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from coordinator.checkpoints import verify_checkpoint
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, run_potluck, running_potluck
+
+RUN_TOML = """
+[run]
+name = "whole"
+total_tokens = 2_000
+min_members = 1
+max_members = 1
+[model]
+vocab_size = 300
+dim = 16
+num_layers = 1
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 32
+context_tokens = 32
+[data]
+source = "parquet"
+glob = "*.parquet"
+field = "body"
+tokenizer = "bpe"
+heldout_every = 4
+shard_bytes = 4096
+[inner]
+learning_rate = 0.01
+batch_tokens = 64
+[round]
+target_tokens = 500
+chunk_elements = 256
+longest_interval_s = 2.0
+[checkpoint]
+every_rounds = 100
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The host, the invite, and the one peer that there is room for; its owner has paused it before it began."""
+
+    folder: Path
+    host: Running
+    invite: str
+    peer: Running
+
+    @property
+    def peer_folder(self) -> str:
+        return str(self.folder / "peer")
+
+    def join(self, name: str) -> subprocess.CompletedProcess[str]:
+        """Somebody else, who is sent away."""
+        return run_potluck("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    rows = [row for row in (ROOT / "README.md").read_text(encoding="utf8").split("\n\n") if row]
+    parquet.write_table(pa.table({"body": rows}), tmp_path / "rows.parquet")
+    (tmp_path / "peer").mkdir(mode=0o700)
+    (tmp_path / "peer" / "pause.json").write_text('{"until_unix_s":null}\n')
+    hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
+    with running_potluck(tmp_path, "host process", *hosting) as host:
+        invite = host.wait_for(r"(potluck1:\S+)\n")
+        joining = ("join", invite, "--state-dir", str(tmp_path / "peer"), *PEER_FLAGS)
+        with running_potluck(tmp_path, "peer process", *joining) as peer:
+            yield Scene(tmp_path, host, invite, peer)
+
+
+def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("potluck: ")
+    return line
+
+
+@pytest.mark.timeout(240)
+def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_what_to_do(scene: Scene) -> None:
+    scene.peer.wait_for(": paused")
+    assert "1 peers are taking part; expected fewer than 1; try again later" in _one_line(scene.join("second"), 75)
+    resumed = run_potluck("resume", "--state-dir", scene.peer_folder)
+    assert (resumed.returncode, resumed.stdout) == (0, "the pause is over\n")
+    assert scene.peer.exit_code() == 0, scene.peer.said()
+    assert "the run has ended; expected a run in progress" in _one_line(scene.join("third"), 8)
+    (checkpoint,) = (scene.folder / "host" / "checkpoints").glob("0*")
+    assert verify_checkpoint(checkpoint).total_tokens >= 2_000
+    said = run_potluck("generate", str(checkpoint), "--prompt", "Potluck trains", "--tokens", "5")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("Potluck trains")
+    assert "Traceback" not in scene.host.said() + scene.peer.said()
