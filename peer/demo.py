@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -251,7 +252,7 @@ def fetch(url: str, model: type[Model]) -> Model | None:
     try:
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as response:
             return model.model_validate_json(response.read())
-    except (urllib.error.URLError, OSError, ValidationError):
+    except (urllib.error.URLError, HTTPException, OSError, ValidationError):
         return None
 
 
