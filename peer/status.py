@@ -64,8 +64,8 @@ class PeerStatus(BaseModel):
         disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what states, updates and log may come to; without data.
         disk_free_bytes: what the disk of the state folder has left, of its `disk_all_bytes`; None where it cannot be told.
         memory_bytes: resident memory of all processes of this peer.
-        gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1), `gpu_celsius` and `gpu_watts` likewise,
-            each None alone where the card does not tell it.
+        gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1), `gpu_celsius` and `gpu_watts`
+            likewise, each None alone where the card does not tell it.
         started_unix_s: when this process started.
         version: of this program.
         is_outbound_only: it takes no connections.

@@ -34,5 +34,5 @@ def test_value_that_cannot_work_names_the_key_and_the_ways_to_set_it(flags: dict
 
 def test_file_nested_without_end_is_named() -> None:
     module.CONFIG_FILE.write_text("a = " + "[" * 100_000)
-    with pytest.raises(ConfigError, match="host.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"host\.toml cannot be read"):
         load_host_config({})

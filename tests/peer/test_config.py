@@ -58,7 +58,7 @@ def test_broken_file_is_named(config_file: Path) -> None:
 
 def test_file_nested_without_end_is_named(config_file: Path) -> None:
     config_file.write_text("a = " + "[" * 100_000)
-    with pytest.raises(ConfigError, match="peer.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"peer\.toml cannot be read"):
         load_peer_config({})
 
 

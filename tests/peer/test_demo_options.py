@@ -41,7 +41,7 @@ def test_limit_that_is_no_time_is_refused(tmp_path: Path, limit_s: float) -> Non
 
 def test_folder_of_an_earlier_demo_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("")
-    with pytest.raises(ConfigError, match="is not empty.*--dir"):
+    with pytest.raises(ConfigError, match=r"is not empty.*--dir"):
         _options(tmp_path, directory=tmp_path).check()
     with pytest.raises(ConfigError, match="Not a directory"):
         _options(tmp_path, directory=tmp_path / "run.toml").check()

@@ -100,7 +100,7 @@ def test_a_file_of_another_kind_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "[" + ".".join("a" * 50_000) + "]"], ids=["arrays", "tables"])
 def test_a_file_nested_without_end_is_no_toml(text: str) -> None:
-    with pytest.raises(ConfigError, match="run.toml"):
+    with pytest.raises(ConfigError, match=r"run\.toml"):
         parse_run_config(text)
 
 

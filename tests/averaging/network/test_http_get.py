@@ -53,7 +53,7 @@ def test_server_that_speaks_no_http_is_said() -> None:
 
         thread = threading.Thread(target=greet)
         thread.start()
-        with pytest.raises(UnreachableError, match="SSH-2.0"):
+        with pytest.raises(UnreachableError, match=r"SSH-2\.0"):
             get_json(f"http://127.0.0.1:{server.getsockname()[1]}/x")
         thread.join()
 
