@@ -361,8 +361,7 @@ def test_logs_follows_until_interrupted(
         log.write(log_line({"event": event}))
 
     monkeypatch.setattr(potluck.time, "sleep", meanwhile)
-    with pytest.raises(KeyboardInterrupt):
-        potluck.logs(folder, follow=True, lines=0)
+    potluck.logs(folder, follow=True, lines=0)  # Ctrl-C is its end, and no failure
     log.close()
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["more", "rotated"]
 
@@ -440,3 +439,41 @@ def test_completion_of_bash_knows_the_commands() -> None:
 
 def test_mistyped_command_is_answered_with_the_one_that_may_be_meant() -> None:
     assert "Did you mean 'status'?" in _one_line(_potluck("statu"), 2)
+
+
+def test_log_level_that_there_is_not_is_one_line() -> None:
+    assert "POTLUCK_LOG is 'chatty'" in _one_line(_potluck("status", POTLUCK_LOG="chatty"), 3)
+
+
+def test_what_the_system_refuses_is_one_line_and_no_bug() -> None:
+    line = _one_line(_potluck("status", "--state-dir", "x" * 5000), 4)
+    assert "File name too long" in line
+    assert len(line) < 500
+
+
+def _into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "potluck", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False)
+
+
+def test_reader_that_has_heard_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = _into(writer, "--version")
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_output_that_nobody_can_take_is_one_line_and_no_bug() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = _into(full, "--version")
+    finally:
+        os.close(full)
+    assert done.returncode == 4
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("potluck: ")
+    assert "No space left" in line
