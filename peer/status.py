@@ -71,6 +71,7 @@ class PeerStatus(BaseModel):
         is_outbound_only: it takes no connections.
         allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
             and until when, empty where nothing does.
+        apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -127,6 +128,7 @@ class PeerStatus(BaseModel):
     is_outbound_only: bool = False
     allowed_share: float = 1.0
     allowed_reason: str = ""
+    apart: str = ""
     last_round: LastRound | None = None
 
 

@@ -45,7 +45,7 @@ function show(s) {
   el("state").textContent = s.state;
   el("state").className = `chip ${s.state}`;
   el("reason").textContent = s.reason === s.state ? "" : s.reason;
-  el("waiting").textContent = [s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
+  el("waiting").textContent = [s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
     .filter(Boolean).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
