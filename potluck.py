@@ -23,7 +23,7 @@ try:
     from contextlib import ExitStack, suppress
     from pathlib import Path
     from types import ModuleType
-    from typing import Annotated, Final
+    from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, cast
 
     import typer
 
@@ -38,6 +38,9 @@ except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
     sys.exit(INTERRUPTED)
+
+if TYPE_CHECKING:
+    import structlog
 
 # Failed TLS handshakes of strangers and ports in use would otherwise be printed by grpc's C core; we say them ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -254,6 +257,32 @@ def _report_usage(error: Exception) -> int:
     return UsageError.exit_code
 
 
+class _Stderr:
+    """Standard error of this moment: what is written while a live screen is up appears above it, and does not tear it."""
+
+    def write(self, text: str) -> int:
+        """As a file does."""
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """As a file does."""
+        sys.stderr.flush()
+
+
+def _beside_a_live_screen(render: structlog.typing.Processor) -> structlog.typing.Processor:
+    """The same renderer; while a live screen is up, only for what somebody should look at. The log file, filled before, has all."""
+
+    def shown(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.ProcessorReturnValue:
+        import structlog
+        from rich.file_proxy import FileProxy
+
+        if method in ("debug", "info") and isinstance(sys.stderr, FileProxy):
+            raise structlog.DropEvent
+        return render(logger, method, event)
+
+    return shown
+
+
 def _set_up_logging() -> None:
     """Lines on standard error. Tracebacks without local variables: those hold secrets.
 
@@ -269,10 +298,12 @@ def _set_up_logging() -> None:
     renderer = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )
+    # Who asked for a level gets all of it on the screen, too.
+    shown = renderer if "POTLUCK_LOG" in os.environ else _beside_a_live_screen(renderer)
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), renderer],
+        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), shown],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
     )
 
 

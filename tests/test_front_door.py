@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import subprocess
@@ -12,10 +13,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import structlog
 import typer
+from rich.console import Console
+from rich.live import Live
 
 import potluck
-from averaging.network.log_file import LogFile
+from averaging.network.log_file import LogFile, keep_log
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
 from peer.config import PeerConfig
@@ -477,3 +481,21 @@ def test_output_that_nobody_can_take_is_one_line_and_no_bug() -> None:
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("potluck: ")
     assert "No space left" in line
+
+
+def test_log_beside_a_live_screen_does_not_tear_it_and_the_file_has_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POTLUCK_LOG", raising=False)
+    before, terminal = structlog.get_config(), io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=200)
+    try:
+        potluck._set_up_logging()
+        with keep_log(tmp_path / "peer.log"), Live("the panel", console=console, auto_refresh=False):
+            structlog.get_logger().info("round_waits")
+            structlog.get_logger().warning("apart")
+    finally:
+        structlog.configure(**before)
+    assert "apart" in terminal.getvalue()
+    assert "round_waits" not in terminal.getvalue()
+    assert "round_waits" in (tmp_path / "peer.log").read_text()
