@@ -189,6 +189,15 @@ def logs(
                 time.sleep(_FOLLOW_EVERY_S)
 
 
+def _looked(side: ModuleType, folder: Path) -> Look:
+    """One look; what cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
+    try:
+        found: Look = side.look(folder)
+    except PotluckError as error:
+        return Look(side.LOG_NAME.removesuffix(".log"), str(folder), is_running=False, note=error.one_line(), status={})
+    return found
+
+
 @app.command()
 def bugreport(
     state_dir: StateDir = None,
@@ -208,7 +217,7 @@ def bugreport(
     entries = {"machine.json": gather.as_json(gather.machine_facts([folder for _, folder in found]))}
     known = gather.secrets_of_environment()
     for side, folder in found:
-        looked: Look = side.look(folder)
+        looked = _looked(side, folder)
         known += side.secrets(folder)
         status = {"is_running": looked.is_running, "note": looked.note, "status": looked.status}
         entries |= {

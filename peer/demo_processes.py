@@ -97,8 +97,8 @@ class ProcessGroup:
 
 @contextmanager
 def open_processes(log_dir: Path) -> Iterator[ProcessGroup]:
-    """A group of processes that ends with the block, whatever happens in it; SIGTERM and SIGHUP, as from a terminal that is closed, end it
-    as Ctrl-C does. Only for the main thread.
+    """A group of processes that ends with the block, whatever happens in it. SIGTERM and SIGHUP, as of a terminal that is closed, end
+    it as Ctrl-C does. Only for the main thread.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup(log_dir)
