@@ -14,28 +14,33 @@ from peer.exit_codes import BUG, INTERRUPTED, OK, exit_code_lines
 _LEFT_AT_ONCE = "potluck: interrupted; left at once"
 
 try:
+    import errno
     import json
     import tempfile
     import time
     import traceback
     from collections.abc import Callable, Sequence
-    from contextlib import ExitStack
+    from contextlib import ExitStack, suppress
     from pathlib import Path
     from types import ModuleType
-    from typing import Annotated, Final
+    from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, cast
 
     import typer
 
     import coordinator.command_line
     import peer.commands
     from averaging.release import installed_release
-    from protocol.errors import ConfigError, PotluckError, UnreachableError, UsageError
+    from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
     from protocol.looks import Look
+    from protocol.tables import shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
     sys.exit(INTERRUPTED)
+
+if TYPE_CHECKING:
+    import structlog
 
 # Failed TLS handshakes of strangers and ports in use would otherwise be printed by grpc's C core; we say them ourselves.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -45,6 +50,19 @@ _CannotBeMeant: Final[type[Exception]] = typer.BadParameter.__bases__[0]
 
 _FOLLOW_EVERY_S: Final = 0.25
 """How soon `potluck logs -f` shows a new line: at once for a reader, and next to no work."""
+
+_NOBODY_READS: Final = "PacifyFlushWrapper"
+"""What typer's click puts around an output whose reader is gone, before it leaves with 1, which is the code of a bug here."""
+
+_OF_THE_MACHINE: Final = frozenset(
+    (
+        errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE,
+        errno.ENOMEM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+    )
+)  # fmt: skip
+"""What a system refuses for reasons of its own: a name too long, no right, no room. All else is a bug until it is understood."""
+
+_LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 app = typer.Typer(
     help="Train one model on many people's GPUs.",
@@ -145,7 +163,9 @@ def rounds(
 def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what comes, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many to begin with, the newest ones.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="How many to begin with, the newest ones.")
+    ] = 50,
 ) -> None:
     """Show the log of the host and the peer of this machine, running or not."""
     from collections import deque
@@ -161,11 +181,21 @@ def logs(
                 typer.echo(f"{name}:")
             for line in deque(tail.new(), maxlen=lines):
                 typer.echo("\n".join(readable(line)))
-        while follow:
-            for name, tail in tails:
-                for line in tail.new():
-                    typer.echo("\n".join((f"{name}: " if len(tails) > 1 else "") + part for part in readable(line)))
-            time.sleep(_FOLLOW_EVERY_S)
+        with suppress(KeyboardInterrupt):  # the way to end it, and nothing is left half done
+            while follow:
+                for name, tail in tails:
+                    for line in tail.new():
+                        typer.echo("\n".join((f"{name}: " if len(tails) > 1 else "") + part for part in readable(line)))
+                time.sleep(_FOLLOW_EVERY_S)
+
+
+def _looked(side: ModuleType, folder: Path) -> Look:
+    """One look; what cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
+    try:
+        found: Look = side.look(folder)
+    except PotluckError as error:
+        return Look(side.LOG_NAME.removesuffix(".log"), str(folder), is_running=False, note=error.one_line(), status={})
+    return found
 
 
 @app.command()
@@ -187,7 +217,7 @@ def bugreport(
     entries = {"machine.json": gather.as_json(gather.machine_facts([folder for _, folder in found]))}
     known = gather.secrets_of_environment()
     for side, folder in found:
-        looked: Look = side.look(folder)
+        looked = _looked(side, folder)
         known += side.secrets(folder)
         status = {"is_running": looked.is_running, "note": looked.note, "status": looked.status}
         entries |= {
@@ -217,6 +247,12 @@ def _report_bug(error: BaseException) -> None:
     typer.echo(f"potluck: {type(error).__name__}: {error}; this is a bug; please report it with {path}", err=True)
 
 
+def _of_the_machine(error: OSError) -> MachineError:
+    """What the system refused, where no command had a better word for it."""
+    place = "" if error.filename is None else f"{shortened(os.fsdecode(error.filename), 200)}: "
+    return MachineError(f"{place}{error.strerror}", "a system that allows it", "see: potluck doctor")
+
+
 def _report_usage(error: Exception) -> int:
     """One line in the place of typer's box; click's errors know the command that did not understand, mostly."""
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -230,17 +266,53 @@ def _report_usage(error: Exception) -> int:
     return UsageError.exit_code
 
 
+class _Stderr:
+    """Standard error of this moment: what is written while a live screen is up appears above it, and does not tear it."""
+
+    def write(self, text: str) -> int:
+        """As a file does."""
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """As a file does."""
+        sys.stderr.flush()
+
+
+def _beside_a_live_screen(render: structlog.typing.Processor) -> structlog.typing.Processor:
+    """The same renderer; while a live screen is up, only for what somebody should look at. The log file, filled before, has all."""
+
+    def shown(logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.ProcessorReturnValue:
+        import structlog
+        from rich.file_proxy import FileProxy
+
+        if method in ("debug", "info") and isinstance(sys.stderr, FileProxy):
+            raise structlog.DropEvent
+        return render(logger, method, event)
+
+    return shown
+
+
 def _set_up_logging() -> None:
-    """Lines on standard error. Tracebacks without local variables: those hold secrets."""
+    """Lines on standard error. Tracebacks without local variables: those hold secrets.
+
+    Raises:
+        ConfigError: POTLUCK_LOG is no level.
+    """
     import structlog
+
+    level = os.environ.get("POTLUCK_LOG", "info").lower()
+    if level not in _LOG_LEVELS:
+        raise ConfigError(f"POTLUCK_LOG is {level!r}", f"one of {', '.join(_LOG_LEVELS)}", "mend or unset it")
 
     renderer = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
     )
+    # Who asked for a level gets all of it on the screen, too.
+    shown = renderer if "POTLUCK_LOG" in os.environ else _beside_a_live_screen(renderer)
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(os.environ.get("POTLUCK_LOG", "info")),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), shown],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
     )
 
 
@@ -251,6 +323,8 @@ def _run() -> int:
         code = app(prog_name="potluck", standalone_mode=False)
         return code if isinstance(code, int) else OK
     except SystemExit as left:
+        if type(sys.stdout).__name__ == _NOBODY_READS:
+            return OK  # `potluck peers | head` has heard enough
         return left.code if isinstance(left.code, int) else OK
     except _CannotBeMeant as error:
         return _report_usage(error)
@@ -259,14 +333,35 @@ def _run() -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            _report_bug(error)
+            return BUG
+        typer.echo(f"potluck: {_of_the_machine(error).one_line()}", err=True)
+        return MachineError.exit_code
     except Exception as error:  # noqa: BLE001 - the last edge of the program: keep the traceback, print one line
         _report_bug(error)
         return BUG
 
 
+def _say_the_rest(code: int) -> int:
+    """Write what standard output still holds; the exit code, that of a MachineError where it takes no more."""
+    if sys.stdout is None:  # closed before we began
+        return code
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Else Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code == OK and not isinstance(error, BrokenPipeError):
+            print(f"potluck: standard output takes no more ({error.strerror})", file=sys.stderr)
+            return MachineError.exit_code
+    return code
+
+
 def main() -> None:
     """Run one command and leave with its exit code."""
-    code = _run()
+    code = _say_the_rest(_run())
     # A second Ctrl-C while Python takes itself apart would print a traceback or change the code of a clean leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == INTERRUPTED:

@@ -43,6 +43,23 @@ class HostAddresses:
         return (multiaddress(self.public_host, self.p2p_port),)
 
 
+def reach_note(host: str) -> str:
+    """Who cannot use an invite that carries this name or address, and what to do; empty where everybody can, as far as it shows."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        is_this_machine, is_for_all = host == "localhost", host != "localhost"
+    else:
+        is_this_machine, is_for_all = address.is_loopback, address.is_global
+    if is_for_all:
+        return ""
+    who = "this machine" if is_this_machine else "its own network"
+    return (
+        f"the invite carries {host}, which only {who} reaches; for volunteers elsewhere forward two TCP ports of the router to "
+        "this machine and start with --announce-host ADDRESS --grpc-port PORT --p2p-port PORT"
+    )
+
+
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 

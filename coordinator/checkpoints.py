@@ -35,7 +35,8 @@ _TEMPORARY_PREFIX: Final = ".writing-"
 _READ_BYTES: Final = 1 << 20
 
 HexHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""What the state root's encoding has room for."""
 
 
 class _Frozen(BaseModel):

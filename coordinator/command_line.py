@@ -37,6 +37,9 @@ def host(
     run_file: Annotated[Path, typer.Argument(help="The run's manifest, as `potluck init` writes it.")],
     state_dir: StateDir = None,
     listen_host: Annotated[str | None, typer.Option(help="Address on which peers reach this host.")] = None,
+    announce_host: Annotated[
+        str | None, typer.Option(help="Name or address that invites carry, where a router forwards the ports.")
+    ] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port for admission; 0 for any.")] = None,
     p2p_port: Annotated[int | None, typer.Option(help="Port of the bootstrap node; 0 for any.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of the status page and metrics; 0 for any.")] = None,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from protocol.errors import ConfigError, StorageError, UnreachableError
+from protocol.tables import printable
 
 
 def init_run(path: Path) -> None:
@@ -186,7 +187,7 @@ def verify_checkpoint(path: Path) -> str:
 
     manifest = verify(path)
     return (
-        f"verified: round {manifest.index} of {manifest.run_name}, {manifest.total_tokens} tokens, "
+        f"verified: round {manifest.index} of {printable(manifest.run_name)}, {manifest.total_tokens} tokens, "
         f"state root {manifest.state_root}"
     )
 
@@ -203,4 +204,5 @@ def export_checkpoint(path: Path, target: Path) -> str:
     exported = export(path, target)
     manifest = exported.manifest
     num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
-    return f"verified and exported: round {manifest.index} of {manifest.run_name}, {num_bytes / 1e6:.2f} MB to {target}: {names}"
+    told = f"round {manifest.index} of {printable(manifest.run_name)}, {num_bytes / 1e6:.2f} MB"
+    return f"verified and exported: {told} to {target}: {names}"

@@ -88,5 +88,5 @@ def load_host_config(flags: Mapping[str, object]) -> HostConfig:
             first["msg"].removeprefix("Input should be "),
             f"set it with {flag}POTLUCK_HOST_{key.upper()} or in {CONFIG_FILE}",
         ) from error
-    except ValueError as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error

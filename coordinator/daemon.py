@@ -34,7 +34,7 @@ from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network
 from averaging.network.status_address import kept_status_address, local_address
 from averaging.rounds.download import DownloadTools, download_state
-from coordinator.addresses import HostAddresses, settle_addresses
+from coordinator.addresses import HostAddresses, reach_note, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, remember_reach
@@ -322,5 +322,7 @@ async def _greet(host: Host, addresses: HostAddresses, bootstrap: tuple[str, ...
     say(f"metrics  {url}/metrics")
     say(f"invite for {config.invite_uses} peers, good for {config.invite_hours:g} hours; on their machines:")
     say(f"\n    potluck join {line}\n")
+    if note := reach_note(addresses.public_host):
+        say(note)
     if sys.stdout.isatty() and (code := qr_lines(line, shutil.get_terminal_size().columns)):
         say("\n".join(code))

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+import structlog
+
 from averaging.network.disk_room import DiskMeter
 from averaging.network.seams import Clock, Network, Trainer
 from averaging.release import installed_release
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
+from peer.apart import Apart, after_report
 from peer.controls_core import Decision
 from peer.machine import MachineMeter
 from peer.roster import Roster
@@ -18,13 +21,15 @@ from peer.status import LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
 from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
-from protocol.ids import PeerId
+from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import round_json, round_row
 from protocol.rounds.state import PeerView
 from protocol.rounds.views import is_suspected
+
+log = structlog.get_logger()
 
 SHOWN_ROUNDS: Final = 256
 """How many rounds /rounds.json has: enough for a look back over days, and made in some milliseconds."""
@@ -64,6 +69,8 @@ class Board:
     restarted: str = ""
     caught_up: str = ""
     allowed: Decision = field(default_factory=Decision)
+    apart: Apart = field(default_factory=Apart)
+    apart_told: str = ""
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
@@ -88,6 +95,15 @@ class Board:
             self.caught_up, self.has_downloaded = "snapshot", self.service is not None
         if self.service is None:
             self.reason = str(progress)
+
+    def hears_host(self, head: CommitId, index: int) -> None:
+        """Where the host stands. While a state is being downloaded we know what we lack."""
+        now_s = self.clock.monotonic_s()
+        links = self.service.chain.links if self.service is not None and self.download is None else ()
+        self.apart = after_report(self.apart, links, head, index, now_s)
+        was_told, self.apart_told = self.apart_told, self.apart.sentence(now_s)
+        if self.apart_told and not was_told:
+            log.warning("apart", reason=self.apart_told)
 
     def publish(self, event: str, fields: Mapping[str, object]) -> None:
         """What the round service told."""
@@ -161,7 +177,8 @@ class Board:
                 "name": peer_name(view.peer),
                 "state": _seen_as(view, now_s),
                 "index": view.head.index if view.head is not None else None,
-                "last_seen_s": round(now_s - view.heard_at_s, 3),
+                # 0 is before any sign of life: one that is listed and that we never reached
+                "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
                 "tokens_per_s": None,
                 "loss": None,
             }
@@ -195,6 +212,7 @@ class Board:
             is_outbound_only=self.is_outbound_only,
             allowed_share=self.allowed.share,
             allowed_reason=self.allowed.reason,
+            apart=self.apart_told,
         )
         updates = {
             **asdict(self.machine.read()),

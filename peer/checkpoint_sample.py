@@ -90,8 +90,8 @@ def read_model(path: Path) -> CheckpointModel:
         with file.open("rb") as opened:
             if file_digest(opened, "sha256").hexdigest() != manifest.parameters.sha256:
                 raise _unreadable(path, f"{file.name} has another SHA-256 than {_MANIFEST_NAME} says")
-        flat_N = _flat(load_file(file), manifest)
-    except (OSError, SafetensorError, KeyError) as error:
+        flat_N = _flat(path, load_file(file), manifest)
+    except (OSError, SafetensorError) as error:
         raise _unreadable(path, f"{file.name}: {error}") from error
     return CheckpointModel(manifest.run_name, manifest.index, manifest.model, flat_N, tokenizer)
 
@@ -127,10 +127,14 @@ def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
         raise _unreadable(path, error.found) from error
 
 
-def _flat(tensors: dict[str, torch.Tensor], manifest: _Manifest) -> torch.Tensor:
+def _flat(path: Path, tensors: dict[str, torch.Tensor], manifest: _Manifest) -> torch.Tensor:
     import torch
 
     schema = decoder_schema(manifest.model, UnitName(manifest.unit))
+    for spec in schema.tensors:
+        tensor = tensors.get(spec.name)
+        if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != torch.float32:
+            raise _unreadable(path, f"its weights lack {spec.name} as float32 of shape {spec.shape}")
     return torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
 
 

@@ -160,7 +160,8 @@ def demo(
 
     One peer is slowed to a third; one is killed half-way, comes back and catches up.
     """
-    from peer.demo import DemoOptions, run_demo
+    from peer.demo import run_demo
+    from peer.demo_options import DemoOptions
 
     options = DemoOptions(
         directory=directory, json_file=json_file, plot_file=plot_file, total_tokens=total_tokens, limit_s=limit_s

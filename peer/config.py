@@ -159,5 +159,5 @@ def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:
             first["msg"].removeprefix("Input should be "),
             f"set it with {flag}POTLUCK_PEER_{key.upper()} or in {CONFIG_FILE}",
         ) from error
-    except ValueError as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{CONFIG_FILE} cannot be read: {error}", "valid TOML", "mend or remove it") from error

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,11 +31,12 @@ from peer.demo_core import (
     step,
 )
 from peer.demo_observation import HostStatus, Observation, PeerReport
+from peer.demo_options import DemoOptions
 from peer.demo_processes import ProcessGroup, Running, open_processes, run_potluck, wait_for_invite
 from peer.demo_screen import open_screen
 from peer.demo_summary import DemoSummary, Facts, newest_checkpoint, summarise
 from peer.status import FINAL_STATUS_FILE
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, StorageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -43,25 +45,6 @@ HTTP_TIMEOUT_S: Final = 2.0
 HOST_START_LIMIT_S: Final = 120.0
 LAST_CHECKPOINT_LIMIT_S: Final = 60.0
 VERIFY_LIMIT_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """What the command line says.
-
-    Attributes:
-        directory: keeps everything; None for a temporary folder that is removed at the end.
-        json_file: where the summary for machines goes, None for nowhere.
-        plot_file: where the loss curve goes (PNG).
-        total_tokens: at which the run ends.
-        limit_s: after which the demo gives up.
-    """
-
-    directory: Path | None
-    json_file: Path | None
-    plot_file: Path
-    total_tokens: int
-    limit_s: float
 
 
 @dataclass
@@ -122,22 +105,42 @@ class _Swarm:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the whole demo; 0 when every promise held, 1 otherwise."""
+    """Run the whole demo; 0 when every promise held, 1 otherwise.
+
+    Raises:
+        ConfigError, StorageError: as `DemoOptions.check`, or something could not be written in the end.
+        MachineError: the host did not come up.
+    """
+    options.check()
     started_s = time.monotonic()
     with ExitStack() as stack:
         if options.directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-demo-")))
         else:
             directory = options.directory.absolute()
-            directory.mkdir(parents=True, exist_ok=True)
+            _make(directory)
         processes = stack.enter_context(open_processes(directory / "logs"))
         swarm = _start_swarm(processes, directory, options.total_tokens)
         state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s))
         summary = _conclude(swarm, state, gave_up, options, started_s)
         _show_outcome(summary, directory if options.directory else None)
     if options.json_file is not None:
-        options.json_file.write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf8")
+        _write(options.json_file, summary.model_dump_json(indent=2) + "\n")
     return 0 if summary.ok else 1
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be made ({error.strerror})", "a writable place", "see --dir") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf8")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", "see --json") from error
 
 
 def _start_swarm(processes: ProcessGroup, directory: Path, total_tokens: int) -> _Swarm:
@@ -251,7 +254,7 @@ def fetch(url: str, model: type[Model]) -> Model | None:
     try:
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as response:
             return model.model_validate_json(response.read())
-    except (urllib.error.URLError, OSError, ValidationError):
+    except (urllib.error.URLError, HTTPException, OSError, ValidationError):
         return None
 
 

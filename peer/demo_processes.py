@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from protocol.errors import MachineError, PotluckError
@@ -96,13 +97,32 @@ class ProcessGroup:
 
 @contextmanager
 def open_processes(log_dir: Path) -> Iterator[ProcessGroup]:
-    """A group of processes that ends with the block, whatever happens in it."""
+    """A group of processes that ends with the block, whatever happens in it. SIGTERM and SIGHUP, as of a terminal that is closed, end
+    it as Ctrl-C does. Only for the main thread.
+    """
     log_dir.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup(log_dir)
+    with _ending_as_ctrl_c_does():
+        try:
+            yield group
+        finally:
+            group.stop_all()
+
+
+@contextmanager
+def _ending_as_ctrl_c_does() -> Iterator[None]:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    # Where one is ignored, as under nohup, it stays so.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, interrupt)
     try:
-        yield group
+        yield
     finally:
-        group.stop_all()
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_invite(host: Running, limit_s: float) -> str:

@@ -180,7 +180,9 @@ def _reach(reach: Reach | PortTaken | Unread | None) -> Finding:
 
 
 def _outbound_only(reach: Reach) -> Finding:
-    found = f"outbound only: the host could not connect back to {reach.seen_as} port {reach.port}"
+    found = (
+        f"outbound only, for there are no relays: the host could not connect back to {reach.seen_as} port {reach.port}"
+    )
     if reach.listen_host in ("127.0.0.1", "::1", "localhost"):
         return Finding(
             "reachable", Level.WARN, found, "--listen-host 0.0.0.0 lets others in, --no-listen says it to them"
@@ -190,7 +192,9 @@ def _outbound_only(reach: Reach) -> Finding:
     else:
         flags = f"--listen-port {reach.port} --announce-host {reach.seen_as}"
         fix = f"forward TCP port {reach.port} of the router to this machine and join with {flags}"
-    return Finding("reachable", Level.WARN, found, f"{fix}; or join with --no-listen")
+    return Finding(
+        "reachable", Level.WARN, found, f"{fix}; or join with --no-listen: it contributes fully and reduces nothing"
+    )
 
 
 def _line(line: Line | Unread) -> Finding:

@@ -20,19 +20,21 @@ kept."""
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """One look; the card's figures are None where there is no NVIDIA driver.
+    """One look; the card's figures are None where there is no NVIDIA driver, and one of them alone where that card does not tell it.
 
     Attributes:
         memory_bytes: resident memory of the daemon, p2pd and the worker together.
         gpu_memory_bytes: in use on the card, by whomever.
         gpu_busy: share of the last moments in which the card computed, 0 to 1.
         gpu_celsius: its temperature.
+        gpu_watts: the power that it draws.
     """
 
     memory_bytes: int = 0
     gpu_memory_bytes: int | None = None
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
+    gpu_watts: float | None = None
 
 
 class MachineMeter:
@@ -74,8 +76,21 @@ def _with_card(memory_bytes: int) -> MachineUse:
         pynvml.nvmlInit()
         card = pynvml.nvmlDeviceGetHandleByIndex(0)
         used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
-        busy = float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu) / 100
-        celsius = int(pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
     except pynvml.NVMLError as error:
         raise OSError(str(error)) from error
-    return MachineUse(memory_bytes, used_bytes, busy, celsius)
+
+    def told(ask: Callable[[], int], per: float = 1.0) -> float | None:
+        # A card cut into parts does not say how busy it is, and a laptop's not what it draws: the rest counts all the same.
+        try:
+            return ask() / per
+        except pynvml.NVMLError:
+            return None
+
+    celsius = told(lambda: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
+    return MachineUse(
+        memory_bytes=memory_bytes,
+        gpu_memory_bytes=used_bytes,
+        gpu_busy=told(lambda: pynvml.nvmlDeviceGetUtilizationRates(card).gpu, 100),
+        gpu_celsius=None if celsius is None else round(celsius),
+        gpu_watts=told(lambda: pynvml.nvmlDeviceGetPowerUsage(card), 1000),
+    )

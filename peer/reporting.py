@@ -174,6 +174,7 @@ class Reporter:
         self._want_from_index = reply.want_from_index
         self._is_fetching = is_new and self._is_asked()
         self.last_reply = reply
+        self._board.hears_host(reply.head, reply.index)
 
     async def _take_revocations(self, reply: ReportReply) -> None:
         try:

@@ -68,6 +68,8 @@ def peer_picture(status: PeerStatus) -> RenderableType:
         rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}")
     if status.allowed_reason and status.allowed_reason != status.reason:
         rows.add_row("controls", status.allowed_reason)
+    if status.apart:
+        rows.add_row("apart", status.apart)
     if not status.is_sound:
         rows.add_row("health", "the state differs from the one that the run attests; it is being made again")
     if status.credential_left_s is not None and status.host_heard_ago_s is not None:

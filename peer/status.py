@@ -64,12 +64,14 @@ class PeerStatus(BaseModel):
         disk_bytes: what the run's folder takes here, and `disk_bound_bytes` what states, updates and log may come to; without data.
         disk_free_bytes: what the disk of the state folder has left, of its `disk_all_bytes`; None where it cannot be told.
         memory_bytes: resident memory of all processes of this peer.
-        gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1) and `gpu_celsius` likewise.
+        gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1), `gpu_celsius` and `gpu_watts`
+            likewise, each None alone where the card does not tell it.
         started_unix_s: when this process started.
         version: of this program.
         is_outbound_only: it takes no connections.
         allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
             and until when, empty where nothing does.
+        apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -120,11 +122,13 @@ class PeerStatus(BaseModel):
     gpu_memory_bytes: int | None = None
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
+    gpu_watts: float | None = None
     started_unix_s: float = 0.0
     version: str = ""
     is_outbound_only: bool = False
     allowed_share: float = 1.0
     allowed_reason: str = ""
+    apart: str = ""
     last_round: LastRound | None = None
 
 

@@ -18,6 +18,8 @@ def status_lines(status: PeerStatus) -> list[str]:
         f"disk {in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}",
         f"memory {in_bytes(status.memory_bytes)}",
     ]
+    if status.apart:
+        lines.append(printable(status.apart))
     if status.round_waiting:
         lines.append(f"rounds: {printable(status.round_waiting)}")
     if status.host_heard_ago_s is not None and status.credential_left_s is not None:

@@ -111,7 +111,7 @@ def _from_json(body: bytes) -> Invite:
             bootstrap=tuple(str(a) for a in values["b"]),
             max_uses=int(values["n"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"an invite without its parts ({error})", "a whole invite", "ask the host for a new one"
         ) from error

@@ -39,6 +39,9 @@ Count = Annotated[int, Field(ge=1, le=1 << 53)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
+MAX_RUN_TOML_BYTES: Final = 1 << 20
+"""What `potluck init` writes takes 2,000; a file this long is of another kind, and would be read to its end first."""
+
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
 """Of the data section; written in every manifest."""
 
@@ -254,12 +257,16 @@ def load_run_config(path: Path) -> RunConfig:
         ConfigError: unreadable, no TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_TOML_BYTES + 1)
+        text = data.decode("utf-8")
     except OSError as error:
         found = f"{path} cannot be read: {error.strerror}"
         raise ConfigError(found, "a run.toml", "write one with: potluck init") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text: {error}", "a run.toml in UTF-8", "save it as UTF-8") from error
+    if len(data) > MAX_RUN_TOML_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_RUN_TOML_BYTES >> 20} MiB", "a run.toml", "check its kind")
     return parse_run_config(text, str(path))
 
 
@@ -267,7 +274,7 @@ def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
     """The configuration in a TOML text. Raises ConfigError as `load_run_config`."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{name} is no TOML: {error}", "key = value lines under [sections]", "mend that line"
         ) from error

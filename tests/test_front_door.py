@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import subprocess
@@ -12,10 +13,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import structlog
 import typer
+from rich.console import Console
+from rich.live import Live
 
 import potluck
-from averaging.network.log_file import LogFile
+from averaging.network.log_file import LogFile, keep_log
 from averaging.network.status_address import STATUS_ADDRESS_FILE
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from peer.commands import doctor, join
@@ -380,8 +384,7 @@ def test_logs_follows_until_interrupted(
         log.write(log_line({"event": event}))
 
     monkeypatch.setattr(potluck.time, "sleep", meanwhile)
-    with pytest.raises(KeyboardInterrupt):
-        potluck.logs(folder, follow=True, lines=0)
+    potluck.logs(folder, follow=True, lines=0)  # Ctrl-C is its end, and no failure
     log.close()
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["more", "rotated"]
 
@@ -460,3 +463,69 @@ def test_completion_of_bash_knows_the_commands() -> None:
 
 def test_mistyped_command_is_answered_with_the_one_that_may_be_meant() -> None:
     assert "Did you mean 'status'?" in _one_line(_potluck("statu"), 2)
+
+
+def test_log_level_that_there_is_not_is_one_line() -> None:
+    assert "POTLUCK_LOG is 'chatty'" in _one_line(_potluck("status", POTLUCK_LOG="chatty"), 3)
+
+
+def test_what_the_system_refuses_is_one_line_and_no_bug() -> None:
+    line = _one_line(_potluck("status", "--state-dir", "x" * 5000), 4)
+    assert "File name too long" in line
+    assert len(line) < 500
+
+
+def _into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "potluck", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False)
+
+
+def test_reader_that_has_heard_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = _into(writer, "--version")
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_output_that_nobody_can_take_is_one_line_and_no_bug() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = _into(full, "--version")
+    finally:
+        os.close(full)
+    assert done.returncode == 4
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("potluck: ")
+    assert "No space left" in line
+
+
+def test_log_beside_a_live_screen_does_not_tear_it_and_the_file_has_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POTLUCK_LOG", raising=False)
+    before, terminal = structlog.get_config(), io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=200)
+    try:
+        potluck._set_up_logging()
+        with keep_log(tmp_path / "peer.log"), Live("the panel", console=console, auto_refresh=False):
+            structlog.get_logger().info("round_waits")
+            structlog.get_logger().warning("apart")
+    finally:
+        structlog.configure(**before)
+    assert "apart" in terminal.getvalue()
+    assert "round_waits" not in terminal.getvalue()
+    assert "round_waits" in (tmp_path / "peer.log").read_text()
+
+
+def test_bugreport_of_a_host_whose_ledger_is_damaged_says_that(tmp_path: Path) -> None:
+    state, out = tmp_path / "host", tmp_path / "report.zip"
+    state.mkdir()
+    (state / LEDGER_FILE).write_bytes(b"no database")
+    done = _potluck("bugreport", "--state-dir", str(state), "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    with zipfile.ZipFile(out) as archive:
+        assert "is damaged" in json.loads(archive.read("host/status.json"))["note"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from http.client import HTTPException
 from typing import Final
 
 from protocol.errors import UnreachableError
@@ -28,7 +29,7 @@ def get_json(url: str) -> dict[str, object]:
         with _DIRECT.open(url, timeout=_WITHIN_S) as reply:
             raw = reply.read(_MAX_BYTES + 1)
         found = json.loads(raw) if len(raw) <= _MAX_BYTES else None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
         raise UnreachableError(f"no answer at {url} ({error})", "a running daemon") from error
     if not isinstance(found, dict):
         raise UnreachableError(f"something else answers at {url}", "a running daemon")

@@ -30,12 +30,6 @@ KEPT_LINES: Final = 20
 CONTROL_SOCKET: Final = "p2pd.sock"
 _READY: Final = b"Peer ID:"
 
-RELAY_DATA_BYTES: Final = 64 << 20
-RELAY_CIRCUITS: Final = 4
-RELAY_RESERVATIONS: Final = 32
-RELAY_TIME: Final = "10m"
-"""Bounds of the relay service for peers without inbound connections; libp2p's defaults are 4 GiB, 16, 128 and 30 minutes."""
-
 
 @dataclass(frozen=True, slots=True)
 class P2pdOptions:
@@ -45,17 +39,13 @@ class P2pdOptions:
         identity_file: serialized libp2p private key, held (locked) by the caller; decides the peer id.
         listen: multiaddresses ("/ip4/0.0.0.0/tcp/4001"); port 0 takes a free one and keeps it over restarts.
         announce: multiaddresses told to others instead of the ones listened on.
-        trusted_relays: relays to be reachable through when nobody can connect to us.
         accepts_inbound: False listens nowhere: such a peer only opens connections.
-        serves_relay: offer the bounded relay service to others.
     """
 
     identity_file: Path
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
-    trusted_relays: tuple[str, ...] = ()
     accepts_inbound: bool = True
-    serves_relay: bool = True
 
 
 def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
@@ -75,13 +65,11 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
         "noise": 1,
         "connManager": 1,
         "autonat": 1,
-        "relay": 1,
-        "relayService": int(options.serves_relay),
-        "relayDataLimit": RELAY_DATA_BYTES,
-        "relayMaxCircuits": RELAY_CIRCUITS,
-        "relayMaxReservations": RELAY_RESERVATIONS,
-        "relayTimeLimit": RELAY_TIME,
-        "autoRelay": int(bool(options.trusted_relays)),
+        # No relays: a peer that nobody can connect to works over the connections that it makes itself, and what strangers sent
+        # through a volunteer's line would be in none of its counts and below none of its caps.
+        "relay": 0,
+        "relayService": 0,
+        "autoRelay": 0,
         # asking the router for a port takes seconds and is pointless on loopback
         "natPortMap": int(options.accepts_inbound and not is_loopback),
         "idleTimeout": f"{IDLE_TIMEOUT_S}s",
@@ -93,8 +81,6 @@ def p2pd_arguments(options: P2pdOptions, control_socket: Path) -> list[str]:
         flags["noListenAddrs"] = 1
     if options.announce:
         flags["announceAddrs"] = ",".join(options.announce)
-    if options.trusted_relays:
-        flags["trustedRelays"] = ",".join(options.trusted_relays)
     return [f"-{name}={value}" for name, value in flags.items()]
 
 

@@ -41,7 +41,7 @@ function show(s) {
   el("state").textContent = s.state;
   el("state").className = `chip ${s.state}`;
   el("reason").textContent = s.reason === s.state ? "" : s.reason;
-  el("waiting").textContent = [s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
+  el("waiting").textContent = [s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
     .filter(Boolean).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
@@ -66,6 +66,7 @@ function show(s) {
     ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
     ["card's memory", s.gpu_memory_bytes == null ? "" : big(s.gpu_memory_bytes) + "B"],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
+    ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
     ["disk", `${big(s.disk_bytes)}B` + (s.disk_bound_bytes ? `, at most ${big(s.disk_bound_bytes)}B and the data` : "")],
     ["training process", s.worker_restarts ? `brought back ${s.worker_restarts} times` : s.worker_state],
     ["version", s.version], ["peer id", s.peer]]);

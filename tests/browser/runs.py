@@ -136,6 +136,7 @@ def volunteer() -> PeerStatus:
         memory_bytes=1_900_000_000,
         gpu_busy=0.93,
         gpu_celsius=71,
+        gpu_watts=243.7,
         gpu_memory_bytes=9_100_000_000,
         disk_bytes=412_000_000,
         disk_bound_bytes=900_000_000,

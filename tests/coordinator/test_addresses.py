@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.addresses import multiaddress, settle_addresses
+from coordinator.addresses import multiaddress, reach_note, settle_addresses
 from coordinator.config import HostConfig
 from coordinator.ledger import open_ledger
 from protocol.errors import MachineError
@@ -84,3 +84,23 @@ def test_address_of_another_machine_is_one_clear_error(tmp_path: Path) -> None:
 def test_multiaddresses_tell_addresses_from_names() -> None:
     assert multiaddress("::1", 5) == "/ip6/::1/tcp/5"
     assert multiaddress("10.0.0.1", 5) == "/ip4/10.0.0.1/tcp/5"
+
+
+@pytest.mark.parametrize(
+    ("host", "who"),
+    [
+        ("192.168.1.5", "only its own network reaches"),
+        ("10.0.0.7", "only its own network reaches"),
+        ("100.64.3.2", "only its own network reaches"),
+        ("fe80::1", "only its own network reaches"),
+        ("127.0.0.1", "only this machine reaches"),
+        ("localhost", "only this machine reaches"),
+        ("8.8.8.8", ""),
+        ("train.example.org", ""),
+    ],
+)
+def test_invite_that_volunteers_elsewhere_cannot_use_is_said_with_the_flag(host: str, who: str) -> None:
+    note = reach_note(host)
+    assert who in note
+    assert bool(note) == bool(who)
+    assert ("--announce-host" in note) == bool(who)

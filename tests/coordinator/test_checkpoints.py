@@ -120,6 +120,14 @@ def test_manifest_that_lies_about_its_state_is_found(tmp_path: Path) -> None:
         verify_checkpoint(path)
 
 
+def test_manifest_with_a_number_beyond_all_numbers_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"index": 10**40}))
+    with pytest.raises(StorageError, match="damaged at index"):
+        verify_checkpoint(path)
+
+
 def test_any_flipped_byte_of_the_manifest_is_found(tmp_path: Path) -> None:
     path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
     data = (path / "manifest.json").read_bytes()

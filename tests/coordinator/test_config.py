@@ -30,3 +30,9 @@ def test_value_that_cannot_work_names_the_key_and_the_ways_to_set_it(flags: dict
     with pytest.raises(ConfigError, match=says) as caught:
         load_host_config(flags)
     assert "POTLUCK_HOST_" in caught.value.remedy
+
+
+def test_file_nested_without_end_is_named() -> None:
+    module.CONFIG_FILE.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"host\.toml cannot be read"):
+        load_host_config({})

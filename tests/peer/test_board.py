@@ -11,11 +11,13 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.disk_room import DiskMeter
 from averaging.network.offload import InlineOffload
 from averaging.rounds.download import DownloadProgress
+from peer.apart import APART_AFTER_S
 from peer.board import Board
 from peer.roster import HOST_AWAY_S, Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.identity import Ed25519Verifier, Identity
-from protocol.ids import PeerId, RunId
+from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.rounds.chain import ChainLink
 from protocol.rounds.state import PeerView
 from tests.protocol.rounds.round_table import Table
 
@@ -178,3 +180,28 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     board.service = SimpleNamespace(state=SimpleNamespace(peers=views), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
     assert [row["state"] for row in board.known_peers()] == ["here", "left", "lost", "silent"]
     assert [row["index"] for row in board.latest_rounds()] == [link.index for link in links if link.record is not None]
+
+
+def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = {name: PeerView(PeerId(name), heard_at_s=heard_at_s) for name, heard_at_s in (("a", 0.0), ("b", 90.0))}
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
+    board.service = SimpleNamespace(state=SimpleNamespace(peers=views))  # type: ignore[assignment]
+    assert [row["last_seen_s"] for row in board.known_peers()] == [None, 10.0]
+
+
+def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_once_ours_is_the_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links = (ChainLink(UnitName("whole"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100),)
+    now_s = 100.0
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
+    board.hears_host(CommitId(b"x" * 32), 9)  # before there is a lineage
+    board.service = SimpleNamespace(chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    board.hears_host(CommitId(b"x" * 32), 9)
+    now_s += APART_AFTER_S
+    board.hears_host(CommitId(b"x" * 32), 9)
+    assert "round 9 that is not here" in board.apart_told
+    board.hears_host(links[-1].commit, links[-1].index)
+    assert board.apart_told == ""

@@ -185,3 +185,21 @@ def test_model_that_lacks_a_tensor_is_named(checkpoint: Path, monkeypatch: pytes
     monkeypatch.setattr(checkpoint_sample, "file_digest", lambda *_: Digest())
     with pytest.raises(StorageError, match=r"norm\.weight"):
         read_model(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "other", [lambda t: t.reshape(-1)[:3].clone(), lambda t: t.half()], ids=["another shape", "another type"]
+)
+def test_model_with_a_tensor_of_another_kind_is_named_and_no_bug(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, other: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    class Digest:
+        def hexdigest(self) -> str:
+            return json.loads((checkpoint / "manifest.json").read_text())["parameters"]["sha256"]
+
+    tensors: dict[str, torch.Tensor] = load_file(checkpoint / "fragment-0.safetensors")
+    tensors["norm.weight"] = other(tensors["norm.weight"])
+    save_file(tensors, checkpoint / "fragment-0.safetensors")
+    monkeypatch.setattr(checkpoint_sample, "file_digest", lambda *_: Digest())
+    with pytest.raises(StorageError, match=r"norm\.weight as float32"):
+        read_model(checkpoint)

@@ -56,6 +56,12 @@ def test_broken_file_is_named(config_file: Path) -> None:
         load_peer_config({})
 
 
+def test_file_nested_without_end_is_named(config_file: Path) -> None:
+    config_file.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"peer\.toml cannot be read"):
+        load_peer_config({})
+
+
 def test_settings_cannot_be_changed_afterwards() -> None:
     config = PeerConfig()
     with pytest.raises(ValidationError):

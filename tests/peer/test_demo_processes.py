@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from peer.demo_processes import last_line, open_processes, run_potluck, wait_for_invite
+from peer.demo_processes import Running, last_line, open_processes, run_potluck, wait_for_invite
 from protocol.errors import MachineError, PotluckError
 
 
@@ -22,6 +23,22 @@ def test_killed_command_is_gone_with_a_signal_code(tmp_path: Path) -> None:
         running.kill_group()
         assert running.exit_code() in (-9, 0)
         running.kill_group()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_terminal_that_is_closed_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    started: list[Running] = []
+
+    def closed_meanwhile() -> None:
+        with open_processes(tmp_path) as processes:
+            started.append(processes.start("version", ["--version"]))
+            assert signal.getsignal(number) is not signal.SIG_DFL, "pytest would end here"
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        closed_meanwhile()
+    assert started[0].exit_code() is not None
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_waiting_for_an_invite_names_what_the_host_said_when_it_ended(tmp_path: Path) -> None:

@@ -72,11 +72,15 @@ def test_clock(ahead_s: float, level: Level, says: str) -> None:
         (
             replace(REACHED, is_reached=False),
             Level.WARN,
-            "outbound only: the host could not connect back to 203.0.113.9",
+            "outbound only, for there are no relays: the host could not connect back to 203.0.113.9",
         ),
         (replace(REACHED, is_reached=False), Level.WARN, "open TCP port 4001 in the firewall"),
         (replace(REACHED, is_reached=False, is_own_address=False), Level.WARN, "forward TCP port 4001 of the router"),
-        (replace(REACHED, is_reached=False, is_own_address=False), Level.WARN, "or join with --no-listen"),
+        (
+            replace(REACHED, is_reached=False, is_own_address=False),
+            Level.WARN,
+            "or join with --no-listen: it contributes fully",
+        ),
         (replace(REACHED, is_reached=False, listen_host="127.0.0.1"), Level.WARN, "--listen-host 0.0.0.0"),
         (None, Level.OK, "outbound only, as --no-listen asks"),
         (PortTaken("cannot listen on 0.0.0.0 port 4001 (in use)"), Level.FAIL, "--listen-port"),

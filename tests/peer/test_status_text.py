@@ -24,6 +24,11 @@ STATUS = PeerStatus(
 )
 
 
+def test_peer_apart_from_the_run_says_so() -> None:
+    apart = STATUS.model_copy(update={"apart": "apart from the run for 2 min"})
+    assert "apart from the run for 2 min" in status_lines(apart)
+
+
 def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
     text = "\n".join(status_lines(STATUS))
     for said in (

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
@@ -64,3 +66,12 @@ def test_the_secret_is_neither_printed_nor_stored_as_it_is() -> None:
     assert secret.hex() not in repr(invite)
     assert "0123456789" not in repr(invite)
     assert hash_secret(secret) != hash_secret(b"1" * 16)
+
+
+@pytest.mark.parametrize("value", [b"Infinity", b"[" * 5_000], ids=["infinity", "nesting"])
+def test_an_invite_whose_checksum_is_right_and_whose_parts_are_not_is_one_clear_line(value: bytes) -> None:
+    raw = base64.urlsafe_b64decode(INVITE.encode().removeprefix("potluck1:") + "==")
+    body = raw[4:].replace(b"2000000000", value)
+    line = base64.urlsafe_b64encode(sha256(body).digest()[:4] + body).decode()
+    with pytest.raises(ConfigError, match="an invite"):
+        decode_invite(f"potluck1:{line}")

@@ -10,6 +10,7 @@ from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.manifest import (
     MANIFEST_DOMAIN,
+    MAX_RUN_TOML_BYTES,
     DataSection,
     RunManifest,
     default_run_toml,
@@ -100,6 +101,19 @@ def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b"\x80\x81")
     with pytest.raises(ConfigError, match="is no text"):
         load_run_config(tmp_path / "run.toml")
+
+
+def test_a_file_of_another_kind_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"#" * (MAX_RUN_TOML_BYTES + 1))
+    with pytest.raises(ConfigError, match="longer than 1 MiB"):
+        load_run_config(path)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "[" + ".".join("a" * 50_000) + "]"], ids=["arrays", "tables"])
+def test_a_file_nested_without_end_is_no_toml(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.toml"):
+        parse_run_config(text)
 
 
 def test_two_manifests_with_one_number_different_are_two_runs() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,22 @@ def test_json_object_is_read_past_any_proxy(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_no_json_object_is_said(body: bytes) -> None:
     with _answering(body) as url, pytest.raises(UnreachableError, match="at http://127"):
         get_json(url)
+
+
+def test_server_that_speaks_no_http_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                connection.recv(1000)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(UnreachableError, match=r"SSH-2\.0"):
+            get_json(f"http://127.0.0.1:{server.getsockname()[1]}/x")
+        thread.join()
 
 
 def test_error_page_and_nobody_are_said() -> None:

@@ -17,12 +17,9 @@ def _identity_file(folder: Path) -> Path:
     return file
 
 
-def test_the_relay_service_is_bounded_and_off_when_not_wanted() -> None:
+def test_nobody_relays_for_strangers_past_a_volunteers_counts_and_caps() -> None:
     flags = p2pd_arguments(P2pdOptions(Path("/id")), Path("/tmp/x.sock"))
-    assert "-relayDataLimit=67108864" in flags
-    assert "-relayMaxCircuits=4" in flags
-    assert "-relayService=1" in flags
-    assert "-relayService=0" in p2pd_arguments(P2pdOptions(Path("/id"), serves_relay=False), Path("/tmp/x.sock"))
+    assert {"-relay=0", "-relayService=0", "-autoRelay=0"} <= set(flags)
 
 
 def test_a_peer_without_inbound_connections_listens_nowhere() -> None:
