@@ -211,6 +211,24 @@ async def _coordinator(world: World, chooser: random.Random, lasts_s: float) -> 
         await world.swarm.timers.sleep(lasts_s * 3)
 
 
+async def _host_restart(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """The host's machine is away for a time, and its process starts again on the disk that it left."""
+    world.happened("host restart")
+    with world.host.away():
+        await world.swarm.timers.sleep(lasts_s)
+        world.host.restart()
+
+
+async def _host_restored(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """The host's disk is lost, and it starts again from a copy of before: peers bring what the copy lacks."""
+    copy = world.host.copy()
+    await world.swarm.timers.sleep(lasts_s)
+    world.happened("host restored")
+    with world.host.away():
+        await world.swarm.timers.sleep(lasts_s / 2)
+        world.host.restart(copy)
+
+
 async def _slow_link(world: World, chooser: random.Random, lasts_s: float) -> None:
     peer = chooser.choice(world.nodes).peer
     speed = LinkSpeed(chooser.uniform(0.1, 1.0), chooser.uniform(2_000.0, 50_000.0))
@@ -265,6 +283,8 @@ FAULTS: dict[str, Fault] = {
     "one way": _one_way,
     "pair": _pair,
     "coordinator": _coordinator,
+    "host restart": _host_restart,
+    "host restored": _host_restored,
     "slow link": _slow_link,
     "lossy link": _lossy_link,
     "duplicates": _duplicates,

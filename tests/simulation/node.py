@@ -13,7 +13,7 @@ import trio
 
 from averaging.generations import Generations
 from averaging.network.clocks import Timers, VirtualClock
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.memory_storage import MemoryStorage
 from averaging.network.seams import DirectoryEntry
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lending import UnitShape
@@ -35,6 +35,7 @@ from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
+from tests.simulation.disk import BoundedDisk, check_log, check_unit
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
@@ -167,7 +168,7 @@ class Node:
         self.world = world
         self.name = f"n{number}"
         self.signer = HashSigner(f"{world.seed}/{number}".encode())
-        self.disk = MemoryDisk()
+        self.disk = BoundedDisk(self._check_disk)
         self.tokens_per_s = tokens_per_s
         self.clock = SettableClock(skew_s=skew_s)
         self.session = 0
@@ -288,9 +289,9 @@ class Node:
         """All units, restored from the disk."""
         world, storage = self.world, self._storage("")
         vector, spine = HeadVector(storage), world.layout.spine
-        logs = {unit: UnitLog(self._unit_storage(unit), OFTEN) for unit in (*self.units, spine)}
-        await vector.finish(logs)
+        logs = {unit: UnitLog(self._storage(self._folder(unit)), OFTEN) for unit in (*self.units, spine)}
         self.follower, self.services, self.trainers = None, {}, {}
+        await vector.finish(logs)
         if spine not in self.units:
             self.follower = SpineFollower(
                 spine, world.start_record, logs[spine], tools.network, world.verifier, world.run_id
@@ -334,13 +335,23 @@ class Node:
     def _storage(self, folder: str) -> MemoryStorage:
         return MemoryStorage(self.disk, folder, timers=self.world.swarm.timers)
 
-    def _unit_storage(self, unit: UnitName) -> MemoryStorage:
-        return self._storage("" if unit == self.world.layout.spine else unit)
+    def _folder(self, unit: UnitName) -> str:
+        return "" if unit == self.world.layout.spine else unit
+
+    def _check_disk(self) -> None:
+        for unit, service in self.services.items():
+            check_unit(self.name, self.disk, self._folder(unit) and f"{unit}/", service.chain)
+
+    async def check_disk(self) -> None:
+        """Raises Violation where anything takes more of the disk than it may."""
+        self._check_disk()
+        for unit, service in self.services.items():
+            await check_log(self.name, self.disk, self._folder(unit) and f"{unit}/", service.chain, OFTEN)
 
     def _chain(self, unit: UnitName, log: UnitLog) -> WatchedChain:
         world = self.world
         offload = SimulatedOffload(world.swarm.timers)
-        generations = Generations(self._unit_storage(unit), world.grid, offload)
+        generations = Generations(self._storage(self._folder(unit)), world.grid, offload)
         tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
         chain = WatchedChain(tools, world.start_record, world.genesis(unit))
         chain.world, chain.node = world, self

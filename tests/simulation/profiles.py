@@ -20,9 +20,10 @@ from tests.simulation.transitions import (
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
+HOST_FAULTS = ("host restart", "host restored")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
-FAULT_KINDS = (*PROCESS_FAULTS, *LINK_FAULTS, *MESSAGE_FAULTS, SKEW)
+FAULT_KINDS = (*PROCESS_FAULTS, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Profile:
 
     Attributes:
         weights: how often each kind of fault is drawn; "restart" follows each crash and is never drawn.
+        beside: kinds of which each comes on top in some of the stories; whatever else a seed draws stays the same.
         num_faults: least and most faults of a story.
         num_peers: least and most peers at the start.
         fault_s: how long a fault lasts, least and most.
@@ -48,6 +50,7 @@ class Profile:
 
     name: str
     weights: dict[str, int] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
     num_faults: tuple[int, int] = (3, 5)
     num_peers: tuple[int, int] = (4, 6)
     fault_s: tuple[float, float] = (1.0, 12.0)
@@ -84,7 +87,7 @@ class Profile:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of fault that a run of many seeds must have seen."""
-        drawn = [kind for kind in FAULT_KINDS if kind in self.weights]
+        drawn = [kind for kind in FAULT_KINDS if kind in self.weights or kind in self.beside]
         return tuple([*drawn, "restart"] if "crash" in self.weights else drawn)
 
 
@@ -112,7 +115,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("calm", {"join": 2, "leave": 1, "crash": 4}),
-        Profile("default", _MIXED, reaches=_MANY_FAULTS),
+        Profile("default", _MIXED, beside=HOST_FAULTS, reaches=_MANY_FAULTS),
         Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
         Profile(
@@ -161,6 +164,7 @@ PROFILES = {
                 "slow link": 1,
                 "bit rot": 1,
             },
+            beside=HOST_FAULTS,
             num_faults=(4, 8),
             fault_s=(1.0, 50.0),
             spread_s=60.0,

@@ -23,6 +23,9 @@ ROUNDS_WITHIN_S = 900.0
 RETURN = 0.7
 """Share of those who come that were here before."""
 
+BESIDE = 0.3
+"""Share of the stories in which a kind of fault comes on top of what is drawn."""
+
 TOGETHER_WITHIN = 2.0
 """A round of everybody comes within so many times `converge_s` of a profile."""
 
@@ -115,6 +118,8 @@ async def _faults(world: World, chooser: random.Random) -> None:
     kinds = [kind for kind in profile.weights if kind in FAULTS]
     weights = [profile.weights[kind] for kind in kinds]
     drawn = chooser.choices(kinds, weights, k=chooser.randint(*profile.num_faults))
+    beside = random.Random(f"beside {world.seed}")
+    drawn += [kind for kind in profile.beside if beside.random() < BESIDE]
     async with trio.open_nursery() as nursery:
         for number, kind in enumerate(drawn):
             at_s, lasts_s = chooser.uniform(0.0, profile.spread_s), chooser.uniform(*profile.fault_s)
@@ -235,6 +240,8 @@ async def come_together(world: World) -> None:
 
     await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
     world.host.check()
+    for node in world.live_nodes():
+        await node.check_disk()
     check_spine(world)
     _check_tokens(world)
     for node in world.live_nodes():
