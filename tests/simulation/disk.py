@@ -13,7 +13,7 @@ from typing import Final
 from averaging.generations import MAX_PINNED
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.seams import LOG_FRAME_BYTES
-from averaging.rounds.keeping import OLD_GENERATIONS, OPEN_UPDATES, update_bytes
+from averaging.rounds.keeping import OLD_GENERATIONS, max_updates, update_bytes
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE
 from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
@@ -49,10 +49,10 @@ def check_unit(who: str, disk: BoundedDisk, folder: str, chain: UnitChain) -> No
     incoming_bytes = sum(map(len, disk.files_in(f"{folder}incoming/")))
     results_bytes = sum(map(len, disk.files_in(f"{folder}results/")))
     log_bytes = _log_bytes(disk.logs.get(folder + LOG_NAME, ()))
-    num_updates = chain.num_kept_updates + 1 + OPEN_UPDATES
+    updates_bytes = max_updates(chain.tools) * update_bytes(chain.tools.codec, grid)
     _require(who, "generations", generations, MAX_GENERATIONS)
     _require(who, "bytes of a download", incoming_bytes, state_bytes)
-    _require(who, "bytes of updates", results_bytes, num_updates * update_bytes(chain.tools.codec, grid))
+    _require(who, "bytes of updates", results_bytes, updates_bytes)
     _require(who, "bytes of the log", log_bytes, chain.tools.log.bound_bytes)
     all_bytes = generations * state_bytes + incoming_bytes + results_bytes + log_bytes
     _require(who, "bytes", all_bytes, chain.disk_bound_bytes)
