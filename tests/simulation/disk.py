@@ -17,24 +17,35 @@ from averaging.rounds.keeping import OLD_GENERATIONS, max_updates, update_bytes
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE
 from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
+from protocol.ids import CommitId, PeerId
 from tests.simulation.invariants import Violation
 
 MAX_GENERATIONS: Final = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1
 """The two newest, the old ones, the last that a quorum made, those that joiners download, and the one that was just written."""
 
+ACK: Final = b"A"
+PROMISE: Final = b"P"
+"""How log entries begin that are votes. A ballot of its own a peer without a vote keeps, too, and who is alone acks for itself."""
+
 _BASE: Final = slice(1, 33)
 
 
 class BoundedDisk(MemoryDisk):
-    """Asks at the beginning of every write whether everything before it may be there."""
+    """Asks at the beginning of every write whether everything before it may be there, and whether a vote may be cast: it is written
+    before anybody hears of it.
+    """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, peer: PeerId, check: Callable[[], None], vote: Callable[[str, CommitId], None]) -> None:
         super().__init__()
+        self._name = peer.encode()
         self._check = check
+        self._vote = vote
 
     def begin(self, name: str, record: bytes) -> int:
         """A write that is not durable yet."""
         self._check()
+        if name.endswith(LOG_NAME) and (record[:1] == ACK or (record[:1] == PROMISE and self._name not in record)):
+            self._vote(name.removesuffix(LOG_NAME).removesuffix("/"), CommitId(record[_BASE]))
         return super().begin(name, record)
 
     def files_in(self, folder: str) -> list[bytes]:

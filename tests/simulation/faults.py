@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from averaging.network.memory_network import LinkSpeed
 from protocol.ids import PeerId
 from tests.simulation.bad_donor import HARMS
+from tests.simulation.invariants import Violation
 from tests.simulation.node import Node
 from tests.simulation.swarm import World
 
 RETURNS = 0.3
 """Share of those who left that come back."""
+
+UNHEARD = 0.5
+"""Share of the identities with two processes that the host does not hear until one is left."""
 
 Fault = Callable[[World, random.Random, float], Awaitable[None]]
 """(world, chooser, how long it lasts in seconds)."""
@@ -149,6 +153,31 @@ async def _ban(world: World, chooser: random.Random, lasts_s: float) -> None:
         host.hear(node)
 
 
+async def _second_process(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """Somebody copies an identity to another machine and starts it there while it runs here: the newer closes the older, which hears
+    of it from the host, or where that does not hear it from the directory.
+    """
+    nodes = [
+        node
+        for node in _awake(world)
+        if node.index > 0 and not node.has_left and not node.is_rotten and world.host.hears(node)
+    ]
+    nodes = [node for node in nodes if node.donor.harm is None and not world.host.is_banned(node.peer)]
+    if not nodes:
+        return
+    older = chooser.choice(nodes)
+    world.happened("second process", older.name)
+    newer = world.start_elsewhere(older)
+    if older.standing is not None and chooser.random() < UNHEARD:
+        world.host.cut_off.add(older.peer)
+    try:
+        await world.wait_for(lambda: not older.is_up, world.profile.converge_s, f"the end of {older.name}")
+    finally:
+        world.host.cut_off.discard(older.peer)
+    if newer.is_up and newer.session <= older.session:
+        raise Violation(f"{newer.name} has session {newer.session}, the older one had {older.session}")
+
+
 # --- links --------------------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +306,7 @@ FAULTS: dict[str, Fault] = {
     "bad donor": _bad_donor,
     "ban": _ban,
     "blackout": _blackout,
+    "second process": _second_process,
     "disk rot": _disk_rot,
     "two sides": _two_sides,
     "three sides": _three_sides,

@@ -19,11 +19,13 @@ from tests.simulation.transitions import (
 
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
+SECOND = "second process"
+RENEWAL = "renewal"
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
 HOST_FAULTS = ("host restart", "host restored")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
-FAULT_KINDS = (*PROCESS_FAULTS, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
+FAULT_KINDS = (*PROCESS_FAULTS, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Profile:
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
         costs: what a snapshot and a commit cost the training.
+        has_credentials: credentials end, within minutes, and are renewed.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
 
@@ -70,6 +73,7 @@ class Profile:
     replay_at_most: int = 16
     costs: Costs = MEASURED
     reaches: tuple[str, ...] = ()
+    has_credentials: bool = False
 
     @property
     def has_skew(self) -> bool:
@@ -88,7 +92,8 @@ class Profile:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of fault that a run of many seeds must have seen."""
         drawn = [kind for kind in FAULT_KINDS if kind in self.weights or kind in self.beside]
-        return tuple([*drawn, "restart"] if "crash" in self.weights else drawn)
+        drawn += ["restart"] if "crash" in self.weights else []
+        return tuple([*drawn, RENEWAL] if self.has_credentials else drawn)
 
 
 _MIXED = {
@@ -164,7 +169,8 @@ PROFILES = {
                 "slow link": 1,
                 "bit rot": 1,
             },
-            beside=HOST_FAULTS,
+            beside=(*HOST_FAULTS, SECOND),
+            has_credentials=True,
             num_faults=(4, 8),
             fault_s=(1.0, 50.0),
             spread_s=60.0,

@@ -1,5 +1,5 @@
-"""The host is away: while rounds go on, for longer than credentials live, while it can tell of a ban only some, and until it comes back
-with an old copy of its ledger while the swarm has two lineages.
+"""The host is away: while rounds go on, for longer than credentials live, while it can tell of a ban only some, and until it comes
+back with an old copy of its ledger while the swarm has two lineages.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +14,7 @@ import trio
 from protocol.ids import UnitName
 from protocol.rounds.messages import MAX_MEMBERS
 from tests.simulation import transitions, virtual_time
+from tests.simulation.credentials import in_seconds
 from tests.simulation.faults import FAULTS, restart
 from tests.simulation.invariants import Violation
 from tests.simulation.profiles import PROFILES, Profile
@@ -59,7 +61,8 @@ def simulate(seed: int, profile: Profile = PROFILES["default"], options: Options
     """Tell one story to its end."""
     outcome = Outcome(seed)
     try:
-        with transitions.counted(outcome.reached), shared_decoding():
+        days = in_seconds() if profile.has_credentials else nullcontext()
+        with transitions.counted(outcome.reached), shared_decoding(), days:
             virtual_time.run(seed, partial(_tell, outcome, profile, options))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
@@ -266,7 +269,7 @@ def check_spine(world: World) -> None:
 
 def agree(world: World) -> bool:
     """Whether all live holders of each unit stand on one head."""
-    if not world.live_nodes():
+    if not world.live_nodes() or any(node.is_up for node in world.older):
         return False
     for unit in world.layout.units:
         heads = {node.head_of(unit) for node in world.holders(unit)}
