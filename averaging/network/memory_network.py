@@ -172,9 +172,12 @@ class MemorySwarm:
 
     # --- processes ---
 
-    def start(self, peer: PeerId) -> MemoryNetwork:
-        """A fresh process of `peer`; an older one is killed."""
-        self.kill(peer)
+    def start(self, peer: PeerId, *, is_elsewhere: bool = False) -> MemoryNetwork:
+        """A fresh process of `peer`; an older one is killed. Where the new one runs elsewhere, on another machine that has the same
+        identity, the older goes on, and what is sent to the peer comes to the newer.
+        """
+        if not is_elsewhere:
+            self.kill(peer)
         host = Host(peer, contextvars.copy_context())
         self._hosts[peer] = host
         host.context.run(self._nursery.start_soon, host.run)
@@ -183,8 +186,18 @@ class MemorySwarm:
     def kill(self, peer: PeerId) -> None:
         """The process is gone: its streams are reset, its calls refused, its handlers cancelled."""
         host = self._hosts.pop(peer, None)
-        if host is None:
-            return
+        if host is not None:
+            self._end(host)
+
+    def end(self, network: MemoryNetwork) -> None:
+        """As `kill`, for this very process: the peer may have a newer one."""
+        host = network.host
+        if self._hosts.get(host.peer) is host:
+            del self._hosts[host.peer]
+        if host.is_alive:
+            self._end(host)
+
+    def _end(self, host: Host) -> None:
         host.is_alive = False
         host.parked.clear()
         host.thaw()
@@ -343,6 +356,11 @@ class MemoryNetwork:
     def __init__(self, swarm: MemorySwarm, host: Host) -> None:
         self._swarm = swarm
         self._host = host
+
+    @property
+    def host(self) -> Host:
+        """The process on this network."""
+        return self._host
 
     @property
     def peer_id(self) -> PeerId:

@@ -63,15 +63,20 @@ def kept_bases(tools: UnitTools, commits: Sequence[CommitId]) -> Sequence[Commit
     return commits[-(num_kept_updates(tools) + 1) :]
 
 
+def max_updates(tools: UnitTools) -> int:
+    """Results of so many commits lie on the disk at most: the kept ones; beside them, until the head moves there, those of a lineage
+    that is being brought here, of which nobody has more than we keep of ours; and those of the open round's attempts.
+    """
+    return 2 * (num_kept_updates(tools) + 1) + OPEN_UPDATES
+
+
 def disk_bound_bytes(tools: UnitTools) -> int:
     """What a unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those that
-    joiners are downloading, one being written), a download of our own, kept updates, those of the open round's attempts, and the log:
-    twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at most are
-    certificates of lineages that were left.
+    joiners are downloading, one being written), a download of our own, updates (`max_updates`), and the log: twice what would stay of
+    it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at most are certificates of lineages
+    that were left.
     """
     num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
-    num_updates = num_kept_updates(tools) + 1 + OPEN_UPDATES
-    files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + num_updates * update_bytes(
-        tools.codec, tools.grid
-    )
+    updates_bytes = max_updates(tools) * update_bytes(tools.codec, tools.grid)
+    files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + updates_bytes
     return files_bytes + tools.log.bound_bytes

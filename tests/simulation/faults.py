@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from averaging.network.memory_network import LinkSpeed
 from protocol.ids import PeerId
 from tests.simulation.bad_donor import HARMS
+from tests.simulation.invariants import Violation
 from tests.simulation.node import Node
 from tests.simulation.swarm import World
 
 RETURNS = 0.3
 """Share of those who left that come back."""
+
+UNHEARD = 0.5
+"""Share of the identities with two processes that the host does not hear until one is left."""
 
 Fault = Callable[[World, random.Random, float], Awaitable[None]]
 """(world, chooser, how long it lasts in seconds)."""
@@ -149,6 +153,31 @@ async def _ban(world: World, chooser: random.Random, lasts_s: float) -> None:
         host.hear(node)
 
 
+async def _second_process(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """Somebody copies an identity to another machine and starts it there while it runs here: the newer closes the older, which hears
+    of it from the host, or where that does not hear it from the directory.
+    """
+    nodes = [
+        node
+        for node in _awake(world)
+        if node.index > 0 and not node.has_left and not node.is_rotten and world.host.hears(node)
+    ]
+    nodes = [node for node in nodes if node.donor.harm is None and not world.host.is_banned(node.peer)]
+    if not nodes:
+        return
+    older = chooser.choice(nodes)
+    world.happened("second process", older.name)
+    newer = world.start_elsewhere(older)
+    if older.standing is not None and chooser.random() < UNHEARD:
+        world.host.cut_off.add(older.peer)
+    try:
+        await world.wait_for(lambda: not older.is_up, world.profile.converge_s, f"the end of {older.name}")
+    finally:
+        world.host.cut_off.discard(older.peer)
+    if newer.is_up and newer.session <= older.session:
+        raise Violation(f"{newer.name} has session {newer.session}, the older one had {older.session}")
+
+
 # --- links --------------------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +240,24 @@ async def _coordinator(world: World, chooser: random.Random, lasts_s: float) -> 
         await world.swarm.timers.sleep(lasts_s * 3)
 
 
+async def _host_restart(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """The host's machine is away for a time, and its process starts again on the disk that it left."""
+    world.happened("host restart")
+    with world.host.away():
+        await world.swarm.timers.sleep(lasts_s)
+        world.host.restart()
+
+
+async def _host_restored(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """The host's disk is lost, and it starts again from a copy of before: peers bring what the copy lacks."""
+    copy = world.host.copy()
+    await world.swarm.timers.sleep(lasts_s)
+    world.happened("host restored")
+    with world.host.away():
+        await world.swarm.timers.sleep(lasts_s / 2)
+        world.host.restart(copy)
+
+
 async def _slow_link(world: World, chooser: random.Random, lasts_s: float) -> None:
     peer = chooser.choice(world.nodes).peer
     speed = LinkSpeed(chooser.uniform(0.1, 1.0), chooser.uniform(2_000.0, 50_000.0))
@@ -259,12 +306,15 @@ FAULTS: dict[str, Fault] = {
     "bad donor": _bad_donor,
     "ban": _ban,
     "blackout": _blackout,
+    "second process": _second_process,
     "disk rot": _disk_rot,
     "two sides": _two_sides,
     "three sides": _three_sides,
     "one way": _one_way,
     "pair": _pair,
     "coordinator": _coordinator,
+    "host restart": _host_restart,
+    "host restored": _host_restored,
     "slow link": _slow_link,
     "lossy link": _lossy_link,
     "duplicates": _duplicates,

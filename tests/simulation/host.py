@@ -1,6 +1,6 @@
 """The host of a simulated world: the directory's door, the production log of commits with its verified lineages, the ledger that it is
-read from, the book of bans, and who was admitted. Credentials are told apart from none, no more: what they say and when they end is a
-scenario's matter, with the production roster. It follows the spine, as the coordinator follows the run's one unit.
+read from, the book of bans, who was admitted, and which process of a peer is the newest. Credentials are told apart from none, and no
+more, where a profile does not ask for them (credentials.py). It follows the spine, as the coordinator follows the run's one unit.
 
 It has no messages and draws nothing: a report and its reply are one call, every few seconds for each peer that has something to say.
 """
@@ -17,7 +17,7 @@ import trio
 from coordinator.chain_log import ChainLog
 from coordinator.ledger import CommitRow
 from peer.reporting import REPORT_EVERY_S, left_behind
-from protocol.envelope import NEVER_MS, open_envelope, seal
+from protocol.envelope import NEVER_MS, open_envelope, seal, superseded
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.revocation import REVOKE_DOMAIN, fingerprint, has_others, missing
@@ -114,7 +114,8 @@ class Host:
         if not self.is_reachable:
             self._waiting = waiting
 
-    def _hears(self, node: Node) -> bool:
+    def hears(self, node: Node) -> bool:
+        """Whether anything of this peer gets through to it."""
         return self.is_reachable and node.peer not in self.cut_off
 
     def copy(self) -> Copy:
@@ -140,7 +141,7 @@ class Host:
 
     def admits(self, node: Node) -> bool:
         """Whether a process of this peer may begin now: the host admits it, or it has been admitted and the host is away."""
-        if not self._hears(node):
+        if not self.hears(node):
             if not node.has_credential:
                 self._world.trace.add(f"{node.name} waits for the host")
                 self._waiting.append(node)
@@ -149,6 +150,8 @@ class Host:
             return False
         self._admitted.add(node.peer)
         node.has_credential = True
+        if node.standing is not None:
+            node.standing.admitted()
         self._tell_bans(node)
         return True
 
@@ -189,16 +192,21 @@ class Host:
         every_s = max(REPORT_EVERY_S, 2 * world.profile.heartbeat_s)
         while True:
             await world.swarm.timers.sleep(every_s)
-            for node in world.live_nodes():
+            for node in [*world.live_nodes(), *world.older]:
                 self.hear(node)
 
     def hear(self, node: Node) -> None:
         """One report of a peer, and what it is answered; nothing where it cannot report."""
-        if not node.is_up or node.process.is_frozen or not self._hears(node):
+        if not node.is_up or node.process.is_frozen or not self.hears(node):
             return
         service = node.services.get(self._spine)
         head, tree = (service.chain.head, service.state.tree) if service is not None else (None, None)
         session, last_head, last_tree = self._heard.get(node.peer, (0, None, None))
+        if session > node.session:
+            node.close(superseded(node.session, session))
+            return
+        if node.standing is not None:
+            node.standing.heard()
         is_known = session == node.session and last_head is head and last_tree is tree
         if is_known and node.ban_book.known == self._bans.known:
             return
@@ -250,6 +258,8 @@ class Host:
         if len(node.ban_book.entries) < len(self._bans.entries):
             node.ban_book.add(missing(self._bans.entries.values(), node.ban_book.known))
             node.bans |= {self._named(entry) for entry in node.ban_book.entries.values()}
+            if node.roster is not None:
+                node.roster.ban(tuple(node.bans))
         if node.is_up and node.peer in node.bans:
             node.has_left = True
             node.crash()

@@ -44,6 +44,8 @@ class Observed:
     """What each contribution stands for, by its peer, base and root."""
 
     num_lone: int = 0
+    had_two: set[PeerId] = field(default_factory=set)
+    """Peers that had two processes at once for a while, which may have read the same data."""
 
     def claim(self, peer: PeerId, base: CommitId, root: Root, tokens: Tokens) -> None:
         """A contribution with this root on this base stands for these tokens."""
@@ -98,11 +100,22 @@ class Observed:
                 where = f"of {entry.peer} in commits {ancestor.index} and {commit.index}"
                 if earlier.root == entry.root:
                     raise Violation(f"a contribution was applied twice: one root {where}")
-                earlier_data = accounting.data(ancestor.counted[entry.peer])
-                twice = accounting.overlap(earlier_data, accounting.data(commit.counted[entry.peer]))
+                both = ancestor.counted[entry.peer], commit.counted[entry.peer]
+                if entry.peer not in self.had_two:
+                    both = accounting.data(both[0]), accounting.data(both[1])
+                twice = accounting.overlap(*both)
                 if twice:
                     raise Violation(f"tokens were counted twice: {twice} {where}")
             ancestor = self.commits.get(ancestor.parent)
+
+    def check_vote(self, peer: PeerId, base: CommitId, incarnation: int) -> None:
+        """A peer votes on a base only with the disk that the roster there names: another one may have voted already."""
+        commit = self.commits.get(base)
+        if commit is None:
+            return
+        disks = dict(zip(commit.record.roster, commit.record.incarnations, strict=True))
+        if disks.get(peer, incarnation) != incarnation:
+            raise Violation(f"{peer} votes on commit {commit.index} with a disk that its roster does not name")
 
     def lineage(self, head: CommitId) -> list[KnownCommit]:
         """The commits from the start to a head."""

@@ -46,10 +46,16 @@ class _Life:
 class Lives:
     """The lives of one peer as far as one unit goes."""
 
-    def __init__(self, peer: PeerId, observed: Observed) -> None:
+    def __init__(self, peer: PeerId, observed: Observed, elsewhere: Lives | None = None) -> None:
+        """`elsewhere`: those of the peer on another machine, which may go on for a while."""
         self._peer = peer
         self._observed = observed
+        self._elsewhere = elsewhere
         self._lives: list[_Life] = []
+
+    @property
+    def _all(self) -> list[_Life]:
+        return [*(self._elsewhere._all if self._elsewhere is not None else ()), *self._lives]
 
     @property
     def _current(self) -> _Life | None:
@@ -115,12 +121,14 @@ class Lives:
         life = self._current
         if life is not None:
             self._check_life(life, head)
+        if any(one.ended is None for one in self._all if one is not life):
+            raise Violation(f"an older process of {self._peer} goes on")
         ready = accounting.union(life.trainer.ready) if life is not None else []
         counted = accounting.union(self._observed.counted(self._peer, head))
         twice = accounting.overlap(counted, ready)
         if twice:
             raise Violation(f"tokens of {self._peer} are counted and yet ready: {twice}")
-        minted = accounting.union(part for one in self._lives for part in self._minted(one))
+        minted = accounting.union(part for one in self._all for part in self._minted(one))
         missing, unknown = accounting.differing(minted, [*counted, *ready])
         sums = Counter({MINTED: accounting.count(minted), COUNTED: accounting.count(counted)})
         sums[READY] = accounting.count(ready)
@@ -137,7 +145,7 @@ class Lives:
 
     def _reasons(self) -> list[tuple[str, Tokens]]:
         found: list[tuple[str, Tokens]] = []
-        for life in self._lives:
+        for life in self._all:
             dropped = life.trainer.dropped if life.ended is None else life.dropped
             found += [*dropped.items(), *(life.ended or {}).items()]
-        return found + [(AWAY, life.handed_on) for life in self._lives]
+        return found + [(AWAY, life.handed_on) for life in self._all]

@@ -13,7 +13,8 @@ import trio
 
 from averaging.generations import Generations
 from averaging.network.clocks import Timers, VirtualClock
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.memory_network import MemoryNetwork
+from averaging.network.memory_storage import MemoryStorage
 from averaging.network.seams import DirectoryEntry
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lending import UnitShape
@@ -35,6 +36,8 @@ from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
+from tests.simulation.credentials import Standing, own_record
+from tests.simulation.disk import BoundedDisk, check_log, check_unit
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
@@ -163,20 +166,28 @@ class WatchedChain(UnitChain):
 class Node:
     """One peer over its process lives."""
 
-    def __init__(self, world: World, number: int, tokens_per_s: float, skew_s: float) -> None:
+    def __init__(
+        self, world: World, number: int, tokens_per_s: float, skew_s: float, older: Node | None = None
+    ) -> None:
         self.world = world
-        self.name = f"n{number}"
+        self.number = number
+        self.name = f"n{number}" if older is None else f"{older.name}'"
         self.signer = HashSigner(f"{world.seed}/{number}".encode())
-        self.disk = MemoryDisk()
+        self.disk = BoundedDisk(self.peer, self._check_disk, self._check_vote)
         self.tokens_per_s = tokens_per_s
         self.clock = SettableClock(skew_s=skew_s)
-        self.session = 0
+        self.session = 0 if older is None else older.session
+        self.incarnation = 1 if older is None else older.incarnation + 1
+        self.is_replaced = False
+        """Whether its identity was started on another machine since."""
+
         self.is_inbound_reachable = True
         self.process = Process()
         self.units = world.layout.held(number)
         self.services: dict[UnitName, RoundService] = {}
         self.trainers: dict[UnitName, SimulatedTrainer] = {}
-        self.lives = {unit: Lives(self.peer, world.observed_of[unit]) for unit in self.units}
+        before = older.lives if older is not None else {}
+        self.lives = {unit: Lives(self.peer, world.observed_of[unit], before.get(unit)) for unit in self.units}
         self.follower: SpineFollower | None = None
         self.is_up = False
         self.has_left = False
@@ -193,9 +204,13 @@ class Node:
         self.roster: Roster | None = None
         """Who has shown a credential, where a story is about that; everybody is a member otherwise."""
 
+        self.standing = Standing(self, world.authority) if world.authority is not None else None
+        """Its credential over all process lives, where the profile asks for that."""
+
         self.applied: dict[UnitName, CommitId] = {}
         """Where each unit stood last, in any process life."""
 
+        self._network: MemoryNetwork | None = None
         self._scope: trio.CancelScope | None = None
         self._must_leave = trio.Event()
 
@@ -259,7 +274,7 @@ class Node:
 
     async def _serve(self, process: Process) -> None:
         world = self.world
-        network = world.swarm.start(self.peer)
+        network = self._network = world.swarm.start(self.peer, is_elsewhere=self.incarnation > 1)
         sequence = iter(range(self.session << 32, (self.session + 1) << 32))
 
         async def sealed(payload: bytes) -> bytes:
@@ -267,30 +282,38 @@ class Node:
             expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
             return seal(self.signer, ROUND_DOMAIN, world.run_id, next(sequence), expires_ms, payload)
 
+        if self.standing is not None:
+            self.roster = self.standing.begin()
         told = partial(self._told, process)
         tools = PeerTools(network, self.clock, sealed, self._is_member, told, self.bans.__contains__)
         rounds = await self._rounds(process, tools)
         rounds.serve()
-        if self.roster is not None:
-            self.roster.serve(network)
+        make_record, used = _no_value, self.roster
+        if used is not None:
+            used.serve(network)
+            if self.standing is not None:
+                make_record = own_record(self, used, network, sequence.__next__)
         network.serve_streams(FETCH_CHANNEL, self.donor.wrap(rounds.serve_fetch))
 
         async def listed(entries: Sequence[DirectoryEntry]) -> None:
-            await rounds.list_peers(tuple(PeerId(entry.subkey) for entry in entries))
+            peers = tuple(PeerId(entry.subkey) for entry in entries)
+            await rounds.list_peers(used.take_records(entries) if self.standing is not None and used else peers)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(announce, network, self.clock, world.run_id, _no_value)
+            nursery.start_soon(announce, network, self.clock, world.run_id, make_record)
             nursery.start_soon(list_peers, network, world.run_id, listed, world.profile.list_every_s)
             nursery.start_soon(self._leave_when_told, rounds)
+            if self.standing is not None and used is not None:
+                nursery.start_soon(self.standing.keep, used)
             await rounds.run()
 
     async def _rounds(self, process: Process, tools: PeerTools) -> PeerRounds:
         """All units, restored from the disk."""
         world, storage = self.world, self._storage("")
         vector, spine = HeadVector(storage), world.layout.spine
-        logs = {unit: UnitLog(self._unit_storage(unit), OFTEN) for unit in (*self.units, spine)}
-        await vector.finish(logs)
+        logs = {unit: UnitLog(self._storage(self._folder(unit)), OFTEN) for unit in (*self.units, spine)}
         self.follower, self.services, self.trainers = None, {}, {}
+        await vector.finish(logs)
         if spine not in self.units:
             self.follower = SpineFollower(
                 spine, world.start_record, logs[spine], tools.network, world.verifier, world.run_id
@@ -298,7 +321,7 @@ class Node:
             await self.follower.restore()
         rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
         shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s)
-        me, offload = Member(self.peer, 1, self.session), SimulatedOffload(world.swarm.timers)
+        me, offload = Member(self.peer, self.incarnation, self.session), SimulatedOffload(world.swarm.timers)
         rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape))
         for unit in self.units:
             rounds.add(await self._unit(process, tools, rounds, unit, logs[unit]))
@@ -323,7 +346,7 @@ class Node:
         )
         await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
         self.lives[unit].begin(trainer)
-        me = Member(self.peer, 1, self.session)
+        me = Member(self.peer, self.incarnation, self.session)
         config = replace(world.round_config(me, unit), is_inbound_reachable=self.is_inbound_reachable)
         publish = partial(self._published, process, unit)
         round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish)
@@ -334,13 +357,28 @@ class Node:
     def _storage(self, folder: str) -> MemoryStorage:
         return MemoryStorage(self.disk, folder, timers=self.world.swarm.timers)
 
-    def _unit_storage(self, unit: UnitName) -> MemoryStorage:
-        return self._storage("" if unit == self.world.layout.spine else unit)
+    def _folder(self, unit: UnitName) -> str:
+        return "" if unit == self.world.layout.spine else unit
+
+    def _check_disk(self) -> None:
+        for unit, service in self.services.items():
+            check_unit(self.name, self.disk, self._folder(unit) and f"{unit}/", service.chain)
+
+    def _check_vote(self, folder: str, base: CommitId) -> None:
+        unit = UnitName(folder) if folder else self.world.layout.spine
+        if unit in self.units:
+            self.world.observed_of[unit].check_vote(self.peer, base, self.incarnation)
+
+    async def check_disk(self) -> None:
+        """Raises Violation where anything takes more of the disk than it may."""
+        self._check_disk()
+        for unit, service in self.services.items():
+            await check_log(self.name, self.disk, self._folder(unit) and f"{unit}/", service.chain, OFTEN)
 
     def _chain(self, unit: UnitName, log: UnitLog) -> WatchedChain:
         world = self.world
         offload = SimulatedOffload(world.swarm.timers)
-        generations = Generations(self._unit_storage(unit), world.grid, offload)
+        generations = Generations(self._storage(self._folder(unit)), world.grid, offload)
         tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
         chain = WatchedChain(tools, world.start_record, world.genesis(unit))
         chain.world, chain.node = world, self
@@ -390,9 +428,14 @@ class Node:
             if unit in self.applied:
                 lives.end(self.applied[unit], is_killed=is_killed)
         self.is_up = False
-        self.world.swarm.kill(self.peer)
+        if self._network is not None:
+            self.world.swarm.end(self._network)
         self.process.kill()
         self._scope.cancel()
+
+    def close(self, error: PotluckError) -> None:
+        """It hears of a newer process of its identity, and ends as any process does whose error nobody handles: without a goodbye."""
+        self._end(f"ends: {error.one_line()}", is_killed=True)
 
     def rot(self, chooser: random.Random) -> None:
         """A bit of its state flips in memory, unnoticed."""

@@ -19,10 +19,13 @@ from tests.simulation.transitions import (
 
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
+SECOND = "second process"
+RENEWAL = "renewal"
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
+HOST_FAULTS = ("host restart", "host restored")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
-FAULT_KINDS = (*PROCESS_FAULTS, *LINK_FAULTS, *MESSAGE_FAULTS, SKEW)
+FAULT_KINDS = (*PROCESS_FAULTS, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Profile:
 
     Attributes:
         weights: how often each kind of fault is drawn; "restart" follows each crash and is never drawn.
+        beside: kinds of which each comes on top in some of the stories; whatever else a seed draws stays the same.
         num_faults: least and most faults of a story.
         num_peers: least and most peers at the start.
         fault_s: how long a fault lasts, least and most.
@@ -43,11 +47,13 @@ class Profile:
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
         costs: what a snapshot and a commit cost the training.
+        has_credentials: credentials end, within minutes, and are renewed.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
 
     name: str
     weights: dict[str, int] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
     num_faults: tuple[int, int] = (3, 5)
     num_peers: tuple[int, int] = (4, 6)
     fault_s: tuple[float, float] = (1.0, 12.0)
@@ -67,6 +73,7 @@ class Profile:
     replay_at_most: int = 16
     costs: Costs = MEASURED
     reaches: tuple[str, ...] = ()
+    has_credentials: bool = False
 
     @property
     def has_skew(self) -> bool:
@@ -84,8 +91,9 @@ class Profile:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of fault that a run of many seeds must have seen."""
-        drawn = [kind for kind in FAULT_KINDS if kind in self.weights]
-        return tuple([*drawn, "restart"] if "crash" in self.weights else drawn)
+        drawn = [kind for kind in FAULT_KINDS if kind in self.weights or kind in self.beside]
+        drawn += ["restart"] if "crash" in self.weights else []
+        return tuple([*drawn, RENEWAL] if self.has_credentials else drawn)
 
 
 _MIXED = {
@@ -112,7 +120,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("calm", {"join": 2, "leave": 1, "crash": 4}),
-        Profile("default", _MIXED, reaches=_MANY_FAULTS),
+        Profile("default", _MIXED, beside=HOST_FAULTS, reaches=_MANY_FAULTS),
         Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
         Profile(
@@ -161,6 +169,8 @@ PROFILES = {
                 "slow link": 1,
                 "bit rot": 1,
             },
+            beside=(*HOST_FAULTS, SECOND),
+            has_credentials=True,
             num_faults=(4, 8),
             fault_s=(1.0, 50.0),
             spread_s=60.0,

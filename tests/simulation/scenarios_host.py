@@ -1,5 +1,5 @@
-"""The host is away: for longer than credentials live, while it can tell of a ban only some, and until it comes back with an old copy
-of its ledger while the swarm has two lineages.
+"""The host is away: while rounds go on, for longer than credentials live, while it can tell of a ban only some, and until it comes
+back with an old copy of its ledger while the swarm has two lineages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from tests.simulation.swarm import RUN_ID
 
 QUIET = replace(CALM, round_s=20.0, heartbeat_s=2.0, longest_interval_s=25.0, weights={"clock skew": 1})
 LONG_S = 1.5 * PATIENCE_S
+LATE_S = QUIET.longest_interval_s + 3 * QUIET.heartbeat_s
+"""A round that nothing disturbs has come by then."""
 
 
 def _host_on(scene: Scene, disk: Copy) -> Host:
@@ -26,6 +28,29 @@ def _host_on(scene: Scene, disk: Copy) -> Host:
     host = Host(scene.world)
     host.restart(disk)
     return host
+
+
+@scenario(4, QUIET, num_seeds=2)
+async def host_restarts_and_is_restored(scene: Scene) -> None:
+    """It is killed and comes back on its ledger, then its disk is lost and it comes back on an older copy: no round is late for that,
+    and peers bring what the copy lacks.
+    """
+    await scene.everybody_votes()
+    host = scene.world.host
+    for node in scene.nodes:
+        host.hear(node)
+    old_copy = host.copy()
+    await scene.rounds(1)
+    for disk in (None, old_copy):
+        with host.away():
+            for _ in range(3):
+                await scene.rounds(1, within_s=LATE_S)
+            host.restart(disk)
+    expect(len(host.rows) == len(old_copy.rows), "the copy lacks what came after it")
+    await scene.rounds(1, within_s=LATE_S)
+    await scene.agreement()
+    host.check()
+    expect(len(host.rows) == scene.nodes[0].index, "peers brought it, each commit once")
 
 
 @scenario(5, QUIET, num_seeds=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +14,7 @@ import trio
 from protocol.ids import UnitName
 from protocol.rounds.messages import MAX_MEMBERS
 from tests.simulation import transitions, virtual_time
+from tests.simulation.credentials import in_seconds
 from tests.simulation.faults import FAULTS, restart
 from tests.simulation.invariants import Violation
 from tests.simulation.profiles import PROFILES, Profile
@@ -22,6 +24,9 @@ from tests.simulation.swarm import World
 ROUNDS_WITHIN_S = 900.0
 RETURN = 0.7
 """Share of those who come that were here before."""
+
+BESIDE = 0.3
+"""Share of the stories in which a kind of fault comes on top of what is drawn."""
 
 TOGETHER_WITHIN = 2.0
 """A round of everybody comes within so many times `converge_s` of a profile."""
@@ -56,7 +61,8 @@ def simulate(seed: int, profile: Profile = PROFILES["default"], options: Options
     """Tell one story to its end."""
     outcome = Outcome(seed)
     try:
-        with transitions.counted(outcome.reached), shared_decoding():
+        days = in_seconds() if profile.has_credentials else nullcontext()
+        with transitions.counted(outcome.reached), shared_decoding(), days:
             virtual_time.run(seed, partial(_tell, outcome, profile, options))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
@@ -115,6 +121,8 @@ async def _faults(world: World, chooser: random.Random) -> None:
     kinds = [kind for kind in profile.weights if kind in FAULTS]
     weights = [profile.weights[kind] for kind in kinds]
     drawn = chooser.choices(kinds, weights, k=chooser.randint(*profile.num_faults))
+    beside = random.Random(f"beside {world.seed}")
+    drawn += [kind for kind in profile.beside if beside.random() < BESIDE]
     async with trio.open_nursery() as nursery:
         for number, kind in enumerate(drawn):
             at_s, lasts_s = chooser.uniform(0.0, profile.spread_s), chooser.uniform(*profile.fault_s)
@@ -235,6 +243,8 @@ async def come_together(world: World) -> None:
 
     await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
     world.host.check()
+    for node in world.live_nodes():
+        await node.check_disk()
     check_spine(world)
     _check_tokens(world)
     for node in world.live_nodes():
@@ -259,7 +269,7 @@ def check_spine(world: World) -> None:
 
 def agree(world: World) -> bool:
     """Whether all live holders of each unit stand on one head."""
-    if not world.live_nodes():
+    if not world.live_nodes() or any(node.is_up for node in world.older):
         return False
     for unit in world.layout.units:
         heads = {node.head_of(unit) for node in world.holders(unit)}

@@ -20,6 +20,7 @@ from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body, genesis_id
 from tests.simulation import virtual_time
+from tests.simulation.credentials import Authority
 from tests.simulation.host import Host
 from tests.simulation.invariants import KnownCommit, Observed, Violation
 from tests.simulation.node import Node
@@ -82,7 +83,11 @@ class World:
         self.tokens: Counter[str] = Counter()
         """What became of all tokens that were trained, at the end: lost ones by reason."""
 
+        self.authority = Authority(self) if self.profile.has_credentials else None
         self.nodes: list[Node] = []
+        self.older: list[Node] = []
+        """Whose identity was started on another machine since; they are to end."""
+
         for _ in range(num_peers):
             self.add_node()
         founders = self.nodes[: min(num_founders, MAX_MEMBERS)]
@@ -127,6 +132,18 @@ class World:
         self.nodes.append(node)
         return node
 
+    def start_elsewhere(self, older: Node) -> Node:
+        """The peer's identity is started on another machine, with a disk of its own, while the older process goes on."""
+        newer = Node(self, older.number, older.tokens_per_s, 0.0, older)
+        newer.is_inbound_reachable = older.is_inbound_reachable
+        self.nodes[self.nodes.index(older)] = newer
+        self.older.append(older)
+        older.is_replaced = True
+        for observed in self.observed_of.values():
+            observed.had_two.add(older.peer)
+        self.boot(newer)
+        return newer
+
     def is_there(self, unit: UnitName, known: KnownCommit) -> bool:
         """Whether those who run have all bytes of this commit."""
         folder = "" if unit == self.layout.spine else f"{unit}/"
@@ -160,8 +177,8 @@ class World:
         return int(self.target_tokens * (1.0 + STAGGER * place))
 
     def boot(self, node: Node) -> None:
-        """Start a process, once the host admits its peer; it never does after a ban."""
-        if not self.host.admits(node):
+        """Start a process, once the host admits its peer; it never does after a ban. Nobody comes back to a machine that was left."""
+        if node.is_replaced or not self.host.admits(node):
             return
         self.trace.add(f"{node.name} starts")
         node.is_up = True

@@ -132,6 +132,23 @@ async def test_a_killed_process_runs_no_handler_to_its_end(autojump_clock: MockC
             await networks[BOB].call(ALICE, "echo", b"", timeout_s=1)
 
 
+async def test_a_peer_that_is_started_elsewhere_has_two_processes_until_the_older_ends(
+    autojump_clock: MockClock,
+) -> None:
+    async with _swarm() as (swarm, networks):
+        newer = swarm.start(ALICE, is_elsewhere=True)
+        newer.serve_calls("where", _echo)
+        await networks[BOB].call(ALICE, "where", b"", timeout_s=1)
+        assert await networks[ALICE].publish("key", ALICE, b"v", expires_unix_s=swarm.unix_offset_s + 60)
+        swarm.end(networks[ALICE])
+        with pytest.raises(PeerUnreachable):
+            await networks[ALICE].publish("key", ALICE, b"v", expires_unix_s=swarm.unix_offset_s + 90)
+        await networks[BOB].call(ALICE, "where", b"", timeout_s=1)
+        swarm.end(newer)
+        with pytest.raises(PeerUnreachable):
+            await networks[BOB].call(ALICE, "where", b"", timeout_s=1)
+
+
 async def test_a_call_costs_a_fraction_of_a_millisecond_of_real_time(autojump_clock: MockClock) -> None:
     async with _swarm() as (_, networks):
         began_s = time.perf_counter()

@@ -146,6 +146,22 @@ async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_d
         assert opened.has_left
 
 
+async def test_a_lineage_that_is_brought_here_has_a_place_on_the_disk_beside_our_own(autojump_clock: Clock) -> None:
+    """Seed 2001 of the recovery stories: a peer that came back had all its updates, and those of the lineage that it was to follow."""
+    async with open_world() as world:
+        party = world.parties[0]
+        for commit in world.commits(party.chain.num_kept_updates + 3):
+            await party.apply(commit)
+        link = party.chain.links[1]
+        for seed in range(party.chain.num_kept_updates + 1):
+            theirs = world.commit_on(link, 1000 + seed, members=[1, 2])
+            await theirs.write_results(party)
+            link = theirs.link
+        bases = {name.split("/")[1] for name in party.disk.files if name.startswith("results/")}
+        assert len(bases) <= keeping.max_updates(party.chain.tools)
+        assert len(bases) > party.chain.num_kept_updates + 1 + keeping.OPEN_UPDATES, "more than our own"
+
+
 async def _switch(party: Party, fork: MadeCommit, commits: list[MadeCommit]) -> OpenRound:
     for commit in commits:
         await commit.write_results(party)

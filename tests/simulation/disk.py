@@ -1,0 +1,91 @@
+"""The disk of a simulated peer. What is on it stays within what production says that it may come to: of each kind of file at every
+write, and of the log, written anew on another disk, at the end.
+
+The bounds are averaging/rounds/keeping.py's and log_sizes.py's. States are counted without their headers, which weigh something only
+where a state has a few dozen values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from averaging.generations import MAX_PINNED
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.seams import LOG_FRAME_BYTES
+from averaging.rounds.keeping import OLD_GENERATIONS, max_updates, update_bytes
+from averaging.rounds.unit import UnitChain
+from averaging.state import STATE_BYTES_PER_VALUE
+from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
+from protocol.ids import CommitId, PeerId
+from tests.simulation.invariants import Violation
+
+MAX_GENERATIONS: Final = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1
+"""The two newest, the old ones, the last that a quorum made, those that joiners download, and the one that was just written."""
+
+ACK: Final = b"A"
+PROMISE: Final = b"P"
+"""How log entries begin that are votes. A ballot of its own a peer without a vote keeps, too, and who is alone acks for itself."""
+
+_BASE: Final = slice(1, 33)
+
+
+class BoundedDisk(MemoryDisk):
+    """Asks at the beginning of every write whether everything before it may be there, and whether a vote may be cast: it is written
+    before anybody hears of it.
+    """
+
+    def __init__(self, peer: PeerId, check: Callable[[], None], vote: Callable[[str, CommitId], None]) -> None:
+        super().__init__()
+        self._name = peer.encode()
+        self._check = check
+        self._vote = vote
+
+    def begin(self, name: str, record: bytes) -> int:
+        """A write that is not durable yet."""
+        self._check()
+        if name.endswith(LOG_NAME) and (record[:1] == ACK or (record[:1] == PROMISE and self._name not in record)):
+            self._vote(name.removesuffix(LOG_NAME).removesuffix("/"), CommitId(record[_BASE]))
+        return super().begin(name, record)
+
+    def files_in(self, folder: str) -> list[bytes]:
+        """All files whose names begin so."""
+        return [data for name, data in self.files.items() if name.startswith(folder)]
+
+
+def check_unit(who: str, disk: BoundedDisk, folder: str, chain: UnitChain) -> None:
+    """Raises Violation where files of a unit are more, or weigh more, than they may."""
+    grid, state_bytes = chain.tools.grid, STATE_BYTES_PER_VALUE * chain.tools.grid.num_elements
+    generations = len(disk.files_in(f"{folder}generations/"))
+    incoming_bytes = sum(map(len, disk.files_in(f"{folder}incoming/")))
+    results_bytes = sum(map(len, disk.files_in(f"{folder}results/")))
+    log_bytes = _log_bytes(disk.logs.get(folder + LOG_NAME, ()))
+    updates_bytes = max_updates(chain.tools) * update_bytes(chain.tools.codec, grid)
+    _require(who, "generations", generations, MAX_GENERATIONS)
+    _require(who, "bytes of a download", incoming_bytes, state_bytes)
+    _require(who, "bytes of updates", results_bytes, updates_bytes)
+    _require(who, "bytes of the log", log_bytes, chain.tools.log.bound_bytes)
+    all_bytes = generations * state_bytes + incoming_bytes + results_bytes + log_bytes
+    _require(who, "bytes", all_bytes, chain.disk_bound_bytes)
+
+
+async def check_log(who: str, disk: BoundedDisk, folder: str, chain: UnitChain, limits: LogLimits) -> None:
+    """The log takes no more than its limits say of what would stay of it, beside the round that is open. Raises Violation."""
+    records = tuple(disk.logs.get(folder + LOG_NAME, ()))
+    copy = MemoryDisk()
+    copy.logs[LOG_NAME] = list(records)
+    anew = UnitLog(MemoryStorage(copy), limits)
+    await anew.load()
+    await anew.compact([link.commit for link in chain.links[-chain.num_kept_votes :]])
+    written_bytes = _log_bytes(record for record in records if record[_BASE] != chain.head.commit)
+    bound_bytes = limits.growth * _log_bytes(copy.logs[LOG_NAME]) + limits.slack_bytes
+    _require(who, "bytes of a log that was to be written anew", written_bytes, bound_bytes)
+
+
+def _log_bytes(records: Iterable[bytes]) -> int:
+    return sum(len(record) + LOG_FRAME_BYTES for record in records)
+
+
+def _require(who: str, what: str, found: int, most: int) -> None:
+    if found > most:
+        raise Violation(f"the disk of {who} holds {found} {what}, it may hold {most}")
