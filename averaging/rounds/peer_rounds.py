@@ -241,7 +241,9 @@ class PeerRounds:
     async def _route(self, sender: PeerId, message: RoundMessage, raw: bytes) -> None:
         """To all units, to the one that it is about, or to whoever follows the spine here."""
         if isinstance(message, Heartbeat):
-            await self._tell_all(MessageArrived(sender, message, raw))
+            for each in self.services:
+                if not each.note_heartbeat(message):
+                    await each.tell(MessageArrived(sender, message, raw))
             if self._follower is not None:
                 self._tasks.spawn(self._hear_of_spine, sender, message)
             return
