@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import MappingProxyType
 from typing import Final
 
@@ -129,7 +130,8 @@ def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:
 def _in_turn(state: RoundState, turn: int) -> tuple[PeerId, ...]:
     others = beat_peers(state)
     begin = turn * NUM_HEARTBEAT_PEERS % max(1, len(others))
-    return tuple(others[(begin + i) % len(others)] for i in range(min(NUM_HEARTBEAT_PEERS, len(others))))
+    here = (peer for peer in (*others[begin:], *others[:begin]) if not state.peers[peer].left)
+    return tuple(itertools.islice(here, NUM_HEARTBEAT_PEERS))
 
 
 def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
@@ -272,4 +274,5 @@ def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:
         if peer in listed and peer not in known:
             # listed is not heard: it starts out as silent, and the first heartbeat or answer makes it live
             known[peer] = PeerView(peer, now_s - NEVER_HEARD_S)
-    return Step(replace(state, peers=MappingProxyType(known)))
+    # in the order of their turns, so that who sorts them at each beat finds them sorted
+    return Step(replace(state, peers=MappingProxyType(dict(sorted(known.items())))))

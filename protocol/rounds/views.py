@@ -42,12 +42,11 @@ def is_gone(state: RoundState, peer: PeerId) -> bool:
     return view is not None and (view.lost or view.left)
 
 
-def beat_peers(state: RoundState) -> tuple[PeerId, ...]:
-    """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders."""
-    here = [peer for peer, view in state.peers.items() if not view.left]
-    if not state.config.is_spine:
-        here = [peer for peer in here if may_hold(state, peer)]
-    return tuple(sorted(here))
+def beat_peers(state: RoundState) -> list[PeerId]:
+    """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders. Whose turn
+    it is and who left is passed over then: with every beat each of a hundred views would have to be looked at for it.
+    """
+    return sorted(state.peers if state.config.is_spine else (peer for peer in state.peers if may_hold(state, peer)))
 
 
 def idle_patience_s(state: RoundState) -> float:
@@ -207,7 +206,7 @@ def ready_tokens(state: RoundState, now_s: float) -> int:
     would find its next round due as soon as one is over.
     """
     own = state.tokens_ready if state.can_contribute else 0
-    others = [view.head.tokens_ready for view in _caught_up(state, now_s) if view.head is not None]
+    others = [head.tokens_ready for view in _caught_up(state, now_s) if (head := view.head) is not None]
     if len(others) >= state.config.max_members:
         others = sorted(others, reverse=True)[: state.config.max_members - 1]
     return own + sum(others)

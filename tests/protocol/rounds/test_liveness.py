@@ -142,6 +142,22 @@ def test_heartbeats_go_to_a_constant_number_of_peers_in_a_large_swarm() -> None:
     assert asked >= set(many)
 
 
+def test_who_left_is_passed_over_and_everybody_else_hears_from_us_in_every_turn() -> None:
+    table = Table(8)
+    acquaint(table)
+    seat, *others = table.live()
+    gone, here = others[1:4], [*others[:1], *others[4:]]
+    for leaver in gone:
+        seat.hear(leaver, _leave(leaver))
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    for _ in range(2):
+        told: set[str] = set()
+        for _ in range(-(-len(others) // NUM_HEARTBEAT_PEERS)):
+            table.now_s += 1.0
+            told.update(*(action.to for action in seat.feed(Ticked()) if isinstance(action, SendHeartbeat)))
+        assert told - {leaver.peer for leaver in gone} == {other.peer for other in here}
+
+
 def test_in_an_exchange_every_member_is_pinged_twice_a_second() -> None:
     table = Table(8)
     opener = table.opener()
