@@ -31,9 +31,17 @@ from averaging.network.seams import (
     DirectoryEntry,
     Stream,
     StreamHandler,
+    TookReply,
     TrafficCount,
 )
-from protocol.errors import CallTimeout, LocalProtocolError, MachineError, PotluckError, TransportError
+from protocol.errors import (
+    CallTimeout,
+    LocalProtocolError,
+    MachineError,
+    PotluckError,
+    RemoteProtocolError,
+    TransportError,
+)
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -177,8 +185,7 @@ class Libp2pNetwork:
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
         """One request, one reply, on a stream of its own."""
-        if len(request) > MAX_CONTROL_BYTES:
-            raise LocalProtocolError(f"a request of {len(request)} bytes", f"at most {MAX_CONTROL_BYTES}")
+        _check(request)
         with trio.move_on_after(timeout_s):
             session = await self._current()
             self.count.control_up += len(request)
@@ -186,6 +193,23 @@ class Libp2pNetwork:
             self.count.control_down += len(reply)
             return reply
         raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
+
+    async def call_each(
+        self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
+    ) -> None:
+        """Requests side by side, each on a stream of its own."""
+
+        async def call(peer: PeerId) -> None:
+            try:
+                reply: bytes | PotluckError = await self.call(peer, channel, request, timeout_s=timeout_s)
+            except (TransportError, RemoteProtocolError) as error:
+                reply = error
+            await took(peer, reply)
+
+        _check(request)
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(call, peer)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
         """A stream to the peer's handler of this channel."""
@@ -336,6 +360,11 @@ class Libp2pNetwork:
             reason = self._pacer.heard_ping(max(0.0, trio.current_time() - began_s - lag_s))
             if reason:
                 log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)
+
+
+def _check(request: bytes) -> None:
+    if len(request) > MAX_CONTROL_BYTES:
+        raise LocalProtocolError(f"a request of {len(request)} bytes", f"at most {MAX_CONTROL_BYTES}")
 
 
 class _Supervisor:

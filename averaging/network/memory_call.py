@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import trio
 
 from averaging.network.clocks import Timers
-from averaging.network.seams import MAX_CONTROL_BYTES
+from averaging.network.seams import MAX_CONTROL_BYTES, TookReply
 from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 
@@ -66,6 +66,76 @@ class Answer(Generic[T]):
         return self._values[0]
 
 
+class Answers:
+    """What one task waits for from several peers, up to one deadline for all; the first value or error of each counts."""
+
+    def __init__(self) -> None:
+        self._settled: list[tuple[PeerId, bytes | PotluckError]] = []
+        self._open: dict[PeerId, None] = {}
+        self._task: trio.lowlevel.Task | None = None
+
+    def of(self, peer: PeerId) -> AnswerOf:
+        """Where the answer of one of them goes."""
+        self._open[peer] = None
+        return AnswerOf(self, peer)
+
+    def settle(self, peer: PeerId, reply: bytes | PotluckError) -> None:
+        """One has answered or failed, unless it had before."""
+        if peer in self._open:
+            del self._open[peer]
+            self._settled.append((peer, reply))
+            self._wake()
+
+    def _wake(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        self._open.clear()
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def tell(
+        self, timers: Timers, timeout_s: float, took: TookReply, too_late: Callable[[PeerId], PotluckError]
+    ) -> None:
+        """Until all have; those that have not at the deadline are `too_late`."""
+
+        def end() -> None:
+            for peer in list(self._open):
+                self.settle(peer, too_late(peer))
+
+        timer = timers.after(timeout_s, end)
+        try:
+            while self._settled or self._open:
+                if not self._settled:
+                    self._task = trio.lowlevel.current_task()
+                    await trio.lowlevel.wait_task_rescheduled(self._abort)
+                settled, self._settled = self._settled, []
+                for peer, reply in settled:
+                    await took(peer, reply)
+        finally:
+            timer.cancel()
+
+
+class AnswerOf:
+    """One of several answers."""
+
+    __slots__ = ("_all", "_peer")
+
+    def __init__(self, answers: Answers, peer: PeerId) -> None:
+        self._all = answers
+        self._peer = peer
+
+    def give(self, value: bytes) -> None:
+        """The value, unless something came before."""
+        self._all.settle(self._peer, value)
+
+    def fail(self, error: PotluckError) -> None:
+        """The error, unless something came before."""
+        self._all.settle(self._peer, error)
+
+
 class CallServer:
     """A task that serves one call after another; between two it waits among the `idle` ones of its host."""
 
@@ -97,13 +167,21 @@ class CallServer:
 class Call:
     """A call on its way; its methods are the stations, called by timers."""
 
-    def __init__(self, swarm: MemorySwarm, caller: Host, peer: PeerId, channel: str, request: bytes) -> None:
+    def __init__(
+        self,
+        swarm: MemorySwarm,
+        caller: Host,
+        peer: PeerId,
+        channel: str,
+        request: bytes,
+        answer: Answer[bytes] | AnswerOf,
+    ) -> None:
         self._swarm = swarm
         self._caller = caller
         self._peer = peer
         self._channel = channel
         self._request = request
-        self.answer: Answer[bytes] = Answer()
+        self._answer = answer
 
     def depart(self) -> None:
         """The request leaves; a duplicate takes its own time."""
@@ -116,7 +194,7 @@ class Call:
         try:
             host = self._swarm.host_of(self._caller.peer, self._peer)
         except PeerUnreachable as error:
-            self.answer.fail(error)
+            self._answer.fail(error)
             return
         if host is None:
             return
@@ -158,16 +236,16 @@ class Call:
 
     def _take(self, reply: bytes | PotluckError) -> None:
         if isinstance(reply, PotluckError):
-            self.answer.fail(reply)
+            self._answer.fail(reply)
         elif len(reply) > MAX_CONTROL_BYTES:
-            self.answer.fail(
+            self._answer.fail(
                 RemoteProtocolError(f"a reply of {len(reply)} bytes from {self._peer}", f"at most {MAX_CONTROL_BYTES}")
             )
         else:
             self._caller.control_down += len(reply)
-            self.answer.give(reply)
+            self._answer.give(reply)
 
     def server_died(self) -> None:
         """The connection is reset, which the caller hears as soon as anything passes."""
         error = PeerUnreachable(f"{self._peer} died during a call on {self._channel}", "an answer")
-        self._swarm.when_passable(self._peer, self._caller.peer, lambda: self.answer.fail(error))
+        self._swarm.when_passable(self._peer, self._caller.peer, lambda: self._answer.fail(error))

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
@@ -18,7 +19,7 @@ import trio
 
 from averaging.network.clocks import Timers
 from averaging.network.directory import Record, RecordRule, sized_record_rule
-from averaging.network.memory_call import Answer, Call, CallServer
+from averaging.network.memory_call import Answer, Answers, Call, CallServer
 from averaging.network.memory_stream import MemoryStream, Pipe
 from averaging.network.seams import (
     MAX_CONTROL_BYTES,
@@ -26,6 +27,7 @@ from averaging.network.seams import (
     DirectoryEntry,
     Stream,
     StreamHandler,
+    TookReply,
     TrafficCount,
 )
 from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, PotluckError
@@ -350,6 +352,10 @@ def _links(
     return there + [(b, a) for a, b in there] if both_ways else there
 
 
+def _unanswered(channel: str, timeout_s: float, peer: PeerId) -> CallTimeout:
+    return CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
+
+
 class MemoryNetwork:
     """One process's Network in a MemorySwarm."""
 
@@ -377,16 +383,25 @@ class MemoryNetwork:
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
         """One request, one reply; the reply of a frozen or cut-off peer never comes."""
+        answer: Answer[bytes] = Answer()
+        self._depart((Call(self._swarm, self._host, peer, channel, request, answer),), request)
+        return await answer.wait(self._swarm.timers, timeout_s, partial(_unanswered, channel, timeout_s, peer))
+
+    async def call_each(
+        self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
+    ) -> None:
+        """As `call`, on one task and one deadline for all."""
+        answers = Answers()
+        calls = [Call(self._swarm, self._host, peer, channel, request, answers.of(peer)) for peer in peers]
+        self._depart(calls, request)
+        await answers.tell(self._swarm.timers, timeout_s, took, partial(_unanswered, channel, timeout_s))
+
+    def _depart(self, calls: Sequence[Call], request: bytes) -> None:
         if len(request) > MAX_CONTROL_BYTES:
             raise LocalProtocolError(f"a request of {len(request)} bytes", f"at most {MAX_CONTROL_BYTES}")
         self._host.check_alive()
-        call = Call(self._swarm, self._host, peer, channel, request)
-        self._host.when_awake(call.depart)
-
-        def too_late() -> CallTimeout:
-            return CallTimeout(f"no answer from {peer} on {channel} within {timeout_s} s", "an answer")
-
-        return await call.answer.wait(self._swarm.timers, timeout_s, too_late)
+        for call in calls:
+            self._host.when_awake(call.depart)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
         """A stream to the peer's handler of this channel."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
+    from protocol.errors import PotluckError
     from protocol.ids import PeerId
 
 T = TypeVar("T")
@@ -75,6 +76,9 @@ class Stream(Protocol):
 CallHandler = Callable[["PeerId", bytes], Awaitable[bytes]]
 """(authenticated sender, request) -> reply. An exception in it is logged and reaches the caller as RemoteProtocolError."""
 
+TookReply = Callable[["PeerId", "bytes | PotluckError"], Awaitable[None]]
+"""(peer, its reply or what `Network.call` would have raised)."""
+
 StreamHandler = Callable[["PeerId", Stream], Awaitable[None]]
 """Serves one stream opened by a peer. When it returns the stream is closed; when it raises the stream is reset."""
 
@@ -125,6 +129,16 @@ class Network(Protocol):
             PeerUnreachable: refused or reset, also in the middle of the call: the peer's process is gone.
             CallTimeout: no reply within `timeout_s`.
             RemoteProtocolError: the handler failed there, or the reply was too long.
+        """
+        ...
+
+    async def call_each(
+        self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
+    ) -> None:
+        """`call` of several peers side by side, until each has replied or failed; `took` hears of each as soon as it has.
+
+        Raises:
+            LocalProtocolError: the request is too long.
         """
         ...
 

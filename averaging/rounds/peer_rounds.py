@@ -25,7 +25,6 @@ from averaging.rounds.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_reques
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from protocol.envelope import ReplayGuard, open_envelope
 from protocol.errors import (
-    CallTimeout,
     PeerUnreachable,
     PotluckError,
     RemoteProtocolError,
@@ -149,19 +148,16 @@ class PeerRounds:
 
     async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
         """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
-        raw = await self._tools.seal(encode_message(message))
-        for peer in to:
-            if peer == self._tools.network.peer_id:
-                self._tasks.spawn(self._route, peer, message, raw)
-            else:
-                self._tasks.spawn(self._deliver, peer, raw)
+        raw, me = await self._tools.seal(encode_message(message)), self._tools.network.peer_id
+        if me in to:
+            self._tasks.spawn(self._route, me, message, raw)
+        others = tuple(peer for peer in to if peer != me)
+        if others:
+            self._tasks.spawn(self._deliver, others, raw)
 
     async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
         """As `send`, until everybody has it or cannot be reached."""
-        raw = await self._tools.seal(encode_message(message))
-        async with trio.open_nursery() as nursery:
-            for peer in to:
-                nursery.start_soon(self._tasks.guarded, self._deliver, peer, raw)
+        await self._tasks.guarded(self._deliver, to, await self._tools.seal(encode_message(message)))
 
     async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
         """Tell these peers where all units stand, unless that was just done for another unit."""
@@ -198,17 +194,20 @@ class PeerRounds:
             exchange_ms=min(round(slowest_s * 1000), (1 << 32) - 1),
         )
 
-    async def _deliver(self, peer: PeerId, raw: bytes) -> None:
-        if self._tools.is_banned(peer):
+    async def _deliver(self, to: tuple[PeerId, ...], raw: bytes) -> None:
+        banned = [peer for peer in to if self._tools.is_banned(peer)]
+        for peer in banned:
             # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
-            return
-        try:
-            await self._tools.network.call(peer, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S)
-        except PeerUnreachable:
+        others = [peer for peer in to if peer not in banned]
+        await self._tools.network.call_each(others, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S, took=self._took)
+
+    async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
+        """What came of one message of ours."""
+        if isinstance(reply, PeerUnreachable):
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
-        except (CallTimeout, RemoteProtocolError) as error:
-            log.debug("not_delivered", to=short(peer), reason=error.one_line())
+        elif isinstance(reply, PotluckError):
+            log.debug("not_delivered", to=short(peer), reason=reply.one_line())
         else:
             for service in self._services.values():
                 service.note_answer(peer)
@@ -242,7 +241,9 @@ class PeerRounds:
     async def _route(self, sender: PeerId, message: RoundMessage, raw: bytes) -> None:
         """To all units, to the one that it is about, or to whoever follows the spine here."""
         if isinstance(message, Heartbeat):
-            await self._tell_all(MessageArrived(sender, message, raw))
+            for each in self.services:
+                if not each.note_heartbeat(message):
+                    await each.tell(MessageArrived(sender, message, raw))
             if self._follower is not None:
                 self._tasks.spawn(self._hear_of_spine, sender, message)
             return

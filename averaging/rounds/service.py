@@ -25,7 +25,7 @@ from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, UnitName, short
 from protocol.rounds import core, liveness
 from protocol.rounds.lineage import SpineView
-from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Committed, Leave, RoundMessage, Settle
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Committed, Heartbeat, Leave, RoundMessage, Settle
 from protocol.rounds.orders import (
     Action,
     AnswerWithCertificate,
@@ -89,6 +89,7 @@ class RoundService:
         self._send_events, self._receive_events = trio.open_memory_channel[Event | trio.Event](MAX_EVENTS)
         self._tasks = Tasks(tools.publish)
         self._answers: dict[PeerId, float] = {}
+        self._heartbeats: dict[PeerId, tuple[Heartbeat, float]] = {}
         self._hurry = trio.Event()
         self._has_left = trio.Event()
         self._adopter = Adopter(config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens)
@@ -101,6 +102,7 @@ class RoundService:
         self._transfer = TransferService(
             config.unit, chain.tools.log, chain.tools.generations, chain.tools.grid, chain.certificates_after
         )
+        self._name = short(config.me.peer)
         self.reason = "starting"
         self.waiting = ""
 
@@ -163,9 +165,10 @@ class RoundService:
     async def _before(self, event: Event | trio.Event) -> None:
         """What the machine hears before anything else: where the spine is, who answered, and with a tick how training goes."""
         await self._follow_spine()
-        if self._answers:
+        if self._answers or self._heartbeats:
             heard, self._answers = tuple(self._answers.items()), {}
-            await self._step(PeersAnswered(heard))
+            heartbeats, self._heartbeats = tuple(self._heartbeats.values()), {}
+            await self._step(PeersAnswered(heard, heartbeats))
         # Who has found its own state wrong opens nothing from that moment on, whatever it is that happens next.
         if isinstance(event, Ticked) or (self.state.can_contribute and not self.chain.is_sound):
             await self._step(self._progress())
@@ -176,6 +179,15 @@ class RoundService:
         view = self.state.peers.get(peer)
         if view is None or view.lost:
             self._tasks.spawn(self.drained)
+
+    def note_heartbeat(self, heartbeat: Heartbeat) -> bool:
+        """Whether a heartbeat of its sender's own may be told with the next event, and will be; others need to be told at once. Most
+        say again what is known, and a turn of the machine for each costs more than all that follows from them.
+        """
+        if not liveness.is_old_news(self.state, heartbeat):
+            return False
+        self._heartbeats[heartbeat.member.peer] = heartbeat, self._tools.clock.monotonic_s()
+        return True
 
     async def tell(self, event: Event) -> None:
         """Give the machine an event; waits while it has too many."""
@@ -280,7 +292,9 @@ class RoundService:
         """What changed, and what is waited for, once for each change; what one message came to, and what an order is for, only to
         who looks for it. Heartbeats go out all the time for the same few reasons.
         """
-        index, peer = step.state.link.index, short(self.config.me.peer)
+        if not (step.reason or step.remark or step.waiting or step.actions):
+            return
+        index, peer = step.state.link.index, self._name
         if step.reason and step.reason != self.reason:
             self.reason = step.reason
             log.info("round", reason=step.reason, index=index, peer=peer)

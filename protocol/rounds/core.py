@@ -59,7 +59,6 @@ from protocol.rounds.state import (
     PeerLost,
     PeersAnswered,
     PeersListed,
-    PeerView,
     Progressed,
     PromiseLogged,
     RoundConfig,
@@ -280,7 +279,6 @@ def _other_base(state: RoundState, sender: PeerId, message: _OnBase) -> Step:
 
 
 def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: float) -> Step:
-    head = next((h for h in message.heads if h.unit == state.config.unit), None)
     if message.member.peer != sender or sender == state.config.me.peer:
         return Step(
             liveness.heard(state, sender, now_s),
@@ -291,19 +289,8 @@ def _heartbeat(state: RoundState, sender: PeerId, message: Heartbeat, now_s: flo
         found, newest = message.member.session, known.member.session  # of an earlier life, overtaken on its way
         remark = f"{short(sender)} sent a heartbeat of session {found}; session {newest} was heard already"
         return Step(liveness.heard(state, sender, now_s), remark=remark)
-    view = PeerView(
-        sender,
-        now_s,
-        member=message.member,
-        head=head,
-        is_inbound_reachable=message.is_inbound_reachable,
-        upload_bytes_per_s=message.upload_bytes_per_s,
-        left=known is not None and known.left and known.member == message.member,
-        exchange_s=message.exchange_ms / 1000,
-        silent=message.silent,
-        spine_head=next((h.head for h in message.heads if h.unit == state.config.spine), None),
-    )
-    state = liveness.with_view(state, view)
+    view = liveness.view_of(state, message, now_s)
+    state, head = liveness.with_view(state, view), view.head
     if head is None or head.head == state.link.commit:
         return Step(state)
     if head.head in state.tree.nodes:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from types import MappingProxyType
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
-from protocol.ids import PeerId, short
+from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, leading, voting
 from protocol.rounds.chain import link_after
-from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Leave
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.state import PeerLost, PeersAnswered, PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
 from protocol.rounds.views import (
     FULL_MESH,
     NUM_HEARTBEAT_PEERS,
     beat_peers,
-    do_ping,
     idle_patience_s,
     is_alive,
     is_gone,
     is_suspected,
     own_heartbeat,
     quorum_in_reach,
+    whom_we_ping,
 )
 
 BUSY_TICK_S: Final = 0.25
@@ -107,7 +108,7 @@ def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
     me = state.config.me.peer
     if state.open.exchange is not None and state.open.proposal is not None:
         participants = state.open.proposal.participants
-        pinged = tuple(p for p in participants if p != me and do_ping(state, me, p) and not is_gone(state, p))
+        pinged = [peer for peer in whom_we_ping(state, participants) if peer != me and not is_gone(state, peer)]
         return tuple(dict.fromkeys((*pinged, *_beside_pings(state))))
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.num_heartbeats)
@@ -129,7 +130,8 @@ def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:
 def _in_turn(state: RoundState, turn: int) -> tuple[PeerId, ...]:
     others = beat_peers(state)
     begin = turn * NUM_HEARTBEAT_PEERS % max(1, len(others))
-    return tuple(others[(begin + i) % len(others)] for i in range(min(NUM_HEARTBEAT_PEERS, len(others))))
+    here = (peer for peer in (*others[begin:], *others[:begin]) if not state.peers[peer].left)
+    return tuple(itertools.islice(here, NUM_HEARTBEAT_PEERS))
 
 
 def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
@@ -137,9 +139,9 @@ def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
     if proposal is None or state.open.exchange is None:
         return ()
     return tuple(
-        DropMember(m.peer, "lost" if is_gone(state, m.peer) else "silent")
-        for m in proposal.members
-        if do_ping(state, state.config.me.peer, m.peer) and is_suspected(state, m.peer, now_s)
+        DropMember(peer, "lost" if is_gone(state, peer) else "silent")
+        for peer in whom_we_ping(state, [member.peer for member in proposal.members])
+        if is_suspected(state, peer, now_s)
     )
 
 
@@ -153,9 +155,47 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
     return with_view(state, replace(view, heard_at_s=now_s, lost=False))
 
 
+def is_old_news(state: RoundState, heartbeat: Heartbeat) -> bool:
+    """Whether a heartbeat changes nothing but when its sender was heard and what it has ready: nothing follows from it before the next
+    event, with which it may be told.
+    """
+    view = state.peers.get(heartbeat.member.peer)
+    if view is None or view.lost or view.member != heartbeat.member:
+        return False
+    head = _head_in(heartbeat, state.config.unit)
+    return head is None or head.head == state.link.commit
+
+
+def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
+    """What we know of a peer from its heartbeat."""
+    member = heartbeat.member
+    known, spine = state.peers.get(member.peer), state.config.spine
+    spine_head = _head_in(heartbeat, spine) if spine is not None else None
+    return replace(
+        known or PeerView(member.peer, at_s),
+        heard_at_s=at_s,
+        member=member,
+        head=_head_in(heartbeat, state.config.unit),
+        is_inbound_reachable=heartbeat.is_inbound_reachable,
+        upload_bytes_per_s=heartbeat.upload_bytes_per_s,
+        lost=False,
+        left=known is not None and known.left and known.member == member,
+        exchange_s=heartbeat.exchange_ms / 1000,
+        silent=heartbeat.silent,
+        spine_head=None if spine_head is None else spine_head.head,
+    )
+
+
+def _head_in(heartbeat: Heartbeat, unit: UnitName) -> UnitHead | None:
+    for head in heartbeat.heads:
+        if head.unit == unit:
+            return head
+    return None
+
+
 def answered(state: RoundState, event: PeersAnswered) -> RoundState:
     """Signs of life of several peers, one look at the state for all."""
-    told: dict[PeerId, PeerView] = {}
+    told = {heartbeat.member.peer: view_of(state, heartbeat, at_s) for heartbeat, at_s in event.heartbeats}
     for peer, at_s in event.heard:
         view = told.get(peer) or state.peers.get(peer)
         if view is not None:
@@ -234,4 +274,5 @@ def peers_listed(state: RoundState, event: PeersListed, now_s: float) -> Step:
         if peer in listed and peer not in known:
             # listed is not heard: it starts out as silent, and the first heartbeat or answer makes it live
             known[peer] = PeerView(peer, now_s - NEVER_HEARD_S)
-    return Step(replace(state, peers=MappingProxyType(known)))
+    # in the order of their turns, so that who sorts them at each beat finds them sorted
+    return Step(replace(state, peers=MappingProxyType(dict(sorted(known.items())))))

@@ -21,6 +21,7 @@ from protocol.rounds.messages import (
     AckedRecord,
     Ballot,
     Certificate,
+    Heartbeat,
     Leave,
     Member,
     OuterStep,
@@ -287,9 +288,12 @@ class PeersListed:
 
 @dataclass(frozen=True, slots=True)
 class PeersAnswered:
-    """Control messages of ours were answered, by whom and at what monotonic time: signs of life, told together."""
+    """Signs of life, told together, each with its monotonic time: who answered control messages of ours, and `heartbeats` that change
+    nothing but what is known of their senders.
+    """
 
     heard: tuple[tuple[PeerId, float], ...]
+    heartbeats: tuple[tuple[Heartbeat, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

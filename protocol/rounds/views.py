@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from protocol.ids import PeerId
@@ -42,12 +42,11 @@ def is_gone(state: RoundState, peer: PeerId) -> bool:
     return view is not None and (view.lost or view.left)
 
 
-def beat_peers(state: RoundState) -> tuple[PeerId, ...]:
-    """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders."""
-    here = [peer for peer, view in state.peers.items() if not view.left]
-    if not state.config.is_spine:
-        here = [peer for peer in here if may_hold(state, peer)]
-    return tuple(sorted(here))
+def beat_peers(state: RoundState) -> list[PeerId]:
+    """Who hears from this unit's rounds in turn while nothing is open: of the spine everybody, of another unit its holders. Whose turn
+    it is and who left is passed over then: with every beat each of a hundred views would have to be looked at for it.
+    """
+    return sorted(state.peers if state.config.is_spine else (peer for peer in state.peers if may_hold(state, peer)))
 
 
 def idle_patience_s(state: RoundState) -> float:
@@ -113,20 +112,30 @@ def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
     limit_s = state.config.suspect_after_s - state.config.ping_s
     me = state.config.me.peer
-    return tuple(
-        peer
-        for peer in _members(state)
-        if peer != me and do_ping(state, me, peer) and silence_s(state, peer, now_s) > limit_s
-    )
+    pinged = whom_we_ping(state, _members(state))
+    return tuple(peer for peer in pinged if peer != me and silence_s(state, peer, now_s) > limit_s)
 
 
 def do_ping(state: RoundState, one: PeerId, other: PeerId) -> bool:
     """Whether these two participants of the running exchange ping each other (rule 12)."""
+    hubs = _hubs(state)
+    return hubs is None or one in hubs or other in hubs
+
+
+def whom_we_ping(state: RoundState, participants: Sequence[PeerId]) -> Sequence[PeerId]:
+    """Those of these participants with whom `do_ping` is true of ourselves."""
+    hubs = _hubs(state)
+    if hubs is None or state.config.me.peer in hubs:
+        return participants
+    return [peer for peer in participants if peer in hubs]
+
+
+def _hubs(state: RoundState) -> set[PeerId] | None:
+    """Who pings everybody: the leader and the reducers; None where all do."""
     proposal = state.open.proposal
     if proposal is None or len(proposal.members) <= FULL_MESH:
-        return True
-    hubs = {proposal.ballot.peer, *(part.reducer for part in proposal.slices)}
-    return one in hubs or other in hubs
+        return None
+    return {proposal.ballot.peer, *(part.reducer for part in proposal.slices)}
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:
@@ -197,7 +206,7 @@ def ready_tokens(state: RoundState, now_s: float) -> int:
     would find its next round due as soon as one is over.
     """
     own = state.tokens_ready if state.can_contribute else 0
-    others = [view.head.tokens_ready for view in _caught_up(state, now_s) if view.head is not None]
+    others = [head.tokens_ready for view in _caught_up(state, now_s) if (head := view.head) is not None]
     if len(others) >= state.config.max_members:
         others = sorted(others, reverse=True)[: state.config.max_members - 1]
     return own + sum(others)

@@ -9,7 +9,7 @@ import trio
 
 from averaging.network.directory import seal_record
 from averaging.network.seams import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
-from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, RemoteProtocolError
+from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 from tests.contract.network_worlds import RUN, Check, World, new_identity, open_real_world, run_in_memory
 
@@ -120,6 +120,43 @@ def test_messages_are_capped_both_ways(run: Runner) -> None:
             await world.alice.call(world.bob.peer_id, "shout", bytes(MAX_CONTROL_BYTES + 1), timeout_s=5)
         with pytest.raises(RemoteProtocolError):
             await world.alice.call(world.bob.peer_id, "shout", b"", timeout_s=5)
+
+    run(check)
+
+
+def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(run: Runner) -> None:
+    nobody = PeerId("nobody")
+
+    async def check(world: World) -> None:
+        told: dict[PeerId, bytes | PotluckError] = {}
+
+        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
+            told[peer] = reply
+
+        world.bob.serve_calls("echo", _echo)
+        bob = world.bob.peer_id
+        await world.alice.call_each((nobody, bob), "echo", b"hello", timeout_s=5, took=took)
+        assert told[bob] == world.alice.peer_id.encode() + b":hello"
+        assert isinstance(told[nobody], PeerUnreachable)
+        with pytest.raises(LocalProtocolError):
+            await world.alice.call_each((bob,), "echo", bytes(MAX_CONTROL_BYTES + 1), timeout_s=5, took=took)
+
+    run(check)
+
+
+def test_of_several_peers_that_are_called_who_does_not_answer_keeps_no_answer_back(run: Runner) -> None:
+    async def check(world: World) -> None:
+        told: list[tuple[PeerId, bytes | PotluckError]] = []
+        held, both = _Holder(), (world.bob.peer_id, PeerId("nobody"))
+
+        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
+            told.append((peer, reply))
+
+        world.bob.serve_calls("hold", held.call)
+        await world.alice.call_each(both, "hold", b"", timeout_s=1, took=took)
+        assert held.began.is_set()
+        assert [peer for peer, _ in told] == [both[1], both[0]]
+        assert isinstance(told[1][1], CallTimeout)
 
     run(check)
 

@@ -113,7 +113,7 @@ class JumpingClock(trio.abc.Clock):
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self.timers = Timers(None, GRAIN_S)
+        self.timers = Timers(None, GRAIN_S, self.current_time)
         self.is_over = False
         """The world has ended, and trio is putting its own things away, for which it waits on files."""
 

@@ -21,7 +21,7 @@ from protocol.rounds.lineage import SpineView, tree_of
 from protocol.rounds.messages import Ballot, Committed, Heartbeat, Leave, Promise, PromiseRequest, RoundMessage
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchResult
-from protocol.rounds.state import ExchangeMeasured, MessageArrived
+from protocol.rounds.state import ExchangeMeasured, MessageArrived, PeerLost
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import encode_body, encode_certificate, encode_message
 from tests.averaging.rounds.round_world import UNIT, RoundWorld, open_world
@@ -180,6 +180,40 @@ async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_
             view = life.services[unit].state.peers[other.peer]
             assert (view.heard_at_s >= now_s, view.member) == (True, other.member)
             assert (view.head is not None) == (unit == UNIT)
+
+
+async def test_a_heartbeat_that_says_again_what_is_known_is_told_with_the_next_event(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        word = heads_at(other, *(start_of(life.world, unit) for unit in BOTH))
+
+        async def heard_at_s() -> set[float]:
+            await trio.sleep(0.5)
+            return {life.services[unit].state.peers[other.peer].heard_at_s for unit in BOTH}
+
+        await tell(other, life.party, word)
+        (first_s,) = await heard_at_s()
+        await trio.sleep(5.0)
+        await tell(other, life.party, word)
+        assert await heard_at_s() == {first_s}, "no turn of the machine for this"
+        for unit in BOTH:
+            await life.services[unit].drained()
+        (second_s,) = await heard_at_s()
+        assert first_s + 5.0 < second_s < trio.current_time() - 0.5, "heard when it came, not when it was told"
+
+
+async def test_a_heartbeat_of_a_peer_that_was_taken_for_dead_is_told_at_once(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        word = heads_at(other, *(start_of(life.world, unit) for unit in BOTH))
+        await tell(other, life.party, word)
+        for unit in BOTH:
+            await life.services[unit].tell(PeerLost(other.peer))
+        await trio.sleep(0.5)
+        assert all(life.services[unit].state.peers[other.peer].lost for unit in BOTH)
+        await tell(other, life.party, word)
+        await trio.sleep(0.5)
+        assert not any(life.services[unit].state.peers[other.peer].lost for unit in BOTH)
 
 
 async def test_a_banned_peer_is_lost_to_all_units_whatever_it_answers(autojump_clock: Clock) -> None:

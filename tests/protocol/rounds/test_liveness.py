@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.rounds.liveness import BUSY_TICK_S, next_tick_s
+from protocol.ids import CommitId
+from protocol.rounds.liveness import BUSY_TICK_S, is_old_news, next_tick_s
 from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
 from protocol.rounds.state import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Ticked
@@ -57,6 +58,37 @@ def test_who_is_listed_no_more_is_forgotten_unless_it_is_heard_or_votes() -> Non
     assert set(seat.state.peers) == {voter.peer, joiner.peer}
 
 
+def test_heartbeats_that_are_told_together_leave_what_they_leave_one_by_one() -> None:
+    table = Table(4)
+    acquaint(table)
+    seat, one, two, three = table.live()
+    table.now_s += 1.0
+    words = [replace(heartbeat_of(other), exchange_ms=number) for number, other in enumerate((one, two, three))]
+    seat.hear(one, _leave(one))
+    before, apart = seat.state, seat
+    for other, word in zip((one, two, three), words, strict=True):
+        apart.hear(other, word)
+    one_by_one, seat.state = seat.state.peers, before
+    seat.feed(PeersAnswered((), tuple((word, table.now_s) for word in words)))
+    assert seat.state.peers == one_by_one
+    assert seat.state.peers[one.peer].left
+
+
+def test_a_heartbeat_is_old_news_only_of_the_same_process_on_our_head_that_is_not_taken_for_dead() -> None:
+    table = Table(3)
+    seat, other = table.live()[:2]
+    word = replace(heartbeat_of(other), exchange_ms=7)
+    assert not is_old_news(seat.state, word), "never heard"
+    seat.hear(other, heartbeat_of(other))
+    assert is_old_news(seat.state, word)
+    assert not is_old_news(seat.state, replace(word, member=replace(word.member, session=word.member.session + 1)))
+    elsewhere = replace(word.heads[0], head=CommitId(bytes(31) + b"1"))
+    assert not is_old_news(seat.state, replace(word, heads=(elsewhere,)))
+    assert is_old_news(seat.state, replace(word, heads=())), "it holds other units"
+    seat.feed(PeerLost(other.peer))
+    assert not is_old_news(seat.state, word)
+
+
 # --- our own sleep ------------------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +140,22 @@ def test_heartbeats_go_to_a_constant_number_of_peers_in_a_large_swarm() -> None:
                 assert len(action.to) <= NUM_HEARTBEAT_PEERS + 1
                 asked.update(action.to)
     assert asked >= set(many)
+
+
+def test_who_left_is_passed_over_and_everybody_else_hears_from_us_in_every_turn() -> None:
+    table = Table(8)
+    acquaint(table)
+    seat, *others = table.live()
+    gone, here = others[1:4], [*others[:1], *others[4:]]
+    for leaver in gone:
+        seat.hear(leaver, _leave(leaver))
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+    for _ in range(2):
+        told: set[str] = set()
+        for _ in range(-(-len(others) // NUM_HEARTBEAT_PEERS)):
+            table.now_s += 1.0
+            told.update(*(action.to for action in seat.feed(Ticked()) if isinstance(action, SendHeartbeat)))
+        assert told - {leaver.peer for leaver in gone} == {other.peer for other in here}
 
 
 def test_in_an_exchange_every_member_is_pinged_twice_a_second() -> None:
