@@ -8,6 +8,7 @@ where a state has a few dozen values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from averaging.generations import MAX_PINNED
@@ -53,20 +54,36 @@ class BoundedDisk(MemoryDisk):
         return [data for name, data in self.files.items() if name.startswith(folder)]
 
 
-def check_unit(who: str, disk: BoundedDisk, folder: str, chain: UnitChain) -> None:
+@dataclass(frozen=True)
+class Room:
+    """What the files of a unit may weigh, asked of production once: it is compared at every write."""
+
+    state_bytes: int
+    updates_bytes: int
+    files_bytes: int
+
+
+def room_of(chain: UnitChain) -> Room:
+    """The bounds of a unit, but for its log, which grows."""
+    tools = chain.tools
+    updates_bytes = max_updates(tools) * update_bytes(tools.codec, tools.grid)
+    return Room(
+        STATE_BYTES_PER_VALUE * tools.grid.num_elements, updates_bytes, chain.disk_bound_bytes - tools.log.bound_bytes
+    )
+
+
+def check_unit(who: str, disk: BoundedDisk, folder: str, log: UnitLog, room: Room) -> None:
     """Raises Violation where files of a unit are more, or weigh more, than they may."""
-    grid, state_bytes = chain.tools.grid, STATE_BYTES_PER_VALUE * chain.tools.grid.num_elements
     generations = len(disk.files_in(f"{folder}generations/"))
     incoming_bytes = sum(map(len, disk.files_in(f"{folder}incoming/")))
     results_bytes = sum(map(len, disk.files_in(f"{folder}results/")))
     log_bytes = _log_bytes(disk.logs.get(folder + LOG_NAME, ()))
-    updates_bytes = max_updates(chain.tools) * update_bytes(chain.tools.codec, grid)
     _require(who, "generations", generations, MAX_GENERATIONS)
-    _require(who, "bytes of a download", incoming_bytes, state_bytes)
-    _require(who, "bytes of updates", results_bytes, updates_bytes)
-    _require(who, "bytes of the log", log_bytes, chain.tools.log.bound_bytes)
-    all_bytes = generations * state_bytes + incoming_bytes + results_bytes + log_bytes
-    _require(who, "bytes", all_bytes, chain.disk_bound_bytes)
+    _require(who, "bytes of a download", incoming_bytes, room.state_bytes)
+    _require(who, "bytes of updates", results_bytes, room.updates_bytes)
+    _require(who, "bytes of the log", log_bytes, log.bound_bytes)
+    all_bytes = generations * room.state_bytes + incoming_bytes + results_bytes + log_bytes
+    _require(who, "bytes", all_bytes, room.files_bytes + log.bound_bytes)
 
 
 async def check_log(who: str, disk: BoundedDisk, folder: str, chain: UnitChain, limits: LogLimits) -> None:
@@ -83,7 +100,8 @@ async def check_log(who: str, disk: BoundedDisk, folder: str, chain: UnitChain, 
 
 
 def _log_bytes(records: Iterable[bytes]) -> int:
-    return sum(len(record) + LOG_FRAME_BYTES for record in records)
+    sizes = list(map(len, records))
+    return sum(sizes) + LOG_FRAME_BYTES * len(sizes)
 
 
 def _require(who: str, what: str, found: int, most: int) -> None:

@@ -37,7 +37,7 @@ from protocol.rounds.messages import Certificate, Member
 from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
 from tests.simulation.credentials import Standing, own_record
-from tests.simulation.disk import BoundedDisk, check_log, check_unit
+from tests.simulation.disk import BoundedDisk, Room, check_log, check_unit, room_of
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
@@ -221,6 +221,7 @@ class Node:
         self.applied: dict[UnitName, CommitId] = {}
         """Where each unit stood last, in any process life."""
 
+        self._rooms: dict[UnitName, Room] = {}
         self._network: MemoryNetwork | None = None
         self._scope: trio.CancelScope | None = None
         self._must_leave = trio.Event()
@@ -362,6 +363,7 @@ class Node:
         publish = partial(self._published, process, unit)
         round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish)
         service = RoundService(config, chain, open_round, round_tools, rounds)
+        self._rooms[unit] = room_of(chain)
         self.services[unit], self.trainers[unit] = service, trainer
         return service
 
@@ -373,7 +375,8 @@ class Node:
 
     def _check_disk(self) -> None:
         for unit, service in self.services.items():
-            check_unit(self.name, self.disk, self._folder(unit) and f"{unit}/", service.chain)
+            log = service.chain.tools.log
+            check_unit(self.name, self.disk, self._folder(unit) and f"{unit}/", log, self._rooms[unit])
 
     def _check_vote(self, folder: str, base: CommitId) -> None:
         unit = UnitName(folder) if folder else self.world.layout.spine
