@@ -34,6 +34,17 @@ class SavedDataset:
     def __str__(self) -> str:
         return str(self.folder)
 
+    def check(self) -> None:
+        """Raises ConfigError where there is no such folder, or one of another kind."""
+        if not self.folder.is_dir():
+            raise ConfigError(f"data.dataset: no folder {self}", "one that save_to_disk wrote", "check data.dataset")
+        if not any((self.folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            raise ConfigError(
+                f"data.dataset: {self} was not written by save_to_disk",
+                "a folder with state.json",
+                "check data.dataset",
+            )
+
     def num_bytes(self) -> int:
         """Length of its files of rows. Raises OSError: one is gone or cannot be looked at."""
         split = self.folder / self.split
@@ -100,12 +111,7 @@ def _open_saved(place: SavedDataset) -> Dataset:
     _check_release()
     from datasets import DatasetDict, load_from_disk
 
-    if not place.folder.is_dir():
-        raise ConfigError(f"data.dataset: no folder {place}", "one that save_to_disk wrote", "check data.dataset")
-    if not any((place.folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        raise ConfigError(
-            f"data.dataset: {place} was not written by save_to_disk", "a folder with state.json", "check data.dataset"
-        )
+    place.check()
     try:
         loaded = load_from_disk(str(place.folder))
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -76,7 +76,9 @@ def _dataset(data: DataSection, base: Path) -> SavedDataset | HubDataset | None:
         return None
     if data.dataset.startswith(HUB_PREFIX):
         return HubDataset(data.dataset.removeprefix(HUB_PREFIX), data.configuration, data.split)
-    return SavedDataset(base.resolve() / data.dataset, data.split)
+    saved = SavedDataset(base.resolve() / data.dataset, data.split)
+    saved.check()
+    return saved
 
 
 def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:

@@ -43,6 +43,9 @@ def test_rows_of_a_saved_data_set_are_read_by_column_from_its_split(tmp_path: Pa
     (rows,) = (tmp_path / "saved" / "rest").glob("*.arrow")
     assert source_bytes(data, tmp_path) == rows.stat().st_size
     assert source_bytes(DataSection(source="hf", dataset="hf://owner/name"), tmp_path) == 0
+    for early in (open_source, source_bytes):
+        with pytest.raises(ConfigError, match=r"data\.dataset: no folder .*/none"):
+            early(DataSection(source="hf", dataset="none"), tmp_path)
 
 
 def test_prose_is_pythons_own_or_what_the_host_names_or_nothing(tmp_path: Path) -> None:
