@@ -12,13 +12,10 @@ _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    app.command()(join)
-    app.command()(pause)
-    app.command()(resume)
-    app.command()(health)
-    app.command()(doctor)
-    app.command()(demo)
-    app.command()(generate)
+    for command in (join, pause, resume, doctor):
+        app.command(rich_help_panel="For volunteers")(command)
+    for command in (demo, generate, health):
+        app.command()(command)
 
 
 def join(
