@@ -16,8 +16,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    for command in (init, host, invite, ban):
-        app.command(rich_help_panel=_PANEL)(command)
+    app.command(rich_help_panel=_PANEL)(init)
+    app.command(rich_help_panel=_PANEL)(host)
+    app.command(rich_help_panel=_PANEL)(invite)
+    app.command(rich_help_panel=_PANEL)(ban)
     checkpoint = typer.Typer(help="List, check and export the run's checkpoints.", no_args_is_help=True)
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("verify")(checkpoint_verify)

@@ -7,15 +7,19 @@ from typing import Annotated, Final
 
 import typer
 
+_PANEL: Final = "For volunteers"
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    for command in (join, pause, resume, doctor):
-        app.command(rich_help_panel="For volunteers")(command)
-    for command in (demo, generate, health):
-        app.command()(command)
+    app.command(rich_help_panel=_PANEL)(join)
+    app.command(rich_help_panel=_PANEL)(pause)
+    app.command(rich_help_panel=_PANEL)(resume)
+    app.command(rich_help_panel=_PANEL)(doctor)
+    app.command()(health)
+    app.command()(demo)
+    app.command()(generate)
 
 
 def join(
