@@ -62,6 +62,8 @@ _OF_THE_MACHINE: Final = frozenset(
 )  # fmt: skip
 """What a system refuses for reasons of its own: a name too long, no right, no room. All else is a bug until it is understood."""
 
+_BOTH: Final = "For both"
+
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 app = typer.Typer(
@@ -128,7 +130,7 @@ def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
         raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
 
 
-@app.command()
+@app.command(rich_help_panel=_BOTH)
 def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
     from protocol.looks import looks_json, status_text
@@ -137,7 +139,7 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
 
 
-@app.command()
+@app.command(rich_help_panel=_BOTH)
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List the peers of the run, as the host or the peer of this machine knows them."""
     from protocol.looks import peers_json, peers_text
@@ -146,7 +148,7 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
 
 
-@app.command()
+@app.command(rich_help_panel=_BOTH)
 def rounds(
     state_dir: StateDir = None,
     last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
@@ -159,7 +161,7 @@ def rounds(
     _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
 
 
-@app.command()
+@app.command(rich_help_panel=_BOTH)
 def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what comes, until Ctrl-C.")] = False,
@@ -198,7 +200,7 @@ def _looked(side: ModuleType, folder: Path) -> Look:
     return found
 
 
-@app.command()
+@app.command(rich_help_panel=_BOTH)
 def bugreport(
     state_dir: StateDir = None,
     out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("potluck-bugreport.zip"),

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the host keeps the run.")]
+_PANEL: Final = "For hosts"
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    app.command()(init)
-    app.command()(host)
-    app.command()(invite)
-    app.command()(ban)
+    app.command(rich_help_panel=_PANEL)(init)
+    app.command(rich_help_panel=_PANEL)(host)
+    app.command(rich_help_panel=_PANEL)(invite)
+    app.command(rich_help_panel=_PANEL)(ban)
     checkpoint = typer.Typer(help="List, check and export the run's checkpoints.", no_args_is_help=True)
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("verify")(checkpoint_verify)
     checkpoint.command("export")(checkpoint_export)
-    app.add_typer(checkpoint, name="checkpoint")
+    app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_PANEL)
 
 
 def init(run_file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml")) -> None:

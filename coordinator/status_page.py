@@ -185,6 +185,8 @@ def status_app(source: RunSource, *, is_public: bool = False) -> Starlette:
         Route("/api/checkpoints/{name}/files", pages.checkpoint_files),
         Route("/checkpoints/{name}/{file}", pages.checkpoint_file),
         Route("/healthz", _health),
+        # Nothing is served before peers can be admitted.
+        Route("/readyz", _health),
     ]
     if not is_public:
         # Recomputing hashes costs the host's processor, and metrics tell of its machine.

@@ -9,16 +9,17 @@ import typer
 
 from peer.flags import JoinFlags, PlaceFlags, taking
 
+_PANEL: Final = "For volunteers"
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    app.command()(join)
-    app.command()(pause)
-    app.command()(resume)
+    app.command(rich_help_panel=_PANEL)(join)
+    app.command(rich_help_panel=_PANEL)(pause)
+    app.command(rich_help_panel=_PANEL)(resume)
+    app.command(rich_help_panel=_PANEL)(doctor)
     app.command()(health)
-    app.command()(doctor)
     app.command()(demo)
     app.command()(generate)
 

@@ -1,4 +1,4 @@
-"""The peer's own web server, on trio: /status.json, /peers.json, /rounds.json, /metrics, /healthz and the volunteer's panel."""
+"""The peer's own web server, on trio: /status.json, /peers.json, /rounds.json, /metrics, /healthz, /readyz and the panel."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from peer.status import PeerStatus
 WEB_FOLDER: Final = Path(__file__).with_name("web")
 PAGE_FILES: Final[Mapping[str, str]] = {"/": "index.html", "/panel.css": "panel.css", "/panel.js": "panel.js"}
 
+_NOT_READY: Final = ("joining", "catching up", "leaving")
+"""Well, and without a part in rounds; who is paused or waits for others has one."""
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -47,12 +49,19 @@ def peer_app(
     async def health(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
+    async def ready(_request: Request) -> Response:
+        state, reason = read_status().state, read_status().reason
+        if state in _NOT_READY:
+            return PlainTextResponse(f"{state}: {reason}\n", 503, SAFE_HEADERS)
+        return PlainTextResponse("ok\n", headers=SAFE_HEADERS)
+
     handlers = {
         "/status.json": status,
         "/peers.json": peers,
         "/rounds.json": rounds,
         "/metrics": metrics,
         "/healthz": health,
+        "/readyz": ready,
     }
     routes = [Route(path, handler) for path, handler in handlers.items()]
     return Starlette(routes=[*file_routes(WEB_FOLDER, PAGE_FILES), *routes])

@@ -87,6 +87,12 @@ def test_help_names_every_command_and_every_exit_code() -> None:
         assert word in text
 
 
+def test_help_groups_the_commands_by_whom_they_are_for() -> None:
+    text = _potluck("--help").stdout
+    places = [text.index(word) for word in ("For hosts", "host  ", "For volunteers", "join  ", "For both", "status  ")]
+    assert places == sorted(places)
+
+
 def test_version_names_the_protocol_too() -> None:
     done = _potluck("--version")
     assert done.returncode == 0

@@ -86,7 +86,8 @@ def source(tmp_path: Path) -> Source:
 async def test_page_status_events_metrics_and_health_are_served(source: Source) -> None:
     async with serving(source) as url:
         found = {
-            path: await get(url + path) for path in (*PAGE_FILES, "/api/status", "/api/events", "/metrics", "/healthz")
+            path: await get(url + path)
+            for path in (*PAGE_FILES, "/api/status", "/api/events", "/metrics", "/healthz", "/readyz")
         }
     assert {path: code for path, (code, _, _) in found.items() if code != 200} == {}
     for path in PAGE_FILES:
@@ -95,7 +96,7 @@ async def test_page_status_events_metrics_and_health_are_served(source: Source) 
     assert (status["run"], status["view"], status["restarted"]) == ("tiny", "host", source.picture.restarted)
     assert [event["kind"] for event in json.loads(found["/api/events"][2])] == ["run"]
     assert b"potluck_run_tokens 600.0" in found["/metrics"][2]
-    assert found["/healthz"][2] == b"ok\n"
+    assert (found["/healthz"][2], found["/readyz"][2]) == (b"ok\n", b"ok\n")
 
 
 async def test_the_public_view_says_nothing_of_the_hosts_machine(source: Source) -> None:

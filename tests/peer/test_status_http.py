@@ -5,6 +5,8 @@ import re
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import pytest
 import trio
@@ -18,11 +20,11 @@ STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", loss=2
 
 
 @asynccontextmanager
-async def _served() -> AsyncIterator[str]:
+async def _served(shown: PeerStatus = STATUS) -> AsyncIterator[str]:
     listener = bind_http("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         port = listener.getsockname()[1]
-        await nursery.start(serve_http, listener, peer_app(lambda: STATUS, lambda: [{"name": "brisk-lentil"}]))
+        await nursery.start(serve_http, listener, peer_app(lambda: shown, lambda: [{"name": "brisk-lentil"}]))
         with trio.fail_after(20):
             yield f"http://127.0.0.1:{port}"
         nursery.cancel_scope.cancel()
@@ -31,6 +33,16 @@ async def _served() -> AsyncIterator[str]:
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as response:
         return str(response.read().decode())
+
+
+def _answer(url: str) -> tuple[int, str]:
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=5)
+    try:
+        connection.request("GET", urlsplit(url).path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
 
 
 async def test_server_answers_status_metrics_health_and_page() -> None:
@@ -67,3 +79,12 @@ def test_binding_a_port_in_use_says_so_and_what_to_do() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(MachineError, match=f"cannot listen on 127.0.0.1:{port}.*--http-port"):
             bind_http("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("joining", 503), ("catching up", 503), ("training", 200), ("paused", 200), ("leaving", 503)]
+)
+async def test_peer_is_ready_once_it_has_a_part_in_rounds(state: str, code: int) -> None:
+    async with _served(STATUS.model_copy(update={"state": state, "reason": "so it is"})) as base:
+        told = await trio.to_thread.run_sync(_answer, f"{base}/readyz")
+    assert told == (code, "ok\n" if code == 200 else f"{state}: so it is\n")
