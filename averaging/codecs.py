@@ -1,11 +1,13 @@
 """Codecs: float32 vectors to bytes and back, the same bytes on every instruction set.
 
 Everything is built from single IEEE operations whose rounding is stated: division, multiplication, absolute maximum, round half
-to even, clamp, conversions. Lengths are checked before anything is allocated, and what decodes is finite.
+to even, clamp, conversions, integer operations on the bits. Lengths are checked before anything is allocated, and what decodes is
+finite. A scale is a normal number or zero, and zero only for a block of zeros: what is smaller than that is written as zeros.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -18,6 +20,11 @@ FloatArray = npt.NDArray[np.float32]
 
 INT8_BLOCK_ELEMENTS: Final = 256
 """One scale per 256 values: 1.6% more bytes than none, relative error 0.7% on real pseudo-gradients."""
+
+INT4_BLOCK_ELEMENTS: Final = 128
+"""4.25 bits a value with a relative error of 0.117 on normal noise; blocks of 256 would take 4.125 bits and leave 0.126."""
+
+E3M0_BLOCK_ELEMENTS: Final = 256
 
 FP16_MAX: Final = 65504.0
 
@@ -43,9 +50,13 @@ class Codec(Protocol):
         ...
 
 
-def _require_finite_input(values_n: torch.Tensor) -> None:
+def _require_vector(values_n: torch.Tensor) -> None:
     if values_n.dtype != torch.float32 or values_n.dim() != 1:
         raise LocalProtocolError(f"a {values_n.dtype} tensor of {values_n.dim()} dimensions", "a float32 vector")
+
+
+def _require_finite_input(values_n: torch.Tensor) -> None:
+    _require_vector(values_n)
     if not np.isfinite(values_n.numpy()).all():
         raise LocalProtocolError("a vector with values that are not finite", "finite values", "skip this contribution")
 
@@ -105,54 +116,184 @@ class Fp16Codec:
         return 2 * num_elements
 
 
-class Int8Codec:
-    """Blocks of 256 values: a float32 scale = absolute maximum / 127, then round half to even of value / scale in int8.
+SMALLEST_NORMAL: Final = np.finfo(np.float32).smallest_normal
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_INFINITY_BITS: Final = np.uint32(0x7F800000)
+_CARRY_FROM_SQRT_2: Final = np.uint32((1 << 23) - 0x3504F3)
+"""sqrt(2) in float32 is 0x3FB504F3: a mantissa of 0x3504F3."""
 
-    Layout: all scales (little-endian float32), then all codes. A block of zeros has scale 0.
+_E3M0_POWERS: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
+
+
+def _in_blocks(values: FloatArray, block_elements: int) -> FloatArray:
+    """(blocks, block_elements) of a vector, filled up with zeros."""
+    blocks = -(-len(values) // block_elements)
+    if len(values) % block_elements:
+        padded = np.zeros(blocks * block_elements, dtype=np.float32)
+        padded[: len(values)] = values
+        values = padded
+    return np.ascontiguousarray(values).reshape(blocks, block_elements)
+
+
+def _absolute_maxima(grid: FloatArray) -> FloatArray:
+    """(blocks,) of a grid. Bits of a float without its sign are ordered as its size, and those that are not finite come last.
+
+    Raises:
+        LocalProtocolError: a value that is not finite.
     """
+    largest: npt.NDArray[np.uint32] = (grid.view(np.uint32) & _MAGNITUDE).max(axis=1, initial=0)
+    if (largest >= _INFINITY_BITS).any():
+        raise LocalProtocolError("a vector with values that are not finite", "finite values", "skip this contribution")
+    maxima: FloatArray = largest.view(np.float32)
+    return maxima
 
-    name = "int8"
+
+def _require_scales(scales: FloatArray, name: str) -> FloatArray:
+    is_right = (scales >= SMALLEST_NORMAL) | ((scales == 0) & ~np.signbit(scales))
+    if not (is_right & np.isfinite(scales)).all():
+        raise RemoteProtocolError(f"{name} with a scale that is negative, not normal or not finite", "zero or normal")
+    return scales
+
+
+def _pairs_of(values: Sequence[float]) -> npt.NDArray[np.float32]:
+    """(256, 2) for the 16 values of the codes; minus zero is a code that nobody writes."""
+    single = np.array([np.nan if value == 0 and np.signbit(value) else value for value in values], dtype=np.float32)
+    return np.stack([np.tile(single, 16), np.repeat(single, 16)], axis=1)
+
+
+class _BlockCodec:
+    """Blocks of values with a float32 scale each. Layout: all scales (little-endian float32), then all codes, values in order."""
+
+    name: str
+    block_elements: int
+    largest_code: float
+    """What the block's absolute maximum is written as: its scale is the maximum divided by it."""
 
     def encode(self, values_n: torch.Tensor) -> bytes:
-        """1 byte a value and 4 a block."""
-        _require_finite_input(values_n)
+        """Scales, then codes."""
+        _require_vector(values_n)
         num_elements = values_n.numel()
-        blocks = _num_blocks(num_elements)
-        padded = values_n.numpy()
-        if num_elements % INT8_BLOCK_ELEMENTS:
-            padded = np.zeros(blocks * INT8_BLOCK_ELEMENTS, dtype=np.float32)
-            padded[:num_elements] = values_n.numpy()
-        grid = padded.reshape(blocks, INT8_BLOCK_ELEMENTS)
-        scales: FloatArray = np.abs(grid).max(axis=1) / np.float32(127.0)
-        # A block of zeros, or of values so small that the scale underflows to zero, rounds to zeros.
-        codes = grid / np.where(scales > 0, scales, np.float32(1.0))[:, None]
-        np.clip(np.rint(codes, out=codes), -127.0, 127.0, out=codes)
-        written: tuple[bytes, bytes] = (scales.astype("<f4").tobytes(), codes.astype(np.int8).tobytes())
-        return written[0] + written[1][:num_elements]
+        grid = _in_blocks(values_n.numpy(), self.block_elements)
+        scales: FloatArray = _absolute_maxima(grid) / np.float32(self.largest_code)
+        scales[scales < SMALLEST_NORMAL] = 0.0
+        # Values of a block without a scale are divided by infinity, which makes them zeros.
+        relative = grid / np.where(scales > 0, scales, np.float32(np.inf))[:, None]
+        written: tuple[bytes, bytes] = (scales.astype("<f4").tobytes(), self._codes(relative, num_elements))
+        return written[0] + written[1]
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
         """Code x scale, one multiplication a value."""
         _require_length(self, data, num_elements)
-        blocks = _num_blocks(num_elements)
-        scales = _require_finite(np.frombuffer(data, dtype="<f4", count=blocks), "int8 scale")
-        values = np.frombuffer(data, dtype=np.int8, offset=4 * blocks).astype(np.float32)
-        num_full = num_elements // INT8_BLOCK_ELEMENTS
-        end = num_full * INT8_BLOCK_ELEMENTS
+        blocks = -(-num_elements // self.block_elements)
+        scales = _require_scales(np.frombuffer(data, dtype="<f4", count=blocks), self.name)
+        codes = np.frombuffer(data, dtype=np.uint8, offset=4 * blocks)
+        values = self._values(codes, num_elements)
+        num_full = num_elements // self.block_elements
+        end = num_full * self.block_elements
         with np.errstate(over="ignore"):  # what overflows is refused below
-            values[:end].reshape(num_full, INT8_BLOCK_ELEMENTS)[:] *= scales[:num_full, None]
+            values[:end].reshape(num_full, self.block_elements)[:] *= scales[:num_full, None]
             values[end:] *= scales[num_full:]
         return torch.from_numpy(_require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
-        """1 byte a value and 4 a block."""
-        return num_elements + 4 * _num_blocks(num_elements)
+        """4 bytes a block, and the codes."""
+        return 4 * -(-num_elements // self.block_elements) + self._code_bytes(num_elements)
+
+    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
+        """(blocks, block_elements) values divided by their block's scale, overwritten, as codes."""
+        raise NotImplementedError
+
+    def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
+        """(num_elements,) values before their scale; NaN for a code that nobody writes."""
+        raise NotImplementedError
+
+    def _code_bytes(self, num_elements: int) -> int:
+        raise NotImplementedError
 
 
-def _num_blocks(num_elements: int) -> int:
-    return -(-num_elements // INT8_BLOCK_ELEMENTS)
+class Int8Codec(_BlockCodec):
+    """Blocks of 256 values: scale = absolute maximum / 127, then round half to even of value / scale in int8."""
+
+    name = "int8"
+    block_elements = INT8_BLOCK_ELEMENTS
+    largest_code = 127.0
+
+    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
+        np.clip(np.rint(relative, out=relative), -127.0, 127.0, out=relative)
+        return relative.astype(np.int8).tobytes()[:num_elements]
+
+    def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
+        return codes.view(np.int8).astype(np.float32)
+
+    def _code_bytes(self, num_elements: int) -> int:
+        return num_elements
 
 
-_CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (Fp32Codec(), Fp16Codec(), Int8Codec())}
+class _FourBitCodec(_BlockCodec):
+    """Two codes a byte, the first one in the low half; an odd last one leaves the high half zero."""
+
+    _pairs: npt.NDArray[np.float32]
+    """(256, 2) what each byte stands for."""
+
+    def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
+        if num_elements % 2 and codes[-1] >> 4:
+            raise RemoteProtocolError(f"{self.name} with bits behind its last value", "zeros there")
+        pairs: FloatArray = self._pairs.take(codes, axis=0)
+        return pairs.reshape(-1)[:num_elements]
+
+    def _code_bytes(self, num_elements: int) -> int:
+        return -(-num_elements // 2)
+
+
+class Int4Codec(_FourBitCodec):
+    """Blocks of 128 values: scale = absolute maximum / 7, then round half to even of value / scale in four bits, two's complement."""
+
+    name = "int4"
+    block_elements = INT4_BLOCK_ELEMENTS
+    largest_code = 7.0
+    _pairs = _pairs_of([0, 1, 2, 3, 4, 5, 6, 7, np.nan, -7, -6, -5, -4, -3, -2, -1])
+
+    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
+        np.clip(np.rint(relative, out=relative), -7.0, 7.0, out=relative)
+        return _packed(relative.astype(np.int8).view(np.uint8), num_elements)
+
+
+class E3m0Codec(_FourBitCodec):
+    """Blocks of 256 values: scale = absolute maximum, then a sign and a level of three bits: +-2^(level - 7), or zero at level 0.
+
+    Streaming DiLoCo (arXiv:2501.18512) sends outer gradients so. The nearest level in the log domain: between two powers
+    of two the border is at sqrt(2) times the smaller one, and what is below 2^-6.5 is zero.
+    """
+
+    name = "e3m0"
+    block_elements = E3M0_BLOCK_ELEMENTS
+    largest_code = 1.0
+    _pairs = _pairs_of([sign * power for sign in (1.0, -1.0) for power in _E3M0_POWERS])
+
+    def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
+        bits = relative.view(np.uint32)
+        # Adding this carries into the exponent just where the mantissa is that of sqrt(2) or more.
+        levels = ((bits & _MAGNITUDE) + _CARRY_FROM_SQRT_2 >> 23).astype(np.int16) - (127 - 7)
+        codes = np.maximum(levels, 0).astype(np.uint8)
+        codes |= np.where(codes > 0, bits >> 28 & 8, 0).astype(np.uint8)
+        return _packed(codes, num_elements)
+
+
+def _packed(codes: npt.NDArray[np.uint8], num_elements: int) -> bytes:
+    """(blocks, elements) codes in the low halves of bytes, an even number of them, as two a byte."""
+    flat = codes.reshape(-1)
+    packed: bytes = ((flat[0::2] & 15) | (flat[1::2] << 4)).tobytes()
+    return packed[: -(-num_elements // 2)]
+
+
+_CODECS: Final[dict[str, Codec]] = {
+    codec.name: codec for codec in (Fp32Codec(), Fp16Codec(), Int8Codec(), Int4Codec(), E3m0Codec())
+}
+
+
+def codec_names() -> tuple[str, ...]:
+    """All that a manifest may name."""
+    return tuple(_CODECS)
 
 
 def codec_by_name(name: str) -> Codec:

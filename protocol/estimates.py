@@ -4,8 +4,10 @@ comes from.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
+from types import MappingProxyType
 from typing import Final
 
 from protocol.decoder_schema import decoder_schema
@@ -32,8 +34,10 @@ HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
 STATE_BYTES_PER_PARAMETER: Final = 8
 """A parameter and its momentum in float32 (averaging/state.py)."""
 
-INT8_BLOCK_PARAMETERS: Final = 256
-"""One float32 scale for so many int8 values (averaging/codecs.py)."""
+CODEC_BITS_AND_BLOCK: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {"fp32": (32, 0), "fp16": (16, 0), "int8": (8, 256), "int4": (4, 128), "e3m0": (4, 256)}
+)
+"""Bits of a value, and how many values share a float32 scale, 0 for none (averaging/codecs.py)."""
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
 """A commit's row and three points of the loss curves, with their index entries and checksums (coordinator/ledger.py, measured)."""
@@ -83,9 +87,9 @@ def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
 
 
 def _encoded_bytes(codec: str, num_parameters: int) -> int:
-    if codec == "int8":
-        return num_parameters + 4 * -(-num_parameters // INT8_BLOCK_PARAMETERS)
-    return {"fp16": 2, "fp32": 4}[codec] * num_parameters
+    bits, block = CODEC_BITS_AND_BLOCK[codec]
+    scales_bytes = 4 * -(-num_parameters // block) if block else 0
+    return scales_bytes + -(-num_parameters * bits // 8)
 
 
 def round_bytes(encoded_bytes: int, num_members: int, *, reduces: bool) -> int:

@@ -32,6 +32,8 @@ def main() -> None:
         ("fp32", OuterStep("mean", 1.0, 0.0)),
         ("fp16", OuterStep("nesterov", 0.7, 0.9)),
         ("int8", OuterStep("nesterov", 0.4, 0.5)),
+        ("int4", OuterStep("mean", 1.0, 0.0)),
+        ("e3m0", OuterStep("nesterov", 0.4, 0.9)),
     ):
         codec = codec_by_name(codec_name)
         anchor_N = genesis_anchor(schema, 11)

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from averaging.codecs import INT8_BLOCK_ELEMENTS, codec_by_name
+from averaging.codecs import codec_by_name, codec_names
 from averaging.data.packing import token_bytes
 from averaging.rounds.keeping import update_bytes as kept_update_bytes
 from averaging.state import STATE_BYTES_PER_VALUE
 from protocol.estimates import (
-    INT8_BLOCK_PARAMETERS,
     STATE_BYTES_PER_PARAMETER,
     host_memory_bytes,
     ledger_bytes,
@@ -27,12 +26,12 @@ from protocol.tensor_schema import ChunkGrid
 
 
 def test_sizes_are_those_of_the_code_that_writes_them() -> None:
-    assert (INT8_BLOCK_PARAMETERS, STATE_BYTES_PER_PARAMETER) == (INT8_BLOCK_ELEMENTS, STATE_BYTES_PER_VALUE)
+    assert STATE_BYTES_PER_PARAMETER == STATE_BYTES_PER_VALUE
     for vocab_size in (257, 1 << 16, (1 << 16) + 1):
         assert packed_bytes(1000, vocab_size) == 1000 * token_bytes(vocab_size)
 
 
-@pytest.mark.parametrize("codec", ["int8", "fp16", "fp32"])
+@pytest.mark.parametrize("codec", sorted(codec_names()))
 @pytest.mark.parametrize(("num_parameters", "chunk"), [(771_328, 16_384), (1, 256), (1000, 300), (512, 256)])
 def test_an_update_weighs_what_the_codec_makes_of_its_chunks(codec: str, num_parameters: int, chunk: int) -> None:
     expected = kept_update_bytes(codec_by_name(codec), ChunkGrid(num_parameters, chunk))
