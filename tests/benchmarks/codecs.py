@@ -1,0 +1,165 @@
+"""`python -m tests.benchmarks.codecs --json FILE [--quick]`: what each codec makes of real deltas and of noise, and how fast one core
+does it.
+
+The real deltas are of the product's own decoder: genesis, steps to get past the first ones, an anchor, then H local steps of AdamW on
+Python's standard library. Speeds are processor seconds of this process, one thread, in chunks as they travel; each trial measures all
+codecs in turn, so that all see the same machine. Speed is told in GB (1e9 bytes) of the float32 values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from averaging.codecs import Codec, codec_by_name, codec_names
+from averaging.data.corpus import python_stdlib_documents
+from averaging.genesis import genesis_anchor
+from peer.local_training import LocalTrainer, TrainingPlan
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.manifest import InnerSection
+from tests.benchmarks.results import Row, machine, print_rows, write_rows
+
+BENCH: Final = "codecs"
+MODEL: Final = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=352, context_tokens=128)
+BATCH_TOKENS: Final = 2048
+TEXT_BYTES: Final = 4 << 20
+NUM_NOISE: Final = 1 << 22
+NUM_TIMED: Final = 1 << 22
+"""Values a trial of speed: 16 MiB, more than the cores' own caches."""
+
+LEAST_ENCODE: Final = {"int8": 1.0, "int4": 1.0}
+LEAST_DECODE: Final = {"int8": 2.0, "int4": 2.0}
+
+
+@dataclass
+class Speeds:
+    """GB of float32 per processor second, a number a trial."""
+
+    encode: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+
+
+def real_delta(folder: Path, warm_steps: int, local_steps: int) -> torch.Tensor:
+    """(N,) anchor - theta after so many steps from an anchor that has left the start behind."""
+    text = b"".join(document.path.read_bytes() for document in islice(python_stdlib_documents(), 400))[:TEXT_BYTES]
+    shard = folder / "shard"
+    np.frombuffer(text, dtype=np.uint8).astype("<u2").tofile(shard)
+    plan = TrainingPlan(
+        model=MODEL,
+        inner=InnerSection(learning_rate=0.002, batch_tokens=BATCH_TOKENS),
+        seed=1,
+        peer="benchmark",
+        total_tokens=1 << 40,
+        train_shards=(shard,),
+        heldout_shards=(shard,),
+        device="cpu",
+        num_threads=1,
+        micro_batch=BATCH_TOKENS // MODEL.context_tokens,
+    )
+    trainer = LocalTrainer(plan)
+    trainer.load(genesis_anchor(decoder_schema(MODEL), 1), 0)
+    for _ in range(warm_steps):
+        trainer.step()
+    anchor_N = trainer.theta()
+    for _ in range(local_steps):
+        trainer.step()
+    return anchor_N - trainer.theta()
+
+
+def error_rows(codec: Codec, values: dict[str, torch.Tensor], chunk: int, settings: dict[str, object]) -> list[Row]:
+    """Bits a value and relative error, by kind of values; and that the same values give the same bytes and these the same values."""
+    rows = []
+    for kind, values_n in values.items():
+        parts_n = torch.split(values_n, chunk)
+        encoded = [codec.encode(part_n) for part_n in parts_n]
+        decoded_n = torch.cat([codec.decode(data, len(part)) for data, part in zip(encoded, parts_n, strict=True)])
+        again_n = torch.cat([codec.decode(data, len(part)) for data, part in zip(encoded, parts_n, strict=True)])
+        same = encoded == [codec.encode(part_n) for part_n in parts_n] and torch.equal(decoded_n, again_n)
+        bits = 8 * sum(map(len, encoded)) / len(values_n)
+        error = float((decoded_n - values_n).norm() / values_n.norm())
+        name = f"{codec.name}, {kind}"
+        rows += [
+            Row(BENCH, f"{name}: size", round(bits, 4), "bit/value", 32.0, round(bits / 32, 4), trials=1, settings=settings),
+            Row(BENCH, f"{name}: relative error", round(error, 5), "", trials=1, settings=settings),
+            Row(BENCH, f"{name}: same bytes", float(same), "share", target="= 1", met=same, trials=1, settings=settings),
+        ]  # fmt: skip
+    return rows
+
+
+def measure_speeds(codecs: Sequence[Codec], num_trials: int, chunk: int) -> dict[str, Speeds]:
+    """All codecs in turn, again and again."""
+    parts_n = torch.split(torch.randn(NUM_TIMED, generator=torch.Generator().manual_seed(2)), chunk)
+    encoded = {codec.name: [codec.encode(part_n) for part_n in parts_n] for codec in codecs}
+    speeds = {codec.name: Speeds() for codec in codecs}
+    for _ in range(num_trials):
+        for codec in codecs:
+            datas = encoded[codec.name]
+            speeds[codec.name].encode.append(_speed(codec.encode, parts_n))
+            speeds[codec.name].decode.append(_speed(partial(codec.decode, num_elements=chunk), datas))
+    return speeds
+
+
+def _speed(work: Callable[[Any], object], parts: Sequence[object]) -> float:
+    """Nothing of a chunk is kept while the next one is worked on, as where it is sent or summed."""
+    begin_s = time.process_time()
+    for part in parts:
+        work(part)
+    return 4 * NUM_TIMED / (time.process_time() - begin_s) / 1e9
+
+
+def speed_row(metric: str, values: Sequence[float], least: float | None, settings: dict[str, object]) -> Row:
+    """The more the better; the target is the median's: single trials are the machine's."""
+    median = statistics.median(values)
+    return Row(
+        BENCH,
+        metric,
+        round(median, 3),
+        "GB/s",
+        target="" if least is None else f">= {least:g}",
+        met=None if least is None else median >= least,
+        trials=len(values),
+        spread={"best": round(max(values), 3), "worst": round(min(values), 3)},
+        settings=settings,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when every target was met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.codecs", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="fewer steps and trials")
+    parser.add_argument("--chunk-elements", type=int, default=1 << 16, help="values a chunk")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    num_trials, warm_steps, local_steps = (5, 20, 10) if options.quick else (15, 300, 100)
+    settings: dict[str, object] = {"chunk": options.chunk_elements, "local_steps": local_steps, "machine": machine()}
+    codecs = [codec_by_name(name) for name in codec_names()]
+    speeds = measure_speeds(codecs, num_trials, options.chunk_elements)
+    with tempfile.TemporaryDirectory(prefix="potluck-codecs-") as folder:
+        delta_N = real_delta(Path(folder), warm_steps, local_steps)
+    values = {"real delta": delta_N, "noise": torch.randn(NUM_NOISE, generator=torch.Generator().manual_seed(3))}
+    rows = []
+    for codec in codecs:
+        name, measured = codec.name, speeds[codec.name]
+        rows += error_rows(codec, values, options.chunk_elements, settings)
+        rows.append(speed_row(f"{name}: encode", measured.encode, LEAST_ENCODE.get(name), settings))
+        rows.append(speed_row(f"{name}: decode", measured.decode, LEAST_DECODE.get(name), settings))
+    write_rows(rows, options.json)
+    print_rows(rows, "codecs, one core")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
