@@ -39,6 +39,7 @@ from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoi
 from peer.departure import Departure
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
+from peer.first_state import HELD_BECAUSE, FirstState
 from peer.joining import (
     Membership,
     admit,
@@ -309,11 +310,14 @@ async def _train(joined: _Joined) -> None:
         _keep_up(joined, nursery)
         await _fetch_data(life, membership, joined.network, joined.roster, cache)
         chain = await _open_chain(joined, cache)
-        open_round = await _catch_up(joined, chain)
-        is_paused = not life.controls.decision.may_compute
+        open_round, first = await _catch_up(joined, chain)
+        is_paused = first.is_missing or not life.controls.decision.may_compute
         plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain, is_paused=is_paused)
         async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
-            await _average(joined, chain, open_round, trainer)
+            trainer.hold(life.controls.decision.is_held)
+            if first.is_missing:
+                trainer.hold(True, HELD_BECAUSE)
+            await _average(joined, chain, open_round, trainer, first)
         nursery.cancel_scope.cancel()
 
 
@@ -343,16 +347,21 @@ async def _open_chain(joined: _Joined, cache: ShardCache) -> UnitChain:
     return chain
 
 
-async def _catch_up(joined: _Joined, chain: UnitChain) -> OpenRound:
-    """Take the run's newest state where ours is far behind; what was voted for on the head."""
-    board = joined.life.board
+async def _catch_up(joined: _Joined, chain: UnitChain) -> tuple[OpenRound, FirstState]:
+    """Take the run's newest state where ours is far behind. Returns our votes on the head, and whether there is any state."""
+    board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
     donors = await _members_listed(joined.network, joined.membership, joined.roster)
-    await catch_up_by_snapshot(joined.network, chain, donors, board.downloading)
-    return await chain.votes_on_head()  # the head has moved where a state was taken
+    shown_index = await catch_up_by_snapshot(joined.network, chain, donors, board.downloading)
+    if not chain.head.index and reporter.last_reply is None:
+        await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
+    open_round = await chain.votes_on_head()  # the head has moved where a state was taken
+    return open_round, FirstState(chain, open_round, lambda: reporter.told_index, shown_index, board)
 
 
-async def _average(joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: WorkerTrainer) -> None:
+async def _average(
+    joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: WorkerTrainer, first: FirstState
+) -> None:
     """The rounds of the one unit, with everything that they need, until the run is over."""
     life, membership, network, board = joined.life, joined.membership, joined.network, joined.life.board
     rounds = _peer_rounds(life, membership, joined.verifier, network, joined.roster)
@@ -366,7 +375,7 @@ async def _average(joined: _Joined, chain: UnitChain, open_round: OpenRound, tra
     rounds.add(service)
     board.trainer, board.service = trainer, service
     rounds.serve()
-    await _rounds(life, membership, rounds, service, trainer, network, joined.roster, joined.reporter)
+    await _rounds(joined, rounds, service, trainer, first)
 
 
 def _peer_rounds(
@@ -380,30 +389,23 @@ def _peer_rounds(
 
 
 async def _rounds(
-    life: _Life,
-    membership: Membership,
-    rounds: PeerRounds,
-    service: RoundService,
-    trainer: WorkerTrainer,
-    network: Network,
-    roster: Roster,
-    reporter: Reporter,
+    joined: _Joined, rounds: PeerRounds, service: RoundService, trainer: WorkerTrainer, first: FirstState
 ) -> None:
     """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
+    life, membership, reporter = joined.life, joined.membership, joined.reporter
     total_tokens = membership.manifest.config.run.total_tokens
 
     def is_over() -> bool:
         return service.chain.head.total_tokens >= total_tokens
 
     async def listed(entries: Sequence[DirectoryEntry]) -> None:
-        await rounds.list_peers(tuple(p for p in roster.take_records(entries) if p != membership.coordinator))
+        await rounds.list_peers(tuple(p for p in joined.roster.take_records(entries) if p != membership.coordinator))
 
     async with trio.open_nursery() as nursery:
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
-        nursery.start_soon(_begin_training, life.board, service.chain, trainer)
-        nursery.start_soon(life.controls.order, trainer)
+        nursery.start_soon(_begin_training, life, service.chain, trainer, first)
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, network, membership.run_id, listed)
+        nursery.start_soon(list_peers, joined.network, membership.run_id, listed)
         with life.departure.ends():
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
             await _finish(life, service, reporter)
@@ -414,11 +416,15 @@ async def _rounds(
         nursery.cancel_scope.cancel()
 
 
-async def _begin_training(board: Board, chain: UnitChain, trainer: WorkerTrainer) -> None:
-    """The anchor for a training process that is still importing what it needs, which takes seconds."""
-    board.say("catching up", "the training process is starting")
+async def _begin_training(life: _Life, chain: UnitChain, trainer: WorkerTrainer, first: FirstState) -> None:
+    """The anchor for a training process that is still importing what it needs, which takes seconds; then, once there is something to
+    train on, what its owner allows.
+    """
+    life.board.say("catching up", "the training process is starting")
     await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
-    board.say("training", "training")
+    await first.wait()
+    life.board.say("training", "training")
+    await life.controls.order(trainer)
 
 
 async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> None:
