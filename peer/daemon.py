@@ -61,6 +61,7 @@ from peer.membership_file import (
 from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
+from peer.reach import find_outbound_only
 from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
@@ -152,6 +153,7 @@ class _Joined:
     network: Network
     roster: Roster
     reporter: Reporter
+    is_outbound_only: bool
     verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
 
 
@@ -255,7 +257,10 @@ async def _take_part(life: _Life) -> None:
         else:
             life.board.say("joining", "asking the coordinator for admission")
             membership, is_host_there = await admit(*asked), True
-        life.board.is_outbound_only = life.config.no_listen
+        is_outbound_only = await find_outbound_only(
+            life.config, client, membership.saved.credential, is_host_there=is_host_there
+        )
+        life.board.is_outbound_only = is_outbound_only
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
         roster = _roster(life, membership, is_host_there=is_host_there)
@@ -277,7 +282,7 @@ async def _take_part(life: _Life) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            await _train(_Joined(life, membership, client, network, roster, reporter))
+            await _train(_Joined(life, membership, client, network, roster, reporter, is_outbound_only))
             nursery.cancel_scope.cancel()
 
 
@@ -364,9 +369,9 @@ async def _average(
 ) -> None:
     """The rounds of the one unit, with everything that they need, until the run is over."""
     life, membership, network, board = joined.life, joined.membership, joined.network, joined.life.board
-    rounds = _peer_rounds(life, membership, joined.verifier, network, joined.roster)
+    rounds = _peer_rounds(joined)
     service = RoundService(
-        round_config(membership, life.member, joined.verifier, is_inbound_reachable=not life.config.no_listen),
+        round_config(membership, life.member, joined.verifier, is_inbound_reachable=not joined.is_outbound_only),
         chain,
         open_round,
         RoundTools(network, life.clock, ThreadOffload(), trainer, life.sealed, board.publish),
@@ -378,13 +383,12 @@ async def _average(
     await _rounds(joined, rounds, service, trainer, first)
 
 
-def _peer_rounds(
-    life: _Life, membership: Membership, verifier: Ed25519Verifier, network: Network, roster: Roster
-) -> PeerRounds:
-    tools = PeerTools(network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
-    rounds = PeerRounds(membership.run_id, verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
-    if not life.config.no_listen:
-        rounds.lend(life.member, ThreadOffload(), unit_shapes(membership))
+def _peer_rounds(joined: _Joined) -> PeerRounds:
+    life, roster, run_id = joined.life, joined.roster, joined.membership.run_id
+    tools = PeerTools(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
+    rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
+    if not joined.is_outbound_only:
+        rounds.lend(life.member, ThreadOffload(), unit_shapes(joined.membership))
     return rounds
 
 
