@@ -97,9 +97,9 @@ class Board:
             self.reason = str(progress)
 
     def hears_host(self, head: CommitId, index: int) -> None:
-        """Where the host stands. While a state is being downloaded we know what we lack."""
-        now_s = self.clock.monotonic_s()
-        links = self.service.chain.links if self.service is not None and self.download is None else ()
+        """Where the host stands. While a state is being downloaded or waited for we know what we lack."""
+        now_s, lacks_state = self.clock.monotonic_s(), self.download is not None or self.state == "waiting"
+        links = self.service.chain.links if self.service is not None and not lacks_state else ()
         self.apart = after_report(self.apart, links, head, index, now_s)
         was_told, self.apart_told = self.apart_told, self.apart.sentence(now_s)
         if self.apart_told and not was_told:

@@ -39,6 +39,7 @@ from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoi
 from peer.departure import Departure
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
+from peer.first_state import HELD_BECAUSE, FirstState
 from peer.joining import (
     Membership,
     admit,
@@ -60,6 +61,7 @@ from peer.membership_file import (
 from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
+from peer.reach import find_outbound_only
 from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
@@ -151,6 +153,7 @@ class _Joined:
     network: Network
     roster: Roster
     reporter: Reporter
+    is_outbound_only: bool
     verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
 
 
@@ -254,7 +257,10 @@ async def _take_part(life: _Life) -> None:
         else:
             life.board.say("joining", "asking the coordinator for admission")
             membership, is_host_there = await admit(*asked), True
-        life.board.is_outbound_only = life.config.no_listen
+        is_outbound_only = await find_outbound_only(
+            life.config, client, membership.saved.credential, is_host_there=is_host_there
+        )
+        life.board.is_outbound_only = is_outbound_only
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
         roster = _roster(life, membership, is_host_there=is_host_there)
@@ -276,7 +282,7 @@ async def _take_part(life: _Life) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            await _train(_Joined(life, membership, client, network, roster, reporter))
+            await _train(_Joined(life, membership, client, network, roster, reporter, is_outbound_only))
             nursery.cancel_scope.cancel()
 
 
@@ -309,11 +315,14 @@ async def _train(joined: _Joined) -> None:
         _keep_up(joined, nursery)
         await _fetch_data(life, membership, joined.network, joined.roster, cache)
         chain = await _open_chain(joined, cache)
-        open_round = await _catch_up(joined, chain)
-        is_paused = not life.controls.decision.may_compute
+        open_round, first = await _catch_up(joined, chain)
+        is_paused = first.is_missing or not life.controls.decision.may_compute
         plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain, is_paused=is_paused)
         async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
-            await _average(joined, chain, open_round, trainer)
+            trainer.hold(life.controls.decision.is_held)
+            if first.is_missing:
+                trainer.hold(True, HELD_BECAUSE)
+            await _average(joined, chain, open_round, trainer, first)
         nursery.cancel_scope.cancel()
 
 
@@ -343,21 +352,26 @@ async def _open_chain(joined: _Joined, cache: ShardCache) -> UnitChain:
     return chain
 
 
-async def _catch_up(joined: _Joined, chain: UnitChain) -> OpenRound:
-    """Take the run's newest state where ours is far behind; what was voted for on the head."""
-    board = joined.life.board
+async def _catch_up(joined: _Joined, chain: UnitChain) -> tuple[OpenRound, FirstState]:
+    """Take the run's newest state where ours is far behind. Returns our votes on the head, and whether there is any state."""
+    board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
     donors = await _members_listed(joined.network, joined.membership, joined.roster)
-    await catch_up_by_snapshot(joined.network, chain, donors, board.downloading)
-    return await chain.votes_on_head()  # the head has moved where a state was taken
+    shown_index = await catch_up_by_snapshot(joined.network, chain, donors, board.downloading)
+    if not chain.head.index and reporter.last_reply is None:
+        await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
+    open_round = await chain.votes_on_head()  # the head has moved where a state was taken
+    return open_round, FirstState(chain, open_round, lambda: reporter.told_index, shown_index, board)
 
 
-async def _average(joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: WorkerTrainer) -> None:
+async def _average(
+    joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: WorkerTrainer, first: FirstState
+) -> None:
     """The rounds of the one unit, with everything that they need, until the run is over."""
     life, membership, network, board = joined.life, joined.membership, joined.network, joined.life.board
-    rounds = _peer_rounds(life, membership, joined.verifier, network, joined.roster)
+    rounds = _peer_rounds(joined)
     service = RoundService(
-        round_config(membership, life.member, joined.verifier, is_inbound_reachable=not life.config.no_listen),
+        round_config(membership, life.member, joined.verifier, is_inbound_reachable=not joined.is_outbound_only),
         chain,
         open_round,
         RoundTools(network, life.clock, ThreadOffload(), trainer, life.sealed, board.publish),
@@ -366,44 +380,36 @@ async def _average(joined: _Joined, chain: UnitChain, open_round: OpenRound, tra
     rounds.add(service)
     board.trainer, board.service = trainer, service
     rounds.serve()
-    await _rounds(life, membership, rounds, service, trainer, network, joined.roster, joined.reporter)
+    await _rounds(joined, rounds, service, trainer, first)
 
 
-def _peer_rounds(
-    life: _Life, membership: Membership, verifier: Ed25519Verifier, network: Network, roster: Roster
-) -> PeerRounds:
-    tools = PeerTools(network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
-    rounds = PeerRounds(membership.run_id, verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
-    if not life.config.no_listen:
-        rounds.lend(life.member, ThreadOffload(), unit_shapes(membership))
+def _peer_rounds(joined: _Joined) -> PeerRounds:
+    life, roster, run_id = joined.life, joined.roster, joined.membership.run_id
+    tools = PeerTools(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
+    rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
+    if not joined.is_outbound_only:
+        rounds.lend(life.member, ThreadOffload(), unit_shapes(joined.membership))
     return rounds
 
 
 async def _rounds(
-    life: _Life,
-    membership: Membership,
-    rounds: PeerRounds,
-    service: RoundService,
-    trainer: WorkerTrainer,
-    network: Network,
-    roster: Roster,
-    reporter: Reporter,
+    joined: _Joined, rounds: PeerRounds, service: RoundService, trainer: WorkerTrainer, first: FirstState
 ) -> None:
     """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
+    life, membership, reporter = joined.life, joined.membership, joined.reporter
     total_tokens = membership.manifest.config.run.total_tokens
 
     def is_over() -> bool:
         return service.chain.head.total_tokens >= total_tokens
 
     async def listed(entries: Sequence[DirectoryEntry]) -> None:
-        await rounds.list_peers(tuple(p for p in roster.take_records(entries) if p != membership.coordinator))
+        await rounds.list_peers(tuple(p for p in joined.roster.take_records(entries) if p != membership.coordinator))
 
     async with trio.open_nursery() as nursery:
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
-        nursery.start_soon(_begin_training, life.board, service.chain, trainer)
-        nursery.start_soon(life.controls.order, trainer)
+        nursery.start_soon(_begin_training, life, service.chain, trainer, first)
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, network, membership.run_id, listed)
+        nursery.start_soon(list_peers, joined.network, membership.run_id, listed)
         with life.departure.ends():
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
             await _finish(life, service, reporter)
@@ -414,11 +420,15 @@ async def _rounds(
         nursery.cancel_scope.cancel()
 
 
-async def _begin_training(board: Board, chain: UnitChain, trainer: WorkerTrainer) -> None:
-    """The anchor for a training process that is still importing what it needs, which takes seconds."""
-    board.say("catching up", "the training process is starting")
+async def _begin_training(life: _Life, chain: UnitChain, trainer: WorkerTrainer, first: FirstState) -> None:
+    """The anchor for a training process that is still importing what it needs, which takes seconds; then, once there is something to
+    train on, what its owner allows.
+    """
+    life.board.say("catching up", "the training process is starting")
     await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
-    board.say("training", "training")
+    await first.wait()
+    life.board.say("training", "training")
+    await life.controls.order(trainer)
 
 
 async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> None:

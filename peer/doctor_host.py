@@ -131,7 +131,7 @@ async def _ask(config: PeerConfig, way: Way) -> HostReadings:
         ):
             answer = await _greet(way, client)
             try:
-                return HostReadings(answer, await _reach(config, way.proof, client), await _line(way.proof, client))
+                return HostReadings(answer, await reach_of(config, way.proof, client), await _line(way.proof, client))
             except RefusedError as error:
                 return HostReadings(answer, refusal=Refusal(_cause(error), error.remedy))
     except PotluckError as error:
@@ -155,8 +155,14 @@ async def _greet(way: Way, client: CoordinatorClient) -> Answer:
     )
 
 
-async def _reach(config: PeerConfig, proof: ProbeProof, client: CoordinatorClient) -> Reach | PortTaken | Unread | None:
-    """Listen where a peer would, and let the host try to connect."""
+async def reach_of(
+    config: PeerConfig, proof: ProbeProof, client: CoordinatorClient
+) -> Reach | PortTaken | Unread | None:
+    """Listen where a peer would, and let the host try to connect; None where the owner takes no connections.
+
+    Raises:
+        RefusedError: the host would not let us in.
+    """
     if config.no_listen:
         return None
     host = config.listen_host

@@ -171,7 +171,7 @@ def _reach(reach: Reach | PortTaken | Unread | None) -> Finding:
         fix = "end what listens there (a peer of yours?), or give another with --listen-port or --listen-host"
         return Finding(name, Level.FAIL, reach.found, fix)
     if not reach.is_reached:
-        return _outbound_only(reach)
+        return outbound_only(reach)
     found = f"direct: the host connected to {reach.seen_as} port {reach.port}"
     if reach.is_own_address or reach.announce_host:
         return Finding(name, Level.OK, found)
@@ -179,7 +179,8 @@ def _reach(reach: Reach | PortTaken | Unread | None) -> Finding:
     return Finding(name, Level.WARN, f"{found}, which is a router's address", fix)
 
 
-def _outbound_only(reach: Reach) -> Finding:
+def outbound_only(reach: Reach) -> Finding:
+    """Of a peer that the host could not connect back to."""
     found = (
         f"outbound only, for there are no relays: the host could not connect back to {reach.seen_as} port {reach.port}"
     )

@@ -117,6 +117,11 @@ class Reporter:
         self.is_leaving = False
         self.last_reply: ReportReply | None = None
 
+    @property
+    def told_index(self) -> int:
+        """The round at which the host stood when it was heard last, 0 before that."""
+        return self.last_reply.index if self.last_reply is not None else 0
+
     async def report_once(self) -> bool:
         """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later.
 

@@ -44,28 +44,31 @@ class _Lineage:
     certificates: tuple[Certificate, ...]
 
 
-async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Sequence[PeerId], told: Told) -> None:
-    """Take a whole state where replaying would move more bytes; what is left is replayed by the round service.
+async def catch_up_by_snapshot(network: Network, chain: UnitChain, donors: Sequence[PeerId], told: Told) -> int:
+    """Take a whole state where replaying would move more bytes; what is left is replayed by the round service. Returns the newest
+    round whose commits were shown and verified, 0 without any.
 
     The commits of one donor after another are looked at, of MAX_DONORS at most; the state then comes from all of them at once, but not
     from those whose commits were invented. Where none can help nothing is changed.
     """
-    trusted = list(dict.fromkeys(donors))[:MAX_DONORS]
+    trusted, shown_index = list(dict.fromkeys(donors))[:MAX_DONORS], 0
     for donor in tuple(trusted):
         try:
             lineage = await _lineage_of(network, chain, donor)
+            shown_index = max(shown_index, lineage.links[-1].index)
             roots = _worth_taking(chain, lineage.links)
             if roots:
                 with trio.fail_after(STATE_WITHIN_S):
                     state = await download_state(download_tools(network, chain.tools), trusted, roots, told)
                 await chain.start_from(state, lineage.certificates)
             if len(lineage.links) > 1:
-                return
+                return shown_index
         except RemoteProtocolError as error:
             trusted.remove(donor)
             log.warning("not_caught_up", donor=short(donor), reason=str(error))
         except (PotluckError, trio.TooSlowError) as error:
             log.info("not_caught_up", donor=short(donor), reason=str(error))
+    return shown_index
 
 
 async def _lineage_of(network: Network, chain: UnitChain, donor: PeerId) -> _Lineage:

@@ -42,6 +42,7 @@ from protocol.errors import LocalProtocolError, MachineError, TemporaryError
 log = structlog.get_logger()
 
 RESTART_PAUSE_S: Final = 0.5
+OWNER_HOLDS: Final = "its owner holds back what is trained"
 MAX_QUICK_DEATHS: Final = 5
 """A worker that dies so often without one step is a fault of this machine: said, and tried again more slowly."""
 
@@ -95,6 +96,7 @@ class WorkerTrainer:
         self._slowdown = plan.slowdown
         self._is_paused = plan.is_paused
         self._is_held = False
+        self._held_because = OWNER_HOLDS
         self._misfit = ""
         """Why the model does not fit into the card's share, once that was found; it is not tried again in this life of the daemon."""
         self._life_of_theta = 0
@@ -184,7 +186,7 @@ class WorkerTrainer:
             tokens_per_s=self._tokens_per_s(),
             restarts=self._restarts,
             state="held" if self._is_held else self._state,
-            reason="its owner holds back what is trained" if self._is_held else self._reason,
+            reason=self._held_because if self._is_held else self._reason,
         )
 
     # --- beyond the seam ---
@@ -212,9 +214,9 @@ class WorkerTrainer:
         """Train on."""
         await self._set_paused(False)
 
-    def hold(self, is_held: bool) -> None:
+    def hold(self, is_held: bool, because: str = OWNER_HOLDS) -> None:
         """Tell the rounds that nothing can be contributed for now; what was trained is kept."""
-        self._is_held = is_held
+        self._is_held, self._held_because = is_held, because
 
     async def _set_paused(self, is_paused: bool) -> None:
         self._is_paused = is_paused

@@ -205,3 +205,16 @@ def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_once_o
     assert "round 9 that is not here" in board.apart_told
     board.hears_host(links[-1].commit, links[-1].index)
     assert board.apart_told == ""
+
+
+def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = (ChainLink(UnitName("whole"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100),)
+    now_s = 100.0
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
+    board.service = SimpleNamespace(chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    board.say("waiting", "for the state of round 9")
+    for _ in range(3):
+        board.hears_host(CommitId(b"x" * 32), 9)
+        now_s += APART_AFTER_S
+    assert board.apart_told == ""

@@ -86,7 +86,9 @@ async def test_a_report_says_where_we_are_and_what_the_coordinator_asked_for_is_
 ) -> None:
     reporter, client, board = _reporter()
     board.say("joining", "fetching data " + "x" * 300)
+    assert reporter.told_index == 0
     assert await reporter.report_once()
+    assert reporter.told_index == REPLY.index
     assert (client.reports[0].state, len(client.reports[0].reason)) == ("joining", 200)
     assert reporter.last_reply == REPLY
 

@@ -33,7 +33,7 @@ NEWCOMER = PeerId("newcomer")
 SEED = 3
 
 
-def _chain(world: World, disk: MemoryDisk) -> UnitChain:
+def new_chain(world: World, disk: MemoryDisk) -> UnitChain:
     timers = world.swarm.timers
     storage, offload = MemoryStorage(disk, timers=timers), SimulatedOffload(timers)
     log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
@@ -75,7 +75,7 @@ def _after(num_rounds: int, check: Callable[[World], Awaitable[None]]) -> str:
 def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
     async def check(world: World) -> None:
         disk, told = MemoryDisk(), list[DownloadProgress]()
-        chain = _chain(world, disk)
+        chain = new_chain(world, disk)
         await chain.restore()
         donor = world.nodes[0]
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [PeerId("nobody"), donor.peer], told.append)
@@ -84,7 +84,7 @@ def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
         roots = attested_roots(donor.service.chain.links)
         assert world.observed.roots[chain.head.commit] == chain.root == roots.get(chain.head.commit, chain.root)
         assert told
-        again = _chain(world, disk)
+        again = new_chain(world, disk)
         await again.restore()
         assert (again.head.commit, again.root) == (chain.head.commit, chain.root)
         world.trace.add(chain.head.commit.hex())
@@ -94,7 +94,7 @@ def test_a_newcomer_takes_an_attested_state_and_restarts_from_it() -> None:
 
 def test_a_newcomer_at_the_beginning_replays_and_takes_no_state() -> None:
     async def check(world: World) -> None:
-        chain = _chain(world, MemoryDisk())
+        chain = new_chain(world, MemoryDisk())
         await chain.restore()
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [world.nodes[0].peer], lambda progress: None)
         assert chain.head.index == 0
@@ -106,7 +106,7 @@ def test_a_donor_that_lies_about_its_state_is_not_believed() -> None:
     async def check(world: World) -> None:
         liar = world.nodes[0]
         liar.disk.files = _LyingFiles(liar.disk.files)
-        chain = _chain(world, MemoryDisk())
+        chain = new_chain(world, MemoryDisk())
         await chain.restore()
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar.peer], lambda progress: None)
         assert chain.head.index == 0
@@ -156,7 +156,7 @@ def test_a_donor_that_invents_commits_is_asked_for_no_second_answer_and_for_no_s
         invented = encode_certificate(replace(decode_certificate(good[3]), acks=()))
         endless = itertools.chain([good[:3]], itertools.repeat([invented]))
         liar, asked = _serve_commits(world, "liar", endless)
-        chain = _chain(world, MemoryDisk())
+        chain = new_chain(world, MemoryDisk())
         await chain.restore()
         began_s = trio.current_time()
         await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [liar, honest.peer], lambda progress: None)
@@ -169,7 +169,7 @@ def test_a_donor_that_invents_commits_is_asked_for_no_second_answer_and_for_no_s
 
 def test_commits_are_read_and_verified_away_from_the_thread_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(world: World) -> None:
-        chain = _chain(world, MemoryDisk())
+        chain = new_chain(world, MemoryDisk())
         await chain.restore()
         offload = _WatchedOffload(chain.tools.offload)
         chain.tools = replace(chain.tools, offload=offload)
@@ -190,7 +190,7 @@ def test_commits_are_read_and_verified_away_from_the_thread_of_the_rounds(monkey
 
 def test_only_so_many_donors_are_asked_for_their_commits() -> None:
     async def check(world: World) -> None:
-        chain = _chain(world, MemoryDisk())
+        chain = new_chain(world, MemoryDisk())
         await chain.restore()
         empty = [_serve_commits(world, f"empty-{number}", iter(())) for number in range(MAX_DONORS + 3)]
         await catch_up_by_snapshot(

@@ -153,6 +153,9 @@ async def test_what_its_owner_holds_back_is_kept_and_told_as_such(
     try:
         trainer.hold(True)
         assert trainer.progress().state == "held"
+        assert "its owner" in trainer.progress().reason
+        trainer.hold(True, "there is no state of the run to train on")
+        assert trainer.progress().reason == "there is no state of the run to train on"
         trainer.hold(False)
         assert trainer.progress().state == "starting"
     finally:
