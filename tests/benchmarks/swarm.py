@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import sys
 import time
 import urllib.error
@@ -125,8 +126,8 @@ def fetch(url: str, model: type[Model]) -> Model | None:
     try:
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as response:
             return model.model_validate_json(response.read())
-    except (urllib.error.URLError, OSError, ValidationError):
-        return None
+    except (urllib.error.URLError, OSError, http.client.HTTPException, ValidationError):
+        return None  # also where it was killed in the middle of its answer
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float, every_s: float = LOOK_EVERY_S) -> bool:

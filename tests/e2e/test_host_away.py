@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ Status = Mapping[str, object]
 
 def _fetch(url: str) -> Status:
     """What a process says about itself; empty while nobody answers there."""
-    with suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+    with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as reply:
         return dict(json.loads(reply.read()))
     return {}
 

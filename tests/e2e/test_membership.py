@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ class Swarm:
     def status(self, name: str) -> Mapping[str, object]:
         """What a peer says about itself; empty while it does not."""
         url = self.peers[name].wait_for(r"status page: (http://\S+?)/?\s") + "/status.json"
-        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+        with suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=5) as reply:
             return dict(json.loads(reply.read()))
         return {}
 
