@@ -15,6 +15,7 @@ from coordinator.run_core import RunState
 from protocol.coordination import PeerReport
 from protocol.ids import CommitId, PeerId, Root
 from protocol.names import peer_name
+from protocol.pace import PACE_ROUNDS, PacePoint, time_left_s
 from protocol.rounds.round_row import RoundRow, round_json
 
 LIVE_S: Final = 30.0
@@ -24,8 +25,6 @@ FORGET_S: Final = 3600.0
 
 FETCHING_S: Final = 10.0
 """Commits that are missing count as being fetched for this long after anything of theirs came: some reports."""
-
-_ETA_ROUNDS: Final = 10
 
 Json = Mapping[str, object]
 
@@ -124,16 +123,8 @@ def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Roo
 
 def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
     """Seconds until the target at the pace of the latest rounds; None before the second round."""
-    if total_tokens >= target_tokens:
-        return 0.0
-    recent = rounds[-_ETA_ROUNDS:]
-    if len(recent) < 2:
-        return None
-    tokens = recent[-1].total_tokens - recent[0].total_tokens
-    seconds = recent[-1].seen_unix_s - recent[0].seen_unix_s
-    if tokens <= 0 or seconds <= 0:
-        return None
-    return (target_tokens - total_tokens) * seconds / tokens
+    points = [PacePoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-PACE_ROUNDS:]]
+    return time_left_s(points, total_tokens, target_tokens)
 
 
 @dataclass(frozen=True, slots=True)

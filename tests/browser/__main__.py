@@ -69,7 +69,7 @@ RUN_PARTS: Final = {
     "canvas": 2,
     ".card": 6,
 }
-PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#run dd": 7, "#machine dd": 7}
+PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#ready": 1, "#run dd": 8, "#machine dd": 7}
 
 
 def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str]:
