@@ -33,7 +33,7 @@ try:
     from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
     from protocol.looks import Look
-    from protocol.tables import shortened
+    from protocol.tables import examples, shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
@@ -130,7 +130,7 @@ def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
         raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck status", "potluck status --json"))
 def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
     from protocol.looks import looks_json, status_text
@@ -139,7 +139,7 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck peers", "potluck peers --json"))
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List the peers of the run, as the host or the peer of this machine knows them."""
     from protocol.looks import peers_json, peers_text
@@ -148,7 +148,7 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck rounds --last 5"))
 def rounds(
     state_dir: StateDir = None,
     last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
@@ -161,7 +161,7 @@ def rounds(
     _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck logs --follow", "potluck logs --lines 200"))
 def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what comes, until Ctrl-C.")] = False,
@@ -200,7 +200,9 @@ def _looked(side: ModuleType, folder: Path) -> Look:
     return found
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(
+    rich_help_panel=_BOTH, epilog=examples("potluck bugreport", "potluck bugreport --out report.zip --keep-addresses")
+)
 def bugreport(
     state_dir: StateDir = None,
     out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("potluck-bugreport.zip"),

@@ -39,6 +39,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: fro
     return lines
 
 
+def examples(*lines: str) -> str:
+    """What ends a command's --help: command lines to go by, each on a line of its own."""
+    return "\n\n".join(("Examples" if len(lines) > 1 else "Example", *lines))
+
+
 def number(value: object) -> float | None:
     """The value when it can be shown as a number."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
