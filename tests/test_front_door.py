@@ -148,6 +148,17 @@ def test_setting_that_cannot_work_is_one_line_and_exit_3(value: str) -> None:
 
 def test_health_without_a_daemon_is_one_line_and_exit_5(tmp_path: Path) -> None:
     assert "no daemon runs from" in _one_line(_potluck("health", "--state-dir", str(tmp_path)), 5)
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_pipe_in_the_place_of_a_run_file_is_one_line_and_exit_3_and_waits_for_nobody(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    pipe = tmp_path / "run.toml"
+    os.mkfifo(pipe)
+    found = _one_line(_potluck("host", str(pipe), "--state-dir", str(tmp_path / "host"), *flags), 3)
+    assert f"{pipe} is a pipe; expected a run.toml" in found
+    assert not (tmp_path / "host").exists()
+
+
     mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     assert str(tmp_path / "potluck" / "peer") in _one_line(_potluck("health", **mine), 5)
 
