@@ -191,6 +191,48 @@ def logs(
                 time.sleep(_FOLLOW_EVERY_S)
 
 
+def _places(directory: Path | None) -> list[Path]:
+    """Where runs may lie: a folder and those right below it; by default what is configured, and what lies beside that by default.
+
+    Raises:
+        ConfigError: `directory` is no folder.
+    """
+    import platformdirs
+
+    import coordinator.look
+    import peer.look
+
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"no folder {directory}", "a folder that holds state folders", "mend --dir")
+    root = directory or platformdirs.user_state_path("potluck")
+    configured = [] if directory else [coordinator.look.folder_of(None), peer.look.folder_of(None)]
+    below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    return list({path.resolve(): path for path in (root, *below, *configured)}.values())
+
+
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck runs", "potluck runs --dir /srv/potluck --json"))
+def runs(
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Look in this folder and in those right below it; else where runs usually are."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs that this machine hosts or has joined, running or not: name, last round, size on disk."""
+    import coordinator.look
+    import peer.look
+    from protocol.looks import runs_json, runs_text
+
+    places = _places(directory)
+    hosted = [row for folder in places for row in coordinator.look.runs(folder)]
+    joined = [row for folder in places for row in peer.look.runs(folder)]
+    if not hosted and not joined:
+        where = directory or " or ".join(str(path) for path in places)
+        raise ConfigError(f"no run in {where}", "a folder of a host or a peer", "name one above it with --dir")
+    lines = [json.dumps(runs_json(hosted, joined))] if as_json else runs_text(hosted, joined)
+    typer.echo("\n".join(lines))
+
+
 def _looked(side: ModuleType, folder: Path) -> Look:
     """One look; what cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
     try:

@@ -16,7 +16,7 @@ import trio
 
 from coordinator import run_core
 from coordinator.chain_log import Accepted, ChainLog, Growth
-from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
+from coordinator.ledger import START_RECORD, CheckpointRow, CommitRow, LossPoint
 from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.run_view import FORGET_S, Missing, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-START_RECORD: Final = "start record"
 _SHOWN_ROUNDS: Final = 500
 _VERIFY_COST_S: Final = 0.0005
 _READ_COST_S: Final = 1e-5

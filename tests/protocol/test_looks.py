@@ -11,6 +11,8 @@ from protocol.looks import (
     peers_text,
     rounds_json,
     rounds_text,
+    runs_json,
+    runs_text,
     status_text,
 )
 from protocol.tables import WIDTH
@@ -73,6 +75,27 @@ def test_rounds_are_a_table_that_fits_with_the_largest_shares_by_name() -> None:
     assert lines[1].split()[:5] == ["2", "abababab", "2,000,000", "90%", "1"]
     assert lines[1].endswith("2: calm-otter 75%, brisk-lentil 25%")
     assert max(map(len, lines)) <= WIDTH
+
+
+def test_runs_are_told_folder_by_folder_in_tables_that_fit_and_what_is_damaged_is_named() -> None:
+    hosted = {"folder": "/state/host", "name": "n" * 64, "phase": "training", "index": 120, "note": ""}
+    hosted |= {"total_tokens": 14_745_600, "target_total_tokens": 20_000_000, "disk_bytes": 412_000_000}
+    joined = {"folder": "/state/peer/runs/00ff", "name": "first-light", "index": 120, "disk_bytes": 9_000, "note": ""}
+    damaged = {"folder": "/state/peer/runs/11ff", "name": None, "index": 3, "disk_bytes": None, "note": "bad\x1b"}
+    lines = runs_text([hosted], [joined, damaged])
+    assert [line.split()[:7] for line in lines] == [
+        ["hosted", "from", "/state/host"],
+        ["PHASE", "ROUND", "TOKENS", "OF", "SIZE", "NAME"],
+        ["training", "120", "14,745,600", "20,000,000", "412.0", "MB", "n" * 28 + "…"],
+        [],
+        ["joined,", "in", "/state/peer/runs"],
+        ["RUN", "ROUND", "SIZE", "NAME"],
+        ["00ff", "120", "9.0", "kB", "first-light"],
+        ["11ff", "3", "-", "?"],
+        ["cannot", "be", "read", "whole:", "bad\\x1b"],
+    ]
+    assert max(map(len, lines)) == WIDTH
+    assert json.loads(json.dumps(runs_json([hosted], [damaged]))) == {"host": [hosted], "peer": [damaged]}
 
 
 def test_two_daemons_are_two_titled_tables() -> None:
