@@ -32,7 +32,7 @@ try:
     from averaging.release import installed_release
     from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
-    from protocol.looks import Look
+    from protocol.looks import Look, PeerOrder
     from protocol.tables import examples, shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
@@ -139,12 +139,21 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
 
 
-@app.command(rich_help_panel=_BOTH, epilog=examples("potluck peers", "potluck peers --json"))
-def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """List the peers of the run, as the host or the peer of this machine knows them."""
-    from protocol.looks import peers_json, peers_text
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck peers --sort counted", "potluck peers --json"))
+def peers(
+    state_dir: StateDir = None,
+    sort: Annotated[
+        PeerOrder | None, typer.Option("--sort", help="By name, counted tokens or speed; else by peer id.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the peers of the run, as the host or the peer of this machine knows them.
 
-    looks = _look(state_dir)
+    COUNTED are tokens of theirs in the rounds that are shown, HERE for how long the host has heard them without a break.
+    """
+    from protocol.looks import peers_json, peers_text, sorted_peers
+
+    looks = [look if sort is None else sorted_peers(look, sort) for look in _look(state_dir)]
     _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
 
 

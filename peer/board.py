@@ -26,7 +26,7 @@ from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
-from protocol.rounds.round_row import round_json, round_row
+from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.state import PeerView
 from protocol.rounds.views import is_suspected
 
@@ -172,10 +172,13 @@ class Board:
         return tuple(str(m.peer) for m in opened.proposal.members if is_suspected(service.state, m.peer, now_s))
 
     def known_peers(self) -> list[dict[str, object]]:
-        """The others as the round service heard them last: a peer is told no training speed or loss of theirs."""
+        """The others as the round service heard them last, and what the newest rounds count of them: a peer is told no training speed
+        or loss of theirs.
+        """
         if self.service is None:
             return []
-        now_s = self.clock.monotonic_s()
+        now_s, links = self.clock.monotonic_s(), self.service.chain.links[-SHOWN_ROUNDS:]
+        counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
         return [
             {
                 "peer": view.peer,
@@ -186,6 +189,8 @@ class Board:
                 "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
                 "tokens_per_s": None,
                 "loss": None,
+                "tokens_counted": counted.get(view.peer, Counted()).tokens,
+                "rounds_counted": counted.get(view.peer, Counted()).rounds,
             }
             for _, view in sorted(self.service.state.peers.items())
         ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final
 
-from protocol.tables import bits, duration, in_bytes, number, printable, shortened, table, whole
+from protocol.tables import bits, duration, in_bytes, number, printable, short_count, shortened, table, whole
 
 Row = Mapping[str, object]
 
@@ -92,6 +93,25 @@ def rounds_json(looks: Sequence[Look], last: int) -> dict[str, object]:
     return _by_kind(looks, {look.kind: look.rounds[-last:] for look in looks})
 
 
+class PeerOrder(Enum):
+    """By what a list of peers is sorted."""
+
+    NAME = "name"
+    COUNTED = "counted"
+    SPEED = "speed"
+
+
+def sorted_peers(look: Look, order: PeerOrder) -> Look:
+    """The same look with its peers in another order: by name, or with the largest number first."""
+
+    def place(row: Row) -> tuple[float, str]:
+        key = {PeerOrder.COUNTED: "tokens_counted", PeerOrder.SPEED: "tokens_per_s"}.get(order)
+        found = number(row.get(key)) if key is not None else None
+        return -(found or 0.0), str(row.get("name"))
+
+    return replace(look, peers=sorted(look.peers, key=place))
+
+
 def peers_text(looks: Sequence[Look]) -> list[str]:
     """One table for each daemon."""
     return _tables(looks, [_peers_table(look.peers) for look in looks])
@@ -121,12 +141,18 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
             whole(row.get("index")),
             whole(row.get("tokens_per_s")),
             bits(row.get("loss")),
-            f"{duration(row.get('last_seen_s'))} ago" if number(row.get("last_seen_s")) is not None else "-",
+            short_count(row.get("tokens_counted")),
+            _lasted(row.get("here_s")),
+            _lasted(row.get("last_seen_s")),
         )
         for row in rows
     ]
-    header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "HEARD")
-    return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE"}))
+    header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "HERE", "SILENT")
+    return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"}))
+
+
+def _lasted(seconds: object) -> str:
+    return "-" if number(seconds) is None else duration(seconds)
 
 
 def _rounds_table(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:

@@ -79,6 +79,17 @@ def whole(value: object) -> str:
     return "-" if found is None else f"{found:,.0f}"
 
 
+def short_count(value: object) -> str:
+    """A count as "950", "12.3k", "14.7M" or "2.1G"; "-" for what is no number."""
+    found = number(value)
+    if found is None:
+        return "-"
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if found >= size:
+            return f"{found / size:.1f}{unit}"
+    return f"{found:.0f}"
+
+
 def bits(nats: object) -> str:
     """A loss in nats as bits, three decimals; "-" for what is no number."""
     found = number(nats)

@@ -64,6 +64,7 @@ def served(folder: Path) -> Iterator[tuple[str, str, str]]:
 RUN_PARTS: Final = {
     "#timeline .cell": 200,
     "#peers tr": 5,
+    "#order option": 3,
     "#events li": 10,
     "#checkpoints details": 4,
     "canvas": 2,

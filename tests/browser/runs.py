@@ -66,6 +66,7 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
                 is_outbound_only=number == 2,
             ),
             NOW_S - (400.0 if number == 3 else 2.0),
+            NOW_S - 900.0 * (number + 1),
         )
         for number, (peer, state, reason, speed) in enumerate(zip(peers, states, reasons, speeds, strict=True))
     }

@@ -207,13 +207,25 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     board.service = SimpleNamespace(state=SimpleNamespace(peers=views), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
     assert [row["state"] for row in board.known_peers()] == ["here", "left", "lost", "silent"]
     assert [row["index"] for row in board.latest_rounds()] == [link.index for link in links if link.record is not None]
+    members = views | {seat.peer: PeerView(seat.peer, heard_at_s=1.0)}
+    board.service = SimpleNamespace(state=SimpleNamespace(peers=members), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    credited = [
+        entry.credited_tokens
+        for link in links
+        if link.record is not None
+        if (entry := link.record.contributor(seat.peer)) is not None
+    ]
+    counted = {row["peer"]: (row["tokens_counted"], row["rounds_counted"]) for row in board.known_peers()}
+    assert counted == {**dict.fromkeys(views, (0, 0)), seat.peer: (sum(credited), len(credited))}
+    assert credited
 
 
 def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     views = {name: PeerView(PeerId(name), heard_at_s=heard_at_s) for name, heard_at_s in (("a", 0.0), ("b", 90.0))}
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
-    board.service = SimpleNamespace(state=SimpleNamespace(peers=views))  # type: ignore[assignment]
+    state, chain = SimpleNamespace(peers=views), SimpleNamespace(links=())
+    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
     assert [row["last_seen_s"] for row in board.known_peers()] == [None, 10.0]
 
 
