@@ -32,8 +32,8 @@ try:
     from averaging.release import installed_release
     from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
-    from protocol.looks import Look
-    from protocol.tables import shortened
+    from protocol.looks import Look, PeerOrder
+    from protocol.tables import examples, shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
@@ -130,7 +130,7 @@ def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
         raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck status", "potluck status --json"))
 def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
     from protocol.looks import looks_json, status_text
@@ -139,16 +139,25 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
 
 
-@app.command(rich_help_panel=_BOTH)
-def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """List the peers of the run, as the host or the peer of this machine knows them."""
-    from protocol.looks import peers_json, peers_text
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck peers --sort counted", "potluck peers --json"))
+def peers(
+    state_dir: StateDir = None,
+    sort: Annotated[
+        PeerOrder | None, typer.Option("--sort", help="By name, counted tokens or speed; else by peer id.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the peers of the run, as the host or the peer of this machine knows them.
 
-    looks = _look(state_dir)
+    COUNTED are tokens of theirs in the rounds that are shown, HERE for how long the host has heard them without a break.
+    """
+    from protocol.looks import peers_json, peers_text, sorted_peers
+
+    looks = [look if sort is None else sorted_peers(look, sort) for look in _look(state_dir)]
     _show(looks, [json.dumps(peers_json(looks))] if as_json else peers_text(looks))
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck rounds --last 5"))
 def rounds(
     state_dir: StateDir = None,
     last: Annotated[int, typer.Option(min=1, help="How many, the newest ones.")] = 20,
@@ -161,7 +170,7 @@ def rounds(
     _show(looks, [json.dumps(rounds_json(looks, last))] if as_json else rounds_text(looks, last))
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck logs --follow", "potluck logs --lines 200"))
 def logs(
     state_dir: StateDir = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing what comes, until Ctrl-C.")] = False,
@@ -191,6 +200,48 @@ def logs(
                 time.sleep(_FOLLOW_EVERY_S)
 
 
+def _places(directory: Path | None) -> list[Path]:
+    """Where runs may lie: a folder and those right below it; by default what is configured, and what lies beside that by default.
+
+    Raises:
+        ConfigError: `directory` is no folder.
+    """
+    import platformdirs
+
+    import coordinator.look
+    import peer.look
+
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"no folder {directory}", "a folder that holds state folders", "mend --dir")
+    root = directory or platformdirs.user_state_path("potluck")
+    configured = [] if directory else [coordinator.look.folder_of(None), peer.look.folder_of(None)]
+    below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    return list({path.resolve(): path for path in (root, *below, *configured)}.values())
+
+
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck runs", "potluck runs --dir /srv/potluck --json"))
+def runs(
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Look in this folder and in those right below it; else where runs usually are."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs that this machine hosts or has joined, running or not: name, last round, size on disk."""
+    import coordinator.look
+    import peer.look
+    from protocol.looks import runs_json, runs_text
+
+    places = _places(directory)
+    hosted = [row for folder in places for row in coordinator.look.runs(folder)]
+    joined = [row for folder in places for row in peer.look.runs(folder)]
+    if not hosted and not joined:
+        where = directory or " or ".join(str(path) for path in places)
+        raise ConfigError(f"no run in {where}", "a folder of a host or a peer", "name one above it with --dir")
+    lines = [json.dumps(runs_json(hosted, joined))] if as_json else runs_text(hosted, joined)
+    typer.echo("\n".join(lines))
+
+
 def _looked(side: ModuleType, folder: Path) -> Look:
     """One look; what cannot be looked at, as a damaged ledger, is what a report is about and does not end it."""
     try:
@@ -200,7 +251,9 @@ def _looked(side: ModuleType, folder: Path) -> Look:
     return found
 
 
-@app.command(rich_help_panel=_BOTH)
+@app.command(
+    rich_help_panel=_BOTH, epilog=examples("potluck bugreport", "potluck bugreport --out report.zip --keep-addresses")
+)
 def bugreport(
     state_dir: StateDir = None,
     out: Annotated[Path, typer.Option(help="The zip file to write.")] = Path("potluck-bugreport.zip"),

@@ -24,6 +24,7 @@ from averaging.state import UnitState, state_root
 from coordinator.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
+from protocol.plain_file import check_plain_file
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def sync_path(path: Path) -> None:
 
 def _hash_file(path: Path) -> StoredFile:
     digest, size = sha256(), 0
+    check_plain_file(path, "a file of a checkpoint", "use an older one: potluck checkpoint list")
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
@@ -235,10 +237,11 @@ def read_manifest(path: Path) -> CheckpointManifest:
     """The manifest of the checkpoint in folder `path`.
 
     Raises:
-        ConfigError: there is no checkpoint.
+        ConfigError: there is no checkpoint, or something else than a file.
         StorageError: the manifest is damaged.
     """
     file = path / MANIFEST_NAME
+    check_plain_file(file, "a file of a checkpoint", "see: potluck checkpoint list")
     try:
         manifest = CheckpointManifest.model_validate_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:

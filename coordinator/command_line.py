@@ -8,6 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
+from protocol.tables import examples
+
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the host keeps the run.")]
 _PANEL: Final = "For hosts"
 
@@ -16,14 +18,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    app.command(rich_help_panel=_PANEL)(init)
-    app.command(rich_help_panel=_PANEL)(host)
-    app.command(rich_help_panel=_PANEL)(invite)
-    app.command(rich_help_panel=_PANEL)(ban)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck init", "potluck init my-run.toml"))(init)
+    hosting = ("potluck host run.toml --dry-run", "potluck host run.toml --grpc-port 4600 --p2p-port 4601")
+    app.command(rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
+    inviting = ("potluck invite --uses 20 --hours 24", "potluck invite --qr")
+    app.command(rich_help_panel=_PANEL, epilog=examples(*inviting))(invite)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck ban rosy-relish --reason 'sends noise'"))(ban)
     checkpoint = typer.Typer(help="List, check and export the run's checkpoints.", no_args_is_help=True)
-    checkpoint.command("list")(checkpoint_list)
-    checkpoint.command("verify")(checkpoint_verify)
-    checkpoint.command("export")(checkpoint_export)
+    listing = examples("potluck checkpoint list", "potluck checkpoint list --json")
+    checkpoint.command("list", epilog=listing)(checkpoint_list)
+    checkpoint.command("verify", epilog=examples("potluck checkpoint verify CHECKPOINT_DIR"))(checkpoint_verify)
+    exporting = examples("potluck checkpoint export CHECKPOINT_DIR my-model")
+    checkpoint.command("export", epilog=exporting)(checkpoint_export)
     app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_PANEL)
 
 

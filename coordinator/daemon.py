@@ -38,7 +38,7 @@ from coordinator.addresses import HostAddresses, reach_note, settle_addresses
 from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, remember_reach
-from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
+from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.look import LOG_NAME
 from coordinator.metrics import Counts, Moment
@@ -56,7 +56,7 @@ from coordinator.run_files import (
 )
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.status_page import RunSource, status_app
-from coordinator.tracker import START_RECORD, RunTracker, TrackedRun
+from coordinator.tracker import RunTracker, TrackedRun
 from protocol.coordination import TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
 from protocol.errors import PotluckError

@@ -24,6 +24,9 @@ from protocol.ids import CommitId, PeerId, Root, UnitName
 LEDGER_FILE: Final = "ledger.sqlite3"
 """Its name in the host's folder."""
 
+START_RECORD: Final = "start record"
+"""The name under which the sealed start record is kept."""
+
 SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
 
@@ -307,10 +310,12 @@ class Ledger:
     def commits(self, unit: UnitName) -> Sequence[CommitRow]:
         """All commits of a unit, parents before children."""
         query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index, seen_unix_s, commit_id"
-        return [
-            CommitRow(CommitId(_bytes(c)), UnitName(str(u)), CommitId(_bytes(p)), _int(i), _bytes(raw), _int(seen))
-            for c, u, p, i, raw, seen in self._rows(query, unit)
-        ]
+        return [_commit_row(row) for row in self._rows(query, unit)]
+
+    def newest_commit(self, unit: UnitName) -> CommitRow | None:
+        """The commit of a unit with the highest index, of several the one seen last; None before the first."""
+        query = "SELECT * FROM commits WHERE unit = ? ORDER BY round_index DESC, seen_unix_s DESC, commit_id LIMIT 1"
+        return next((_commit_row(row) for row in self._rows(query, unit)), None)
 
     def loss_points(self) -> Sequence[LossPoint]:
         """All points, by tokens."""
@@ -339,6 +344,11 @@ class Ledger:
             )
             for c, u, i, t, root, path, written in self._rows(query)
         ]
+
+
+def _commit_row(row: Sequence[object]) -> CommitRow:
+    c, u, p, i, raw, seen = row
+    return CommitRow(CommitId(_bytes(c)), UnitName(str(u)), CommitId(_bytes(p)), _int(i), _bytes(raw), _int(seen))
 
 
 def _bytes(value: object) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from coordinator.llama_layout import llama_config, llama_name, token_numbers
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
+from protocol.plain_file import check_plain_file
 
 if TYPE_CHECKING:
     import torch
@@ -180,6 +181,7 @@ def _read_small(file: Path) -> bytes:
 def _reading(file: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
+    check_plain_file(file, "a file of a checkpoint", "mend run.start_from")
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:

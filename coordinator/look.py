@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.errors import UnreachableError
-from protocol.looks import Look, rows_of
+from protocol.looks import Look, Row, rows_of
 
 LOG_NAME: Final = "host.log"
 """In the log folder of the state folder."""
@@ -42,6 +42,13 @@ def look(folder: Path) -> Look:
         return Look("host", str(folder), is_running=False, note=error.one_line(), status={})
     peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
     return Look("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
+
+
+def runs(folder: Path) -> list[Row]:
+    """The run that was hosted from a folder, as far as it can be read; none where there is none. Blocks."""
+    from coordinator.hosted_runs import hosted_runs
+
+    return hosted_runs(folder)
 
 
 def settings(folder: Path) -> dict[str, object]:

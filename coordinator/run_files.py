@@ -29,6 +29,7 @@ from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from averaging.start_state import start_root
 from coordinator.checkpoints import RunTokenizer
+from coordinator.hosted_runs import MANIFEST_FILE
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.envelope import open_envelope
@@ -48,7 +49,6 @@ from protocol.wire import decode_body
 IDENTITY_FILE: Final = "identity.key"
 CHECKPOINT_FOLDER: Final = "checkpoints"
 DATA_FOLDER: Final = "data"
-_MANIFEST_FILE: Final = "manifest.signed"
 AUTHORITY_KEY: Final = "authority.key"
 _AUTHORITY_CERTIFICATE: Final = "authority.der"
 
@@ -97,7 +97,7 @@ def open_run(run_file: Path, folder: Path, host: Identity, *, now_unix_s: float)
         ca_certificate_sha256=sha256(authority.certificate_der).hexdigest(),
     )
     signed = sign_manifest(manifest, host)
-    _write(folder / _MANIFEST_FILE, signed)
+    _write(folder / MANIFEST_FILE, signed)
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=True)
 
 
@@ -111,7 +111,7 @@ def load_run(folder: Path) -> RunFiles:
     """
     if not is_opened(folder):
         raise ConfigError(f"no run in {folder}", "the folder of a hosted run", "open one with: potluck host run.toml")
-    signed = _read(folder / _MANIFEST_FILE)
+    signed = _read(folder / MANIFEST_FILE)
     try:
         manifest = open_manifest(signed, verifier=Ed25519Verifier())
         dataset = parse_dataset(_read(folder / DATA_FOLDER / MANIFEST_NAME), manifest.dataset_id)
@@ -157,7 +157,7 @@ def start_units(
 
 def is_opened(folder: Path) -> bool:
     """Whether there is a run in the folder, which a later start goes on with."""
-    return (folder / _MANIFEST_FILE).exists()
+    return (folder / MANIFEST_FILE).exists()
 
 
 def reopen_run(run_file: Path, config: RunConfig, folder: Path) -> RunFiles:

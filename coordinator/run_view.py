@@ -15,7 +15,8 @@ from coordinator.run_core import RunState
 from protocol.coordination import PeerReport
 from protocol.ids import CommitId, PeerId, Root
 from protocol.names import peer_name
-from protocol.rounds.round_row import RoundRow, round_json
+from protocol.pace import PACE_ROUNDS, PacePoint, time_left_s
+from protocol.rounds.round_row import Counted, RoundRow, counted_by_peer, round_json
 
 LIVE_S: Final = 30.0
 """A peer counts as live for this long after its last report."""
@@ -25,8 +26,6 @@ FORGET_S: Final = 3600.0
 FETCHING_S: Final = 10.0
 """Commits that are missing count as being fetched for this long after anything of theirs came: some reports."""
 
-_ETA_ROUNDS: Final = 10
-
 Json = Mapping[str, object]
 
 _OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
@@ -34,10 +33,13 @@ _OF_THE_HOST_ALONE: Final = frozenset({"restarted", "missing", "bans"})
 
 @dataclass(frozen=True, slots=True)
 class PeerEntry:
-    """The newest report of a peer, and when it came (monotonic seconds)."""
+    """The newest report of a peer, when it came, and since when reports have come without a break, as far as this process of the
+    host was there to hear them (monotonic seconds).
+    """
 
     report: PeerReport
     seen_s: float
+    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,12 @@ def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[Peer
     return sorted(p for p, e in peers.items() if now_s - e.seen_s <= LIVE_S and e.report.state != "left")
 
 
+def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEntry:
+    """What is known of a peer once it has reported: one that was silent for long, or said goodbye, begins anew."""
+    is_back = before is None or before.report.state == "left" or now_s - before.seen_s > LIVE_S
+    return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
+
+
 def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:
     """Training loss over live peers, weighted by their speed; None before the first step of anybody."""
     total = weight = 0.0
@@ -124,40 +132,15 @@ def root_by_majority(peers: Mapping[PeerId, PeerEntry], commit: CommitId) -> Roo
 
 def eta_s(rounds: Sequence[TimedRound], total_tokens: int, target_tokens: int) -> float | None:
     """Seconds until the target at the pace of the latest rounds; None before the second round."""
-    if total_tokens >= target_tokens:
-        return 0.0
-    recent = rounds[-_ETA_ROUNDS:]
-    if len(recent) < 2:
-        return None
-    tokens = recent[-1].total_tokens - recent[0].total_tokens
-    seconds = recent[-1].seen_unix_s - recent[0].seen_unix_s
-    if tokens <= 0 or seconds <= 0:
-        return None
-    return (target_tokens - total_tokens) * seconds / tokens
+    points = [PacePoint(timed.total_tokens, timed.seen_unix_s) for timed in rounds[-PACE_ROUNDS:]]
+    return time_left_s(points, total_tokens, target_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What one peer is credited with in the rounds that are shown."""
-
-    tokens: int = 0
-    rounds: int = 0
-
-
-def contributions(rounds: Sequence[TimedRound]) -> Mapping[PeerId, Contribution]:
-    """By peer, over these rounds."""
-    sums: dict[PeerId, Contribution] = {}
-    for timed in rounds:
-        for peer, tokens in zip(timed.row.members, timed.row.tokens, strict=False):
-            before = sums.get(peer, Contribution())
-            sums[peer] = Contribution(before.tokens + tokens, before.rounds + 1)
-    return sums
-
-
-def _peer_json(peer: PeerId, entry: PeerEntry, contributed: Contribution, now_s: float) -> Json:
+def _peer_json(peer: PeerId, entry: PeerEntry, counted: Counted, now_s: float) -> Json:
     report = entry.report
     silent_s = now_s - entry.seen_s
     is_silent = silent_s > LIVE_S and report.state != "left"
+    is_gone = is_silent or report.state == "left"
     return {
         "peer": peer,
         "name": peer_name(peer),
@@ -165,6 +148,7 @@ def _peer_json(peer: PeerId, entry: PeerEntry, contributed: Contribution, now_s:
         "tokens_ready": report.tokens_ready,
         "loss": report.loss_nats,
         "last_seen_s": round(silent_s, 3),
+        "here_s": None if is_gone or entry.since_s is None else round(now_s - entry.since_s, 3),
         "state": "silent" if is_silent else report.state,
         "reason": f"not heard of for {silent_s:.0f} s" if is_silent else report.reason,
         "head": report.head.hex(),
@@ -175,8 +159,8 @@ def _peer_json(peer: PeerId, entry: PeerEntry, contributed: Contribution, now_s:
         "state_commit": report.state_commit.hex(),
         "version": report.version,
         "outbound_only": report.is_outbound_only,
-        "tokens_counted": contributed.tokens,
-        "rounds_counted": contributed.rounds,
+        "tokens_counted": counted.tokens,
+        "rounds_counted": counted.rounds,
     }
 
 
@@ -221,7 +205,7 @@ def _missing_json(missing: Missing, now_s: float) -> Json:
 
 def now_json(picture: RunPicture, now_s: float) -> Json:
     """What changes between rounds: the part of /api/status that is sent again and again."""
-    state, counted = picture.state, contributions(picture.rounds)
+    state, counted = picture.state, counted_by_peer(timed.row for timed in picture.rounds)
     return {
         "run": picture.run_name,
         "run_id": picture.run_id_hex,
@@ -238,8 +222,7 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         "num_points": len(picture.loss_points),
         "num_checkpoints": len(picture.checkpoints),
         "peers": [
-            _peer_json(peer, picture.peers[peer], counted.get(peer, Contribution()), now_s)
-            for peer in sorted(picture.peers)
+            _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s) for peer in sorted(picture.peers)
         ],
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
     }

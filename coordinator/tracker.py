@@ -16,10 +16,19 @@ import trio
 
 from coordinator import run_core
 from coordinator.chain_log import Accepted, ChainLog, Growth
-from coordinator.ledger import CheckpointRow, CommitRow, LossPoint
+from coordinator.ledger import START_RECORD, CheckpointRow, CommitRow, LossPoint
 from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
-from coordinator.run_view import FORGET_S, Missing, PeerEntry, RunPicture, TimedRound, live_peers, mean_train_loss
+from coordinator.run_view import (
+    FORGET_S,
+    Missing,
+    PeerEntry,
+    RunPicture,
+    TimedRound,
+    heard,
+    live_peers,
+    mean_train_loss,
+)
 from protocol.coordination import NO_COMMIT, START_DOMAIN, PeerReport, ReportReply, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-START_RECORD: Final = "start record"
 _SHOWN_ROUNDS: Final = 500
 _VERIFY_COST_S: Final = 0.0005
 _READ_COST_S: Final = 1e-5
@@ -148,7 +156,7 @@ class RunTracker:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
-            self._peers[peer] = PeerEntry(report, self._clock.monotonic_s())
+            self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)

@@ -17,6 +17,7 @@ from peer.apart import Apart, after_report
 from peer.controls_core import Decision
 from peer.machine import MachineMeter
 from peer.roster import Roster
+from peer.round_progress import Pace, round_progress
 from peer.status import LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
 from protocol.credential import credential_ends_unix_s
@@ -25,7 +26,7 @@ from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
-from protocol.rounds.round_row import round_json, round_row
+from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.rounds.state import PeerView
 from protocol.rounds.views import is_suspected
 
@@ -71,6 +72,7 @@ class Board:
     allowed: Decision = field(default_factory=Decision)
     apart: Apart = field(default_factory=Apart)
     apart_told: str = ""
+    pace: Pace = field(default_factory=Pace)
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
@@ -123,8 +125,11 @@ class Board:
                 self._committed(link)
                 if self._is_behind(link):
                     self.caught_up = "replay"
+                else:
+                    self.pace.committed(link.total_tokens, self.clock.unix_s())
         if event == "switched":
             self.caught_up, self.has_downloaded = "snapshot" if self.has_downloaded else "replay", False
+            self.pace.begin_anew()
             path = fields.get("path")
             for node in path if isinstance(path, tuple) else ():
                 if isinstance(node, TreeNode):
@@ -167,10 +172,13 @@ class Board:
         return tuple(str(m.peer) for m in opened.proposal.members if is_suspected(service.state, m.peer, now_s))
 
     def known_peers(self) -> list[dict[str, object]]:
-        """The others as the round service heard them last: a peer is told no training speed or loss of theirs."""
+        """The others as the round service heard them last, and what the newest rounds count of them: a peer is told no training speed
+        or loss of theirs.
+        """
         if self.service is None:
             return []
-        now_s = self.clock.monotonic_s()
+        now_s, links = self.clock.monotonic_s(), self.service.chain.links[-SHOWN_ROUNDS:]
+        counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
         return [
             {
                 "peer": view.peer,
@@ -181,6 +189,8 @@ class Board:
                 "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
                 "tokens_per_s": None,
                 "loss": None,
+                "tokens_counted": counted.get(view.peer, Counted()).tokens,
+                "rounds_counted": counted.get(view.peer, Counted()).rounds,
             }
             for _, view in sorted(self.service.state.peers.items())
         ]
@@ -283,7 +293,7 @@ class Board:
     def _of_rounds(self) -> dict[str, object]:
         if self.service is None:
             return {}
-        chain = self.service.chain
+        chain, state, now_s = self.service.chain, self.service.state, self.clock.monotonic_s()
         told: dict[str, object] = {
             "head": chain.head.commit.hex(),
             "index": chain.head.index,
@@ -291,6 +301,8 @@ class Board:
             "is_sound": chain.is_sound,
             "state_commit": chain.head.commit.hex(),
             "total_tokens": chain.head.total_tokens,
+            "eta_s": self.pace.left_s(chain.head.total_tokens, self.target_total_tokens),
+            **round_progress(state, now_s),
             "disk_bytes": self.disk_bytes,
             "disk_bound_bytes": chain.disk_bound_bytes,
             "suspected": self._suspected(self.service),

@@ -19,6 +19,7 @@ from peer.sampling import Sampling
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, MachineError, StorageError
 from protocol.ids import UnitName
+from protocol.plain_file import check_plain_file
 
 if TYPE_CHECKING:
     import torch
@@ -76,16 +77,18 @@ def read_model(path: Path) -> CheckpointModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    remedy = "see: potluck checkpoint list"
+    check_plain_file(path / _MANIFEST_NAME, "a file of a checkpoint", remedy)
     try:
         data = (path / _MANIFEST_NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        remedy = "see: potluck checkpoint list"
         raise ConfigError(f"no checkpoint at {path}", f"a folder with {_MANIFEST_NAME}", remedy) from error
     except OSError as error:
         raise _unreadable(path, f"{_MANIFEST_NAME}: {error.strerror}") from error
     manifest = _open_manifest(path, data)
     tokenizer = _tokenizer(path, manifest.tokenizer)
     file = path / f"{manifest.unit}.safetensors"
+    check_plain_file(file, "a file of a checkpoint", remedy)
     try:
         with file.open("rb") as opened:
             if file_digest(opened, "sha256").hexdigest() != manifest.parameters.sha256:
@@ -115,6 +118,7 @@ def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
 
     if stored is None:
         return ByteTokenizer()
+    check_plain_file(path / _TOKENIZER_NAME, "a file of a checkpoint", "see: potluck checkpoint list")
     try:
         data = (path / _TOKENIZER_NAME).read_bytes()
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from peer.flags import JoinFlags, PlaceFlags, taking
+from protocol.tables import examples
 
 _PANEL: Final = "For volunteers"
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
@@ -15,13 +16,15 @@ _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 def add_commands(app: typer.Typer) -> None:
     """Put this room's commands on the command line."""
-    app.command(rich_help_panel=_PANEL)(join)
-    app.command(rich_help_panel=_PANEL)(pause)
-    app.command(rich_help_panel=_PANEL)(resume)
-    app.command(rich_help_panel=_PANEL)(doctor)
-    app.command()(health)
-    app.command()(demo)
-    app.command()(generate)
+    joining = ("potluck join potluck1:...", "potluck join --weekly-hours 'mon-fri 22:00-07:00' --only-when-idle")
+    app.command(rich_help_panel=_PANEL, epilog=examples(*joining))(join)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck pause --for 60", "potluck pause"))(pause)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck doctor", "potluck doctor potluck1:..."))(doctor)
+    app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
+    app.command(epilog=examples("potluck demo", "potluck demo --dir demo --plot demo.png"))(demo)
+    generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
+    app.command(epilog=examples(generating))(generate)
 
 
 @taking(JoinFlags)

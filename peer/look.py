@@ -79,6 +79,13 @@ def _lines(status: Row) -> tuple[str, ...]:
         return ("its status is of another release of potluck; `potluck status --json` shows it as it is",)
 
 
+def runs(folder: Path) -> list[Row]:
+    """The runs that were joined from a state folder, as far as they can be read. Blocks."""
+    from peer.joined_runs import joined_runs
+
+    return joined_runs(folder)
+
+
 def settings(folder: Path) -> dict[str, object]:
     """The settings that a peer of the folder would run with, from all sources, as plain values.
 

@@ -18,6 +18,9 @@ from protocol.ids import RunId
 
 FILE_NAME: Final = "membership.json"
 _RUNS: Final = "runs"
+_RUN_LETTERS: Final = 16
+"""Of a run's id, in the name of its folder."""
+
 _HOST_HEARD: Final = "host_heard"
 KEPT_PEERS: Final = 16
 KEPT_ADDRESSES_EACH: Final = 4
@@ -51,7 +54,12 @@ class SavedMembership(BaseModel):
 
 def run_folder(state_dir: Path, run_id: RunId) -> Path:
     """Where a peer keeps one run."""
-    return state_dir / _RUNS / run_id.hex()[:16]
+    return state_dir / _RUNS / run_id.hex()[:_RUN_LETTERS]
+
+
+def run_folders(state_dir: Path) -> list[Path]:
+    """The folders of all runs that a peer keeps, sorted by name."""
+    return sorted(path for path in (state_dir / _RUNS).glob("[0-9a-f]" * _RUN_LETTERS) if path.is_dir())
 
 
 def is_known(folder: Path) -> bool:

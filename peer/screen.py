@@ -14,9 +14,14 @@ from rich.text import Text
 
 from peer.demo_screen import bits, in_bytes
 from peer.status import PeerStatus
+from peer.status_text import next_round, of_the_run
 
 LIVE_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 1.0
+PLAIN_SILENCE_S = 600.0
+"""After so long without a change a line says how far the round is: rounds may take hours, and a silent log looks like a dead peer."""
+
+_BAR_WIDTH = 50
 
 
 async def run_screen(read_status: Callable[[], PeerStatus], *, mode: str, console: Console | None = None) -> None:
@@ -39,20 +44,23 @@ async def _run_live(read_status: Callable[[], PeerStatus], console: Console) -> 
 
 
 async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) -> None:
-    last = ""
+    last, told_s = "", trio.current_time()
     while True:
-        status = read_status()
+        status, now_s = read_status(), trio.current_time()
         key = f"{status.state} {status.index} {status.reason if status.state != 'training' else ''}"
-        if key != last:
-            console.print(peer_line(status), highlight=False, soft_wrap=True)
-            last = key
+        is_quiet = status.state == "training" and now_s - told_s >= PLAIN_SILENCE_S
+        if key != last or is_quiet:
+            line = f"{peer_line(status)}; {next_round(status)}" if is_quiet else peer_line(status)
+            console.print(line, highlight=False, soft_wrap=True)
+            last, told_s = key, now_s
         await trio.sleep(PLAIN_INTERVAL_S)
 
 
 def peer_line(status: PeerStatus) -> str:
     """One line: where this peer stands."""
-    speed = f"{status.tokens_per_s:,.0f} tokens/s"
-    return f"{status.name}: {status.state}, round {status.index}, {speed}, loss {bits(status.loss)}; {status.reason}"
+    told = [status.state, f"round {status.index}", f"{status.tokens_per_s:,.0f} tokens/s", f"loss {bits(status.loss)}"]
+    told += [of_the_run(status)] if status.eta_s is not None else []
+    return f"{status.name}: {', '.join(told)}; {status.reason}"
 
 
 def peer_picture(status: PeerStatus) -> RenderableType:
@@ -79,11 +87,26 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     if status.restarted:
         rows.add_row("start", status.restarted)
     rows.add_row("root", status.state_root[:16] or "-")
-    bar = ProgressBar(total=max(1, status.target_total_tokens), completed=status.total_tokens, width=50)
-    progress = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"
-    if status.download_bytes_all:
-        bar = ProgressBar(total=status.download_bytes_all, completed=status.download_bytes_here, width=50)
-        here, everything = in_bytes(status.download_bytes_here), in_bytes(status.download_bytes_all)
-        progress = f"the run's state: {here} of {everything} from {status.download_donors} peers"
     title = f"{status.name} in {status.run or 'a run'} (Ctrl-C leaves)"
-    return Panel(Group(bar, Text(progress), Text(""), rows), title=title)
+    return Panel(Group(_bars(status), Text(""), rows), title=title)
+
+
+def _bars(status: PeerStatus) -> Table:
+    """How far a download is, while there is one; else how far the run and its next round are."""
+    bars = Table.grid()  # cells end their lines, which a bar alone does not
+    if status.download_bytes_all:
+        here, everything = in_bytes(status.download_bytes_here), in_bytes(status.download_bytes_all)
+        share = status.download_bytes_here / status.download_bytes_all
+        _add_bar(bars, share, f"the run's state: {here} of {everything} from {status.download_donors} peers")
+        return bars
+    told = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"
+    told += f", {of_the_run(status)}" if status.target_total_tokens else ""
+    _add_bar(bars, status.total_tokens / max(1, status.target_total_tokens), told)
+    if status.round_target_tokens:
+        _add_bar(bars, status.round_share, next_round(status))
+    return bars
+
+
+def _add_bar(bars: Table, share: float, told: str) -> None:
+    bars.add_row(ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH))
+    bars.add_row(Text(told))

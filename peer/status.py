@@ -47,6 +47,10 @@ class PeerStatus(BaseModel):
         state_commit: the commit that `state_root` belongs to.
         total_tokens: tokens committed by the run.
         target_total_tokens: at which the run ends, 0 while unknown.
+        eta_s: seconds until the run is complete, at the pace of the latest rounds that came here; None before two came.
+        round_tokens_ready: of `round_target_tokens`, at which the next round is opened: trained and not yet counted, here and at
+            the peers that stand where we stand; 0 of 0 before there are rounds and after the last one.
+        round_waited_s: since the last round came here; at `round_longest_s` the next one is opened with whatever is ready.
         tokens_ready: trained here and not yet credited.
         tokens_trained: trained here by this process, credited or not.
         loss: mean training loss of the latest steps, nats per byte.
@@ -97,6 +101,11 @@ class PeerStatus(BaseModel):
     state_commit: str = ""
     total_tokens: int = 0
     target_total_tokens: int = 0
+    eta_s: float | None = None
+    round_tokens_ready: int = 0
+    round_target_tokens: int = 0
+    round_waited_s: float = 0.0
+    round_longest_s: float = 0.0
     tokens_per_s: float = 0.0
     tokens_ready: int = 0
     tokens_trained: int = 0
@@ -130,6 +139,14 @@ class PeerStatus(BaseModel):
     allowed_reason: str = ""
     apart: str = ""
     last_round: LastRound | None = None
+
+    @property
+    def round_share(self) -> float:
+        """How much of the way to the next round is behind us, 0 to 1: by tokens or, where anything is ready, by time."""
+        if not self.round_target_tokens or not self.round_tokens_ready:
+            return 0.0
+        by_time = self.round_waited_s / self.round_longest_s if self.round_longest_s else 0.0
+        return min(1.0, max(self.round_tokens_ready / self.round_target_tokens, by_time))
 
 
 def write_final_status(state_dir: Path, status: PeerStatus) -> None:

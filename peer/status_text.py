@@ -6,12 +6,36 @@ from peer.status import PeerStatus
 from protocol.tables import bits, duration, in_bytes, printable, whole
 
 
+def next_round(status: PeerStatus) -> str:
+    """How far the next round is; empty where none is to come."""
+    if not status.round_target_tokens:
+        return ""
+    ready = f"next round: {status.round_tokens_ready:,} of {status.round_target_tokens:,} tokens ready"
+    if status.round_share >= 1.0:
+        return f"{ready}, due"
+    left_s = status.round_longest_s - status.round_waited_s
+    # with nothing to average no round is opened, however late
+    return f"{ready}, at the latest in {duration(left_s)}" if status.round_tokens_ready and left_s > 0 else ready
+
+
+def of_the_run(status: PeerStatus) -> str:
+    """How much of the run is done, and when it all will be; empty while the run is not known."""
+    if not status.target_total_tokens:
+        return ""
+    # cut, not rounded: a run is complete with its last token
+    share = f"{100 * status.total_tokens // status.target_total_tokens}% of the run"
+    return share if status.eta_s is None else f"{share}, {duration(status.eta_s)} to go"
+
+
 def status_lines(status: PeerStatus) -> list[str]:
     """Who it is, where it stands and why, what it did, what it takes of the machine."""
-    target = f" of {status.target_total_tokens:,}" if status.target_total_tokens else ""
+    target = (
+        f" of {status.target_total_tokens:,} tokens, {of_the_run(status)}" if status.target_total_tokens else " tokens"
+    )
     lines = [
         f"{status.name} in {printable(status.run or 'no run yet')}: {status.state}, {printable(status.reason)}",
-        f"round {status.index}, {status.total_tokens:,}{target} tokens",
+        f"round {status.index}, {status.total_tokens:,}{target}",
+        *([next_round(status)] if status.round_target_tokens else []),
         f"training {whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte",
         f"yours: {status.tokens_trained:,} tokens trained, counted in {status.rounds_counted} rounds",
         f"traffic {in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down",

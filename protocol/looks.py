@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final
 
-from protocol.tables import bits, duration, number, shortened, table, whole
+from protocol.tables import bits, duration, in_bytes, number, printable, short_count, shortened, table, whole
 
 Row = Mapping[str, object]
+
+_HOSTED: Final = ("PHASE", "ROUND", "TOKENS", "OF", "SIZE", "NAME")
+_JOINED: Final = ("RUN", "ROUND", "SIZE", "NAME")
+"""What may be long comes last: it is cut."""
+
+_NUMBERS_OF_RUNS: Final = frozenset({"ROUND", "TOKENS", "OF", "SIZE"})
 
 _NAMED: Final = 3
 """Members of a round that its line in the table has room for."""
@@ -86,6 +93,25 @@ def rounds_json(looks: Sequence[Look], last: int) -> dict[str, object]:
     return _by_kind(looks, {look.kind: look.rounds[-last:] for look in looks})
 
 
+class PeerOrder(Enum):
+    """By what a list of peers is sorted."""
+
+    NAME = "name"
+    COUNTED = "counted"
+    SPEED = "speed"
+
+
+def sorted_peers(look: Look, order: PeerOrder) -> Look:
+    """The same look with its peers in another order: by name, or with the largest number first."""
+
+    def place(row: Row) -> tuple[float, str]:
+        key = {PeerOrder.COUNTED: "tokens_counted", PeerOrder.SPEED: "tokens_per_s"}.get(order)
+        found = number(row.get(key)) if key is not None else None
+        return -(found or 0.0), str(row.get("name"))
+
+    return replace(look, peers=sorted(look.peers, key=place))
+
+
 def peers_text(looks: Sequence[Look]) -> list[str]:
     """One table for each daemon."""
     return _tables(looks, [_peers_table(look.peers) for look in looks])
@@ -115,12 +141,18 @@ def _peers_table(rows: Sequence[Row]) -> list[str]:
             whole(row.get("index")),
             whole(row.get("tokens_per_s")),
             bits(row.get("loss")),
-            f"{duration(row.get('last_seen_s'))} ago" if number(row.get("last_seen_s")) is not None else "-",
+            short_count(row.get("tokens_counted")),
+            _lasted(row.get("here_s")),
+            _lasted(row.get("last_seen_s")),
         )
         for row in rows
     ]
-    header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "HEARD")
-    return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE"}))
+    header = ("NAME", "STATE", "ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED", "HERE", "SILENT")
+    return table(header, cells, right=frozenset({"ROUND", "TOKENS/S", "BITS/BYTE", "COUNTED"}))
+
+
+def _lasted(seconds: object) -> str:
+    return "-" if number(seconds) is None else duration(seconds)
 
 
 def _rounds_table(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
@@ -139,6 +171,38 @@ def _rounds_table(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
     ]
     header = ("ROUND", "COMMIT", "TOKENS", "COVERED", "OUT", "MEMBERS")
     return table(header, cells, right=frozenset({"ROUND", "TOKENS", "COVERED", "OUT"}))
+
+
+def runs_json(hosted: Sequence[Row], joined: Sequence[Row]) -> dict[str, object]:
+    """For `potluck runs --json`: {"host": [...], "peer": [...]}."""
+    return {"host": [dict(row) for row in hosted], "peer": [dict(row) for row in joined]}
+
+
+def runs_text(hosted: Sequence[Row], joined: Sequence[Row]) -> list[str]:
+    """Each folder's runs in a table below its name, and a line for each that is damaged."""
+    blocks = [[f"hosted from {printable(row.get('folder'))}", *_runs_table([row], _HOSTED)] for row in hosted]
+    of_folder: dict[str, list[Row]] = {}
+    for row in joined:
+        of_folder.setdefault(str(row.get("folder")).rpartition("/")[0], []).append(row)
+    blocks += [[f"joined, in {printable(folder)}", *_runs_table(rows, _JOINED)] for folder, rows in of_folder.items()]
+    return [line for number, block in enumerate(blocks) for line in (["", *block] if number else block)]
+
+
+def _runs_table(rows: Sequence[Row], header: tuple[str, ...]) -> list[str]:
+    cells = [
+        {
+            "NAME": row.get("name") or "?",
+            "RUN": str(row.get("folder")).rpartition("/")[2],
+            "PHASE": row.get("phase") or "?",
+            "ROUND": whole(row.get("index")),
+            "TOKENS": whole(row.get("total_tokens")),
+            "OF": whole(row.get("target_total_tokens")),
+            "SIZE": in_bytes(row.get("disk_bytes")),
+        }
+        for row in rows
+    ]
+    lines = table(header, [[cell[name] for name in header] for cell in cells], right=_NUMBERS_OF_RUNS)
+    return lines + [printable(f"cannot be read whole: {row['note']}") for row in rows if row.get("note")]
 
 
 def _percent(share: object) -> str:

@@ -28,6 +28,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.plain_file import check_plain_file
 from protocol.tensor_schema import TensorSchema
 
 MANIFEST_DOMAIN: Final = "potluck run"
@@ -256,6 +257,7 @@ def load_run_config(path: Path) -> RunConfig:
     Raises:
         ConfigError: unreadable, no TOML, an unknown key, or a value that cannot work; one line names file, key and remedy.
     """
+    check_plain_file(path, "a run.toml", "write one with: potluck init")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_RUN_TOML_BYTES + 1)

@@ -39,6 +39,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, right: fro
     return lines
 
 
+def examples(*lines: str) -> str:
+    """What ends a command's --help: command lines to go by, each on a line of its own."""
+    return "\n\n".join(("Examples" if len(lines) > 1 else "Example", *lines))
+
+
 def number(value: object) -> float | None:
     """The value when it can be shown as a number."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -72,6 +77,17 @@ def whole(value: object) -> str:
     """A number without decimals, thousands apart; "-" for what is none."""
     found = number(value)
     return "-" if found is None else f"{found:,.0f}"
+
+
+def short_count(value: object) -> str:
+    """A count as "950", "12.3k", "14.7M" or "2.1G"; "-" for what is no number."""
+    found = number(value)
+    if found is None:
+        return "-"
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if found >= size:
+            return f"{found / size:.1f}{unit}"
+    return f"{found:.0f}"
 
 
 def bits(nats: object) -> str:

@@ -26,8 +26,10 @@ from peer.commands import doctor, join
 from peer.config import PeerConfig
 from peer.membership_file import SavedMembership, save_membership
 from peer.status import PeerStatus, write_final_status
+from protocol.errors import ConfigError
 from protocol.identity import Identity
 from protocol.log_lines import log_line
+from tests.peer.test_kept_run import keep
 from tests.protocol.test_invite import INVITE
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +146,17 @@ def test_no_command_at_all_shows_what_there_is(arguments: list[str]) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "0.5"])
 def test_setting_that_cannot_work_is_one_line_and_exit_3(value: str) -> None:
     assert _one_line(_potluck("join", "--slowdown", value), 3).startswith("potluck: peer setting slowdown is ")
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_pipe_in_the_place_of_a_run_file_is_one_line_and_exit_3_and_waits_for_nobody(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    pipe = tmp_path / "run.toml"
+    os.mkfifo(pipe)
+    found = _one_line(_potluck("host", str(pipe), "--state-dir", str(tmp_path / "host"), *flags), 3)
+    assert f"{pipe} is a pipe; expected a run.toml" in found
+    assert not (tmp_path / "host").exists()
 
 
 def test_health_without_a_daemon_is_one_line_and_exit_5(tmp_path: Path) -> None:
@@ -457,6 +470,36 @@ def test_bugreport_never_overwrites_a_file(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "exists already" in done.stderr
     assert out.read_text(encoding="utf8") == "mine"
+
+
+def test_runs_below_a_folder_are_listed_and_what_is_damaged_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="no run in"):
+        potluck.runs(tmp_path)
+    with pytest.raises(ConfigError, match="no folder"):
+        potluck.runs(tmp_path / "absent")
+    joined = keep(tmp_path / "mine")
+    (tmp_path / "hers").mkdir()
+    (tmp_path / "hers" / LEDGER_FILE).write_bytes(b"no ledger at all" * 300)
+    potluck.runs(tmp_path, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert [row["folder"] for row in told["host"]] == [str(tmp_path / "hers")]
+    assert [(row["folder"], row["note"]) for row in told["peer"]] == [(str(joined), "")]
+    potluck.runs(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"hosted from {tmp_path / 'hers'}"
+    assert [line for line in lines if line.startswith("cannot be read whole: ") and "is damaged" in line]
+    assert f"joined, in {tmp_path / 'mine' / 'runs'}" in lines
+    assert [line for line in lines if line.startswith(joined.name) and line.endswith("first-light")]
+
+
+def test_runs_are_looked_for_where_settings_put_them(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    keep(elsewhere)
+    mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    assert "no run in" in _one_line(_potluck("runs", **mine), 3)
+    assert "first-light" in _potluck("runs", POTLUCK_PEER_STATE_DIR=str(elsewhere), **mine).stdout
 
 
 def test_completion_of_bash_knows_the_commands() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from averaging.data.texts import Text, check_column, no_text, not_installed, one_document
 from protocol.errors import ConfigError, MachineError, UnreachableError
+from protocol.plain_file import check_plain_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -112,6 +113,8 @@ def _open_saved(place: SavedDataset) -> Dataset:
     from datasets import DatasetDict, load_from_disk
 
     place.check()
+    for path in place.folder.rglob("*"):
+        check_plain_file(path, "the files that save_to_disk wrote", "check data.dataset")
     try:
         loaded = load_from_disk(str(place.folder))
     except (OSError, ValueError, LookupError, TypeError) as error:

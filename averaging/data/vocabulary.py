@@ -18,6 +18,7 @@ from averaging.data.texts import Text, cut_pieces, not_installed
 from averaging.data.tokenizer import VOCAB_SIZE, ByteTokenizer, Tokenizer, Tokens
 from protocol.errors import ConfigError, MachineError
 from protocol.manifest import DataSection
+from protocol.plain_file import check_plain_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Rules
@@ -169,6 +170,7 @@ def open_tokenizer(data: DataSection, base: Path, texts: Iterable[Text], vocab_s
 
 
 def _read(path: Path) -> bytes:
+    check_plain_file(path, "a tokenizer.json", "check data.tokenizer")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOKENIZER_BYTES + 1)

@@ -117,7 +117,7 @@ class FileStorage:
 
     async def size_bytes(self) -> int:
         """Bytes of all finished files. Raises StorageError when a folder cannot be read."""
-        return await self._offload.run(lambda: _size_bytes(self._folder))
+        return await self._offload.run(lambda: folder_bytes(self._folder))
 
 
 def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
@@ -235,7 +235,12 @@ def _delete(path: Path, root: Path) -> None:
             path.parent.rmdir()
 
 
-def _size_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all finished files below a folder. Blocks.
+
+    Raises:
+        StorageError: a folder or a file cannot be looked at.
+    """
     total = 0
     for name in _walk(folder, folder):
         try:

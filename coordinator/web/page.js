@@ -82,17 +82,21 @@ function table(id, heads, rows) {
   }
 }
 
+const ORDERS = { name: (a, b) => a.name.localeCompare(b.name), counted: (a, b) => b.tokens_counted - a.tokens_counted,
+  speed: (a, b) => b.tokens_per_s - a.tokens_per_s };
+el("order").onchange = () => { if (full) peers(); };
+
 function peers() {
   const heads = [["peer"], ["state", "w"], ["tokens/s", "n"], ["counted", "n"], ["rounds", "n x"], ["loss", "n x"], ["reach", "x"],
-    ["version", "x"], ["sent", "n x"], ["received", "n x"], ["seen", "n x"], ["state root", "x"]];
-  table("peers", heads, now.peers.map(p => {
+    ["version", "x"], ["sent", "n x"], ["received", "n x"], ["here for", "n x"], ["seen", "n x"], ["state root", "x"]];
+  table("peers", heads, now.peers.slice().sort(ORDERS[el("order").value]).map(p => {
     const who = make("span"), dot = make("i", null, "dot");
     dot.style.background = `hsl(${hue(p.peer)} 60% 52%)`;
     who.append(dot, p.name);
     who.title = p.peer;
     return [who, p.reason && p.reason !== p.state ? `${p.state}: ${p.reason}` : p.state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
       p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "outbound only" : "inbound", p.version,
-      big(p.bytes_up) + "B", big(p.bytes_down) + "B", span(p.last_seen_s), p.state_root.slice(0, 8)];
+      big(p.bytes_up) + "B", big(p.bytes_down) + "B", p.here_s == null ? "" : span(p.here_s), span(p.last_seen_s), p.state_root.slice(0, 8)];
   }));
 }
 

@@ -35,6 +35,16 @@ function line() {
   svg.replaceChildren(floor, path);
 }
 
+function nextRound(s) {
+  const ready = s.round_tokens_ready, left = s.round_longest_s - s.round_waited_s,
+    share = ready ? Math.min(1, Math.max(ready / s.round_target_tokens, s.round_longest_s ? s.round_waited_s / s.round_longest_s : 0)) : 0;
+  el("next").hidden = !s.round_target_tokens || s.download_bytes_all > 0;
+  el("ready").style.width = `${100 * share}%`;
+  el("ready").parentElement.setAttribute("aria-valuenow", (100 * share).toFixed(0));
+  el("ready-text").textContent = `next round: ${big(ready)} of ${big(s.round_target_tokens)} tokens ready`
+    + (share >= 1 ? ", due" : ready && left > 0 ? `, at the latest in ${span(left)}` : "");
+}
+
 function show(s) {
   el("name").textContent = s.name;
   document.title = `${s.name}: ${s.state} - Potluck`;
@@ -48,6 +58,7 @@ function show(s) {
     el("bytes").style.width = `${100 * s.download_bytes_here / s.download_bytes_all}%`;
     el("bytes-text").textContent = `${big(s.download_bytes_here)}B of ${big(s.download_bytes_all)}B from ${s.download_donors} peers`;
   }
+  nextRound(s);
   speeds.push(s.tokens_per_s);
   if (speeds.length > MOST_POINTS) speeds.shift();
   line();
@@ -56,6 +67,7 @@ function show(s) {
     ["sent", big(s.bytes_up) + "B"], ["received", big(s.bytes_down) + "B"]]);
   const done = s.target_total_tokens ? ` (${(100 * s.total_tokens / s.target_total_tokens).toFixed(1)}%)` : "";
   facts("run", [["run", s.run], ["round", String(s.index)], ["trained by all", `${big(s.total_tokens)} tokens${done}`],
+    ["time left", s.eta_s == null ? "" : span(s.eta_s)],
     ["not yet counted", `${big(s.tokens_ready)} tokens`],
     ["in the last round", s.last_round ? `${s.last_round.members.length} peers, your share `
       + `${(100 * (s.last_round.weights[s.peer] || 0)).toFixed(0)}%` : ""],

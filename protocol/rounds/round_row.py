@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
@@ -53,6 +54,24 @@ def round_row(link: ChainLink) -> RoundRow:
         is_lone=record.lone,
         tokens=tuple(c.credited_tokens for c in record.contributors),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one peer is credited with in some rounds."""
+
+    tokens: int = 0
+    rounds: int = 0
+
+
+def counted_by_peer(rows: Iterable[RoundRow]) -> Mapping[PeerId, Counted]:
+    """Over these rounds, by peer; nobody who has nothing."""
+    sums: dict[PeerId, Counted] = {}
+    for row in rows:
+        for peer, tokens in zip(row.members, row.tokens, strict=False):
+            before = sums.get(peer, Counted())
+            sums[peer] = Counted(before.tokens + tokens, before.rounds + 1)
+    return sums
 
 
 def round_json(row: RoundRow, total_tokens: int, unix_s: int | None) -> dict[str, object]:

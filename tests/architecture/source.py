@@ -70,7 +70,7 @@ def core_modules() -> tuple[Module, ...]:
         "coordinator/restart.py",
         "averaging/data/assignment.py",
     }
-    shells = {"protocol/identity_file.py", "protocol/manifest.py"}
+    shells = {"protocol/identity_file.py", "protocol/manifest.py", "protocol/plain_file.py"}
     return tuple(
         module
         for module in modules()

@@ -23,9 +23,8 @@ from averaging.rounds.updates import UnitTools, Updates
 from averaging.unit_log import UnitLog
 from coordinator.chain_log import ChainLog
 from coordinator.checkpoints import verify_checkpoint
-from coordinator.ledger import LEDGER_FILE, Ledger, open_ledger
+from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.run_files import CHECKPOINT_FOLDER, IDENTITY_FILE, load_run
-from coordinator.tracker import START_RECORD
 from peer.joining import check_membership, open_start_record
 from peer.membership_file import SavedMembership, is_known, last_run_folder, load_membership
 from peer.status import FINAL_STATUS_FILE, PeerStatus

@@ -64,12 +64,13 @@ def served(folder: Path) -> Iterator[tuple[str, str, str]]:
 RUN_PARTS: Final = {
     "#timeline .cell": 200,
     "#peers tr": 5,
+    "#order option": 3,
     "#events li": 10,
     "#checkpoints details": 4,
     "canvas": 2,
     ".card": 6,
 }
-PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#run dd": 7, "#machine dd": 7}
+PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#ready": 1, "#run dd": 8, "#machine dd": 7}
 
 
 def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str]:

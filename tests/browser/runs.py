@@ -66,6 +66,7 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
                 is_outbound_only=number == 2,
             ),
             NOW_S - (400.0 if number == 3 else 2.0),
+            NOW_S - 900.0 * (number + 1),
         )
         for number, (peer, state, reason, speed) in enumerate(zip(peers, states, reasons, speeds, strict=True))
     }
@@ -123,6 +124,11 @@ def volunteer() -> PeerStatus:
         total_tokens=100 * TOKENS,
         target_total_tokens=60_000_000,
         tokens_per_s=900.0 + 60 * math.sin(time.time()),
+        eta_s=41_000.0,
+        round_tokens_ready=61_000,
+        round_target_tokens=TOKENS,
+        round_waited_s=21.0,
+        round_longest_s=60.0,
         tokens_ready=21_000,
         tokens_trained=18_390_000,
         rounds_counted=97,

@@ -155,6 +155,15 @@ def test_missing_file_is_found(tmp_path: Path, name: str) -> None:
         verify_checkpoint(path)
 
 
+@pytest.mark.parametrize("name", ["fragment-0.safetensors", "fragment-0.momentum.safetensors", "manifest.json"])
+def test_device_in_the_place_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / write_checkpoint(tmp_path, content(), now_unix_s=7).path
+    (path / name).unlink()
+    (path / name).symlink_to("/dev/null")
+    with pytest.raises(ConfigError, match=f"{name} is a device"):
+        verify_checkpoint(path)
+
+
 def test_folder_without_a_checkpoint_and_a_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):

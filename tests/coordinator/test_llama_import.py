@@ -140,6 +140,15 @@ def test_tensors_that_do_not_fit_are_named(
 INDEX = "model.safetensors.index.json"
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_device_in_the_place_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
+    folder = exported(tmp_path)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/null")
+    with pytest.raises(ConfigError, match=rf"{name} is a device.*run\.start_from"):
+        read_llama(folder, decoder())
+
+
 @pytest.mark.parametrize(
     ("name", "data", "error", "found"),
     [

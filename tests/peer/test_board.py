@@ -15,10 +15,11 @@ from peer.apart import APART_AFTER_S
 from peer.board import Board
 from peer.roster import HOST_AWAY_S, Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
+from protocol.frozen import replace
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.state import PeerView
+from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import Table
 
 
@@ -121,7 +122,7 @@ async def test_an_own_credential_that_has_ended_is_told_and_breaks_nothing(
     assert board.read().credential_left_s is None
 
 
-def test_how_missed_rounds_came_is_told_by_what_moved_the_head() -> None:
+async def test_how_missed_rounds_came_is_told_by_what_moved_the_head(autojump_clock: trio.testing.MockClock) -> None:
     table = Table(3)
     table.run_until(lambda: all(seat.head.index >= 2 for seat in table.live()))
     seat = table.live()[0]
@@ -144,19 +145,45 @@ def test_how_missed_rounds_came_is_told_by_what_moved_the_head() -> None:
     assert board.caught_up == "replay"
 
 
-def test_a_state_that_differs_from_the_attested_one_is_told() -> None:
+async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock: trio.testing.MockClock) -> None:
     table = Table(3)
     table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
     seat = table.live()[0]
     board = Board(seat.peer, VirtualClock(), 0.0)
     assert board.read().is_sound
     chain = SimpleNamespace(head=seat.head, root=bytes(32), disk_bound_bytes=0, is_sound=False)
-    state = SimpleNamespace(open=SimpleNamespace(proposal=None, exchange=None))
+    state = replace(seat.state, open=OpenRound())
     board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="round 2 is due")  # type: ignore[assignment]
     assert not board.read().is_sound
     assert board.read().round_waiting == "round 2 is due"
     chain.is_sound = True
     assert board.read().is_sound
+
+
+async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: trio.testing.MockClock) -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 3 for seat in table.live()))
+    seat = table.live()[0]
+    tree = seat.state.tree
+    path = tree.path(tree.root, seat.head.commit)
+    assert path is not None
+    missed, newest = path[-2].link, path[-1].link
+    board = Board(seat.peer, VirtualClock(), 0.0, target_total_tokens=3 * newest.total_tokens)
+    chain = SimpleNamespace(head=newest, root=bytes(32), disk_bound_bytes=0, is_sound=True)
+    state = replace(seat.state, open=OpenRound(), committed_at_s=trio.current_time())
+    board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
+    await trio.sleep(12.0)
+    status = board.read()
+    assert (status.eta_s, status.round_waited_s) == (None, pytest.approx(12.0))
+    assert (status.round_target_tokens, status.round_longest_s) == (newest.target_tokens, 60.0)
+    board.pace.committed(0, board.clock.unix_s())
+    await trio.sleep(10.0)
+    board.publish("committed", {"link": missed})  # it came late, and says nothing of how fast rounds are made
+    assert board.read().eta_s is None
+    board.publish("committed", {"link": newest})
+    assert board.read().eta_s == pytest.approx(20.0)
+    board.publish("switched", {"path": path})
+    assert board.read().eta_s is None
 
 
 async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
@@ -180,13 +207,25 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     board.service = SimpleNamespace(state=SimpleNamespace(peers=views), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
     assert [row["state"] for row in board.known_peers()] == ["here", "left", "lost", "silent"]
     assert [row["index"] for row in board.latest_rounds()] == [link.index for link in links if link.record is not None]
+    members = views | {seat.peer: PeerView(seat.peer, heard_at_s=1.0)}
+    board.service = SimpleNamespace(state=SimpleNamespace(peers=members), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    credited = [
+        entry.credited_tokens
+        for link in links
+        if link.record is not None
+        if (entry := link.record.contributor(seat.peer)) is not None
+    ]
+    counted = {row["peer"]: (row["tokens_counted"], row["rounds_counted"]) for row in board.known_peers()}
+    assert counted == {**dict.fromkeys(views, (0, 0)), seat.peer: (sum(credited), len(credited))}
+    assert credited
 
 
 def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     views = {name: PeerView(PeerId(name), heard_at_s=heard_at_s) for name, heard_at_s in (("a", 0.0), ("b", 90.0))}
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
-    board.service = SimpleNamespace(state=SimpleNamespace(peers=views))  # type: ignore[assignment]
+    state, chain = SimpleNamespace(peers=views), SimpleNamespace(links=())
+    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
     assert [row["last_seen_s"] for row in board.known_peers()] == [None, 10.0]
 
 

@@ -143,6 +143,11 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/null")
+
+
 def _other_numbers(path: Path) -> None:
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace('"rope_theta": 10000.0', '"rope_theta": 10001.0'))
@@ -158,8 +163,20 @@ def _other_numbers(path: Path) -> None:
         (lambda path: (path / "manifest.json").write_bytes(b"\xff"), StorageError, "its JSON"),
         (_other_numbers, StorageError, "another checksum"),
         (lambda path: (path / "manifest.json").unlink(), ConfigError, "no checkpoint at"),
+        (lambda path: _device(path / "manifest.json"), ConfigError, r"manifest\.json is a device"),
+        (lambda path: _device(path / "fragment-0.safetensors"), ConfigError, r"fragment-0\.safetensors is a device"),
     ],
-    ids=["flipped bit", "no weights", "cut off", "empty object", "no text", "other numbers", "no manifest"],
+    ids=[
+        "flipped bit",
+        "no weights",
+        "cut off",
+        "empty object",
+        "no text",
+        "other numbers",
+        "no manifest",
+        "a device for a manifest",
+        "a device for weights",
+    ],
 )
 def test_checkpoint_that_is_damaged_or_absent_is_named_before_anything_is_printed(
     checkpoint: Path,

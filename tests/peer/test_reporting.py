@@ -208,7 +208,8 @@ class _Rounds:
             is_sound=True,
             disk_bound_bytes=0,
         )
-        self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None))
+        is_over = {"run_tokens": 0, "config": SimpleNamespace(total_tokens=0)}
+        self.state = SimpleNamespace(tree=tree, open=SimpleNamespace(proposal=None, exchange=None), **is_over)
         self.reason = self.waiting = ""
 
 

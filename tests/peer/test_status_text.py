@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from peer.status import PeerStatus
-from peer.status_text import status_lines
+from peer.status_text import next_round, status_lines
 
 STATUS = PeerStatus(
     peer="12D3KooW",
@@ -45,9 +45,28 @@ def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
         assert said in text
 
 
+def test_next_round_is_told_by_its_tokens_and_by_when_it_is_opened_at_the_latest() -> None:
+    assert next_round(STATUS) == ""
+    found = {"round_tokens_ready": 50, "round_target_tokens": 200, "round_waited_s": 20.0, "round_longest_s": 60.0}
+    status = STATUS.model_copy(update=found)
+    assert "next round: 50 of 200 tokens ready, at the latest in 40 s" in status_lines(status)
+    for enough in ({"round_tokens_ready": 200}, {"round_waited_s": 61.0}):
+        due = status.model_copy(update=enough)
+        assert (due.round_share, next_round(due).endswith(" tokens ready, due")) == (1.0, True)
+    nothing = status.model_copy(update={"round_tokens_ready": 0, "round_waited_s": 61.0})
+    assert (nothing.round_share, next_round(nothing)) == (0.0, "next round: 0 of 200 tokens ready")
+
+
+def test_time_left_of_the_run_is_told_once_it_is_known() -> None:
+    assert "round 7, 700 of 1,000 tokens, 70% of the run" in status_lines(STATUS)
+    status = STATUS.model_copy(update={"eta_s": 300.0, "total_tokens": 999})
+    assert "round 7, 999 of 1,000 tokens, 99% of the run, 5 min to go" in status_lines(status)
+
+
 def test_newcomer_and_ended_credential_are_said() -> None:
     text = "\n".join(status_lines(PeerStatus(peer="p", name="n", reason="starting\x1b")))
     assert "n in no run yet: joining, starting\\x1b" in text
+    assert "round 0, 0 tokens\n" in text
     assert "host" not in text
     ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
     assert "(away); credential ended" in "\n".join(status_lines(ended))

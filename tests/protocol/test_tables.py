@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.tables import WIDTH, bits, duration, in_bytes, printable, table, whole
+from protocol.tables import WIDTH, bits, duration, in_bytes, printable, short_count, table, whole
 
 
 def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is() -> None:
@@ -63,3 +63,8 @@ def test_bytes_have_a_unit(count: object, text: str) -> None:
 def test_what_is_no_number_is_a_dash() -> None:
     assert (whole(1234.4), whole(None), whole("x")) == ("1,234", "-", "-")
     assert (bits(0.6931471805599453), bits(None)) == ("1.000", "-")
+
+
+def test_count_is_short_however_large_it_is() -> None:
+    counts = (0, 950, 12_345, 14_745_600, 2_100_000_000, None, True)
+    assert [short_count(count) for count in counts] == ["0", "950", "12.3k", "14.7M", "2.1G", "-", "-"]

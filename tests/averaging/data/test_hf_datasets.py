@@ -61,6 +61,14 @@ def test_a_folder_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) ->
     assert "was not written by save_to_disk" in _raised(ConfigError, tmp_path)
 
 
+def test_a_device_among_the_files_of_a_saved_data_set_is_named(tmp_path: Path) -> None:
+    folder = _save(tmp_path / "a", {"text": ["one", "two"]})
+    (rows,) = folder.glob("*.arrow")
+    rows.unlink()
+    rows.symlink_to("/dev/null")
+    assert f"{rows} is a device" in _raised(ConfigError, folder)
+
+
 def test_a_column_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     folder = _save(tmp_path / "a", {"id": [1], "body": ["b"]})
     assert "a has no column 'text'; its columns: id, body" in _raised(ConfigError, folder)

@@ -132,6 +132,9 @@ def test_a_file_that_is_gone_or_too_large_or_lacks_the_end_token_is_said(
 ) -> None:
     with pytest.raises(MachineError, match=r"gone\.json cannot be read: No such file"):
         _open(tmp_path, "gone.json", 500)
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"device\.json is a device"):
+        _open(tmp_path, "device.json", 500)
     (tmp_path / "t.json").write_text(WORDS)
     with pytest.raises(ConfigError, match=r"has no token '<end>'.*name it in data\.end_token"):
         _open(tmp_path, "t.json", 500, end_token="<end>")

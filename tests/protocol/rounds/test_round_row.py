@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.rounds.chain import link_of
-from protocol.rounds.round_row import round_json, round_row
+from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.wire import decode_certificate
 from tests.coordinator.chain_world import PEERS, Chain
 
@@ -26,3 +26,14 @@ def test_round_row_says_shares_coverage_and_omissions() -> None:
     assert shown["omitted"] == [{"peer": "late", "reason": "too late"}]
     with pytest.raises(RemoteProtocolError):
         round_row(chain.genesis)
+
+
+def test_tokens_are_counted_by_peer_over_rounds() -> None:
+    chain = Chain()
+    chain.commit((100, 200, 350))
+    chain.commit((10, 20, 30))
+    rows = [round_row(link_of(decode_certificate(raw).record)) for raw in chain.certificates]
+    one, two, three = (p.peer_id for p in PEERS)
+    assert counted_by_peer(rows) == {one: Counted(110, 2), two: Counted(220, 2), three: Counted(330, 2)}
+    assert counted_by_peer(rows[1:])[three] == Counted(30, 1)
+    assert counted_by_peer(()) == {}

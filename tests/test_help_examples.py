@@ -1,0 +1,54 @@
+"""The examples that end each command's help: every one is a line that its command understands. None is run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+import potluck
+
+MOST_EXAMPLES = 2
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What a user can run, by the words that say so."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield path, command
+        return
+    for name, child in below.items():
+        yield from _commands(child, (*path, name))
+
+
+COMMANDS = dict(_commands(typer.main.get_command(potluck.app), ("potluck",)))
+
+
+def _examples(command: Any) -> list[str]:
+    head, *lines = (command.epilog or "").split("\n\n")
+    assert head in ("", "Example", "Examples")
+    return lines
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_ends_with_examples_that_the_command_understands(path: tuple[str, ...]) -> None:
+    lines = _examples(COMMANDS[path])
+    assert 1 <= len(lines) <= MOST_EXAMPLES
+    for line in lines:
+        words = shlex.split(line)
+        assert tuple(words[: len(path)]) == path
+        # reads flags and values as a run would, and leaves the command itself alone
+        COMMANDS[path].make_context(words[len(path) - 1], words[len(path) :])
+
+
+@pytest.mark.parametrize("wrong", ["--no-such-flag", "--hours soon"])
+def test_example_with_a_flag_or_value_that_does_not_exist_would_be_noticed(wrong: str) -> None:
+    with pytest.raises(typer.BadParameter.__bases__[0]):
+        COMMANDS["potluck", "invite"].make_context("invite", wrong.split())
+
+
+def test_examples_fit_a_terminal() -> None:
+    assert [line for command in COMMANDS.values() for line in _examples(command) if len(line) > 78] == []
