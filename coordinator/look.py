@@ -39,7 +39,9 @@ def look(folder: Path) -> Look:
     try:
         status = fetch_status(folder)
     except UnreachableError as error:
-        return Look("host", str(folder), is_running=False, note=error.one_line(), status={})
+        # what is damaged may be why it does not run
+        damage = [str(row["note"]) for row in runs(folder) if row["note"]]
+        return Look("host", str(folder), is_running=False, note="; ".join([error.one_line(), *damage]), status={})
     peers, rounds = rows_of(status.get("peers")), rows_of(status.get("rounds"))
     return Look("host", str(folder), True, "", status, tuple(status_lines(status)), peers, rounds)
 

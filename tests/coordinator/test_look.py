@@ -49,6 +49,9 @@ def test_stopped_host_says_what_to_do(tmp_path: Path) -> None:
     assert (found.is_running, found.status) == (False, {})
     assert "no host runs from" in found.note
     assert "potluck host" in found.note
+    assert "is damaged" not in found.note
+    (tmp_path / LEDGER_FILE).write_bytes(b"no database")
+    assert f"the ledger {tmp_path / LEDGER_FILE} is damaged" in look(tmp_path).note
 
 
 def test_folder_is_the_one_given_or_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
