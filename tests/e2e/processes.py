@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-WAIT_LIMIT_S = 60.0
+WAIT_LIMIT_S = 100.0
 LOOPBACK = ("--listen-host", "127.0.0.1")
 PEER_FLAGS = (*LOOPBACK, "--device", "cpu", "--num-threads", "1")
 _RUN_POTLUCK = "import sys, potluck; sys.exit(potluck.main())"
