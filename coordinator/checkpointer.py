@@ -17,7 +17,6 @@ import trio
 
 from coordinator.checkpoints import (
     CheckpointContent,
-    RunTokenizer,
     lost_checkpoints,
     remove_checkpoint,
     remove_leftovers,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from coordinator.chain_log import ChainLog
     from coordinator.ledger import CheckpointRow, Ledger
     from coordinator.ledger_writer import LedgerWriter
+    from coordinator.run_files import RunTokenizer
     from coordinator.tracker import RunTracker
     from protocol.tensor_schema import ChunkGrid, TensorSchema
 

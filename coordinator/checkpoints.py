@@ -30,6 +30,8 @@ from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 if TYPE_CHECKING:
     import torch
 
+    from coordinator.run_files import RunTokenizer
+
 MANIFEST_NAME: Final = "manifest.json"
 TOKENIZER_NAME: Final = "tokenizer.json"
 _TEMPORARY_PREFIX: Final = ".writing-"
@@ -95,14 +97,6 @@ class CheckpointManifest(_Frozen):
         """The same with the checksum that belongs to it."""
         own = sha256(self.model_dump_json(exclude={"checksum"}, exclude_none=True).encode()).hexdigest()
         return self.model_copy(update={"checksum": own})
-
-
-@dataclass(frozen=True, slots=True)
-class RunTokenizer:
-    """The bytes of the run's tokenizer.json, and the token that ends a document."""
-
-    data: bytes
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

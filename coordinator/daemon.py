@@ -31,13 +31,11 @@ from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
 from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network
+from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
-from averaging.rounds.download import DownloadTools, download_state
 from coordinator.addresses import HostAddresses, reach_note, settle_addresses
-from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules, FetchState
 from coordinator.commands import verify_checkpoint
-from coordinator.invites import Reach, issue_invite, remember_reach
+from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.look import LOG_NAME
@@ -50,6 +48,7 @@ from coordinator.run_files import (
     DATA_FOLDER,
     IDENTITY_FILE,
     RunFiles,
+    RunTokenizer,
     open_run,
     run_tokenizer,
     start_units,
@@ -67,7 +66,7 @@ from protocol.tensor_schema import ChunkGrid
 
 if TYPE_CHECKING:
     from averaging.state import UnitState
-    from coordinator.checkpoints import RunTokenizer
+    from coordinator.checkpointer import Checkpointer, FetchState
     from coordinator.config import HostConfig
 
 _log = structlog.get_logger()
@@ -175,27 +174,44 @@ async def _serve(host: Host, say: Say) -> None:
     public = None
     if config.public_http_port is not None:
         public = bind_http(config.public_http_host, config.public_http_port, flag="--public-http-port")
+    reach = await host.writer.run(known_reach)
+    node = _Node(reach.bootstrap if reach is not None else ())
     async with (
         open_asyncio_thread() as thread,
-        _open_network(host, thread, addresses) as network,
-        _open_rpc(host, thread, addresses, network) as server,
+        _open_rpc(host, thread, addresses, node) as server,
         trio.open_nursery() as services,
     ):
-        source = RunSource(partial(_look, host, network, server), partial(_events, host), verify_checkpoint)
+        source = RunSource(partial(_look, host, node, server), partial(_events, host), verify_checkpoint)
         urls = await services.start(serve_http, listener, status_app(source))
         public_urls = []
         if public is not None:
             public_urls = await services.start(serve_http, public, status_app(source, is_public=True))
         with kept_status_address(config.state_dir, urls[0]):
-            await host.tracker.tick()
-            _note(host)
-            await _greet(host, addresses, network.addresses(), local_address(urls[0]), say)
-            for url in public_urls:
-                say(f"public   {local_address(url)}/   (read-only, for anybody who can reach it)")
-            async with trio.open_nursery() as work:
-                work.start_soon(_tick, host)
-                work.start_soon(host.disk.keep_measured)
-                work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
+            services.start_soon(_tick, host)
+            async with _open_network(host, thread, addresses) as network:
+                node.network = network
+                await _greet(host, addresses, network.addresses(), local_address(urls[0]), say)
+                for url in public_urls:
+                    say(f"public   {local_address(url)}/   (read-only, for anybody who can reach it)")
+                async with trio.open_nursery() as work:
+                    work.start_soon(host.disk.keep_measured)
+                    work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
+
+
+@dataclass
+class _Node:
+    """The bootstrap node, which needs seconds to be up. Peers that report and people who look do not wait for it, and who is admitted
+    meanwhile is told where it was listening before: it takes the same ports again.
+    """
+
+    known: tuple[str, ...]
+    network: Network | None = None
+
+    def addresses(self) -> tuple[str, ...]:
+        return self.network.addresses() if self.network is not None else self.known
+
+    def traffic(self) -> TrafficCount:
+        return self.network.traffic() if self.network is not None else TrafficCount(0, 0, 0, 0)
 
 
 @asynccontextmanager
@@ -223,7 +239,7 @@ async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddres
 
 @asynccontextmanager
 async def _open_rpc(
-    host: Host, thread: AsyncioThread, addresses: HostAddresses, network: Network
+    host: Host, thread: AsyncioThread, addresses: HostAddresses, node: _Node
 ) -> AsyncIterator[RpcServer]:
     run, config = host.run, host.run.manifest.config
     hosted = HostedRun(
@@ -235,7 +251,7 @@ async def _open_rpc(
         authority=run.authority,
         verifier=Ed25519Verifier(),
         peer_id=host.held.identity.peer_id,
-        bootstrap=network.addresses,
+        bootstrap=node.addresses,
     )
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
     names = (TLS_SERVER_NAME, addresses.public_host)
@@ -247,8 +263,8 @@ async def _open_rpc(
         yield server
 
 
-def _look(host: Host, network: Network, server: RpcServer) -> Moment:
-    traffic = network.traffic()
+def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
+    traffic = node.traffic()
     counts = Counts(
         calls=tuple((name, outcome, count) for (name, outcome), count in sorted(server.answered.items())),
         control_bytes_up=traffic.control_bytes_up,
@@ -275,6 +291,8 @@ def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
 
 
 def _checkpointer(host: Host, network: Network) -> Checkpointer:
+    from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
+
     manifest, folder = host.run.manifest, host.run.folder
     schema = next(iter(manifest.unit_schemas().values()))
     place = CheckpointPlace(
@@ -295,6 +313,8 @@ def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:
     async def fetch(
         donors: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
     ) -> UnitState:
+        from averaging.rounds.download import DownloadTools, download_state  # with torch
+
         # A host that restarted has forgotten where its peers listen; their reports say it.
         with suppress(PotluckError):
             await network.add_addresses(tracker.addresses_of(donors))

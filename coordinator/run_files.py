@@ -27,8 +27,6 @@ from averaging.data.sources import open_source
 from averaging.data.texts import Split
 from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
-from averaging.start_state import start_root
-from coordinator.checkpoints import RunTokenizer
 from coordinator.hosted_runs import MANIFEST_FILE
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
@@ -123,6 +121,14 @@ def load_run(folder: Path) -> RunFiles:
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
 
 
+@dataclass(frozen=True, slots=True)
+class RunTokenizer:
+    """The bytes of the run's tokenizer.json, and the token that ends a document."""
+
+    data: bytes
+    end: int
+
+
 def run_tokenizer(run: RunFiles) -> RunTokenizer | None:
     """The run's tokenizer.json as it goes into checkpoints; None where tokens are bytes. Blocks.
 
@@ -147,6 +153,8 @@ def start_units(
         run_id, verifier = manifest.run_id, Ed25519Verifier()
         envelope = open_envelope(sealed_start, verifier=verifier, domain=START_DOMAIN, run_id=run_id, now_unix_ms=None)
         return decode_body(StartRecord, envelope.payload).units
+    from averaging.start_state import start_root  # with torch, which takes seconds that a later start does not have
+
     config = manifest.config
     units = []
     for unit, schema in manifest.unit_schemas().items():

@@ -17,7 +17,8 @@ from averaging.data.tokenizer import encode_document
 from averaging.data.vocabulary import FileTokenizer, train_bpe
 from coordinator import checkpoint_export
 from coordinator.checkpoint_export import export_checkpoint
-from coordinator.checkpoints import RunTokenizer, load_checkpoint
+from coordinator.checkpoints import load_checkpoint
+from coordinator.run_files import RunTokenizer
 from peer.model import Decoder, load_flat
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, PotluckError, StorageError

@@ -16,7 +16,6 @@ from averaging.state import UnitState, state_root
 from coordinator import checkpoints
 from coordinator.checkpoints import (
     CheckpointContent,
-    RunTokenizer,
     load_checkpoint,
     remove_checkpoint,
     remove_leftovers,
@@ -25,6 +24,7 @@ from coordinator.checkpoints import (
     write_checkpoint,
 )
 from coordinator.ledger import CheckpointRow
+from coordinator.run_files import RunTokenizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName

@@ -145,3 +145,13 @@ async def test_host_survives_a_kill_with_its_run_its_ports_and_its_peers(tmp_pat
         assert await join_and_report(invite, 0, 2, secret=b"") == "training"
         assert host.end(signal.SIGINT) == 0
         assert "Traceback" not in host.log.read_text()
+
+
+def test_nothing_that_imports_torch_stands_between_a_hosts_start_and_its_first_answer() -> None:
+    check = "import sys, coordinator.daemon; sys.exit('torch' in sys.modules or 'hivemind' in sys.modules)"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", check], cwd=Path(__file__).parents[2], timeout=100, check=False
+        ).returncode
+        == 0
+    )

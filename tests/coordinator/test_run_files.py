@@ -13,10 +13,9 @@ from averaging.data.shards import ShardCache
 from averaging.data.texts import Text
 from averaging.data.vocabulary import train_bpe
 from averaging.start_state import start_root, start_state
-from coordinator import run_files
 from coordinator.checkpoint_export import export_checkpoint
-from coordinator.checkpoints import RunTokenizer, load_checkpoint
-from coordinator.run_files import load_run, open_run, run_tokenizer, start_units
+from coordinator.checkpoints import load_checkpoint
+from coordinator.run_files import RunTokenizer, load_run, open_run, run_tokenizer, start_units
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity
@@ -206,7 +205,7 @@ def test_units_of_a_run_that_has_started_are_read_from_its_start_record(
 ) -> None:
     run = open_run(run_file, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     units = start_units(run.manifest)
-    monkeypatch.delattr(run_files, "start_root")  # seconds, for a large model
+    monkeypatch.delattr("averaging.start_state.start_root")  # seconds, for a large model
     chain = Chain(run.manifest.run_id, start_root=units[0].state_root)
     (found,) = start_units(run.manifest, chain.sealed_start)
     assert (found.unit, found.state_root) == (units[0].unit, units[0].state_root)
