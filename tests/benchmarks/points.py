@@ -105,9 +105,10 @@ def is_on_disk(state_dir: Path, struck: Struck) -> bool:
             return is_promised == is_after and not is_acked and not is_certified
         case "settled":
             return is_promised and not is_acked and not is_certified
+        # the others' acks may have been enough before our own was written
         case "acked":
-            return is_promised and is_acked == is_after and not is_certified
-        case _:  # the others' acks may have been enough before our own was written
+            return is_promised and is_acked == is_after
+        case _:
             return is_promised and is_certified == is_after
 
 
