@@ -7,6 +7,7 @@ finite. A scale is a normal number or zero, and zero only for a block of zeros: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -27,6 +28,13 @@ INT4_BLOCK_ELEMENTS: Final = 128
 E3M0_BLOCK_ELEMENTS: Final = 256
 
 FP16_MAX: Final = 65504.0
+SMALLEST_NORMAL: Final = np.finfo(np.float32).smallest_normal
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_INFINITY_BITS: Final = np.uint32(0x7F800000)
+_CARRY_FROM_SQRT_2: Final = np.uint32((1 << 23) - 0x3504F3)
+"""sqrt(2) in float32 is 0x3FB504F3: a mantissa of 0x3504F3."""
+
+_E3M0_POWERS: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
 
 
 class Codec(Protocol):
@@ -116,15 +124,6 @@ class Fp16Codec:
         return 2 * num_elements
 
 
-SMALLEST_NORMAL: Final = np.finfo(np.float32).smallest_normal
-_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-_INFINITY_BITS: Final = np.uint32(0x7F800000)
-_CARRY_FROM_SQRT_2: Final = np.uint32((1 << 23) - 0x3504F3)
-"""sqrt(2) in float32 is 0x3FB504F3: a mantissa of 0x3504F3."""
-
-_E3M0_POWERS: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
-
-
 def _in_blocks(values: FloatArray, block_elements: int) -> FloatArray:
     """(blocks, block_elements) of a vector, filled up with zeros."""
     blocks = -(-len(values) // block_elements)
@@ -161,7 +160,7 @@ def _pairs_of(values: Sequence[float]) -> npt.NDArray[np.float32]:
     return np.stack([np.tile(single, 16), np.repeat(single, 16)], axis=1)
 
 
-class _BlockCodec:
+class _BlockCodec(ABC):
     """Blocks of values with a float32 scale each. Layout: all scales (little-endian float32), then all codes, values in order."""
 
     name: str
@@ -188,6 +187,9 @@ class _BlockCodec:
         scales = _require_scales(np.frombuffer(data, dtype="<f4", count=blocks), self.name)
         codes = np.frombuffer(data, dtype=np.uint8, offset=4 * blocks)
         values = self._values(codes, num_elements)
+        for block in np.flatnonzero(scales == 0):
+            if values[block * self.block_elements : (block + 1) * self.block_elements].any():
+                raise RemoteProtocolError(f"{self.name} with a scale of zero and codes that are not", "zeros")
         num_full = num_elements // self.block_elements
         end = num_full * self.block_elements
         with np.errstate(over="ignore"):  # what overflows is refused below
@@ -199,16 +201,17 @@ class _BlockCodec:
         """4 bytes a block, and the codes."""
         return 4 * -(-num_elements // self.block_elements) + self._code_bytes(num_elements)
 
+    @abstractmethod
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
         """(blocks, block_elements) values divided by their block's scale, overwritten, as codes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
         """(num_elements,) values before their scale; NaN for a code that nobody writes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _code_bytes(self, num_elements: int) -> int:
-        raise NotImplementedError
+        """Length of the codes of so many values."""
 
 
 class Int8Codec(_BlockCodec):

@@ -156,6 +156,13 @@ def test_a_scale_that_is_not_finite_negative_or_not_normal_is_refused(codec: Cod
 
 
 @by_block_codec
+def test_a_scale_of_zero_is_refused_but_for_a_block_of_zeros(codec: Codec) -> None:
+    data = bytes(4) + codec.encode(_values(10))[4:]
+    with pytest.raises(RemoteProtocolError, match="scale of zero"):
+        codec.decode(data, 10)
+
+
+@by_block_codec
 def test_a_scale_that_makes_values_too_large_is_refused(codec: Codec) -> None:
     data = np.array([3e38], dtype="<f4").tobytes() + codec.encode(_values(10))[4:]
     if codec.name == "e3m0":  # its codes are at most 1
