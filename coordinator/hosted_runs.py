@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from averaging.network.file_storage import folder_bytes
+from averaging.network.run_folder import run_row
 from coordinator.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.run_core import Phase
 from protocol.decoder_schema import WHOLE_MODEL
-from protocol.errors import PotluckError, StorageError
+from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.looks import Row
 from protocol.manifest import open_manifest
@@ -28,19 +27,12 @@ def hosted_runs(folder: Path) -> list[Row]:
     # of a folder that may not be looked into nothing is known, not even this
     if not any(os.path.exists(folder / name) for name in (MANIFEST_FILE, LEDGER_FILE)):
         return []
-    row: dict[str, object] = {"folder": str(folder), "name": None, "run_id": None, "phase": None, "index": None}
-    row |= {"total_tokens": None, "target_total_tokens": None, "disk_bytes": None}
-    notes = []
-    told: tuple[Callable[[Path], dict[str, object]], ...] = (_manifest, _progress, _size)
-    for part in told:
-        try:
-            row |= part(folder)
-        except PotluckError as error:
-            notes.append(error.one_line())
+    names = ("name", "run_id", "phase", "index", "total_tokens", "target_total_tokens")
+    row = run_row(folder, names, (_manifest, _progress))
     target, done = row["target_total_tokens"], row["total_tokens"]
     if isinstance(target, int) and isinstance(done, int) and done >= target:
         row["phase"] = Phase.FINISHED.value
-    return [row | {"note": "; ".join(notes)}]
+    return [row]
 
 
 def _manifest(folder: Path) -> dict[str, object]:
@@ -65,7 +57,3 @@ def _progress(folder: Path) -> dict[str, object]:
         record = decode_record(decode_certificate(newest.certificate).record)
         return {"phase": Phase.TRAINING.value, "index": record.index, "total_tokens": record.total_tokens}
     return begun | {"phase": Phase.TRAINING.value} if is_started else begun
-
-
-def _size(folder: Path) -> dict[str, object]:
-    return {"disk_bytes": folder_bytes(folder)}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from averaging.network.file_storage import folder_bytes
+from averaging.network.run_folder import run_row
 from peer.membership_file import FILE_NAME, load_membership, run_folders
-from protocol.errors import PotluckError, StorageError
+from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.looks import Row
 from protocol.manifest import open_manifest
@@ -22,20 +21,8 @@ def joined_runs(state_dir: Path) -> list[Row]:
     """A row for each run: "name", "run_id", "index" of the newest state on disk, "target_total_tokens", "disk_bytes" without the data
     that runs share, and "folder". What is damaged is None, and "note" says why. Blocks.
     """
-    return [_row(folder) for folder in run_folders(state_dir)]
-
-
-def _row(folder: Path) -> Row:
-    row: dict[str, object] = {"folder": str(folder), "name": None, "run_id": None, "index": None}
-    row |= {"target_total_tokens": None, "disk_bytes": None}
-    notes = []
-    told: tuple[Callable[[Path], dict[str, object]], ...] = (_membership, _newest_state, _size)
-    for part in told:
-        try:
-            row |= part(folder)
-        except PotluckError as error:
-            notes.append(error.one_line())
-    return row | {"note": "; ".join(notes)}
+    names = ("name", "run_id", "index", "target_total_tokens")
+    return [run_row(folder, names, (_membership, _newest_state)) for folder in run_folders(state_dir)]
 
 
 def _membership(folder: Path) -> dict[str, object]:
@@ -50,7 +37,3 @@ def _membership(folder: Path) -> dict[str, object]:
 def _newest_state(folder: Path) -> dict[str, object]:
     found = (_KEPT_STATE.fullmatch(path.name) for path in folder.glob("*/generations/*"))
     return {"index": max((int(match[1]) for match in found if match is not None), default=0)}
-
-
-def _size(folder: Path) -> dict[str, object]:
-    return {"disk_bytes": folder_bytes(folder)}
