@@ -209,6 +209,9 @@ def _report(args: argparse.Namespace, totals: Totals, wall_s: float) -> int:
         print(f"    {kind:<28} {number}")
     print(f"virtual hours        {totals.virtual_s / 3600:.2f}")
     print(f"wall seconds         {wall_s:.1f} ({wall_s / max(1, totals.seeds):.2f} a seed)")
+    spent = os.times()
+    cpu_s = spent.user + spent.system + spent.children_user + spent.children_system
+    print(f"processor seconds    {cpu_s:.1f}, those of its processes included")
     print(f"violations           {len(totals.errors)}")
     return 1 if totals.errors or unseen or unreached else 0
 
