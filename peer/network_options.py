@@ -38,7 +38,7 @@ def network_options(
             verifier, membership.run_id, ca_certificate_der, roster.judged_as_of_s, roster.is_banned
         ),
         initial_peers=membership.saved.ways_in,
-        admits=roster.is_member,
+        admits=roster.admits,
         open_channels=frozenset({CREDENTIAL_CHANNEL}),
         upload_bytes_per_s=float(config.upload_bytes_per_s) or None,
     )

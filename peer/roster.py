@@ -12,7 +12,7 @@ from averaging.network.directory import PeerRecord, decode_peer_record, open_rec
 from averaging.network.seams import Clock, DirectoryEntry, Network
 from peer.membership_file import lasting
 from protocol.credential import check_credential
-from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, TransportError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId, short
 from protocol.rounds.chain import ChainLink
@@ -178,12 +178,21 @@ class Roster:
 
     async def is_member(self, peer: PeerId) -> bool:
         """Whether the peer may take part; one that nobody has announced yet is asked for its credential."""
+        return await self.admits(peer) is True
+
+    async def admits(self, peer: PeerId) -> bool | None:
+        """As `is_member`; None where the peer cannot be asked, or not yet: that says nothing about it."""
         if peer == self._coordinator or self._is_known(peer):
             return True
-        if self._network is None or peer in self._banned:
+        if peer in self._banned:
             return False
+        if self._network is None:
+            return None
         try:
             self._admit(peer, await self._network.call(peer, CREDENTIAL_CHANNEL, b"", timeout_s=ASK_WITHIN_S))
+        except TransportError as error:
+            log.debug("credential_not_asked", peer=short(peer), reason=error.one_line())
+            return None
         except PotluckError as error:
             log.debug("credential_refused", peer=short(peer), reason=error.one_line())
             return False

@@ -29,7 +29,20 @@ LET_IN_FOR_S: Final = 60.0
 REFUSED_FOR_S: Final = 3.0
 """Since the verdict: a refused peer does not have us ask for its credential at every message."""
 
+NOT_ASKED_FOR_S: Final = 0.25
+"""Since it could not be asked who it is. A member that is heard while we start must not be turned away for long: what it says
+first may be the proposal of a round.
+"""
+
 MAX_VERDICTS: Final = 4096
+
+Admits = Callable[[PeerId], Awaitable[bool | None]]
+"""Whether a peer may be served beyond the open channels; None where that could not be found out now."""
+
+
+async def admit_all(_: PeerId) -> bool:
+    """No door: for networks without a run."""
+    return True
 
 
 class Gate:
@@ -59,11 +72,9 @@ class Gate:
 
 
 class Verdicts:
-    """Who was let in or refused a moment ago. `admits` judges the others and may take seconds."""
+    """Who was let in or refused a moment ago. `admits` judges the others and may take seconds; None: it could not be asked."""
 
-    def __init__(
-        self, admits: Callable[[PeerId], Awaitable[bool]], now_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, admits: Admits, now_s: Callable[[], float] = time.monotonic) -> None:
         self._admits = admits
         self._now_s = now_s
         self._until_s: dict[PeerId, tuple[bool, float]] = {}
@@ -90,15 +101,16 @@ class Verdicts:
         return await asyncio.shield(asking)
 
     async def _ask(self, peer: PeerId) -> bool:
-        is_let_in = await self._admits(peer)
-        self._remember(peer, is_let_in)
-        return is_let_in
+        verdict = await self._admits(peer)
+        self._remember(peer, verdict)
+        return verdict is True
 
-    def _remember(self, peer: PeerId, is_let_in: bool) -> None:
+    def _remember(self, peer: PeerId, verdict: bool | None) -> None:
         self._until_s.pop(peer, None)
         if len(self._until_s) >= MAX_VERDICTS:
             del self._until_s[next(iter(self._until_s))]  # the oldest; it is judged again if it comes back
-        self._until_s[peer] = (is_let_in, self._now_s() + (LET_IN_FOR_S if is_let_in else REFUSED_FOR_S))
+        lasts_s = {True: LET_IN_FOR_S, False: REFUSED_FOR_S, None: NOT_ASKED_FOR_S}[verdict]
+        self._until_s[peer] = (verdict is True, self._now_s() + lasts_s)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import trio
 from averaging.network.asyncio_thread import AsyncioThread, open_plain_nursery
 from averaging.network.directory import RecordRule
 from averaging.network.frames import MAX_REASON_BYTES, Status
+from averaging.network.libp2p_door import Admits, admit_all
 from averaging.network.libp2p_session import Session, SessionHooks, import_hivemind, open_session
 from averaging.network.libp2p_stream import RawStream
 from averaging.network.p2pd import CONTROL_SOCKET, P2pdOptions, P2pdProcess, start_p2pd
@@ -58,11 +59,6 @@ FOLDER_MIN_AGE_S: Final = 60.0
 """A younger folder may belong to a p2pd that is just starting."""
 
 
-async def admit_all(_: PeerId) -> bool:
-    """No door: for networks without a run."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
     """How a peer takes part in the network.
@@ -71,7 +67,7 @@ class NetworkOptions:
         p2pd: identity file, addresses, relays.
         record_rule: what may stand in the directory (`signed_record_rule` in a real run).
         initial_peers: multiaddresses of peers that may be up.
-        admits: whether to serve a peer beyond the open channels; asked before its request is read, and may take seconds.
+        admits: whether to serve a peer beyond the open channels, None where that cannot be told; asked before its request is read.
             Strangers together get few places, small requests and little time.
         open_channels: call channels that serve anybody.
         upload_bytes_per_s: the owner's cap of the bulk lane.
@@ -80,7 +76,7 @@ class NetworkOptions:
     p2pd: P2pdOptions
     record_rule: RecordRule
     initial_peers: tuple[str, ...] = ()
-    admits: Callable[[PeerId], Awaitable[bool]] = admit_all
+    admits: Admits = admit_all
     open_channels: frozenset[str] = frozenset()
     upload_bytes_per_s: float | None = None
 
@@ -271,7 +267,7 @@ class Libp2pNetwork:
         async def serve_stream(peer: PeerId, channel: str, raw: RawStream) -> bool:
             return await self.thread.call_trio(self._serve_stream, peer, channel, raw)
 
-        async def admits(peer: PeerId) -> bool:
+        async def admits(peer: PeerId) -> bool | None:
             return await self.thread.call_trio(self._options.admits, peer)
 
         options = self._options

@@ -29,7 +29,7 @@ from averaging.network.frames import (
     write_bytes,
     write_frame,
 )
-from averaging.network.libp2p_door import MAX_PER_STRANGER, STRANGER_WITHIN_S, Door, Gate, Verdicts, Visit
+from averaging.network.libp2p_door import MAX_PER_STRANGER, STRANGER_WITHIN_S, Admits, Door, Gate, Verdicts, Visit
 from averaging.network.libp2p_stream import BROKEN, CLOSE_GRACE_S, Daemon, RawStream
 from averaging.network.p2pd import P2pdProcess
 from averaging.network.seams import MAX_CONTROL_BYTES, DirectoryEntry
@@ -65,7 +65,8 @@ class SessionHooks:
     """What a session asks of the trio side.
 
     Attributes:
-        admits: whether to serve a peer beyond the open channels; asked before its request is read, and may take seconds.
+        admits: whether to serve a peer beyond the open channels, None where it cannot be told yet; asked before its request is read,
+            and may take seconds.
         open_channels: call channels that serve anybody.
         serves_streams: whether a stream channel has a handler. Must not block.
         answer: (peer, channel, request) -> status and reply, or reason.
@@ -73,7 +74,7 @@ class SessionHooks:
         record_rule: what may stand in the directory.
     """
 
-    admits: Callable[[PeerId], Awaitable[bool]]
+    admits: Admits
     open_channels: frozenset[str]
     serves_streams: Callable[[str], bool]
     answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]

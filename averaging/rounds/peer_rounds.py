@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Clock, Network, Offload, Publish, Stream
+from averaging.network.seams import Clock, Network, Offload, Publish, Stream, TookReply
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.lending import Lender, LenderTools, UnitShape
@@ -34,7 +34,17 @@ from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lineage import SpineView
-from protocol.rounds.messages import MAX_MEMBERS, Committed, Heartbeat, Leave, Member, Proposal, RoundMessage
+from protocol.rounds.messages import (
+    MAX_MEMBERS,
+    Committed,
+    Heartbeat,
+    Leave,
+    Member,
+    Mend,
+    Proposal,
+    RoundMessage,
+    Settle,
+)
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchResult
 from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerLost, PeersListed
@@ -45,6 +55,10 @@ log = structlog.get_logger()
 
 ROUND_CHANNEL: Final = "round"
 CALL_WITHIN_S: Final = 2.0
+SAY_AGAIN_AFTER_S: Final = (0.25, 0.5, 1.0, 2.0)
+"""What the leader of an attempt says is said again to whoever is there and did not take it, such as a peer that is just starting: one
+member that never hears of a proposal costs everybody the whole deadline.
+"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +166,9 @@ class PeerRounds:
         if me in to:
             self._tasks.spawn(self._route, me, message, raw)
         others = tuple(peer for peer in to if peer != me)
-        if others:
+        if others and isinstance(message, Proposal | Mend | Settle):
+            self._tasks.spawn(self._lead, others, message, raw)
+        elif others:
             self._tasks.spawn(self._deliver, others, raw)
 
     async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
@@ -194,13 +210,35 @@ class PeerRounds:
             exchange_ms=min(round(slowest_s * 1000), (1 << 32) - 1),
         )
 
-    async def _deliver(self, to: tuple[PeerId, ...], raw: bytes) -> None:
+    async def _lead(self, to: tuple[PeerId, ...], message: Proposal | Mend | Settle, raw: bytes) -> None:
+        """Bring what the leader of an attempt says; again, while it leads, to those who are not gone and did not take it."""
+        missed: list[PeerId] = []
+
+        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
+            if isinstance(reply, PotluckError) and not isinstance(reply, PeerUnreachable):
+                missed.append(peer)
+            await self._took(peer, reply)
+
+        await self._deliver(to, raw, took)
+        for pause_s in SAY_AGAIN_AFTER_S:
+            if not missed:
+                return
+            await trio.sleep(pause_s)
+            leading = self._services[message.unit].state.open.leading
+            if leading is None or leading.ballot != message.ballot:
+                return
+            again, missed[:] = tuple(missed), ()
+            await self._deliver(again, await self._tools.seal(encode_message(message)), took)
+
+    async def _deliver(self, to: tuple[PeerId, ...], raw: bytes, took: TookReply | None = None) -> None:
         banned = [peer for peer in to if self._tools.is_banned(peer)]
         for peer in banned:
             # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         others = [peer for peer in to if peer not in banned]
-        await self._tools.network.call_each(others, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S, took=self._took)
+        await self._tools.network.call_each(
+            others, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S, took=took or self._took
+        )
 
     async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """What came of one message of ours."""

@@ -61,6 +61,7 @@ async def test_records_of_others_or_under_another_authority_make_no_member(autoj
     ]
     assert roster.take_records(wrong) == ()
     assert not await roster.is_member(BOB.peer_id)
+    assert await roster.admits(BOB.peer_id) is None, "it is not in the network yet, and can ask nobody"
 
 
 async def test_a_peer_nobody_announced_is_asked_for_its_credential(autojump_clock: Clock) -> None:
@@ -69,6 +70,7 @@ async def test_a_peer_nobody_announced_is_asked_for_its_credential(autojump_cloc
         alice, bob = _roster(ALICE, _credential(ALICE)), _roster(BOB, _credential(BOB))
         alice.serve(swarm.start(ALICE.peer_id))
         assert not await alice.is_member(BOB.peer_id)  # not there at all
+        assert await alice.admits(BOB.peer_id) is None, "whom one cannot ask, one has not refused"
         bob.serve(swarm.start(BOB.peer_id))
         assert await alice.is_member(BOB.peer_id)
         nursery.cancel_scope.cancel()

@@ -13,6 +13,7 @@ from averaging.network.libp2p_door import (
     MAX_STRANGERS_REQUEST_BYTES,
     MAX_VERDICTS,
     MEMBER_WITHIN_S,
+    NOT_ASKED_FOR_S,
     REFUSED_FOR_S,
     STRANGER_WITHIN_S,
     Door,
@@ -93,6 +94,27 @@ def test_a_refused_peer_is_asked_about_again_when_the_moment_is_over() -> None:
         judge.now_s += REFUSED_FOR_S
         judge.members.add(BOB)
         assert await judge.verdicts.judge(BOB)
+
+    _run(story)
+
+
+def test_a_peer_that_could_not_be_asked_is_asked_again_long_before_one_that_was_refused() -> None:
+    asked: list[PeerId] = []
+    now_s = 100.0
+
+    async def admits(peer: PeerId) -> bool | None:
+        asked.append(peer)
+        return None if len(asked) == 1 else True
+
+    async def story() -> None:
+        nonlocal now_s
+        verdicts = Verdicts(admits, lambda: now_s)
+        assert not await verdicts.judge(ALICE)
+        assert not await verdicts.judge(ALICE)
+        assert asked == [ALICE], "not at every message either"
+        now_s += NOT_ASKED_FOR_S
+        assert NOT_ASKED_FOR_S < REFUSED_FOR_S / 10
+        assert await verdicts.judge(ALICE)
 
     _run(story)
 

@@ -12,19 +12,31 @@ from averaging.network.memory_storage import MemoryStorage
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.gathering import GATHER_WITHIN_S
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
+from averaging.rounds.peer_rounds import ROUND_CHANNEL, SAY_AGAIN_AFTER_S
 from averaging.rounds.transfer import ask_all, fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import UnitLog
+from protocol.envelope import open_envelope
 from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.ids import PeerId, UnitName
+from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lineage import SpineView, tree_of
-from protocol.rounds.messages import Ballot, Committed, Heartbeat, Leave, Promise, PromiseRequest, RoundMessage
+from protocol.rounds.messages import (
+    Ballot,
+    Committed,
+    Heartbeat,
+    Leave,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    RoundMessage,
+)
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchResult
-from protocol.rounds.state import ExchangeMeasured, MessageArrived, PeerLost
+from protocol.rounds.state import ExchangeMeasured, Leading, MessageArrived, PeerLost
 from protocol.rounds.views import own_heartbeat
-from protocol.wire import encode_body, encode_certificate, encode_message
-from tests.averaging.rounds.round_world import UNIT, RoundWorld, open_world
+from protocol.wire import decode_message, encode_body, encode_certificate, encode_message
+from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, RoundWorld, open_world
 from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
 from tests.averaging.rounds.units_world import (
     BOTH,
@@ -145,6 +157,73 @@ async def test_in_an_exchange_of_any_unit_heartbeats_are_spared_for_half_of_the_
         assert await beats.beat(SIDE, one) == []
         await trio.sleep(0.1)
         assert await beats.beat(SIDE, one) == [(one,)]
+
+
+# --- what a leader says -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Starting:
+    """A member that turns away what it hears so many times, as one that is just starting does, while we lead an attempt."""
+
+    life: UnitsLife
+    num_refusals: int
+    heard: list[RoundMessage]
+
+    @property
+    def proposal(self) -> Proposal:
+        return proposal_by(self.life.world, 0)
+
+    def lead(self, ballot: Ballot | None) -> None:
+        service = self.life.services[UNIT]
+        leading = None if ballot is None else Leading(ballot, "collecting", trio.current_time() + QUIET_S)
+        service._state = replace(service.state, open=replace(service.state.open, leading=leading))
+
+    async def take(self, _: PeerId, request: bytes) -> bytes:
+        self.heard.append(
+            decode_message(
+                open_envelope(request, verifier=VERIFIER, domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None).payload
+            )
+        )
+        if len(self.heard) <= self.num_refusals:
+            raise RemoteProtocolError("a peer that we cannot ask yet", "a member")
+        return b""
+
+
+@asynccontextmanager
+async def _starting(num_refusals: int) -> AsyncIterator[Starting]:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        member = Starting(life, num_refusals, [])
+        life.world.parties[2].network.serve_calls(ROUND_CHANNEL, member.take)
+        member.lead(member.proposal.ballot)
+        await life.rounds.send((life.world.parties[2].peer,), member.proposal)
+        yield member
+
+
+async def test_a_proposal_is_said_again_to_a_member_that_turned_it_away_until_it_takes_it(
+    autojump_clock: Clock,
+) -> None:
+    async with _starting(num_refusals=2) as member:
+        await trio.sleep(1.0)
+        assert of_kind(Proposal, member.heard) == [member.proposal] * 3
+        await trio.sleep(QUIET_S / 10)
+        assert len(of_kind(Proposal, member.heard)) == 3, "once it was taken it is not said again"
+
+
+async def test_a_proposal_is_not_said_again_once_its_attempt_is_over(autojump_clock: Clock) -> None:
+    async with _starting(num_refusals=1000) as member:
+        await until(lambda: len(member.heard) == 2, 2.0)
+        member.lead(None)
+        await trio.sleep(QUIET_S / 10)
+        assert len(of_kind(Proposal, member.heard)) == 2
+
+
+async def test_a_member_that_never_takes_what_its_leader_says_is_told_a_few_times_and_no_more(
+    autojump_clock: Clock,
+) -> None:
+    async with _starting(num_refusals=1000) as member:
+        await trio.sleep(QUIET_S / 10)
+        assert len(of_kind(Proposal, member.heard)) == 1 + len(SAY_AGAIN_AFTER_S)
 
 
 # --- signs of life ------------------------------------------------------------------------------------------------------------
