@@ -118,7 +118,6 @@ class Stage:
         Raises:
             MachineError: there is no round of four peers any more, so that no further trial is worth anything.
         """
-        self.watch.forget_suspicions()
         trial, opening, victim = self._strike_at_point(fault) if fault.point else self._strike_in_exchange(fault)
         if trial is None or opening is None or victim is None:
             return None

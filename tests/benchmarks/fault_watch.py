@@ -49,7 +49,8 @@ class Watch:
         self._commits: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         self._roots: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         self._reached: dict[tuple[int, int], float] = {}
-        self._suspecting: dict[tuple[int, str], float] = {}
+        self._suspecting: set[tuple[int, str]] = set()
+        self._suspected_at_s: dict[tuple[int, str], list[float]] = defaultdict(list)
 
     def look(self, *, ask_host: bool = False) -> None:
         """Read the logs, ask the peers that can answer, and perhaps the host."""
@@ -64,8 +65,10 @@ class Watch:
     def _see(self, peer: BenchPeer, status: PeerStatus) -> None:
         now_s = time.time()
         self.heads[peer.number] = status
-        for suspect in status.suspected:
-            self._suspecting.setdefault((peer.number, suspect), now_s)
+        suspecting = {(peer.number, suspect) for suspect in status.suspected}
+        for key in suspecting - self._suspecting:
+            self._suspected_at_s[key].append(now_s)
+        self._suspecting = {key for key in self._suspecting if key[0] != peer.number} | suspecting
         if not status.index:
             return
         self._commits[status.index][status.head].add(peer.number)
@@ -78,18 +81,14 @@ class Watch:
         for row in host.rounds:
             self._commits[row.index][row.commit].add(HOST)
 
-    def forget_suspicions(self) -> None:
-        """Before a fault: what was suspected earlier does not count."""
-        self._suspecting.clear()
-
     def index_of(self, peer: BenchPeer) -> int:
         """Index of the peer's head when it last answered, 0 when it never did."""
         status = self.heads.get(peer.number)
         return status.index if status is not None else 0
 
     def suspected_at(self, observer: BenchPeer, victim: BenchPeer, since_s: float) -> float | None:
-        """When this peer first took that one for dead or cut off, by its log or its status, whichever said it first."""
-        times = [self._suspecting[key]] if (key := (observer.number, victim.peer_id)) in self._suspecting else []
+        """When this peer first took that one for dead or cut off since then, by its log or its status, whichever said it first."""
+        times = [at_s for at_s in self._suspected_at_s[observer.number, victim.peer_id] if at_s >= since_s][:1]
         for line in observer.log.since(since_s):
             match = GONE.search(line.text)
             if match is not None and match.group(1) == victim.short:
