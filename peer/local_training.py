@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
+from peer.adamw import AdamW, ParameterGroup
 from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
 from peer.memory_core import MemoryUse, may_double
 from peer.memory_use import forget_own_peak, memory_use
@@ -114,13 +115,10 @@ class LocalTrainer:
         self._parameters = parameters_in_order(self._model, self.schema)
         matrices = [p for p in self._parameters if p.dim() >= 2]
         vectors = [p for p in self._parameters if p.dim() < 2]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": plan.inner.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=plan.inner.learning_rate,
-            betas=(plan.inner.beta1, plan.inner.beta2),
+        self._optimizer = AdamW(
+            (ParameterGroup(matrices, plan.inner.weight_decay), ParameterGroup(vectors, 0.0)),
+            beta1=plan.inner.beta1,
+            beta2=plan.inner.beta2,
         )
         self._train = TokenReader(plan.train_shards, plan.token_bytes)
         self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
@@ -147,7 +145,7 @@ class LocalTrainer:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._optimizer.zero_grad(set_to_none=True)
+                self._optimizer.zero_grad()
                 break
             if elapsed_s < best_s:
                 best, best_s = size, elapsed_s
@@ -164,7 +162,7 @@ class LocalTrainer:
         return memory_use()
 
     def _may_double(self, before: MemoryUse) -> bool:
-        is_to_come = self._device.type == "cpu" and not self._optimizer.state
+        is_to_come = self._device.type == "cpu" and not self._optimizer.has_moments
         moments_bytes = ADAM_BYTES_PER_VALUE * self.schema.num_elements if is_to_come else 0
         return may_double(self.plan.max_memory_bytes, moments_bytes, before, memory_use())
 
@@ -177,7 +175,7 @@ class LocalTrainer:
             torch.autograd.backward(self._loss(tokens_BT))
         self._wait_for_device()
         elapsed_s = time.perf_counter() - begin_s
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         return elapsed_s / MEASURED_STEPS
 
     def _wait_for_device(self) -> None:
@@ -202,7 +200,7 @@ class LocalTrainer:
         total = 0.0
         for begin in range(0, len(starts), self.micro_batch):
             if begin and not goes_on():
-                self._optimizer.zero_grad(set_to_none=True)
+                self._optimizer.zero_grad()
                 return counters
             part = starts[begin : begin + self.micro_batch]
             tokens_BT = self._batch(self._train, part, window)
@@ -212,14 +210,12 @@ class LocalTrainer:
         total /= plan.train_bytes_per_token
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm))
         if not math.isfinite(norm) or not math.isfinite(total):
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad()
             self.counters = replace(counters, step=counters.step + 1, loss_nats=total)
             return self.counters
         rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step(rate)
+        self._optimizer.zero_grad()
         num_tokens = plan.inner.batch_tokens
         self.counters = Counters(
             counters.step + 1,

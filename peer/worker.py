@@ -15,8 +15,6 @@ import time
 from collections import deque
 from typing import Final
 
-import torch
-
 from peer.device import choose_device, is_out_of_memory
 from peer.local_training import LocalTrainer, TrainingPlan
 from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
@@ -137,11 +135,6 @@ class Worker:
         self._channel.sendall(frame(progress))
 
 
-def _import_what_the_first_optimizer_imports() -> None:
-    """A second or two that torch spends at the first AdamW of a process: now, while the daemon still looks for its state."""
-    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
-
-
 def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
     """What the daemon is told; without a limit the next try may find more, as another program may have had it."""
     is_limited = plan.max_gpu_memory_bytes > 0 and choose_device(plan.device).type != "cpu"
@@ -152,7 +145,6 @@ def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
-    _import_what_the_first_optimizer_imports()
     channel = socket.socket(fileno=int(sys.argv[1]))
     first = read_message(channel)
     if first is None:
