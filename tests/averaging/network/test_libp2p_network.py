@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,13 +11,10 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.directory import seal_record, signed_record_rule
 from averaging.network.libp2p_network import (
-    SOCKET_PREFIX,
-    SOCKET_ROOT,
     Libp2pNetwork,
     NetworkOptions,
     open_libp2p_network,
@@ -27,6 +22,7 @@ from averaging.network.libp2p_network import (
 from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Stream
+from averaging.network.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
 from protocol.errors import CallTimeout, MachineError, PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
@@ -252,37 +248,3 @@ async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
         folders = {path for path in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*") if (path / "p2pd.sock").exists()}
     assert not [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     assert len([folder for folder in folders if not folder.exists()]) >= 2
-
-
-async def test_the_folder_of_a_killed_process_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
-    dead = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
-    with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(dead / "p2pd.sock"))
-    os.utime(dead, (0, 0))
-    alive = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(alive / "p2pd.sock"))
-        listening.listen()
-        os.utime(alive, (0, 0))
-        async with open_asyncio_thread() as thread, _open(thread, _options(tmp_path, ALICE), ALICE):
-            assert not dead.exists()
-            assert alive.exists()
-    shutil.rmtree(alive)
-
-
-async def test_what_comes_in_is_held_to_the_owners_cap_which_may_change_at_any_time(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
-) -> None:
-    network = Libp2pNetwork(None, _options(tmp_path, ALICE), ALICE.peer_id)  # type: ignore[arg-type]
-    network.cap_bulk(None, 100_000.0)
-    began_s = trio.current_time()
-    for _ in range(10):
-        await network.took_bulk(100_000)
-    assert trio.current_time() - began_s == pytest.approx(10.0, rel=0.1)
-    await network.pass_bulk(BOB.peer_id, 1_000_000)
-    assert trio.current_time() - began_s == pytest.approx(10.0, rel=0.1)
-    network.cap_bulk(100_000.0, None)
-    await network.pass_bulk(BOB.peer_id, 1_000_000)
-    await network.took_bulk(1_000_000)
-    assert trio.current_time() - began_s == pytest.approx(20.0, rel=0.1)
-    assert (network.traffic().bulk_bytes_up, network.traffic().bulk_bytes_down) == (2_000_000, 2_000_000)
