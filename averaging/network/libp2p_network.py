@@ -14,6 +14,7 @@ import trio
 
 from averaging.network.asyncio_thread import AsyncioThread, open_plain_nursery
 from averaging.network.bulk_lane import BulkLane
+from averaging.network.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.directory import RecordRule
 from averaging.network.frames import MAX_REASON_BYTES, Status
 from averaging.network.libp2p_session import Session, SessionHooks, import_hivemind, open_session
@@ -68,6 +69,7 @@ class NetworkOptions:
             Strangers together get few places, small requests and little time.
         open_channels: call channels that serve anybody.
         upload_bytes_per_s: the owner's cap of the bulk lane.
+        direct: bulk goes straight from peer to peer where it can; None to leave all of it to libp2p.
     """
 
     p2pd: P2pdOptions
@@ -76,6 +78,7 @@ class NetworkOptions:
     admits: Callable[[PeerId], Awaitable[bool]] = admit_all
     open_channels: frozenset[str] = frozenset()
     upload_bytes_per_s: float | None = None
+    direct: DirectOptions | None = None
 
 
 class Libp2pStream:
@@ -130,6 +133,7 @@ class Libp2pNetwork:
     Attributes:
         thread: the bridge to asyncio.
         lane: pacers and counters of the bulk lane.
+        direct: the direct way, None without one.
         p2pd_pid: process id of the running p2pd, None while it is being brought back.
     """
 
@@ -148,6 +152,7 @@ class Libp2pNetwork:
         self._session_came = trio.Event()
         self._addresses: tuple[str, ...] = ()
         self._num_restarts = 0
+        self.direct: DirectWay | None = None
         self.p2pd_pid: int | None = None
 
     @property
@@ -206,8 +211,11 @@ class Libp2pNetwork:
                 nursery.start_soon(call, peer)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
-        """A stream to the peer's handler of this channel."""
+        """A stream to the peer's handler of this channel: direct where there is such a way, else over libp2p."""
         with trio.move_on_after(timeout_s):
+            direct = await self.direct.open_stream(peer, channel) if self.direct is not None else None
+            if direct is not None:
+                return direct
             session = await self._current()
             raw = await self.thread.run(session.open_stream, peer, channel)
             return Libp2pStream(self.thread, self.lane, raw, channel)
@@ -261,6 +269,15 @@ class Libp2pNetwork:
         return SessionHooks(
             admits, options.open_channels, self._streams.__contains__, answer, serve_stream, options.record_rule
         )
+
+    def as_host(self) -> HostNetwork:
+        """What the direct way asks of us."""
+
+        async def call(peer: PeerId, channel: str, request: bytes, timeout_s: float) -> bytes:
+            return await self.call(peer, channel, request, timeout_s=timeout_s)
+
+        admits, serves = self._options.admits, self._streams.__contains__
+        return HostNetwork(self._peer_id, call, self.addresses, self.serve_calls, admits, serves, self._serve_stream)
 
     async def _answer(self, peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
         handler = self._calls.get(channel)
@@ -415,7 +432,7 @@ async def open_libp2p_network(
     Serve channels right after it opens; until then they answer PeerUnreachable.
 
     Raises:
-        MachineError: p2pd does not start: port in use, unreadable identity, or another peer's.
+        MachineError: p2pd does not start: port in use, unreadable identity, or another peer's; or the bulk port is in use.
     """
     await trio.to_thread.run_sync(import_hivemind)
     folder = await trio.to_thread.run_sync(make_socket_folder)
@@ -427,13 +444,23 @@ async def open_libp2p_network(
                 await supervisor.start()
                 nursery.start_soon(supervisor.keep, unix_s)
                 nursery.start_soon(network.lane.keep_pinging, network.ping)
-                yield network
+                async with _maybe_direct(network, options.direct):
+                    yield network
             finally:
                 nursery.cancel_scope.cancel()
                 with trio.CancelScope(shield=True):
                     await _stop_quietly(supervisor)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _maybe_direct(network: Libp2pNetwork, options: DirectOptions | None) -> AsyncIterator[None]:
+    if options is None:
+        yield
+        return
+    async with open_direct(options, network.as_host(), network.lane) as network.direct:
+        yield
 
 
 async def _stop_quietly(supervisor: _Supervisor) -> None:
