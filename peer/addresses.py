@@ -9,6 +9,7 @@ from typing import Final
 from peer.config import PeerConfig
 from protocol.errors import ConfigError, MachineError
 
+MAX_PORT: Final = 65_535
 _REMEDY: Final = "give another with --listen-port (0 for any) or --listen-host"
 
 
@@ -36,6 +37,14 @@ def announced(config: PeerConfig) -> tuple[str, ...]:
             "set it with --listen-port",
         )
     return (multiaddress(config.announce_host, config.listen_port),)
+
+
+def bulk_port(config: PeerConfig) -> tuple[int, bool]:
+    """The port for bulk that goes straight from peer to peer, 0 for any, and whether any other does where it is in use."""
+    if config.bulk_port is not None:
+        return config.bulk_port, False
+    has_next = 0 < config.listen_port < MAX_PORT
+    return (config.listen_port + 1 if has_next else 0), True
 
 
 def check_listen_address(config: PeerConfig) -> None:
