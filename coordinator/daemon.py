@@ -290,6 +290,7 @@ def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
         control_bytes_down=traffic.control_bytes_down,
         bulk_bytes_up=traffic.bulk_bytes_up,
         bulk_bytes_down=traffic.bulk_bytes_down,
+        bulk=traffic.bulk,
     )
     return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
 
