@@ -13,6 +13,7 @@ from averaging.network.seams import BulkCount, BulkKind, Stream, Way
 from averaging.network.tls_identity import credential_check
 from protocol.errors import MachineError, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId, RunId
+from tests.averaging.network.counting_proxy import open_counting_proxy
 from tests.averaging.network.direct_world import (
     ALICE,
     BOB,
@@ -30,6 +31,7 @@ from tests.averaging.network.direct_world import (
 )
 
 CHANNEL = "mirror"
+HANDSHAKE_BYTES = 4000
 
 
 async def _mirror(peer: PeerId, stream: Stream) -> None:
@@ -223,3 +225,30 @@ async def test_a_port_that_is_in_use_is_one_clear_error_and_one_that_nobody_chos
                 pass
         async with World().open(ALICE, replace(wanted, may_take_another=True)) as alice:
             assert alice.port != wanted.listen_port
+
+
+async def test_what_is_counted_is_what_the_sockets_carry_but_for_tls_and_frames() -> None:
+    async with pair() as (alice, bob), open_counting_proxy(bob.port) as proxy:
+        bob.told = b"127.0.0.1 %d" % proxy.port
+        collected = trio.Event()
+
+        async def collect(_peer: PeerId, stream: Stream) -> None:
+            while (frame := await stream.receive_frame()) is not None:
+                if len(frame) == 1:
+                    await stream.send_frame(bytes(300_000))
+            collected.set()
+
+        bob.handlers["collect"] = collect
+        stream = await alice.way.open_stream(bob.peer_id, "collect")
+        assert stream is not None
+        for length in (1 << 20, 1 << 20, 262_144, 100_000, 1):
+            await stream.send_frame(bytes(length))
+        assert await stream.receive_frame() == bytes(300_000)
+        await stream.aclose()
+        with trio.fail_after(10):
+            await collected.wait()
+        sent, received = 2 * (1 << 20) + 262_144 + 100_000 + 1, 300_000
+        assert (alice.lane.tally.bytes_up, alice.lane.tally.bytes_down) == (sent, received)
+        assert (bob.lane.tally.bytes_down, bob.lane.tally.bytes_up) == (sent, received)
+        for carried, counted in ((proxy.bytes_up, sent), (proxy.bytes_down, received)):
+            assert counted < carried < 1.003 * counted + HANDSHAKE_BYTES

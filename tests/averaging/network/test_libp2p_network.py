@@ -26,9 +26,11 @@ from averaging.network.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
 from protocol.errors import CallTimeout, MachineError, PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
+from tests.averaging.network.counting_proxy import open_counting_proxy
 
 RUN = RunId(bytes(32))
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
+LIBP2P_BYTES = 100_000
 ALICE, BOB, CAROL = (Identity(bytes([20 + i]) * 32) for i in range(3))
 
 
@@ -248,3 +250,36 @@ async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
         folders = {path for path in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*") if (path / "p2pd.sock").exists()}
     assert not [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     assert len([folder for folder in folders if not folder.exists()]) >= 2
+
+
+async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_says_itself(tmp_path: Path) -> None:
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, _options(tmp_path, ALICE), ALICE) as alice,
+        _open(thread, _options(tmp_path, BOB), BOB) as bob,
+    ):
+        (address,) = alice.addresses()
+        port = address.split("/")[4]
+        done = trio.Event()
+
+        async def collect(_peer: PeerId, stream: Stream) -> None:
+            while await stream.receive_frame() is not None:
+                pass
+            done.set()
+
+        alice.serve_streams("collect", collect)
+        alice.serve_calls("echo", _echo)
+        async with open_counting_proxy(int(port)) as proxy:
+            await bob.add_addresses([address.replace(f"/tcp/{port}/", f"/tcp/{proxy.port}/")])
+            await bob.call(alice.peer_id, "echo", bytes(200_000), timeout_s=10)
+            stream = await bob.open_stream(alice.peer_id, "collect", timeout_s=10)
+            for _ in range(8):
+                await stream.send_frame(bytes(1 << 20))
+            await stream.aclose()
+            with trio.fail_after(20):
+                await done.wait()
+            told = bob.traffic()
+            assert (told.bytes_up, told.bytes_down) == (8 * (1 << 20) + 200_000, 200_000)
+            assert told.bytes_up < proxy.bytes_up < 1.01 * told.bytes_up + LIBP2P_BYTES
+            assert told.bytes_down < proxy.bytes_down < 1.01 * told.bytes_down + LIBP2P_BYTES
+            assert alice.traffic().bulk_bytes_down == told.bulk_bytes_up
