@@ -1,7 +1,8 @@
 """Bulk streams that go direct: over TCP and TLS 1.3 to an address that the other peer told us, where it can be connected to.
 
 Where a peer listens for bulk is asked on the control lane once and kept. A peer that cannot be reached there is left to libp2p, and
-not tried again for a while: a second at first, twice as long each time.
+not tried again for a while: a second at first, four times as long each time, since packets to a closed firewall may just vanish, and
+the stream that tries waits for them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ KEPT_FOR_S: Final = 600.0
 """A peer's answer, also one that names no address; it may listen elsewhere later."""
 
 FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 300.0
+PAUSE_GROWTH: Final = 4.0
+LONGEST_PAUSE_S: Final = 600.0
 MAX_ROUTES: Final = 4096
 CLOSE_GRACE_S: Final = 1.0
 
@@ -95,13 +97,16 @@ class _Route:
         self.pause_s = FIRST_PAUSE_S
 
     def failed(self, now_s: float) -> None:
-        """Not again for a while, and then ask first where it listens now."""
+        """Not again for a while, and then ask first where it listens now. Streams that failed together count once."""
+        if now_s < self.not_before_s:
+            return
         self.known_until_s = 0.0
         self.not_before_s = now_s + self.pause_s
-        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+        self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
 
     def worked(self, address: BulkAddress) -> None:
         """Begin with this one the next time."""
+        self.not_before_s = 0.0
         self.pause_s = FIRST_PAUSE_S
         self.addresses = (address, *(other for other in self.addresses if other != address))
 
@@ -233,6 +238,8 @@ class DirectWay:
     async def _keep(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await ending()
+        except Exception:  # the edge of a nursery: one bad stream must not end the daemon
+            log.exception("bulk_stream_end_failed")
         finally:
             self._num_ending -= 1
             ended, self._ended = self._ended, trio.Event()

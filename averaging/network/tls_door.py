@@ -165,6 +165,9 @@ class TlsDoor:
         except (OSError, PotluckError) as error:
             log.debug("bulk_stream_dropped", address=name, error=str(error)[:200])
             tls.close(is_reset=True)
+        except Exception:  # the edge of a nursery: one bad connection must not end the daemon
+            log.exception("bulk_connection_failed", address=name)
+            tls.close(is_reset=True)
         except BaseException:
             tls.close(is_reset=True)
             raise

@@ -39,7 +39,10 @@ KeepUntilDone = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 class TlsStream:
-    """One end, after the opening. A cancelled receive loses nothing; a frame whose sending was cancelled is finished later."""
+    """One end, after the opening; one task may send while another receives.
+
+    A cancelled receive loses nothing; a frame whose sending was cancelled is finished by what comes next.
+    """
 
     def __init__(
         self, connection: TlsSocket, remote: PeerId, channel: str, lane: BulkLane, keep_until_done: KeepUntilDone
