@@ -172,6 +172,10 @@ class DirectWay:
 
     # --- where others listen ---
 
+    def forget(self, peer: PeerId) -> None:
+        """Ask a peer anew where it listens, and try it at once."""
+        self._routes.pop(peer, None)
+
     def _route_to(self, peer: PeerId) -> _Route:
         route = self._routes.pop(peer, None) or _Route()
         if len(self._routes) >= MAX_ROUTES:

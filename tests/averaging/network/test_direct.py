@@ -171,7 +171,7 @@ async def test_an_address_where_nobody_says_anything_costs_a_short_while_only_an
             with trio.fail_after(CONNECT_WITHIN_S):
                 assert await _is_direct(alice, bob)
             bob.told = text
-            alice.way._routes.clear()
+            alice.way.forget(bob.peer_id)
             began_s = trio.current_time()
             assert not await _is_direct(alice, bob)
             assert trio.current_time() - began_s < 2 * CONNECT_WITHIN_S

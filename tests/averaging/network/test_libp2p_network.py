@@ -21,12 +21,13 @@ from averaging.network.libp2p_network import (
 )
 from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER
 from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Stream
+from averaging.network.seams import Stream, Way
 from averaging.network.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
 from protocol.errors import CallTimeout, MachineError, PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.counting_proxy import open_counting_proxy
+from tests.averaging.network.direct_world import options_of
 
 RUN = RunId(bytes(32))
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
@@ -283,3 +284,36 @@ async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_say
             assert told.bytes_up < proxy.bytes_up < 1.01 * told.bytes_up + LIBP2P_BYTES
             assert told.bytes_down < proxy.bytes_down < 1.01 * told.bytes_down + LIBP2P_BYTES
             assert alice.traffic().bulk_bytes_down == told.bulk_bytes_up
+
+
+async def test_bulk_goes_direct_and_where_the_port_is_closed_over_libp2p(tmp_path: Path) -> None:
+    async def serve(_peer: PeerId, stream: Stream) -> None:
+        while (frame := await stream.receive_frame()) is not None:
+            await stream.send_frame(frame)
+
+    async def ways(opener: Libp2pNetwork, server: Libp2pNetwork) -> set[Way]:
+        before = {count.kind.way: count.bytes_up for count in opener.traffic().bulk}
+        stream = await opener.open_stream(server.peer_id, "bulk", timeout_s=10)
+        await stream.send_frame(b"there")
+        assert await stream.receive_frame() == b"there"
+        await stream.aclose()
+        return {c.kind.way for c in opener.traffic().bulk if c.bytes_up > before.get(c.kind.way, 0)}
+
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, replace(_options(tmp_path, ALICE), direct=options_of(ALICE, RUN)), ALICE) as alice,
+        _open(thread, replace(_options(tmp_path, BOB), direct=options_of(BOB, RUN)), BOB) as bob,
+    ):
+        await bob.add_addresses(alice.addresses())
+        for network in (alice, bob):
+            network.serve_streams("bulk", serve)
+        assert await ways(bob, alice) == {Way.DIRECT}
+        assert await ways(alice, bob) == {Way.DIRECT}
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            closed_port = server.getsockname()[1]
+        assert alice.direct is not None
+        assert bob.direct is not None
+        alice.direct.port = closed_port
+        bob.direct.forget(alice.peer_id)
+        assert await ways(bob, alice) == {Way.LIBP2P}
+        assert await ways(alice, bob) == {Way.DIRECT}
