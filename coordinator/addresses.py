@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from coordinator.config import HostConfig
     from coordinator.ledger import Ledger
 
+MAX_PORT: Final = 65_535
 _ANY: Final = ("0.0.0.0", "::", "")
 
 
@@ -24,6 +25,12 @@ class HostAddresses:
     public_host: str
     grpc_port: int
     p2p_port: int
+
+    @property
+    def bulk_port(self) -> int:
+        """Where shards and states are taken and given: the one after the bootstrap node's, 0 for any where there is none."""
+        port = self.p2p_port + 1
+        return port if port <= MAX_PORT and port != self.grpc_port else 0
 
     @property
     def grpc_address(self) -> str:

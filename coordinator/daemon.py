@@ -24,6 +24,7 @@ from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
 from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.clocks import SystemClock
+from averaging.network.direct import DirectOptions
 from averaging.network.directory import member_record_rule
 from averaging.network.disk_room import DiskMeter
 from averaging.network.http import bind_http, serve_http
@@ -33,6 +34,7 @@ from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
+from averaging.network.tls_identity import TlsCredential, credential_check
 from coordinator.addresses import HostAddresses, reach_note, settle_addresses
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
@@ -225,6 +227,7 @@ async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddres
         p2pd=P2pdOptions(host.held.path, addresses.p2p_listen, addresses.p2p_announce),
         record_rule=member_record_rule(Ed25519Verifier(), run_id, host.run.authority.certificate_der),
         admits=is_admitted,
+        direct=_direct(host, addresses),
     )
     peer_id = host.held.identity.peer_id
     cache = ShardCache(host.run.folder / DATA_FOLDER)
@@ -235,6 +238,22 @@ async def _open_network(host: Host, thread: AsyncioThread, addresses: HostAddres
     async with open_libp2p_network(thread, options, peer_id, unix_s=host.clock.unix_s) as network:
         network.serve_streams(SHARD_CHANNEL, serve_shards(read_shard, is_admitted))
         yield network
+
+
+def _direct(host: Host, addresses: HostAddresses) -> DirectOptions:
+    """Shards and states go straight to and from peers on the port after the bootstrap node's, where others can connect to it."""
+    authority, run_id, unix_s = host.run.authority, host.run.manifest.run_id, host.clock.unix_s
+    # From the CA's own first moment on: a peer whose clock is behind may take shards, too.
+    begin_unix_s = authority.certificate.not_valid_before_utc.timestamp() + BACKDATE_S
+    own = TlsCredential(*authority.issue_own(host.held.identity.peer_id, run_id, now_unix_s=begin_unix_s))
+    return DirectOptions(
+        credential=lambda: own,
+        ca_certificate_der=authority.certificate_der,
+        check=credential_check(authority.certificate_der, run_id, unix_s),
+        listen_host=addresses.listen_host or "0.0.0.0",
+        listen_port=addresses.bulk_port,
+        may_take_another=True,
+    )
 
 
 @asynccontextmanager
@@ -271,6 +290,7 @@ def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
         control_bytes_down=traffic.control_bytes_down,
         bulk_bytes_up=traffic.bulk_bytes_up,
         bulk_bytes_down=traffic.bulk_bytes_down,
+        bulk=traffic.bulk,
     )
     return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
 

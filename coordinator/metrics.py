@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from averaging.network.disk_room import DiskRoom
+from averaging.network.seams import BulkCount, BulkKind
 from coordinator.run_core import Phase
 from coordinator.run_view import RunPicture, live_peers, mean_train_loss
 
@@ -29,6 +30,7 @@ class Counts:
     control_bytes_down: int = 0
     bulk_bytes_up: int = 0
     bulk_bytes_down: int = 0
+    bulk: tuple[BulkCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,13 @@ def _newest(moment: Moment, kind: str) -> float | None:
 def _speed(moment: Moment) -> float:
     peers = moment.picture.peers
     return sum(peers[p].report.tokens_per_s for p in live_peers(peers, moment.now_s))
+
+
+KIND_LABELS: Final = ("way", "channel", "unit", "codec")
+
+
+def _kind(kind: BulkKind) -> tuple[str, ...]:
+    return (kind.way.value, kind.channel, kind.unit, kind.codec)
 
 
 COORDINATOR_METRICS: Final = (
@@ -183,6 +192,20 @@ COORDINATOR_METRICS: Final = (
         "Payload received from peers.",
         lambda m: ((("control",), float(m.counts.control_bytes_down)), (("bulk",), float(m.counts.bulk_bytes_down))),
         ("lane",),
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_bulk_sent_bytes",
+        "counter",
+        "Payload sent on the bulk lane.",
+        lambda m: tuple((_kind(count.kind), float(count.bytes_up)) for count in m.counts.bulk),
+        KIND_LABELS,
+    ),
+    CoordinatorMetric(
+        "potluck_coordinator_bulk_received_bytes",
+        "counter",
+        "Payload received on the bulk lane.",
+        lambda m: tuple((_kind(count.kind), float(count.bytes_down)) for count in m.counts.bulk),
+        KIND_LABELS,
     ),
 )
 

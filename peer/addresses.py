@@ -9,6 +9,7 @@ from typing import Final
 from peer.config import PeerConfig
 from protocol.errors import ConfigError, MachineError
 
+MAX_PORT: Final = 65_535
 _REMEDY: Final = "give another with --listen-port (0 for any) or --listen-host"
 
 
@@ -38,18 +39,39 @@ def announced(config: PeerConfig) -> tuple[str, ...]:
     return (multiaddress(config.announce_host, config.listen_port),)
 
 
+def bulk_port(config: PeerConfig) -> tuple[int, bool]:
+    """The port for bulk that goes straight from peer to peer, 0 for any, and whether any other does where it is in use."""
+    if config.bulk_port is not None:
+        return config.bulk_port, False
+    has_next = 0 < config.listen_port < MAX_PORT
+    return (config.listen_port + 1 if has_next else 0), True
+
+
 def check_listen_address(config: PeerConfig) -> None:
-    """Try the peer-to-peer port for a moment, before the network starts and before an invite is used.
+    """Try the peer-to-peer port, and the one for bulk where its owner chose it, for a moment, before the network starts and before an
+    invite is used.
 
     libp2p shares its ports between processes of one user, so a second peer on the same port would start without a
     word and miss half of its connections.
 
     Raises:
-        MachineError: the port is in use or the address is not ours.
+        MachineError: a port is in use or the address is not ours.
+        ConfigError: one port for both.
     """
     if config.no_listen:
         return
-    host, port = config.listen_host, config.listen_port
+    if config.bulk_port and config.bulk_port == config.listen_port:
+        raise ConfigError(
+            f"peer settings listen_port and bulk_port are both {config.bulk_port}",
+            "two ports",
+            "leave --bulk-port out for the next one",
+        )
+    _check_port(config.listen_host, config.listen_port, _REMEDY)
+    if config.bulk_port:
+        _check_port(config.listen_host, config.bulk_port, "give another with --bulk-port (0 for any)")
+
+
+def _check_port(host: str, port: int, remedy: str) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,5 +81,5 @@ def check_listen_address(config: PeerConfig) -> None:
             raise MachineError(
                 f"cannot listen on {host}:{port} ({error.strerror})",
                 "a free port on an address of this machine",
-                _REMEDY,
+                remedy,
             ) from error

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from averaging.network.disk_room import DiskMeter
-from averaging.network.seams import Clock, Network, Trainer
+from averaging.network.seams import BulkCount, Clock, Network, Trainer
 from averaging.release import installed_release
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
@@ -18,7 +18,8 @@ from peer.controls_core import Decision
 from peer.machine import MachineMeter
 from peer.roster import Roster
 from peer.round_progress import Pace, round_progress
-from peer.status import LastRound, PeerStatus
+from peer.round_traffic import RoundBytes, RoundTraffic
+from peer.status import BulkTraffic, LastRound, PeerStatus
 from protocol.coordination import HeldoutResult
 from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
@@ -73,6 +74,7 @@ class Board:
     apart: Apart = field(default_factory=Apart)
     apart_told: str = ""
     pace: Pace = field(default_factory=Pace)
+    traffic: RoundTraffic = field(default_factory=RoundTraffic)
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
@@ -145,17 +147,24 @@ class Board:
             1, record.slices[-1].stop_chunk * len(record.contributors)
         )
         members = tuple(str(c.peer) for c in record.contributors)
+        moved = self._round_bytes(link)
         self.last_round = LastRound(
             index=link.index,
             members=members,
             weights={str(p): s for p, s in shares.items()},
             coverage=max(0.0, coverage),
+            bytes_up=moved.up,
+            bytes_down=moved.down,
         )
+        log.info("round_came", index=link.index, members=len(members), bytes_up=moved.up, bytes_down=moved.down)
         entry = record.contributor(self.peer)
         if entry is not None and entry.root in self.own_roots:
             self.rounds_counted += 1
             if self.first_counted_unix_s is None:
                 self.first_counted_unix_s = self.clock.unix_s()
+
+    def _round_bytes(self, link: ChainLink) -> RoundBytes:
+        return self.traffic.committed(link.commit, self.network.traffic()) if self.network else RoundBytes(0, 0)
 
     def _is_behind(self, link: ChainLink) -> bool:
         """Whether commits on top of this one were known when it was applied."""
@@ -200,7 +209,11 @@ class Board:
         if self.service is None:
             return []
         links = [link for link in self.service.chain.links[-SHOWN_ROUNDS:] if link.record is not None]
-        return [round_json(round_row(link), link.total_tokens, None) for link in links]
+        return [round_json(round_row(link), link.total_tokens, None) | self._moved(link) for link in links]
+
+    def _moved(self, link: ChainLink) -> dict[str, object]:
+        moved = self.traffic.of(link.commit)
+        return {"bytes_up": moved.up if moved else None, "bytes_down": moved.down if moved else None}
 
     def read(self) -> PeerStatus:
         """The status of this moment."""
@@ -263,10 +276,11 @@ class Board:
         if self.network is not None:
             traffic = self.network.traffic()
             told |= {
-                "bytes_up": traffic.control_bytes_up + traffic.bulk_bytes_up,
-                "bytes_down": traffic.control_bytes_down + traffic.bulk_bytes_down,
+                "bytes_up": traffic.bytes_up,
+                "bytes_down": traffic.bytes_down,
                 "control_bytes_up": traffic.control_bytes_up,
                 "control_bytes_down": traffic.control_bytes_down,
+                "bulk": tuple(_bulk(count) for count in traffic.bulk),
             }
         if self.download is not None:
             told |= {
@@ -311,6 +325,18 @@ class Board:
         if self.state == "training" and self.service.reason:
             told["reason"] = self.service.reason
         return told
+
+
+def _bulk(count: BulkCount) -> BulkTraffic:
+    kind = count.kind
+    return BulkTraffic(
+        way=kind.way.value,
+        channel=kind.channel,
+        unit=kind.unit,
+        codec=kind.codec,
+        bytes_up=count.bytes_up,
+        bytes_down=count.bytes_down,
+    )
 
 
 def _seen_as(view: PeerView, now_s: float) -> str:

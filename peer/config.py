@@ -39,6 +39,8 @@ class PeerConfig(BaseSettings):
         state_dir: identity, credential, durable rounds and cached data; one daemon at a time.
         listen_host: address on which other peers reach us; "127.0.0.1" keeps the peer on this machine.
         listen_port: TCP port of the peer-to-peer transport, 0 for any free one.
+        bulk_port: TCP port on which weights and data come straight from other peers, 0 for any free one; left out the one after
+            `listen_port`, or any free one where that is 0 or the next is taken.
         announce_host: address to tell others instead of `listen_host`, for port forwarding.
         no_listen: take no inbound connections: contribute fully, reduce nothing.
         http_host: address of the status page and metrics; only this machine by default.
@@ -69,6 +71,7 @@ class PeerConfig(BaseSettings):
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "peer")
     listen_host: str = "0.0.0.0"
     listen_port: Port = 0
+    bulk_port: Port | None = None
     announce_host: str = ""
     no_listen: bool = False
     http_host: str = "127.0.0.1"

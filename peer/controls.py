@@ -110,7 +110,7 @@ def _moved_bytes(board: Board) -> int:
     if board.network is None:
         return 0
     traffic = board.network.traffic()
-    return traffic.control_bytes_up + traffic.control_bytes_down + traffic.bulk_bytes_up + traffic.bulk_bytes_down
+    return traffic.bytes_up + traffic.bytes_down
 
 
 def open_controls(config: PeerConfig, board: Board, clock: Clock) -> Controls:

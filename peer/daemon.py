@@ -269,7 +269,14 @@ async def _take_part(life: _Life) -> None:
         life.board.say("joining", "starting the network")
         ca_certificate_der = life.invite.ca_certificate_der
         options = network_options(
-            life.config, life.held.path, membership, ca_certificate_der, roster, Ed25519Verifier()
+            life.config,
+            life.held.path,
+            membership,
+            ca_certificate_der,
+            roster,
+            Ed25519Verifier(),
+            life.clock,
+            is_outbound_only=is_outbound_only,
         )
         network = await stack.enter_async_context(
             open_libp2p_network(thread, options, life.identity.peer_id, unix_s=life.clock.unix_s)
@@ -295,6 +302,7 @@ def _roster(life: _Life, membership: Membership, *, is_host_there: bool) -> Rost
         Ed25519Verifier(),
         life.clock,
         None if is_host_there else host_heard_s(life.folder) or None,
+        membership.saved.tls_key_pem,
     )
 
 

@@ -20,8 +20,11 @@ class PlaceFlags:
     state_dir: Annotated[Path | None, typer.Option(help="Where identity and progress are kept.")] = None
     listen_host: Annotated[str | None, typer.Option(help="Address on which other peers reach this one.")] = None
     listen_port: Annotated[int | None, typer.Option(help="TCP port for other peers; 0 for any.")] = None
+    bulk_port: Annotated[
+        int | None, typer.Option(help="TCP port for weights and data; 0 for any, else the one after --listen-port.")
+    ] = None
     announce_host: Annotated[
-        str | None, typer.Option(help="Address that others are told, where a router forwards the port.")
+        str | None, typer.Option(help="Address that others are told, where a router forwards the ports.")
     ] = None
     no_listen: Annotated[bool | None, typer.Option("--no-listen", help="Take no inbound connections.")] = None
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None

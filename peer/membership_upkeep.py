@@ -129,7 +129,7 @@ class MembershipUpkeep:
         checked = self._check(credential)
         # On disk first: what others were shown must be there after a restart.
         await self.offload.run(partial(remember_credential, self.folder, credential, key_pem(tls_key)))
-        self.roster.show(credential)
+        self.roster.show(credential, key_pem(tls_key))
         log.info("credential_renewed", days_left=round((checked.not_after_unix_s - self.clock.unix_s()) / 86400, 1))
 
     def _check(self, credential: bytes) -> Credential:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from peer.status import PeerStatus
+from peer.status import BulkTraffic, PeerStatus
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """(label values, value) for each sample of a metric."""
@@ -40,6 +40,13 @@ def _by_lane(control: int, total: int) -> Samples:
     return ((("control",), float(control)), (("bulk",), float(total - control)))
 
 
+KIND_LABELS: Final = ("way", "channel", "unit", "codec")
+
+
+def _kind(count: BulkTraffic) -> tuple[str, ...]:
+    return (count.way, count.channel, count.unit, count.codec)
+
+
 PEER_METRICS: Final = (
     PeerMetric("potluck_peer_round_index", "gauge", "Number of the unit's head.", lambda s: _one(s.index)),
     PeerMetric("potluck_peer_run_tokens", "gauge", "Tokens committed by the run.", lambda s: _one(s.total_tokens)),
@@ -64,6 +71,32 @@ PEER_METRICS: Final = (
         "Payload received.",
         lambda s: _by_lane(s.control_bytes_down, s.bytes_down),
         ("lane",),
+    ),
+    PeerMetric(
+        "potluck_peer_bulk_sent_bytes",
+        "counter",
+        "Payload sent on the bulk lane.",
+        lambda s: tuple((_kind(count), float(count.bytes_up)) for count in s.bulk),
+        KIND_LABELS,
+    ),
+    PeerMetric(
+        "potluck_peer_bulk_received_bytes",
+        "counter",
+        "Payload received on the bulk lane.",
+        lambda s: tuple((_kind(count), float(count.bytes_down)) for count in s.bulk),
+        KIND_LABELS,
+    ),
+    PeerMetric(
+        "potluck_peer_round_sent_bytes",
+        "gauge",
+        "Payload sent between the last two commits.",
+        lambda s: _one(s.last_round.bytes_up if s.last_round is not None else None),
+    ),
+    PeerMetric(
+        "potluck_peer_round_received_bytes",
+        "gauge",
+        "Payload received between them.",
+        lambda s: _one(s.last_round.bytes_down if s.last_round is not None else None),
     ),
     PeerMetric(
         "potluck_peer_rounds_counted",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from averaging.network.direct import DirectOptions
 from averaging.network.directory import member_record_rule
 from averaging.network.libp2p_network import NetworkOptions
 from averaging.network.p2pd import P2pdOptions
-from peer.addresses import announced, multiaddress
+from averaging.network.seams import Clock
+from averaging.network.tls_identity import TlsCredential, credential_check
+from peer.addresses import announced, bulk_port, multiaddress
 from peer.config import PeerConfig
 from peer.joining import Membership
 from peer.roster import CREDENTIAL_CHANNEL, Roster
@@ -21,6 +24,9 @@ def network_options(
     ca_certificate_der: bytes,
     roster: Roster,
     verifier: Verifier,
+    clock: Clock,
+    *,
+    is_outbound_only: bool,
 ) -> NetworkOptions:
     """Members only: who has shown no credential of the run may ask for ours, and nothing else.
 
@@ -41,4 +47,32 @@ def network_options(
         admits=roster.admits,
         open_channels=frozenset({CREDENTIAL_CHANNEL}),
         upload_bytes_per_s=float(config.upload_bytes_per_s) or None,
+        direct=_direct(config, membership, ca_certificate_der, roster, clock, is_outbound_only=is_outbound_only),
+    )
+
+
+def _direct(
+    config: PeerConfig,
+    membership: Membership,
+    ca_certificate_der: bytes,
+    roster: Roster,
+    clock: Clock,
+    *,
+    is_outbound_only: bool,
+) -> DirectOptions | None:
+    """Who takes no connections still dials. Without the credential's key, which peers of an older release may have kept none of, all
+    bulk goes over libp2p.
+    """
+    if not roster.own_tls_key_pem:
+        return None
+    port, may_take_another = bulk_port(config)
+    return DirectOptions(
+        credential=lambda: TlsCredential(roster.own_credential, roster.own_tls_key_pem),
+        ca_certificate_der=ca_certificate_der,
+        check=credential_check(
+            ca_certificate_der, membership.run_id, clock.unix_s, roster.judged_as_of_s, roster.is_banned
+        ),
+        listen_host=None if config.no_listen or is_outbound_only else config.listen_host,
+        listen_port=port,
+        may_take_another=may_take_another,
     )

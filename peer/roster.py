@@ -52,11 +52,13 @@ class Roster:
         verifier: Verifier,
         clock: Clock,
         host_heard_s: float | None = None,
+        own_tls_key_pem: bytes = b"",
     ) -> None:
         self._run_id = run_id
         self._ca = ca_certificate_der
         self._coordinator = coordinator
         self._own = own_credential
+        self._own_tls_key_pem = own_tls_key_pem
         self._verifier = verifier
         self._clock = clock
         self._valid_until_s: dict[PeerId, float] = {}
@@ -137,9 +139,14 @@ class Roster:
         """What we show."""
         return self._own
 
-    def show(self, credential: bytes) -> None:
-        """Show this one from now on; our next record carries it."""
-        self._own = credential
+    @property
+    def own_tls_key_pem(self) -> bytes:
+        """The private key of what we show."""
+        return self._own_tls_key_pem
+
+    def show(self, credential: bytes, tls_key_pem: bytes = b"") -> None:
+        """Show this one from now on, with its key; our next record carries it."""
+        self._own, self._own_tls_key_pem = credential, tls_key_pem
 
     def record(self, signer: Signer, sequence: int, expires_unix_s: float, addresses: Sequence[str] = ()) -> bytes:
         """Our directory record: the credential and where we listen, signed."""

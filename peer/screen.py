@@ -69,11 +69,13 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     rows.add_row("state", Text(f"{status.state}: {status.reason}", style="bold"))
     rows.add_row("training", f"{status.tokens_per_s:,.0f} tokens/s, loss {bits(status.loss)}")
     rows.add_row("yours", f"{status.tokens_trained:,} tokens trained, counted in {status.rounds_counted} rounds")
-    rows.add_row("traffic", f"{in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down")
+    direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
+    rows.add_row("traffic", f"{in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down{direct}")
     rows.add_row("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}")
     if status.last_round is not None:
         share = status.last_round.weights.get(status.peer, 0.0)
-        rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}")
+        moved = f"{in_bytes(status.last_round.bytes_up)} up, {in_bytes(status.last_round.bytes_down)} down"
+        rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}, {moved}")
     if status.allowed_reason and status.allowed_reason != status.reason:
         rows.add_row("controls", status.allowed_reason)
     if status.apart:

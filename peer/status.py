@@ -13,7 +13,10 @@ FINAL_STATUS_FILE: Final = "final_status.json"
 
 
 class LastRound(BaseModel):
-    """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id."""
+    """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id.
+
+    `bytes_up` and `bytes_down` are payload of both lanes since the commit before.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -21,6 +24,21 @@ class LastRound(BaseModel):
     members: tuple[str, ...]
     weights: dict[str, float]
     coverage: float = 1.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class BulkTraffic(BaseModel):
+    """Payload of bulk streams of one kind: the way they took ("direct", "libp2p"), channel, unit and codec, empty where unsaid."""
+
+    model_config = ConfigDict(frozen=True)
+
+    way: str
+    channel: str
+    unit: str
+    codec: str
+    bytes_up: int
+    bytes_down: int
 
 
 class PeerStatus(BaseModel):
@@ -58,6 +76,7 @@ class PeerStatus(BaseModel):
         bytes_down: payload bytes received.
         control_bytes_up: the control lane's part of `bytes_up`.
         control_bytes_down: the control lane's part of `bytes_down`.
+        bulk: the rest of both, by way, channel, unit and codec.
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
         suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
@@ -114,6 +133,7 @@ class PeerStatus(BaseModel):
     bytes_down: int = 0
     control_bytes_up: int = 0
     control_bytes_down: int = 0
+    bulk: tuple[BulkTraffic, ...] = ()
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()
@@ -139,6 +159,13 @@ class PeerStatus(BaseModel):
     allowed_reason: str = ""
     apart: str = ""
     last_round: LastRound | None = None
+
+    @property
+    def direct_share(self) -> float | None:
+        """How much of the bulk went straight from peer to peer, 0 to 1; None before there is any."""
+        total = sum(count.bytes_up + count.bytes_down for count in self.bulk)
+        direct = sum(count.bytes_up + count.bytes_down for count in self.bulk if count.way == "direct")
+        return direct / total if total else None
 
     @property
     def round_share(self) -> float:

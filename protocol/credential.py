@@ -99,6 +99,17 @@ class CertificateAuthority:
         builder = self._leaf(request.peer_id[:64], names, now_unix_s, days, serial)
         return builder.public_key(request.csr.public_key()).sign(self._key, None).public_bytes(Encoding.DER)
 
+    def issue_own(
+        self, peer_id: PeerId, run_id: RunId, *, now_unix_s: float, days: int = CA_DAYS
+    ) -> tuple[bytes, bytes]:
+        """The credential (DER) of whoever holds the CA, and its TLS key (PEM)."""
+        key = make_tls_key()
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, peer_id)])
+        request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+        serial = x509.random_serial_number()
+        asked = CredentialRequest(peer_id, request)
+        return self.issue(asked, run_id, now_unix_s=now_unix_s, days=days, serial=serial), key_pem(key)
+
     def issue_server(self, hosts: tuple[str, ...], *, now_unix_s: float, days: int = CA_DAYS) -> tuple[bytes, bytes]:
         """Key and certificate chain (PEM) of the coordinator's port, valid for these host names and addresses."""
         key = make_tls_key()
@@ -188,6 +199,24 @@ def credential_ends_unix_s(der: bytes) -> float:
         return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
     except ValueError as error:
         raise RefusedError("a credential that cannot be read", "one of this run", "join the run again") from error
+
+
+def named_peer(der: bytes) -> PeerId:
+    """The peer that a credential says it is of; nothing is checked.
+
+    Raises:
+        RefusedError: it names none, or more than one.
+    """
+    try:
+        leaf = x509.load_der_x509_certificate(der)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise RefusedError("a credential that cannot be read", "one of this run", "join the run again") from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    peers = [uri.removeprefix(_SCHEME) for uri in uris if uri.startswith(_SCHEME)]
+    if len(peers) != 1:
+        raise RefusedError(f"a credential of {len(peers)} peers", "one of one peer", "join the run again")
+    return PeerId(peers[0])
 
 
 def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId, now_unix_s: float) -> Credential:

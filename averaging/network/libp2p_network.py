@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import stat
-import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,23 +13,27 @@ import structlog
 import trio
 
 from averaging.network.asyncio_thread import AsyncioThread, open_plain_nursery
+from averaging.network.bulk_lane import BulkLane
+from averaging.network.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.directory import RecordRule
 from averaging.network.frames import MAX_REASON_BYTES, Status
 from averaging.network.libp2p_door import Admits, admit_all
 from averaging.network.libp2p_session import Session, SessionHooks, import_hivemind, open_session
 from averaging.network.libp2p_stream import RawStream
-from averaging.network.p2pd import CONTROL_SOCKET, P2pdOptions, P2pdProcess, start_p2pd
-from averaging.network.pacer import Pacer
+from averaging.network.p2pd import P2pdOptions, P2pdProcess, start_p2pd
 from averaging.network.seams import (
     MAX_CONTROL_BYTES,
     MAX_FRAME_BYTES,
+    BulkKind,
     CallHandler,
     DirectoryEntry,
     Stream,
     StreamHandler,
     TookReply,
     TrafficCount,
+    Way,
 )
+from averaging.network.socket_folder import make_socket_folder
 from protocol.errors import (
     CallTimeout,
     LocalProtocolError,
@@ -49,14 +48,9 @@ log = structlog.get_logger()
 
 MAX_HANDLER_S: Final = 120.0
 MAX_KNOWN_ADDRESSES: Final = 64
-PING_EVERY_S: Final = 0.5
 PING_TIMEOUT_S: Final = 3.0
 RESTART_BACKOFF_S: Final = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 STOP_TIMEOUT_S: Final = 10.0
-SOCKET_ROOT: Final = Path("/tmp")
-SOCKET_PREFIX: Final = "potluck-p2p-"
-FOLDER_MIN_AGE_S: Final = 60.0
-"""A younger folder may belong to a p2pd that is just starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +65,7 @@ class NetworkOptions:
             Strangers together get few places, small requests and little time.
         open_channels: call channels that serve anybody.
         upload_bytes_per_s: the owner's cap of the bulk lane.
+        direct: bulk goes straight from peer to peer where it can; None to leave all of it to libp2p.
     """
 
     p2pd: P2pdOptions
@@ -79,47 +74,51 @@ class NetworkOptions:
     admits: Admits = admit_all
     open_channels: frozenset[str] = frozenset()
     upload_bytes_per_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Traffic:
-    control_up: int = 0
-    control_down: int = 0
-    bulk_up: int = 0
-    bulk_down: int = 0
+    direct: DirectOptions | None = None
 
 
 class Libp2pStream:
-    """A bulk stream: every frame passes the pacer, then the bridge."""
+    """A bulk stream: every frame passes the lane, then the bridge."""
 
-    def __init__(self, network: Libp2pNetwork, raw: RawStream) -> None:
-        self._network = network
+    def __init__(self, thread: AsyncioThread, lane: BulkLane, raw: RawStream, channel: str) -> None:
+        self._thread = thread
+        self._lane = lane
         self._raw = raw
+        self._kind = BulkKind(Way.LIBP2P, channel)
 
     @property
     def remote(self) -> PeerId:
         """The authenticated peer at the other end."""
         return self._raw.remote
 
+    def count_as(self, unit: str, codec: str) -> None:
+        """Count under these from now on."""
+        self._kind = replace(self._kind, unit=unit, codec=codec)
+
     async def send_frame(self, data: bytes | memoryview) -> None:
         """Send one frame; waits for the pacer and for a slow reader."""
         if len(data) > MAX_FRAME_BYTES:
             raise LocalProtocolError(f"a frame of {len(data)} bytes", f"at most {MAX_FRAME_BYTES}")
-        await self._network.pass_bulk(self._raw.remote, len(data))
+        await self._lane.pass_up(self._raw.remote, self._kind, len(data))
         # the loop may keep what it is given beyond this call, so a view of the caller's memory is copied
-        await self._network.thread.run(self._raw.send, bytes(data))
+        await self._thread.run(self._raw.send, bytes(data))
 
     async def receive_frame(self) -> bytes | None:
         """The next frame, None after the clean end."""
-        frame = await self._network.thread.run(self._raw.receive)
+        frame = await self._thread.run(self._raw.receive)
         if frame is not None:
-            await self._network.took_bulk(len(frame))
+            await self._lane.took(self._kind, len(frame))
         return frame
+
+    async def receive_view(self) -> memoryview | None:
+        """The same bytes."""
+        frame = await self.receive_frame()
+        return None if frame is None else memoryview(frame)
 
     async def aclose(self) -> None:
         """End the stream; when cancelled, reset it instead."""
         try:
-            await self._network.thread.run(self._raw.close)
+            await self._thread.run(self._raw.close)
         except TransportError as error:
             log.debug("stream_close_failed", peer=self.remote, error=error.one_line())
 
@@ -129,27 +128,27 @@ class Libp2pNetwork:
 
     Attributes:
         thread: the bridge to asyncio.
-        count: payload bytes so far.
+        lane: pacers and counters of the bulk lane.
+        direct: the direct way, None without one.
         p2pd_pid: process id of the running p2pd, None while it is being brought back.
     """
 
     def __init__(self, thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId) -> None:
         self.thread = thread
-        self.count = _Traffic()
+        self.lane = BulkLane(options.upload_bytes_per_s)
+        self._control_up = 0
+        self._control_down = 0
         self._options = options
         self._peer_id = peer_id
         self._calls: dict[str, CallHandler] = {}
         self._streams: dict[str, StreamHandler] = {}
         self._known_addresses: dict[str, None] = dict.fromkeys(options.initial_peers)
         self._published: dict[tuple[str, str], tuple[bytes, float]] = {}
-        self._pacer = Pacer(options.upload_bytes_per_s)
-        self._down_pacer = Pacer()
-        self._bulk_began = trio.Event()
-        self._bulk_peer: PeerId | None = None
         self._session: Session | None = None
         self._session_came = trio.Event()
         self._addresses: tuple[str, ...] = ()
         self._num_restarts = 0
+        self.direct: DirectWay | None = None
         self.p2pd_pid: int | None = None
 
     @property
@@ -176,17 +175,17 @@ class Libp2pNetwork:
 
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""
-        count = self.count
-        return TrafficCount(count.control_up, count.control_down, count.bulk_up, count.bulk_down)
+        bulk = self.lane.tally
+        return TrafficCount(self._control_up, self._control_down, bulk.bytes_up, bulk.bytes_down, bulk.counts())
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
         """One request, one reply, on a stream of its own."""
         _check(request)
         with trio.move_on_after(timeout_s):
             session = await self._current()
-            self.count.control_up += len(request)
+            self._control_up += len(request)
             reply = await self.thread.run(session.call, peer, channel, request)
-            self.count.control_down += len(reply)
+            self._control_down += len(reply)
             return reply
         raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
 
@@ -208,10 +207,14 @@ class Libp2pNetwork:
                 nursery.start_soon(call, peer)
 
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
-        """A stream to the peer's handler of this channel."""
+        """A stream to the peer's handler of this channel: direct where there is such a way, else over libp2p."""
         with trio.move_on_after(timeout_s):
+            direct = await self.direct.open_stream(peer, channel) if self.direct is not None else None
+            if direct is not None:
+                return direct
             session = await self._current()
-            return Libp2pStream(self, await self.thread.run(session.open_stream, peer, channel))
+            raw = await self.thread.run(session.open_stream, peer, channel)
+            return Libp2pStream(self.thread, self.lane, raw, channel)
         raise CallTimeout(f"no stream to {peer} on {channel} within {timeout_s:g} s", "an open stream")
 
     async def add_addresses(self, addresses: Sequence[str]) -> None:
@@ -236,22 +239,9 @@ class Libp2pNetwork:
         session = await self._current()
         return await self.thread.run(session.lookup, key)
 
-    async def pass_bulk(self, peer: PeerId, num_bytes: int) -> None:
-        """Let a bulk frame through when its turn comes."""
-        self._bulk_peer = peer
-        self._bulk_began.set()
-        await self._pacer.pass_bytes(num_bytes)
-        self.count.bulk_up += num_bytes
-
-    async def took_bulk(self, num_bytes: int) -> None:
-        """Count a bulk frame that came in, and hold its reader back as the owner's cap says: the sender then waits as well."""
-        self.count.bulk_down += num_bytes
-        await self._down_pacer.pass_bytes(num_bytes)
-
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """The owner's caps of the bulk lane from now on, None for none. Control messages are not held up."""
-        self._pacer.cap(upload_bytes_per_s)
-        self._down_pacer.cap(download_bytes_per_s)
+        self.lane.cap(upload_bytes_per_s, download_bytes_per_s)
 
     async def _current(self) -> Session:
         while self._session is None:
@@ -265,7 +255,8 @@ class Libp2pNetwork:
             return await self.thread.call_trio(self._answer, peer, channel, request)
 
         async def serve_stream(peer: PeerId, channel: str, raw: RawStream) -> bool:
-            return await self.thread.call_trio(self._serve_stream, peer, channel, raw)
+            stream = Libp2pStream(self.thread, self.lane, raw, channel)
+            return await self.thread.call_trio(self._serve_stream, peer, channel, stream)
 
         async def admits(peer: PeerId) -> bool | None:
             return await self.thread.call_trio(self._options.admits, peer)
@@ -275,17 +266,26 @@ class Libp2pNetwork:
             admits, options.open_channels, self._streams.__contains__, answer, serve_stream, options.record_rule
         )
 
+    def as_host(self) -> HostNetwork:
+        """What the direct way asks of us."""
+
+        async def call(peer: PeerId, channel: str, request: bytes, timeout_s: float) -> bytes:
+            return await self.call(peer, channel, request, timeout_s=timeout_s)
+
+        admits, serves = self._options.admits, self._streams.__contains__
+        return HostNetwork(self._peer_id, call, self.addresses, self.serve_calls, admits, serves, self._serve_stream)
+
     async def _answer(self, peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
         handler = self._calls.get(channel)
         if handler is None:
             return Status.UNSERVED, b""
-        self.count.control_down += len(request)
+        self._control_down += len(request)
         reason = f"no answer within {MAX_HANDLER_S:.0f} s"
         try:
             with trio.move_on_after(MAX_HANDLER_S):
                 reply = await handler(peer, request)
                 if len(reply) <= MAX_CONTROL_BYTES:
-                    self.count.control_up += len(reply)
+                    self._control_up += len(reply)
                     return Status.FINE, reply
                 reason = f"a reply of {len(reply)} bytes, at most {MAX_CONTROL_BYTES}"
         except PotluckError as error:
@@ -296,9 +296,9 @@ class Libp2pNetwork:
         log.info("call_failed", peer=peer, channel=channel, reason=reason)
         return Status.FAILED, reason.encode()[:MAX_REASON_BYTES]
 
-    async def _serve_stream(self, peer: PeerId, channel: str, raw: RawStream) -> bool:
+    async def _serve_stream(self, peer: PeerId, channel: str, stream: Stream) -> bool:
         try:
-            await self._streams[channel](peer, Libp2pStream(self, raw))
+            await self._streams[channel](peer, stream)
         except PotluckError as error:
             log.info("stream_reset", peer=peer, channel=channel, reason=error.one_line())
             return False
@@ -334,28 +334,10 @@ class Libp2pNetwork:
         """Count one."""
         self._num_restarts += 1
 
-    async def keep_pinging(self) -> None:
-        """While bulk is under way, measure what it does to the control lane and pace it by that."""
-        while True:
-            await self._bulk_began.wait()
-            self._bulk_began = trio.Event()
-            wanted_s = trio.current_time() + PING_EVERY_S
-            await trio.sleep_until(wanted_s)
-            lag_s = trio.current_time() - wanted_s
-            peer = self._bulk_peer
-            if peer is None:
-                continue
-            began_s = trio.current_time()
-            try:
-                session = await self._current()
-                await self.thread.run(session.ping, peer, timeout_s=PING_TIMEOUT_S)
-            except CallTimeout:
-                log.debug("ping_lost", peer=peer)
-            except TransportError:
-                continue  # gone, which says nothing about the link
-            reason = self._pacer.heard_ping(max(0.0, trio.current_time() - began_s - lag_s))
-            if reason:
-                log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)
+    async def ping(self, peer: PeerId) -> None:
+        """A byte there and back on the control lane. Raises TransportError; CallTimeout when it is lost."""
+        session = await self._current()
+        await self.thread.run(session.ping, peer, timeout_s=PING_TIMEOUT_S)
 
 
 def _check(request: bytes) -> None:
@@ -437,27 +419,6 @@ def _with_real_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[s
     )
 
 
-def _make_socket_folder() -> Path:
-    """A short private folder; those that a killed process left behind go first."""
-    for old in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*"):
-        with suppress(OSError):  # somebody else's, or gone since it was listed
-            details = old.lstat()
-            is_ours = stat.S_ISDIR(details.st_mode) and details.st_uid == os.getuid()
-            if is_ours and time.time() - details.st_mtime > FOLDER_MIN_AGE_S and _is_refused(old / CONTROL_SOCKET):
-                shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
-
-
-def _is_refused(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-    return False
-
-
 @asynccontextmanager
 async def open_libp2p_network(
     thread: AsyncioThread, options: NetworkOptions, peer_id: PeerId, *, unix_s: Callable[[], float]
@@ -467,11 +428,10 @@ async def open_libp2p_network(
     Serve channels right after it opens; until then they answer PeerUnreachable.
 
     Raises:
-        MachineError: p2pd does not start: port in use, unreadable identity, or another peer's.
+        MachineError: p2pd does not start: port in use, unreadable identity, or another peer's; or the bulk port is in use.
     """
     await trio.to_thread.run_sync(import_hivemind)
-    # unix socket paths hold 107 letters, so the folder is short and not below the state folder
-    folder = await trio.to_thread.run_sync(_make_socket_folder)
+    folder = await trio.to_thread.run_sync(make_socket_folder)
     try:
         async with open_plain_nursery() as nursery:
             network = Libp2pNetwork(thread, options, peer_id)
@@ -479,14 +439,24 @@ async def open_libp2p_network(
             try:
                 await supervisor.start()
                 nursery.start_soon(supervisor.keep, unix_s)
-                nursery.start_soon(network.keep_pinging)
-                yield network
+                nursery.start_soon(network.lane.keep_pinging, network.ping)
+                async with _maybe_direct(network, options.direct):
+                    yield network
             finally:
                 nursery.cancel_scope.cancel()
                 with trio.CancelScope(shield=True):
                     await _stop_quietly(supervisor)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _maybe_direct(network: Libp2pNetwork, options: DirectOptions | None) -> AsyncIterator[None]:
+    if options is None:
+        yield
+        return
+    async with open_direct(options, network.as_host(), network.lane) as network.direct:
+        yield
 
 
 async def _stop_quietly(supervisor: _Supervisor) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 import trio
 
+from averaging.network.bulk_tally import BulkTally
 from averaging.network.clocks import Timers
 from averaging.network.directory import Record, RecordRule, sized_record_rule
 from averaging.network.memory_call import Answer, Answers, Call, CallServer
@@ -75,8 +76,7 @@ class Host:
     handlers: dict[str, StreamHandler] = field(default_factory=dict)
     control_up: int = 0
     control_down: int = 0
-    bulk_up: int = 0
-    bulk_down: int = 0
+    bulk: BulkTally = field(default_factory=BulkTally)
 
     async def wait_awake(self) -> None:
         """Returns at once unless the process is frozen."""
@@ -310,12 +310,12 @@ class MemorySwarm:
         self._next_number += 1
         return self._next_number
 
-    def connect(self, opener: Host, server: Host, handler: StreamHandler) -> Stream:
-        """A new pipe; the server's handler runs with the other end."""
+    def connect(self, opener: Host, server: Host, channel: str, handler: StreamHandler) -> Stream:
+        """A new pipe; the server's handler of this channel runs with the other end."""
         pipe = Pipe(self, self.next_number(), opener, server)
 
         async def serve() -> None:
-            stream = MemoryStream(pipe, 1)
+            stream = MemoryStream(pipe, 1, channel)
             try:
                 await handler(opener.peer, stream)
             except PotluckError as error:
@@ -325,7 +325,7 @@ class MemorySwarm:
                 await stream.aclose()
 
         server.start(serve)
-        return MemoryStream(pipe, 0)
+        return MemoryStream(pipe, 0, channel)
 
     # --- the directory ---
 
@@ -423,7 +423,7 @@ class MemoryNetwork:
             if handler is None or not host.is_alive or not me.is_alive:
                 answer.fail(PeerUnreachable(f"{peer} does not serve {channel}", "a served channel"))
             elif answer.is_awaited:
-                answer.give(swarm.connect(me, host, handler))
+                answer.give(swarm.connect(me, host, channel, handler))
 
         def too_late() -> CallTimeout:
             return CallTimeout(f"no stream to {peer} on {channel} within {timeout_s} s", "an open stream")
@@ -463,4 +463,5 @@ class MemoryNetwork:
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""
         host = self._host
-        return TrafficCount(host.control_up, host.control_down, host.bulk_up, host.bulk_down)
+        bulk = host.bulk
+        return TrafficCount(host.control_up, host.control_down, bulk.bytes_up, bulk.bytes_down, bulk.counts())

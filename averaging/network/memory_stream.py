@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from averaging.network.seams import MAX_FRAME_BYTES
+from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Way
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.ids import PeerId
 
@@ -140,8 +141,9 @@ class Pipe:
 class MemoryStream:
     """One end of a pipe; end 0 is the opener's."""
 
-    def __init__(self, pipe: Pipe, end: int) -> None:
+    def __init__(self, pipe: Pipe, end: int, channel: str) -> None:
         self._pipe = pipe
+        self._kind = BulkKind(Way.MEMORY, channel)
         self._here = pipe.hosts[end]
         self._out = pipe.flows[end]
         self._in = pipe.flows[1 - end]
@@ -151,6 +153,10 @@ class MemoryStream:
     def remote(self) -> PeerId:
         """The peer at the other end."""
         return self._out.receiver.peer
+
+    def count_as(self, unit: str, codec: str) -> None:
+        """Count under these from now on."""
+        self._kind = replace(self._kind, unit=unit, codec=codec)
 
     def _check(self, is_broken: bool) -> None:
         if is_broken or self._pipe.is_reset or self._is_closed or not self._here.is_alive:
@@ -166,7 +172,7 @@ class MemoryStream:
         while self._out.is_full:
             await self._out.wait_space()
             self._check(self._out.is_unread)
-        self._here.bulk_up += len(frame)
+        self._here.bulk.sent(self._kind, len(frame))
         self._out.send(frame)
 
     async def receive_frame(self) -> bytes | None:
@@ -182,8 +188,13 @@ class MemoryStream:
             return None
         self._in.arrived.popleft()
         self._in.wake_writers()
-        self._here.bulk_down += len(frame)
+        self._here.bulk.received(self._kind, len(frame))
         return frame
+
+    async def receive_view(self) -> memoryview | None:
+        """The same bytes."""
+        frame = await self.receive_frame()
+        return None if frame is None else memoryview(frame)
 
     async def aclose(self) -> None:
         """What was sent still arrives; what the other side sends from now on fails there."""

@@ -39,6 +39,14 @@ class Lane(Enum):
     BULK = "bulk"
 
 
+class Way(Enum):
+    """What carries a bulk stream."""
+
+    DIRECT = "direct"
+    LIBP2P = "libp2p"
+    MEMORY = "memory"
+
+
 class Stream(Protocol):
     """One bulk stream between two peers: frames in order, each at most MAX_FRAME_BYTES, paced by the sender.
 
@@ -50,8 +58,12 @@ class Stream(Protocol):
         """The authenticated peer at the other end."""
         ...
 
+    def count_as(self, unit: str, codec: str) -> None:
+        """What passes from now on is counted under this unit and codec (`BulkKind`); before it under neither."""
+        ...
+
     async def send_frame(self, data: bytes | memoryview) -> None:
-        """Send one frame; waits while the other side is slow or the pacer says so.
+        """Send one frame; waits while the other side is slow or the pacer says so. `data` may be changed once this returns or raises.
 
         Raises:
             PeerUnreachable: the other side reset the stream or is gone.
@@ -66,6 +78,10 @@ class Stream(Protocol):
             PeerUnreachable: the stream was reset.
             RemoteProtocolError: the other side announced a frame longer than MAX_FRAME_BYTES.
         """
+        ...
+
+    async def receive_view(self) -> memoryview | None:
+        """As `receive_frame`, read-only and without the copy that makes bytes of it, where the form can do without."""
         ...
 
     async def aclose(self) -> None:
@@ -93,13 +109,43 @@ class DirectoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkKind:
+    """What bulk bytes were for: the way they took, the channel, and where the stream says so the unit and its codec."""
+
+    way: Way
+    channel: str
+    unit: str = ""
+    codec: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkCount:
+    """Payload bytes of one kind since start."""
+
+    kind: BulkKind
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficCount:
-    """Bytes and messages since start, by lane, payload only."""
+    """Payload bytes since start, by lane; the bulk lane's by kind, too: `bulk` sums to the two numbers before it."""
 
     control_bytes_up: int
     control_bytes_down: int
     bulk_bytes_up: int
     bulk_bytes_down: int
+    bulk: tuple[BulkCount, ...] = ()
+
+    @property
+    def bytes_up(self) -> int:
+        """Sent on both lanes."""
+        return self.control_bytes_up + self.bulk_bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Received on both lanes."""
+        return self.control_bytes_down + self.bulk_bytes_down
 
 
 class Network(Protocol):

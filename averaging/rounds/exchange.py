@@ -235,6 +235,7 @@ class Exchange:
             RemoteProtocolError: it is no member, or what it sends does not fit; the stream is reset.
             TransportError: the attempt ended before the slice closed.
         """
+        stream.count_as(self.proposal.unit, self._tools.codec.name)
         reduction = self._reductions.get(hello.first_chunk)
         if reduction is None or self.proposal.member(sender) is None:
             raise RemoteProtocolError(
@@ -300,6 +301,7 @@ class Exchange:
             header = b"" if mine is None else mine.header
             hashes = b"" if mine is None else b"".join(mine.hashes)
             proposal = self.proposal
+            stream.count_as(proposal.unit, tools.codec.name)
             hello = ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, header, hashes)
             await stream.send_frame(encode_body(hello))
             held = await stream.receive_frame()

@@ -74,6 +74,7 @@ async def ask(
         RemoteProtocolError: it sent an empty frame.
     """
     stream = await network.open_stream(peer, FETCH_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    stream.count_as(request.unit, "")
     try:
         until_s = trio.current_time() + within_s
         num_bytes = 0
@@ -224,6 +225,7 @@ class TransferService:
 
     async def serve(self, peer: PeerId, request: FetchRequest, stream: Stream) -> None:
         """Answer one request; what is not here is answered by an empty end."""
+        stream.count_as(self._unit, "")
         match request:
             case _ if request.unit != self._unit:
                 return

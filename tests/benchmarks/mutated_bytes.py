@@ -44,6 +44,9 @@ class _Spoiling:
     async def receive_frame(self) -> bytes | None:
         return await self.stream.receive_frame()
 
+    def count_as(self, unit: str, codec: str) -> None:
+        self.stream.count_as(unit, codec)
+
     async def send_frame(self, data: bytes | memoryview) -> None:
         await self.stream.send_frame(self.spoil(bytes(data)) if self.is_first else data)
         self.is_first = False

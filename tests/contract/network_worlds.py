@@ -1,4 +1,6 @@
-"""The two worlds in which the contract of Network is checked: p2pd processes on loopback, and the memory swarm."""
+"""The worlds in which the contract of Network is checked: p2pd processes on loopback, with bulk over libp2p or direct, and the memory
+swarm.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -22,9 +24,11 @@ from averaging.network.directory import RecordRule, signed_record_rule
 from averaging.network.libp2p_network import Libp2pNetwork, NetworkOptions, open_libp2p_network
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Network
+from averaging.network.seams import Network, Way
+from protocol.errors import PeerUnreachable
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import RunId
+from tests.averaging.network.direct_world import options_of
 
 RUN = RunId(bytes(32))
 RULE: RecordRule = signed_record_rule(Ed25519Verifier(), RUN)
@@ -82,7 +86,8 @@ class RealWorld:
     alice: Network
     bob: Network
 
-    def __init__(self, nursery: trio.Nursery, thread: AsyncioThread, folder: Path) -> None:
+    def __init__(self, nursery: trio.Nursery, thread: AsyncioThread, folder: Path, *, is_direct: bool) -> None:
+        self._is_direct = is_direct
         self._nursery = nursery
         self._thread = thread
         self._folder = folder
@@ -95,6 +100,15 @@ class RealWorld:
         self.alice = await self.start(new_identity(1))
         self._bootstrap = self.alice.addresses()
         self.bob = await self.start(new_identity(2))
+        for opener, server in ((self.alice, self.bob), (self.bob, self.alice)):
+            with suppress(PeerUnreachable):  # nothing is served; who has asked once where the other listens knows it
+                await opener.open_stream(server.peer_id, "nobody", timeout_s=10)
+
+    def check_ways(self) -> None:
+        """That bulk went the way that this world is about."""
+        way = Way.DIRECT if self._is_direct else Way.LIBP2P
+        for network in (self.alice, self.bob):
+            assert {count.kind.way for count in network.traffic().bulk} <= {way}
 
     async def start(self, identity: Identity) -> Network:
         self._identities[identity.peer_id] = identity
@@ -105,7 +119,8 @@ class RealWorld:
         file = self._folder / identity.peer_id
         file.write_bytes(identity.libp2p_private_key_bytes())
         file.chmod(0o600)
-        options = NetworkOptions(P2pdOptions(file), RULE, initial_peers=self._bootstrap)
+        direct = options_of(identity, RUN) if self._is_direct else None
+        options = NetworkOptions(P2pdOptions(file), RULE, initial_peers=self._bootstrap, direct=direct)
         self._stopped[identity.peer_id] = stopped = trio.Event()
         with trio.CancelScope() as scope:
             self._scopes[identity.peer_id] = scope
@@ -165,14 +180,14 @@ def run_in_memory(check: Check) -> None:
 
 
 @contextmanager
-def open_real_world(folder: Path) -> Iterator[Callable[[Check], None]]:
+def open_real_world(folder: Path, *, is_direct: bool = False) -> Iterator[Callable[[Check], None]]:
     """A real world for many checks: trio runs in a thread of its own, p2pd starts once per peer."""
     ready: queue.Queue[tuple[trio.lowlevel.TrioToken, RealWorld] | BaseException] = queue.Queue()
     stop = trio.Event()
 
     async def main() -> None:
         async with open_asyncio_thread() as thread, trio.open_nursery() as nursery:
-            world = RealWorld(nursery, thread, folder)
+            world = RealWorld(nursery, thread, folder, is_direct=is_direct)
             await world.open()
             ready.put((trio.lowlevel.current_trio_token(), world))
             await stop.wait()
@@ -191,8 +206,13 @@ def open_real_world(folder: Path) -> Iterator[Callable[[Check], None]]:
     if isinstance(outcome, BaseException):
         raise outcome
     token, world = outcome
+
+    def run_check(check: Check) -> None:
+        trio.from_thread.run(partial(check, world), trio_token=token)
+        world.check_ways()
+
     try:
-        yield lambda check: trio.from_thread.run(partial(check, world), trio_token=token)
+        yield run_check
     finally:
         trio.from_thread.run_sync(stop.set, trio_token=token)
         worker.join(timeout=30)

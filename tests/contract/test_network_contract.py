@@ -30,6 +30,21 @@ def run(request: pytest.FixtureRequest) -> Runner:
     return runner
 
 
+@pytest.fixture(scope="module")
+def direct_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with open_real_world(tmp_path_factory.mktemp("identities"), is_direct=True) as run:
+        yield run
+
+
+@pytest.fixture(params=["memory", "real", "direct"])
+def run_streams(request: pytest.FixtureRequest) -> Runner:
+    """For what streams are part of: their bytes take the way that the world is about."""
+    if request.param == "memory":
+        return run_in_memory
+    runner: Runner = request.getfixturevalue(f"{request.param}_world")
+    return runner
+
+
 async def _echo(sender: PeerId, request: bytes) -> bytes:
     return sender.encode() + b":" + request
 
@@ -77,25 +92,25 @@ def test_a_reply_comes_back_and_the_handler_knows_who_asked(run: Runner) -> None
     run(check)
 
 
-def test_an_unserved_channel_is_unreachable(run: Runner) -> None:
+def test_an_unserved_channel_is_unreachable(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         with pytest.raises(PeerUnreachable):
             await world.alice.call(world.bob.peer_id, "nobody", b"", timeout_s=5)
         with pytest.raises(PeerUnreachable):
             await world.alice.open_stream(world.bob.peer_id, "nobody", timeout_s=5)
 
-    run(check)
+    run_streams(check)
 
 
 @pytest.mark.parametrize("name", ["", "!!!", "nobody", "peer id of é", "1" * 500])
-def test_a_peer_id_that_is_none_is_unreachable(run: Runner, name: str) -> None:
+def test_a_peer_id_that_is_none_is_unreachable(run_streams: Runner, name: str) -> None:
     async def check(world: World) -> None:
         with pytest.raises(PeerUnreachable):
             await world.alice.call(PeerId(name), "echo", b"", timeout_s=5)
         with pytest.raises(PeerUnreachable):
             await world.alice.open_stream(PeerId(name), "echo", timeout_s=5)
 
-    run(check)
+    run_streams(check)
 
 
 def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run: Runner) -> None:
@@ -173,7 +188,7 @@ def test_the_longest_message_passes(run: Runner) -> None:
     run(check)
 
 
-def test_frames_arrive_in_order_up_to_the_clean_end(run: Runner) -> None:
+def test_frames_arrive_in_order_up_to_the_clean_end(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         collector = _Collector()
         world.bob.serve_streams("collect", collector)
@@ -187,10 +202,29 @@ def test_frames_arrive_in_order_up_to_the_clean_end(run: Runner) -> None:
             await collector.done.wait()
         assert collector.frames == frames
 
-    run(check)
+    run_streams(check)
 
 
-def test_a_frame_over_the_cap_is_not_sent(run: Runner) -> None:
+def test_a_frame_can_be_had_as_a_view(run_streams: Runner) -> None:
+    async def two(sender: PeerId, stream: Stream) -> None:
+        await stream.send_frame(b"first")
+        await stream.send_frame(b"second")
+
+    async def check(world: World) -> None:
+        world.bob.serve_streams("two", two)
+        stream = await world.alice.open_stream(world.bob.peer_id, "two", timeout_s=5)
+        view = await stream.receive_view()
+        assert view is not None
+        assert view.readonly
+        assert view == b"first"
+        assert await stream.receive_frame() == b"second"
+        assert await stream.receive_view() is None
+        await stream.aclose()
+
+    run_streams(check)
+
+
+def test_a_frame_over_the_cap_is_not_sent(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_streams("collect", _Collector())
         stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
@@ -198,10 +232,10 @@ def test_a_frame_over_the_cap_is_not_sent(run: Runner) -> None:
             await stream.send_frame(bytes(MAX_FRAME_BYTES + 1))
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
-def test_frames_cross_in_both_directions(run: Runner) -> None:
+def test_frames_cross_in_both_directions(run_streams: Runner) -> None:
     async def mirror(sender: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_frame()) is not None:
             await stream.send_frame(frame + b"!")
@@ -214,10 +248,10 @@ def test_frames_cross_in_both_directions(run: Runner) -> None:
             assert await stream.receive_frame() == b"%d!" % i
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
-def test_a_handler_that_returns_ends_the_stream_cleanly(run: Runner) -> None:
+def test_a_handler_that_returns_ends_the_stream_cleanly(run_streams: Runner) -> None:
     async def two_frames(sender: PeerId, stream: Stream) -> None:
         await stream.send_frame(b"a")
         await stream.send_frame(b"b")
@@ -229,10 +263,10 @@ def test_a_handler_that_returns_ends_the_stream_cleanly(run: Runner) -> None:
             assert await _collect(stream) == [b"a", b"b"]
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
-def test_a_handler_that_raises_resets_the_stream(run: Runner) -> None:
+def test_a_handler_that_raises_resets_the_stream(run_streams: Runner) -> None:
     async def give_up(sender: PeerId, stream: Stream) -> None:
         await stream.receive_frame()
         raise RemoteProtocolError("not a chunk of ours")
@@ -245,10 +279,10 @@ def test_a_handler_that_raises_resets_the_stream(run: Runner) -> None:
             await stream.receive_frame()
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
-def test_a_slow_reader_slows_its_writer_and_loses_nothing(run: Runner) -> None:
+def test_a_slow_reader_slows_its_writer_and_loses_nothing(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         may_read, done = trio.Event(), trio.Event()
         received: list[bytes] = []
@@ -274,10 +308,10 @@ def test_a_slow_reader_slows_its_writer_and_loses_nothing(run: Runner) -> None:
         assert numbers == list(range(len(numbers)))
         assert num_sent <= len(numbers) <= num_sent + 1
 
-    run(check)
+    run_streams(check)
 
 
-def test_control_does_not_wait_behind_a_stuck_bulk_stream(run: Runner) -> None:
+def test_control_does_not_wait_behind_a_stuck_bulk_stream(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_streams("hold", _Holder().stream)
         world.bob.serve_calls("echo", _echo)
@@ -290,7 +324,7 @@ def test_control_does_not_wait_behind_a_stuck_bulk_stream(run: Runner) -> None:
             nursery.cancel_scope.cancel()
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
 async def _send_until_cancelled(stream: Stream) -> None:
@@ -298,7 +332,7 @@ async def _send_until_cancelled(stream: Stream) -> None:
         await stream.send_frame(bytes(1 << 18))
 
 
-def test_a_dead_peer_is_unreachable_at_once(run: Runner) -> None:
+def test_a_dead_peer_is_unreachable_at_once(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         victim = await world.start(new_identity(10))
         victim.serve_calls("echo", _echo)
@@ -310,7 +344,7 @@ def test_a_dead_peer_is_unreachable_at_once(run: Runner) -> None:
         with pytest.raises(PeerUnreachable):
             await world.alice.open_stream(victim.peer_id, "echo", timeout_s=20)
 
-    run(check)
+    run_streams(check)
 
 
 def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run: Runner) -> None:
@@ -326,7 +360,7 @@ def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run: 
     run(check)
 
 
-def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run: Runner) -> None:
+def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         victim, holder = await world.start(new_identity(12)), _Holder()
         victim.serve_streams("hold", holder.stream)
@@ -340,10 +374,10 @@ def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run: R
             await _send_until_cancelled(stream)
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
-def test_what_a_peer_sent_before_it_left_stays(run: Runner) -> None:
+def test_what_a_peer_sent_before_it_left_stays(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         leaver, collector = await world.start(new_identity(13)), _Collector()
         world.alice.serve_streams("collect", collector)
@@ -355,7 +389,7 @@ def test_what_a_peer_sent_before_it_left_stays(run: Runner) -> None:
         await world.kill(leaver)
         assert collector.frames == [b"last words"]
 
-    run(check)
+    run_streams(check)
 
 
 async def _kill_when(world: World, victim: Network, event: trio.Event) -> None:
@@ -412,7 +446,7 @@ def test_a_cancelled_call_returns_and_the_next_one_works(run: Runner) -> None:
     run(check)
 
 
-def test_a_cancelled_receive_loses_no_frame(run: Runner) -> None:
+def test_a_cancelled_receive_loses_no_frame(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         may_send = trio.Event()
 
@@ -431,10 +465,10 @@ def test_a_cancelled_receive_loses_no_frame(run: Runner) -> None:
             assert await stream.receive_frame() is None
         await stream.aclose()
 
-    run(check)
+    run_streams(check)
 
 
-def test_a_reader_that_leaves_stops_its_writer(run: Runner) -> None:
+def test_a_reader_that_leaves_stops_its_writer(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         outcome: list[str] = []
         done = trio.Event()
@@ -454,7 +488,7 @@ def test_a_reader_that_leaves_stops_its_writer(run: Runner) -> None:
             await done.wait()
         assert outcome == ["PeerUnreachable"]
 
-    run(check)
+    run_streams(check)
 
 
 def test_a_restarted_peer_has_its_identity_and_is_reached_again(run: Runner) -> None:
@@ -507,7 +541,7 @@ def test_records_that_break_the_rule_are_refused(run: Runner) -> None:
     run(check)
 
 
-def test_payload_bytes_are_counted_by_lane(run: Runner) -> None:
+def test_payload_bytes_are_counted_by_lane(run_streams: Runner) -> None:
     async def check(world: World) -> None:
         collector = _Collector()
         world.bob.serve_calls("echo", _echo)
@@ -516,13 +550,23 @@ def test_payload_bytes_are_counted_by_lane(run: Runner) -> None:
         reply = await world.alice.call(world.bob.peer_id, "echo", b"12345", timeout_s=5)
         stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
         await stream.send_frame(bytes(1000))
+        stream.count_as("trunk", "int8")
+        await stream.send_frame(bytes(500))
         await stream.aclose()
         with trio.fail_after(10):
             await collector.done.wait()
         after_alice, after_bob = world.alice.traffic(), world.bob.traffic()
         assert after_alice.control_bytes_up - before_alice.control_bytes_up == 5
         assert after_alice.control_bytes_down - before_alice.control_bytes_down == len(reply)
-        assert after_bob.bulk_bytes_down - before_bob.bulk_bytes_down == 1000
-        assert after_alice.bulk_bytes_up - before_alice.bulk_bytes_up == 1000
+        assert after_bob.bulk_bytes_down - before_bob.bulk_bytes_down == 1500
+        assert after_alice.bulk_bytes_up - before_alice.bulk_bytes_up == 1500
+        said = [
+            count.bytes_up for count in after_alice.bulk if (count.kind.unit, count.kind.codec) == ("trunk", "int8")
+        ]
+        assert said == [500]
+        assert sum(count.bytes_up for count in after_alice.bulk) == after_alice.bulk_bytes_up
+        assert {count.kind.channel for count in after_alice.bulk} <= {"collect"} | {
+            c.kind.channel for c in before_alice.bulk
+        }
 
-    run(check)
+    run_streams(check)

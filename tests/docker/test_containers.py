@@ -126,7 +126,7 @@ def test_daemons_have_time_for_their_goodbye_and_keep_their_state() -> None:
 def test_nothing_but_the_two_protocols_is_reachable_from_other_machines() -> None:
     for name, service in services().items():
         for port in service["ports"]:
-            assert port.startswith("127.0.0.1:") or port.split(":")[-1] in ("7600", "7610"), name
+            assert port.startswith("127.0.0.1:") or port.split(":")[-1] in ("7600", "7610", "7611"), name
 
 
 def test_invite_is_a_file_and_in_no_environment() -> None:

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from coordinator.checkpoints import verify_checkpoint
+from peer.status import last_status
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, run_potluck, running_potluck
 
 RUN_TOML = """
@@ -96,6 +97,9 @@ def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_wh
     resumed = run_potluck("resume", "--state-dir", scene.peer_folder)
     assert (resumed.returncode, resumed.stdout) == (0, "the pause is over\n")
     assert scene.peer.exit_code() == 0, scene.peer.said()
+    status = last_status(Path(scene.peer_folder))
+    assert status is not None
+    assert "direct" in {count.way for count in status.bulk}, status.bulk
     assert "the run has ended; expected a run in progress" in _one_line(scene.join("third"), 8)
     (checkpoint,) = (scene.folder / "host" / "checkpoints").glob("0*")
     assert verify_checkpoint(checkpoint).total_tokens >= 2_000

@@ -44,3 +44,14 @@ def test_port_in_use_is_named_with_its_flag_also_when_its_owner_would_share_it()
 def test_address_that_is_not_ours_is_one_clear_error(host: str) -> None:
     with pytest.raises(MachineError, match="address of this machine"):
         check_listen_address(_config(listen_host=host))
+
+
+def test_a_port_for_bulk_that_its_owner_chose_is_tried_too_and_is_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(MachineError, match=f"cannot listen on 127.0.0.1:{port} .*in use.*--bulk-port"):
+            check_listen_address(_config(bulk_port=port))
+        check_listen_address(_config(bulk_port=port, no_listen=True))
+    with pytest.raises(ConfigError, match="two ports"):
+        check_listen_address(_config(bulk_port=port, listen_port=port))
+    check_listen_address(_config(bulk_port=0, listen_port=0))

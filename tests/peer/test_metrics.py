@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from peer.metrics import PEER_METRICS, STATES, metrics_text
-from peer.status import PeerStatus
+from peer.status import BulkTraffic, LastRound, PeerStatus
 
 STATUS = PeerStatus(peer="p", name="n", state="training", tokens_trained=7, bytes_up=10, control_bytes_up=4)
 
@@ -24,6 +24,17 @@ def test_lanes_add_up_to_all_bytes() -> None:
     text = _text(STATUS)
     assert 'potluck_peer_sent_bytes_total{lane="control"} 4.0' in text
     assert 'potluck_peer_sent_bytes_total{lane="bulk"} 6.0' in text
+
+
+def test_bulk_is_told_by_way_channel_unit_and_codec_and_a_round_by_its_bytes() -> None:
+    bulk = BulkTraffic(way="direct", channel="exchange", unit="trunk", codec="int8", bytes_up=6, bytes_down=7)
+    last = LastRound(index=1, members=("p",), weights={"p": 1.0}, bytes_up=5, bytes_down=4)
+    text = _text(STATUS.model_copy(update={"bulk": (bulk,), "last_round": last}))
+    labels = '{channel="exchange",codec="int8",unit="trunk",way="direct"}'
+    assert f"potluck_peer_bulk_sent_bytes_total{labels} 6.0" in text
+    assert f"potluck_peer_bulk_received_bytes_total{labels} 7.0" in text
+    assert "potluck_peer_round_sent_bytes 5.0" in text
+    assert "potluck_peer_round_received_bytes 4.0" in text
 
 
 def test_exactly_one_state_is_one() -> None:

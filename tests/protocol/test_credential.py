@@ -9,6 +9,7 @@ from protocol.credential import (
     make_ca,
     make_request,
     make_tls_key,
+    named_peer,
     open_request,
 )
 from protocol.errors import ConfigError, RefusedError, RemoteProtocolError
@@ -45,6 +46,22 @@ def test_a_credential_is_good_for_its_peer_run_authority_and_time_only() -> None
         _check(der, ca=make_ca(b"d" * 32, now_unix_s=NOW).certificate_der)
     with pytest.raises(RefusedError, match="ended"):
         _check(der, now=NOW + 31 * 86400)
+
+
+def test_a_credential_says_whose_it_is() -> None:
+    assert named_peer(_credential()) == ALICE.peer_id
+    with pytest.raises(RefusedError, match="cannot be read"):
+        named_peer(b"")
+    with pytest.raises(RefusedError, match="cannot be read"):
+        named_peer(CA.certificate_der)  # it names nobody
+
+
+def test_who_holds_the_authority_has_a_credential_of_its_own() -> None:
+    der, key = CA.issue_own(BOB.peer_id, RUN, now_unix_s=NOW)
+    _check(der, peer=BOB)
+    _check(der, peer=BOB, now=NOW + 3649 * 86400)
+    assert named_peer(der) == BOB.peer_id
+    assert b"PRIVATE KEY" in key
 
 
 def test_a_clock_that_is_minutes_behind_still_works_and_one_that_is_hours_behind_is_named() -> None:

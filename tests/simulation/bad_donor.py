@@ -44,6 +44,9 @@ class _Harmed:
     def remote(self) -> PeerId:
         return self._stream.remote
 
+    def count_as(self, unit: str, codec: str) -> None:
+        self._stream.count_as(unit, codec)
+
     async def send_frame(self, data: bytes | memoryview) -> None:
         if self._harm == "drips":
             await trio.sleep(DRIP_S)

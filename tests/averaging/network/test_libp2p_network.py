@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,26 +11,27 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.directory import seal_record, signed_record_rule
 from averaging.network.libp2p_network import (
-    SOCKET_PREFIX,
-    SOCKET_ROOT,
     Libp2pNetwork,
     NetworkOptions,
     open_libp2p_network,
 )
 from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER
 from averaging.network.p2pd import P2pdOptions
-from averaging.network.seams import Stream
+from averaging.network.seams import Stream, Way
+from averaging.network.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
 from protocol.errors import CallTimeout, MachineError, PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
+from tests.averaging.network.counting_proxy import open_counting_proxy
+from tests.averaging.network.direct_world import options_of
 
 RUN = RunId(bytes(32))
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
+LIBP2P_BYTES = 100_000
 ALICE, BOB, CAROL = (Identity(bytes([20 + i]) * 32) for i in range(3))
 
 
@@ -254,35 +253,67 @@ async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
     assert len([folder for folder in folders if not folder.exists()]) >= 2
 
 
-async def test_the_folder_of_a_killed_process_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
-    dead = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
-    with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(dead / "p2pd.sock"))
-    os.utime(dead, (0, 0))
-    alive = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=SOCKET_ROOT))
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(alive / "p2pd.sock"))
-        listening.listen()
-        os.utime(alive, (0, 0))
-        async with open_asyncio_thread() as thread, _open(thread, _options(tmp_path, ALICE), ALICE):
-            assert not dead.exists()
-            assert alive.exists()
-    shutil.rmtree(alive)
+async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_says_itself(tmp_path: Path) -> None:
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, _options(tmp_path, ALICE), ALICE) as alice,
+        _open(thread, _options(tmp_path, BOB), BOB) as bob,
+    ):
+        (address,) = alice.addresses()
+        port = address.split("/")[4]
+        done = trio.Event()
+
+        async def collect(_peer: PeerId, stream: Stream) -> None:
+            while await stream.receive_frame() is not None:
+                pass
+            done.set()
+
+        alice.serve_streams("collect", collect)
+        alice.serve_calls("echo", _echo)
+        async with open_counting_proxy(int(port)) as proxy:
+            await bob.add_addresses([address.replace(f"/tcp/{port}/", f"/tcp/{proxy.port}/")])
+            await bob.call(alice.peer_id, "echo", bytes(200_000), timeout_s=10)
+            stream = await bob.open_stream(alice.peer_id, "collect", timeout_s=10)
+            for _ in range(8):
+                await stream.send_frame(bytes(1 << 20))
+            await stream.aclose()
+            with trio.fail_after(20):
+                await done.wait()
+            told = bob.traffic()
+            assert (told.bytes_up, told.bytes_down) == (8 * (1 << 20) + 200_000, 200_000)
+            assert told.bytes_up < proxy.bytes_up < 1.01 * told.bytes_up + LIBP2P_BYTES
+            assert told.bytes_down < proxy.bytes_down < 1.01 * told.bytes_down + LIBP2P_BYTES
+            assert alice.traffic().bulk_bytes_down == told.bulk_bytes_up
 
 
-async def test_what_comes_in_is_held_to_the_owners_cap_which_may_change_at_any_time(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
-) -> None:
-    network = Libp2pNetwork(None, _options(tmp_path, ALICE), ALICE.peer_id)  # type: ignore[arg-type]
-    network.cap_bulk(None, 100_000.0)
-    began_s = trio.current_time()
-    for _ in range(10):
-        await network.took_bulk(100_000)
-    assert trio.current_time() - began_s == pytest.approx(10.0, rel=0.1)
-    await network.pass_bulk(BOB.peer_id, 1_000_000)
-    assert trio.current_time() - began_s == pytest.approx(10.0, rel=0.1)
-    network.cap_bulk(100_000.0, None)
-    await network.pass_bulk(BOB.peer_id, 1_000_000)
-    await network.took_bulk(1_000_000)
-    assert trio.current_time() - began_s == pytest.approx(20.0, rel=0.1)
-    assert (network.traffic().bulk_bytes_up, network.traffic().bulk_bytes_down) == (2_000_000, 2_000_000)
+async def test_bulk_goes_direct_and_where_the_port_is_closed_over_libp2p(tmp_path: Path) -> None:
+    async def serve(_peer: PeerId, stream: Stream) -> None:
+        while (frame := await stream.receive_frame()) is not None:
+            await stream.send_frame(frame)
+
+    async def ways(opener: Libp2pNetwork, server: Libp2pNetwork) -> set[Way]:
+        before = {count.kind.way: count.bytes_up for count in opener.traffic().bulk}
+        stream = await opener.open_stream(server.peer_id, "bulk", timeout_s=10)
+        await stream.send_frame(b"there")
+        assert await stream.receive_frame() == b"there"
+        await stream.aclose()
+        return {c.kind.way for c in opener.traffic().bulk if c.bytes_up > before.get(c.kind.way, 0)}
+
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, replace(_options(tmp_path, ALICE), direct=options_of(ALICE, RUN)), ALICE) as alice,
+        _open(thread, replace(_options(tmp_path, BOB), direct=options_of(BOB, RUN)), BOB) as bob,
+    ):
+        await bob.add_addresses(alice.addresses())
+        for network in (alice, bob):
+            network.serve_streams("bulk", serve)
+        assert await ways(bob, alice) == {Way.DIRECT}
+        assert await ways(alice, bob) == {Way.DIRECT}
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            closed_port = server.getsockname()[1]
+        assert alice.direct is not None
+        assert bob.direct is not None
+        alice.direct.port = closed_port
+        bob.direct.forget(alice.peer_id)
+        assert await ways(bob, alice) == {Way.LIBP2P}
+        assert await ways(alice, bob) == {Way.DIRECT}

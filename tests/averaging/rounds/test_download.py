@@ -109,6 +109,9 @@ def _lying_chunks(party: Party) -> Iterator[list[FetchState]]:
                 first, self.first = self.first, None
                 return first if first is not None else await stream.receive_frame()
 
+            def count_as(self, unit: str, codec: str) -> None:
+                pass
+
             async def send_frame(self, data: bytes | memoryview) -> None:
                 await stream.send_frame(data)
 

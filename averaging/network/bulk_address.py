@@ -1,0 +1,98 @@
+"""Where a peer takes direct bulk streams: which addresses it tells, and how they are written.
+
+address  host, a space, port, ASCII     addresses are separated by a newline; none at all is the empty text
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+from protocol.errors import RemoteProtocolError
+
+MAX_ADDRESSES: Final = 8
+MAX_TEXT_BYTES: Final = 2048
+_NAME: Final = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAddress:
+    """A TCP port on an IP address or a name."""
+
+    host: str
+    port: int
+
+
+def encode_addresses(addresses: Iterable[BulkAddress]) -> bytes:
+    """As others are told."""
+    return "\n".join(f"{a.host} {a.port}" for a in list(addresses)[:MAX_ADDRESSES]).encode("ascii")
+
+
+def decode_addresses(data: bytes) -> tuple[BulkAddress, ...]:
+    """What another peer told.
+
+    Raises:
+        RemoteProtocolError: not addresses, or too many.
+    """
+    try:
+        lines = data.decode("ascii").split("\n") if data and len(data) <= MAX_TEXT_BYTES else []
+    except UnicodeDecodeError:
+        lines = [""]
+    addresses = tuple(_address(line) for line in lines)
+    if len(data) > MAX_TEXT_BYTES or len(addresses) > MAX_ADDRESSES or None in addresses:
+        raise RemoteProtocolError(f"bulk addresses {data[:80]!r}", f"at most {MAX_ADDRESSES} of a host and a port")
+    return tuple(address for address in addresses if address is not None)
+
+
+def _address(line: str) -> BulkAddress | None:
+    host, _, port = line.partition(" ")
+    if not _PORT.fullmatch(port) or int(port) > 65535:
+        return None
+    if _NAME.fullmatch(host) or _is_ip(host):
+        return BulkAddress(host, int(port))
+    return None
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        return not getattr(ipaddress.ip_address(text), "scope_id", None)
+    except ValueError:
+        return False
+
+
+def own_addresses(multiaddresses: Sequence[str], listen_host: str, port: int) -> tuple[BulkAddress, ...]:
+    """The hosts of our libp2p addresses, which know of announced names and of what others see; and, where we listen on all of IPv4 and
+    so on all of IPv6, too, this machine's public IPv6 addresses. Addresses of relays are none of ours.
+    """
+    hosts: dict[str, None] = {}
+    for address in multiaddresses:
+        parts = address.split("/")
+        if len(parts) > 4 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and "p2p-circuit" not in parts:
+            hosts[parts[2]] = None
+    is_told_by_name = any(not _is_ip(host) for host in hosts)
+    if listen_host == "0.0.0.0" and hosts and not is_told_by_name:
+        hosts |= dict.fromkeys(_public_ipv6())
+    public_first = sorted(hosts, key=lambda host: _is_ip(host) and not ipaddress.ip_address(host).is_global)
+    return tuple(BulkAddress(host, port) for host in public_first[:MAX_ADDRESSES])
+
+
+def _public_ipv6() -> list[str]:
+    found = []
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if (
+                entry.family == socket.AF_INET6
+                and _is_ip(entry.address)
+                and ipaddress.ip_address(entry.address).is_global
+            ):
+                found.append(entry.address)
+    return found

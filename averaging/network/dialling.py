@@ -1,0 +1,87 @@
+"""Connects to the first of several addresses behind which the right peer answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from averaging.network.bulk_address import BulkAddress
+from averaging.network.tls_socket import TlsSocket, wrap
+from protocol.errors import PotluckError, UnreachableError
+
+NEXT_AFTER_S: Final = 0.15
+"""Each further address gets its turn while the ones before are still being tried: one that swallows packets holds up nobody."""
+
+
+async def dial_first(
+    addresses: Sequence[BulkAddress], context: ssl.SSLContext, check: Callable[[bytes], None]
+) -> tuple[BulkAddress, TlsSocket]:
+    """Connect and shake hands; the first connection whose certificate passes `check` is taken, all others are closed.
+
+    Raises:
+        UnreachableError: none did; says why the last one failed.
+    """
+    found: list[tuple[BulkAddress, TlsSocket]] = []
+    reasons: list[str] = []
+
+    async def attempt(address: BulkAddress, failed: trio.Event) -> None:
+        try:
+            tls = await _dial(address, context, check)
+        except (OSError, PotluckError) as error:
+            reasons.append(f"{address.host} port {address.port}: {error}")
+            failed.set()
+            return
+        if found:
+            tls.close()
+            return
+        found.append((address, tls))
+        nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                failed = trio.Event()
+                nursery.start_soon(attempt, address, failed)
+                with trio.move_on_after(NEXT_AFTER_S):
+                    await failed.wait()
+    except BaseException:
+        for _, tls in found:
+            tls.close()
+        raise
+    if not found:
+        raise UnreachableError(reasons[-1] if reasons else "no address", "a peer that answers")
+    return found[0]
+
+
+async def _dial(address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None]) -> TlsSocket:
+    places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = places[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        await _connect(connection, place)
+    except BaseException:
+        connection.close()
+        raise
+    tls = wrap(connection, context, is_server=False)
+    try:
+        check(await tls.handshake())
+    except BaseException:
+        tls.close(is_reset=True)
+        raise
+    return tls
+
+
+async def _connect(connection: socket.socket, place: object) -> None:
+    code = connection.connect_ex(place)  # type: ignore[arg-type]
+    if code == errno.EINPROGRESS:
+        await trio.lowlevel.wait_writable(connection)
+        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,275 @@
+"""Bulk streams that go direct: over TCP and TLS 1.3 to an address that the other peer told us, where it can be connected to.
+
+Where a peer listens for bulk is asked on the control lane once and kept. A peer that cannot be reached there is left to libp2p, and
+not tried again for a while: a second at first, four times as long each time, since packets to a closed firewall may just vanish, and
+the stream that tries waits for them.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+import trio
+
+from averaging.network.asyncio_thread import open_plain_nursery
+from averaging.network.bulk_address import BulkAddress, decode_addresses, encode_addresses, own_addresses
+from averaging.network.bulk_lane import BulkLane
+from averaging.network.dialling import dial_first
+from averaging.network.frames import Status, refusal
+from averaging.network.libp2p_door import Admits
+from averaging.network.seams import CallHandler, Stream
+from averaging.network.tls_door import DoorRules, TlsDoor, bind_bulk
+from averaging.network.tls_identity import CheckCredential, TlsCredential, tls_context
+from averaging.network.tls_socket import TlsSocket
+from averaging.network.tls_stream import TlsStream, send_opening
+from protocol.errors import MachineError, PotluckError, RefusedError, RemoteProtocolError, TransportError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+ADDRESS_CHANNEL: Final = "bulk-address"
+ASK_WITHIN_S: Final = 2.0
+CONNECT_WITHIN_S: Final = 2.5
+"""Half of what those who open streams allow, so that libp2p has its turn."""
+
+KEPT_FOR_S: Final = 600.0
+"""A peer's answer, also one that names no address; it may listen elsewhere later."""
+
+FIRST_PAUSE_S: Final = 1.0
+PAUSE_GROWTH: Final = 4.0
+LONGEST_PAUSE_S: Final = 600.0
+MAX_ROUTES: Final = 4096
+CLOSE_GRACE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DirectOptions:
+    """How a peer takes part in direct bulk.
+
+    Attributes:
+        credential: our own credential and key as of now; asked at each connection, cheap.
+        ca_certificate_der: of the run.
+        check: whether a shown credential counts, and whose it is.
+        listen_host: where to listen; None for a peer that takes no connections, which still dials.
+        listen_port: 0 for any.
+        may_take_another: whether any free port does where `listen_port` is in use: nobody chose that one.
+    """
+
+    credential: Callable[[], TlsCredential]
+    ca_certificate_der: bytes
+    check: CheckCredential
+    listen_host: str | None = None
+    listen_port: int = 0
+    may_take_another: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostNetwork:
+    """What the direct way needs of the network that it belongs to.
+
+    Attributes:
+        call: `Network.call`.
+        addresses: `Network.addresses`.
+        admits, serves, serve: as in `DoorRules`.
+    """
+
+    peer_id: PeerId
+    call: Callable[[PeerId, str, bytes, float], Awaitable[bytes]]
+    addresses: Callable[[], tuple[str, ...]]
+    serve_calls: Callable[[str, CallHandler], None]
+    admits: Admits
+    serves: Callable[[str], bool]
+    serve: Callable[[PeerId, str, Stream], Awaitable[bool]]
+
+
+class _Route:
+    """What is known of the way to one peer."""
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.addresses: tuple[BulkAddress, ...] = ()
+        self.known_until_s = 0.0
+        self.not_before_s = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+    def failed(self, now_s: float) -> None:
+        """Not again for a while, and then ask first where it listens now. Streams that failed together count once."""
+        if now_s < self.not_before_s:
+            return
+        self.known_until_s = 0.0
+        self.not_before_s = now_s + self.pause_s
+        self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
+
+    def worked(self, address: BulkAddress) -> None:
+        """Begin with this one the next time."""
+        self.not_before_s = 0.0
+        self.pause_s = FIRST_PAUSE_S
+        self.addresses = (address, *(other for other in self.addresses if other != address))
+
+
+class DirectWay:
+    """Made by `open_direct`.
+
+    Attributes:
+        port: on which we listen, None where we do not.
+    """
+
+    def __init__(self, options: DirectOptions, host: HostNetwork, lane: BulkLane, nursery: trio.Nursery) -> None:
+        self._options = options
+        self._host = host
+        self._lane = lane
+        self._nursery = nursery
+        self._routes: dict[PeerId, _Route] = {}
+        self._contexts: dict[bool, tuple[TlsCredential, ssl.SSLContext]] = {}
+        self._num_ending = 0
+        self._ended = trio.Event()
+        self.port: int | None = None
+
+    async def open_stream(self, peer: PeerId, channel: str) -> Stream | None:
+        """A direct stream, None where there is no direct way now.
+
+        Raises:
+            TransportError, RemoteProtocolError: the peer was reached and says no.
+        """
+        if peer == self._host.peer_id:
+            return None
+        route = self._route_to(peer)
+        addresses = await self._where(peer, route)
+        if not addresses or trio.current_time() < route.not_before_s:
+            return None
+        try:
+            with trio.fail_after(CONNECT_WITHIN_S):
+                reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
+                status = await self._opened(tls, channel)
+        except (OSError, trio.TooSlowError, PotluckError) as error:
+            route.failed(trio.current_time())
+            log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause_s)
+            return None
+        route.worked(reached)
+        if status is not Status.FINE:
+            tls.close()
+            raise refusal(status, peer, channel)
+        return TlsStream(tls, peer, channel, self._lane, self.keep_until_done)
+
+    def _is(self, peer: PeerId) -> Callable[[bytes], None]:
+        def check(certificate_der: bytes) -> None:
+            found = self._options.check(certificate_der)
+            if found != peer:
+                raise RefusedError(f"{found} answers where {peer} should", f"the credential of {peer}")
+
+        return check
+
+    async def _opened(self, tls: TlsSocket, channel: str) -> Status:
+        try:
+            return await send_opening(tls, channel)
+        except BaseException:
+            tls.close(is_reset=True)
+            raise
+
+    # --- where others listen ---
+
+    def forget(self, peer: PeerId) -> None:
+        """Ask a peer anew where it listens, and try it at once."""
+        self._routes.pop(peer, None)
+
+    def _route_to(self, peer: PeerId) -> _Route:
+        route = self._routes.pop(peer, None) or _Route()
+        if len(self._routes) >= MAX_ROUTES:
+            del self._routes[next(iter(self._routes))]  # the one that was not used for the longest time
+        self._routes[peer] = route
+        return route
+
+    async def _where(self, peer: PeerId, route: _Route) -> tuple[BulkAddress, ...]:
+        async with route.lock:
+            now_s = trio.current_time()
+            if now_s < max(route.known_until_s, route.not_before_s):
+                return route.addresses
+            try:
+                answer = await self._host.call(peer, ADDRESS_CHANNEL, b"", ASK_WITHIN_S)
+                route.addresses, kept_for_s = decode_addresses(answer), KEPT_FOR_S
+            except (TransportError, RemoteProtocolError) as error:
+                log.debug("no_bulk_address", peer=peer, reason=error.one_line())
+                route.addresses, kept_for_s = (), FIRST_PAUSE_S
+            route.known_until_s = trio.current_time() + kept_for_s
+            return route.addresses
+
+    async def tell(self, _peer: PeerId, _request: bytes) -> bytes:
+        """Where we listen, for whoever asks."""
+        if self.port is None:
+            return b""
+        return encode_addresses(own_addresses(self._host.addresses(), self._options.listen_host or "", self.port))
+
+    # --- the listening side ---
+
+    def listen(self) -> None:
+        """Begin. Raises MachineError: the port is in use, or the address is not ours."""
+        options = self._options
+        if options.listen_host is None:
+            return
+        try:
+            listeners = bind_bulk(options.listen_host, options.listen_port)
+        except MachineError:
+            if not options.may_take_another:
+                raise
+            listeners = bind_bulk(options.listen_host, 0)
+        self.port = int(listeners[0].getsockname()[1])
+        host = self._host
+        rules = DoorRules(lambda: self._context(is_server=True), options.check, host.admits, host.serves, host.serve)
+        door = TlsDoor(rules, self._lane, self.keep_until_done)
+        for listener in listeners:
+            self._nursery.start_soon(door.listen, listener)
+
+    def _context(self, *, is_server: bool) -> ssl.SSLContext:
+        """TLS with the credential as of now. Raises ConfigError: it cannot be used."""
+        own = self._options.credential()
+        made = self._contexts.get(is_server)
+        if made is None or made[0] != own:
+            made = (own, tls_context(own, self._options.ca_certificate_der, is_server=is_server))
+            self._contexts[is_server] = made
+        return made[1]
+
+    # --- the end of streams and of everything ---
+
+    def keep_until_done(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let a stream that we ended wait for its other side."""
+        self._num_ending += 1
+        self._nursery.start_soon(self._keep, ending)
+
+    async def _keep(self, ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await ending()
+        except Exception:  # the edge of a nursery: one bad stream must not end the daemon
+            log.exception("bulk_stream_end_failed")
+        finally:
+            self._num_ending -= 1
+            ended, self._ended = self._ended, trio.Event()
+            ended.set()
+
+    async def finish(self) -> None:
+        """Give streams that end a moment."""
+        with trio.move_on_after(CLOSE_GRACE_S, shield=True):
+            while self._num_ending:
+                await self._ended.wait()
+
+
+@asynccontextmanager
+async def open_direct(options: DirectOptions, host: HostNetwork, lane: BulkLane) -> AsyncIterator[DirectWay]:
+    """Listen where the options say, and answer others who ask where.
+
+    Raises:
+        MachineError: the port is in use, or the address is not ours.
+        ConfigError: our credential and key cannot be used.
+    """
+    async with open_plain_nursery() as nursery:
+        way = DirectWay(options, host, lane, nursery)
+        way.listen()
+        host.serve_calls(ADDRESS_CHANNEL, way.tell)
+        try:
+            yield way
+        finally:
+            await way.finish()

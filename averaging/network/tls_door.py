@@ -1,0 +1,224 @@
+"""The listening side of direct bulk streams: whoever connects shows a credential of the run before a byte of it is read.
+
+Strangers cost a socket and a handshake's place for a few seconds, and are told nothing. Who holds a credential is named by it, takes
+one of its few places, is asked for at the same door as on libp2p, and then says which channel it wants.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.bulk_lane import BulkLane
+from averaging.network.frames import Status
+from averaging.network.libp2p_door import Admits, Gate
+from averaging.network.seams import Stream
+from averaging.network.tls_identity import CheckCredential
+from averaging.network.tls_socket import TlsSocket, wrap
+from averaging.network.tls_stream import KeepUntilDone, TlsStream, receive_opening, send_status
+from protocol.errors import MachineError, PotluckError
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+MAX_HANDSHAKES: Final = 128
+MAX_HANDSHAKES_PER_ADDRESS: Final = 64
+"""Peers behind one router share an address, and all peers of a test do."""
+
+HANDSHAKE_WITHIN_S: Final = 5.0
+OPENING_WITHIN_S: Final = 5.0
+ADMIT_WITHIN_S: Final = 5.0
+MAX_STREAMS_PER_PEER: Final = 16
+MAX_STREAMS: Final = 256
+BACKLOG: Final = 128
+TURNED_AWAY_S: Final = 1.0
+ACCEPT_AGAIN_S: Final = 0.1
+"""After the process ran out of files."""
+
+_OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorRules:
+    """What the door asks of the network.
+
+    Attributes:
+        context: TLS of this side, as of now: a renewed credential is shown from the next connection on.
+        check: the peer that a shown credential names, if it counts.
+        admits: the door of libp2p.
+        serves: whether a channel has a handler.
+        serve: run it; True when it ended well, False when the stream must be reset.
+    """
+
+    context: Callable[[], ssl.SSLContext]
+    check: CheckCredential
+    admits: Admits
+    serves: Callable[[str], bool]
+    serve: Callable[[PeerId, str, Stream], Awaitable[bool]]
+
+
+def bind_bulk(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on `host` and, where it is all of IPv4, on all of IPv6 as well if there is any; `port` 0 for any.
+
+    Raises:
+        MachineError: the port is in use or the address is not ours.
+    """
+    try:
+        first = _listener(host, port)
+    except OSError as error:
+        raise MachineError(
+            f"cannot listen on {host}:{port} for bulk ({error.strerror})",
+            "a free port on an address of this machine",
+            "give another with --bulk-port, or 0 for any",
+        ) from error
+    if host != "0.0.0.0":
+        return [first]
+    try:
+        return [first, _listener("::", first.getsockname()[1])]
+    except OSError as error:
+        log.debug("no_ipv6_for_bulk", reason=error.strerror)
+        return [first]
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class TlsDoor:
+    """Serves the connections of a few listeners."""
+
+    def __init__(self, rules: DoorRules, lane: BulkLane, keep_until_done: KeepUntilDone) -> None:
+        self._rules = rules
+        self._lane = lane
+        self._keep_until_done = keep_until_done
+        self._handshakes: dict[str, int] = {}
+        self._gate = Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS)
+
+    @property
+    def num_handshakes(self) -> int:
+        """Connections that have not shown who they are yet."""
+        return sum(self._handshakes.values())
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Until cancelled. Takes the socket over."""
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    await trio.lowlevel.wait_readable(listener)
+                    await self._accept(listener, nursery)
+            finally:
+                listener.close()
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        try:
+            connection, address = listener.accept()
+        except OSError as error:  # gone again, or out of files
+            if error.errno in _OUT_OF_FILES:
+                log.warning("bulk_connection_not_accepted", reason=error.strerror)
+                await trio.sleep(ACCEPT_AGAIN_S)
+            return
+        name = str(address[0])
+        count = self._handshakes.get(name, 0)
+        if count >= MAX_HANDSHAKES_PER_ADDRESS or self.num_handshakes >= MAX_HANDSHAKES:
+            connection.close()
+            return
+        self._handshakes[name] = count + 1
+        nursery.start_soon(self._serve, connection, name)
+
+    def _shook_hands(self, name: str) -> None:
+        self._handshakes[name] -= 1
+        if not self._handshakes[name]:
+            del self._handshakes[name]
+
+    async def _serve(self, connection: socket.socket, name: str) -> None:
+        """One connection, from its handshake on."""
+        try:
+            tls = wrap(connection, self._rules.context(), is_server=True)
+        except (OSError, PotluckError) as error:
+            connection.close()
+            self._shook_hands(name)
+            log.debug("bulk_handshake_failed", address=name, error=str(error)[:200])
+            return
+        try:
+            peer = await self._shake_hands(tls, name)
+            if peer is not None:
+                await self._serve_peer(tls, peer)
+        except (OSError, PotluckError) as error:
+            log.debug("bulk_stream_dropped", address=name, error=str(error)[:200])
+            tls.close(is_reset=True)
+        except Exception:  # the edge of a nursery: one bad connection must not end the daemon
+            log.exception("bulk_connection_failed", address=name)
+            tls.close(is_reset=True)
+        except BaseException:
+            tls.close(is_reset=True)
+            raise
+
+    async def _shake_hands(self, tls: TlsSocket, name: str) -> PeerId | None:
+        """Who it is; None where it did not say in time."""
+        try:
+            with trio.move_on_after(HANDSHAKE_WITHIN_S):
+                return self._rules.check(await tls.handshake())
+        finally:
+            self._shook_hands(name)
+        tls.close(is_reset=True)
+        return None
+
+    async def _serve_peer(self, tls: TlsSocket, peer: PeerId) -> None:
+        if not self._gate.enter(peer):
+            await _turn_away(tls, Status.BUSY)
+            return
+        try:
+            status, channel = await self._open(tls, peer)
+            if status is not Status.FINE:
+                await _turn_away(tls, status)
+                return
+            await send_status(tls, status)
+            stream = TlsStream(tls, peer, channel, self._lane, self._keep_until_done)
+            if await self._rules.serve(peer, channel, stream):
+                await stream.aclose()
+            else:
+                stream.reset()
+        finally:
+            self._gate.leave(peer)
+
+    async def _open(self, tls: TlsSocket, peer: PeerId) -> tuple[Status, str]:
+        """Whether it is let in, and then what it wants: nothing of it is read before."""
+        is_let_in = False
+        with trio.move_on_after(ADMIT_WITHIN_S):
+            is_let_in = await self._rules.admits(peer) is True
+        if not is_let_in:
+            return Status.FAILED, ""
+        with trio.move_on_after(OPENING_WITHIN_S):
+            channel = await receive_opening(tls)
+            return (Status.FINE if self._rules.serves(channel) else Status.UNSERVED), channel
+        return Status.BUSY, ""
+
+
+async def _turn_away(tls: TlsSocket, status: Status) -> None:
+    """Say no, and wait a moment for the other side to close: what it has sent, unread, would else take the answer with it."""
+    with trio.move_on_after(TURNED_AWAY_S):
+        await send_status(tls, status)
+        rest = memoryview(bytearray(1024))
+        for _ in range(64):
+            if not await tls.receive_into(rest, 0):
+                break
+    tls.close()

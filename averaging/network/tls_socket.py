@@ -1,0 +1,151 @@
+"""A TLS connection driven by trio: a non-blocking socket that OpenSSL reads and writes itself, without a buffer of ours in between.
+
+Measured on two cores, processor seconds of both ends a GB: this 2.8, a MemoryBIO between socket and TLS 3.1, a blocking socket in
+a thread 2.6 (all beside other work). Each call moves one record of 16 KiB, about 10 us; the loop gets its turn every
+RECORDS_AT_ONCE of them.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+RECORD_BYTES: Final = 16_384
+RECORDS_AT_ONCE: Final = 32
+"""Half a millisecond of the loop's time on an idle core, one on a busy one."""
+
+KEEPALIVE_IDLE_S: Final = 20
+KEEPALIVE_EVERY_S: Final = 5
+KEEPALIVE_PROBES: Final = 4
+"""A machine that vanished is noticed after 40 s by whoever only waits for it; who has a deadline of its own notices before."""
+
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+class TlsSocket:
+    """Moves bytes; what a cancelled call has not moved stays with the caller. At most one reader and one writer at a time.
+
+    All methods raise OSError when the connection is broken; ssl.SSLError is one.
+    """
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        self._connection = connection
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    async def handshake(self) -> bytes:
+        """Do it; returns the certificate (DER) that the other side showed. It is issued by our CA, nothing else of it is checked."""
+        while True:
+            try:
+                self._connection.do_handshake()
+            except ssl.SSLWantReadError:
+                await trio.lowlevel.wait_readable(self._connection)
+            except ssl.SSLWantWriteError:
+                await trio.lowlevel.wait_writable(self._connection)
+            else:
+                break
+        certificate = self._connection.getpeercert(binary_form=True)
+        if certificate is None:
+            raise ssl.SSLError("no certificate was shown")
+        return certificate
+
+    async def send(self, data: memoryview, begin: int) -> int:
+        """Send of `data` from `begin` on what a few records hold, at least one byte; returns where to go on.
+
+        Once it has begun with a piece it must be called again with the same bytes from there, until it returns.
+        """
+        num_records = 0
+        while begin < len(data) and num_records < RECORDS_AT_ONCE:
+            try:
+                begin += self._connection.send(data[begin:])
+                num_records += 1
+            except ssl.SSLWantWriteError:
+                if num_records:
+                    return begin
+                await self._wait_writable()
+            except ssl.SSLWantReadError:
+                await self._wait_readable()
+        return begin
+
+    async def receive_into(self, buffer: memoryview, begin: int) -> int:
+        """Fill `buffer` from `begin` on with what is there, at least one byte; returns where to go on, `begin` at the end of all."""
+        num_records, first = 0, begin
+        while begin < len(buffer) and num_records < RECORDS_AT_ONCE:
+            try:
+                num_bytes = self._connection.recv_into(buffer[begin:])
+            except ssl.SSLWantReadError:
+                if begin > first:
+                    return begin
+                await self._wait_readable()
+            except ssl.SSLWantWriteError:
+                await self._wait_writable()
+            else:
+                if not num_bytes:
+                    return begin
+                begin += num_bytes
+                num_records += 1
+        return begin
+
+    async def _wait_readable(self) -> None:
+        self._check_open()
+        try:
+            await trio.lowlevel.wait_readable(self._connection)
+        except trio.ClosedResourceError as error:
+            raise ConnectionResetError("closed here") from error
+
+    async def _wait_writable(self) -> None:
+        self._check_open()
+        try:
+            await trio.lowlevel.wait_writable(self._connection)
+        except trio.ClosedResourceError as error:
+            raise ConnectionResetError("closed here") from error
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionResetError("closed here")
+
+    def close(self, *, is_reset: bool = False) -> None:
+        """Close it; who waits in it fails. What was sent still arrives, unless it is a reset."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        trio.lowlevel.notify_closing(self._connection)
+        if is_reset:
+            with suppress(OSError):
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._connection.close()
+
+
+def prepare(connection: socket.socket) -> None:
+    """Options of a connected socket. Its buffers are the kernel's to size: it measures the link, and a size that is set ends that."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def wrap(connection: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> TlsSocket:
+    """TLS over a connected socket, before its handshake. Takes the socket over, and closes it when this raises OSError."""
+    try:
+        prepare(connection)
+        wrapped = context.wrap_socket(connection, server_side=is_server, do_handshake_on_connect=False)
+    except OSError:
+        connection.close()
+        raise
+    return TlsSocket(wrapped)

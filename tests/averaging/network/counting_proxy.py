@@ -1,0 +1,54 @@
+"""A TCP relay that counts what passes: what counters claim is held against what the sockets carried."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+
+@dataclass
+class CountingProxy:
+    """Bytes of all connections so far; "up" is from those who connected."""
+
+    port: int
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@asynccontextmanager
+async def open_counting_proxy(target_port: int) -> AsyncIterator[CountingProxy]:
+    """Relay loopback connections to `target_port` of loopback until the block ends."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    proxy = CountingProxy(listener.socket.getsockname()[1])
+
+    async def relay(here: trio.SocketStream) -> None:
+        there = await trio.open_tcp_stream("127.0.0.1", target_port)
+
+        async def pass_on(source: trio.SocketStream, sink: trio.SocketStream, *, is_up: bool) -> None:
+            try:
+                while data := await source.receive_some(1 << 16):
+                    if is_up:
+                        proxy.bytes_up += len(data)
+                    else:
+                        proxy.bytes_down += len(data)
+                    await sink.send_all(data)
+                await sink.send_eof()
+            except trio.BrokenResourceError:
+                await trio.aclose_forcefully(sink)
+                await trio.aclose_forcefully(source)
+            except trio.ClosedResourceError:
+                pass  # the other direction broke
+
+        async with there, trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: pass_on(here, there, is_up=True))
+            nursery.start_soon(lambda: pass_on(there, here, is_up=False))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, relay, [listener])
+        try:
+            yield proxy
+        finally:
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.seams import MAX_FRAME_BYTES, Stream
+from averaging.network.tls_socket import RECORD_BYTES
+from averaging.network.tls_stream import TlsStream
+from protocol.errors import LocalProtocolError, PeerUnreachable
+from protocol.ids import PeerId
+from tests.averaging.network.direct_world import Peer, pair
+
+
+@asynccontextmanager
+async def _ends() -> AsyncIterator[tuple[Peer, Stream, Stream]]:
+    """Alice, and the two ends of a stream: hers, which she opened, and Bob's."""
+    arrived: list[Stream] = []
+    here, done = trio.Event(), trio.Event()
+
+    async def serve(_peer: PeerId, stream: Stream) -> None:
+        arrived.append(stream)
+        here.set()
+        await done.wait()
+
+    async with pair() as (alice, bob):
+        bob.handlers["bulk"] = serve
+        stream = await alice.way.open_stream(bob.peer_id, "bulk")
+        assert stream is not None
+        with trio.fail_after(10):
+            await here.wait()
+        try:
+            yield alice, stream, arrived[0]
+        finally:
+            done.set()
+            await stream.aclose()
+
+
+async def test_frames_of_every_length_around_a_record_arrive_whole() -> None:
+    lengths = [0, 1, RECORD_BYTES - 5, RECORD_BYTES - 4, RECORD_BYTES - 3, 2 * RECORD_BYTES, 700_001, MAX_FRAME_BYTES]
+    frames = [os.urandom(length) for length in lengths]
+    async with _ends() as (_, here, there), trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            for frame in frames:
+                await here.send_frame(memoryview(frame))
+            await here.aclose()
+
+        nursery.start_soon(send)
+        for frame in frames:
+            view = await there.receive_view()
+            assert view is not None
+            assert view.readonly
+            assert view == frame
+        assert await there.receive_frame() is None
+        assert await there.receive_frame() is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_both_sides_send_at_once_and_neither_waits_for_the_other() -> None:
+    async with _ends() as (_, here, there), trio.open_nursery() as nursery:
+        got: dict[str, bytes] = {}
+
+        async def send(stream: Stream) -> None:
+            for _ in range(16):
+                await stream.send_frame(b"x" * MAX_FRAME_BYTES)
+
+        async def take(name: str, stream: Stream) -> None:
+            digest = hashlib.sha256()
+            for _ in range(16):
+                digest.update(await stream.receive_frame() or b"")
+            got[name] = digest.digest()
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as traffic:
+                for name, stream in (("here", here), ("there", there)):
+                    traffic.start_soon(send, stream)
+                    traffic.start_soon(take, name, stream)
+        assert got["here"] == got["there"] == hashlib.sha256(b"x" * 16 * MAX_FRAME_BYTES).digest()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_frame_whose_sending_was_cancelled_arrives_as_it_was_though_its_memory_was_changed_since() -> None:
+    async with _ends() as (_, here, there):
+        buffer = bytearray(b"a" * MAX_FRAME_BYTES)
+        num_sent = 0
+        with trio.move_on_after(0.5) as scope:
+            while True:
+                await here.send_frame(memoryview(buffer))
+                num_sent += 1
+        assert scope.cancelled_caught
+        buffer[:] = b"b" * len(buffer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.send_frame, b"last")
+            frames = [await there.receive_frame() for _ in range(num_sent + 2)]
+        assert set(frames[:-1]) == {b"a" * MAX_FRAME_BYTES}
+        assert frames[-1] == b"last"
+
+
+async def test_a_frame_over_the_cap_is_not_sent_and_breaks_nothing() -> None:
+    async with _ends() as (_, here, there):
+        with pytest.raises(LocalProtocolError):
+            await here.send_frame(bytes(MAX_FRAME_BYTES + 1))
+        await here.send_frame(b"fine")
+        assert await there.receive_frame() == b"fine"
+
+
+async def test_a_stream_that_is_closed_here_can_be_used_no_more() -> None:
+    async with _ends() as (_, here, there):
+        await here.aclose()
+        await here.aclose()
+        with pytest.raises(PeerUnreachable):
+            await here.send_frame(b"x")
+        with pytest.raises(PeerUnreachable):
+            await here.receive_frame()
+        assert await there.receive_frame() is None
+
+
+async def test_a_reset_reaches_who_waits_on_either_side() -> None:
+    async with _ends() as (_, here, there):
+        assert isinstance(there, TlsStream)
+
+        async def broken(stream: Stream) -> None:
+            with pytest.raises(PeerUnreachable):
+                await stream.receive_frame()
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(broken, here)
+                nursery.start_soon(broken, there)
+                await trio.testing.wait_all_tasks_blocked()
+                there.reset()
+
+
+async def test_the_owners_caps_hold_for_direct_streams() -> None:
+    async with _ends() as (alice, here, there):
+        await here.send_frame(bytes(65_536))  # what a full bucket lets through at once
+        await there.receive_frame()
+        alice.lane.cap(200_000.0, None)
+        began_s = trio.current_time()
+        for _ in range(4):
+            await here.send_frame(bytes(65_536))
+            await there.receive_frame()
+        assert trio.current_time() - began_s > 0.5

@@ -1,0 +1,148 @@
+"""One end of a one-way transfer, as a process of its own: `python -m tests.benchmarks.transport_end take|give WAY FOLDER [TAKER]`.
+
+`take` prints {"peer", "addresses", "port"} and takes until its input ends. `give` gets that line as TAKER; for each line of its input,
+a number of bytes, it sends so many in frames of 1 MiB, waits until the taker has them all, and prints {"seconds"}. WAY is "direct",
+"libp2p" or "blocking": a blocking socket with ssl, without any of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.asyncio_thread import open_asyncio_thread
+from averaging.network.direct import DirectOptions
+from averaging.network.directory import signed_record_rule
+from averaging.network.libp2p_network import NetworkOptions, open_libp2p_network
+from averaging.network.p2pd import P2pdOptions
+from averaging.network.seams import Network, Stream, Way
+from averaging.network.tls_identity import TlsCredential, credential_check, tls_context
+from protocol.credential import make_ca
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.ids import PeerId, RunId
+
+FRAME_BYTES: Final = 1 << 20
+RUN: Final = RunId(b"t" * 32)
+ROLES: Final = {"take": Identity(b"t" * 32), "give": Identity(b"g" * 32)}
+CA_FILE: Final = "ca.der"
+LIMIT_S: Final = 120.0
+
+
+def write_credentials(folder: Path) -> None:
+    """What both ends need: a CA, and a credential with its key for each."""
+    now_s = time.time()
+    authority = make_ca(b"c" * 32, now_unix_s=now_s)
+    (folder / CA_FILE).write_bytes(authority.certificate_der)
+    for role, identity in ROLES.items():
+        certificate, key = authority.issue_own(identity.peer_id, RUN, now_unix_s=now_s, days=1)
+        (folder / f"{role}.der").write_bytes(certificate)
+        (folder / f"{role}.pem").write_bytes(key)
+
+
+def _own(folder: Path, role: str) -> TlsCredential:
+    return TlsCredential((folder / f"{role}.der").read_bytes(), (folder / f"{role}.pem").read_bytes())
+
+
+@asynccontextmanager
+async def _network(folder: Path, role: str, way: Way) -> AsyncIterator[Network]:
+    identity, ca = ROLES[role], (folder / CA_FILE).read_bytes()
+    file = folder / f"{role}-{way.value}.identity"
+    file.write_bytes(identity.libp2p_private_key_bytes())
+    file.chmod(0o600)
+    own = _own(folder, role)
+    direct = DirectOptions(lambda: own, ca, credential_check(ca, RUN, time.time), "127.0.0.1")
+    options = NetworkOptions(
+        P2pdOptions(file, listen=("/ip4/127.0.0.1/tcp/0",)),
+        signed_record_rule(Ed25519Verifier(), RUN),
+        direct=direct if way is Way.DIRECT else None,
+    )
+    async with (
+        open_asyncio_thread() as thread,
+        open_libp2p_network(thread, options, identity.peer_id, unix_s=time.time) as network,
+    ):
+        yield network
+
+
+async def _take(folder: Path, way: Way) -> None:
+    async def serve(_peer: PeerId, stream: Stream) -> None:
+        while (frame := await stream.receive_view()) is not None:
+            if not frame:
+                await stream.send_frame(b"all of it")
+
+    async with _network(folder, "take", way) as network:
+        network.serve_streams("bulk", serve)
+        print(json.dumps({"peer": network.peer_id, "addresses": network.addresses(), "port": 0}), flush=True)
+        await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+
+
+async def _give(folder: Path, way: Way, taker: str) -> None:
+    told = json.loads(taker)
+    async with _network(folder, "give", way) as network:
+        await network.add_addresses(told["addresses"])
+        stream = await network.open_stream(PeerId(told["peer"]), "bulk", timeout_s=10.0)
+        frame = bytes(range(256)) * (FRAME_BYTES // 256)
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            began_s = time.monotonic()
+            with trio.fail_after(LIMIT_S):
+                for _ in range(int(line) // FRAME_BYTES):
+                    await stream.send_frame(memoryview(frame))
+                await stream.send_frame(b"")
+                await stream.receive_frame()
+            print(json.dumps({"seconds": time.monotonic() - began_s}), flush=True)
+        if {count.kind.way for count in network.traffic().bulk} != {way}:
+            raise SystemExit(f"bulk went another way than {way.value}")
+
+
+def _take_blocking(folder: Path) -> None:
+    context = tls_context(_own(folder, "take"), (folder / CA_FILE).read_bytes(), is_server=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(json.dumps({"peer": "", "addresses": [], "port": listener.getsockname()[1]}), flush=True)
+        plain, _ = listener.accept()
+    with context.wrap_socket(plain, server_side=True) as connection:
+        buffer = memoryview(bytearray(FRAME_BYTES))
+        while connection.recv_into(buffer[:8]):
+            for _ in range(int.from_bytes(buffer[:8], "big")):
+                received = 0
+                while received < FRAME_BYTES:
+                    received += connection.recv_into(buffer[received:])
+            connection.sendall(b"k")
+
+
+def _give_blocking(folder: Path, taker: str) -> None:
+    context = tls_context(_own(folder, "give"), (folder / CA_FILE).read_bytes(), is_server=False)
+    frame = bytes(range(256)) * (FRAME_BYTES // 256)
+    plain = socket.create_connection(("127.0.0.1", json.loads(taker)["port"]))
+    with context.wrap_socket(plain) as connection:
+        while line := sys.stdin.readline():
+            began_s, num_frames = time.monotonic(), int(line) // FRAME_BYTES
+            connection.sendall(num_frames.to_bytes(8, "big"))
+            for _ in range(num_frames):
+                connection.sendall(frame)
+            connection.recv(1)
+            print(json.dumps({"seconds": time.monotonic() - began_s}), flush=True)
+
+
+def main() -> None:
+    """As the command line says."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    role, way, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    if way == "blocking":
+        _take_blocking(folder) if role == "take" else _give_blocking(folder, sys.argv[4])
+    elif role == "take":
+        trio.run(_take, folder, Way(way))
+    else:
+        trio.run(_give, folder, Way(way), sys.argv[4])
+
+
+if __name__ == "__main__":
+    main()
