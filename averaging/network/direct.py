@@ -37,6 +37,11 @@ ASK_WITHIN_S: Final = 2.0
 CONNECT_WITHIN_S: Final = 2.5
 """Half of what those who open streams allow, so that libp2p has its turn."""
 
+FIRST_WITHIN_S: Final = 0.8
+"""What a way that has never worked may cost a stream: behind a router that forwards nothing a connection is only waited for. It is
+then tried beside the stream, for as long as others may take.
+"""
+
 KEPT_FOR_S: Final = 600.0
 """A peer's answer, also one that names no address; it may listen elsewhere later."""
 
@@ -96,6 +101,7 @@ class _Route:
         self.known_until_s = 0.0
         self.not_before_s = 0.0
         self.pause_s = FIRST_PAUSE_S
+        self.has_worked = False
 
     def failed(self, now_s: float) -> None:
         """Not again for a while, and then ask first where it listens now. Streams that failed together count once."""
@@ -107,6 +113,7 @@ class _Route:
 
     def worked(self, address: BulkAddress) -> None:
         """Begin with this one the next time."""
+        self.has_worked = True
         self.not_before_s = 0.0
         self.pause_s = FIRST_PAUSE_S
         self.addresses = (address, *(other for other in self.addresses if other != address))
@@ -143,18 +150,31 @@ class DirectWay:
         if not addresses or trio.current_time() < route.not_before_s:
             return None
         try:
-            with trio.fail_after(CONNECT_WITHIN_S):
+            with trio.fail_after(CONNECT_WITHIN_S if route.has_worked else FIRST_WITHIN_S):
                 reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
                 status = await self._opened(tls, channel)
         except (OSError, trio.TooSlowError, PotluckError) as error:
             route.failed(trio.current_time())
             log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause_s)
+            if isinstance(error, trio.TooSlowError) and not route.has_worked:
+                self._nursery.start_soon(self._try_beside, peer, route, addresses)
             return None
         route.worked(reached)
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
         return TlsStream(tls, peer, channel, self._lane, self.keep_until_done)
+
+    async def _try_beside(self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...]) -> None:
+        """Whether a far peer can be connected to after all: if so the next stream goes there at once."""
+        with trio.move_on_after(CONNECT_WITHIN_S):
+            try:
+                reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
+            except (OSError, PotluckError) as error:
+                log.debug("no_direct_way_either", peer=peer, reason=str(error)[:200])
+                return
+            tls.close()
+            route.worked(reached)
 
     def _is(self, peer: PeerId) -> Callable[[bytes], None]:
         def check(certificate_der: bytes) -> None:

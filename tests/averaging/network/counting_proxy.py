@@ -19,12 +19,13 @@ class CountingProxy:
 
 
 @asynccontextmanager
-async def open_counting_proxy(target_port: int) -> AsyncIterator[CountingProxy]:
-    """Relay loopback connections to `target_port` of loopback until the block ends."""
+async def open_counting_proxy(target_port: int, begin_after_s: float = 0.0) -> AsyncIterator[CountingProxy]:
+    """Relay loopback connections to `target_port` of loopback until the block ends; the first bytes of each after this time."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     proxy = CountingProxy(listener.socket.getsockname()[1])
 
     async def relay(here: trio.SocketStream) -> None:
+        await trio.sleep(begin_after_s)
         there = await trio.open_tcp_stream("127.0.0.1", target_port)
 
         async def pass_on(source: trio.SocketStream, sink: trio.SocketStream, *, is_up: bool) -> None:

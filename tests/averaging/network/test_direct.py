@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from averaging.network.direct import CONNECT_WITHIN_S, FIRST_PAUSE_S, KEPT_FOR_S, DirectOptions
+from averaging.network.direct import CONNECT_WITHIN_S, FIRST_PAUSE_S, FIRST_WITHIN_S, KEPT_FOR_S, DirectOptions
 from averaging.network.seams import BulkCount, BulkKind, Stream, Way
 from averaging.network.tls_identity import credential_check
 from protocol.errors import MachineError, PeerUnreachable, RemoteProtocolError
@@ -175,6 +175,17 @@ async def test_an_address_where_nobody_says_anything_costs_a_short_while_only_an
             began_s = trio.current_time()
             assert not await _is_direct(alice, bob)
             assert trio.current_time() - began_s < 2 * CONNECT_WITHIN_S
+
+
+async def test_a_peer_that_takes_long_to_answer_is_left_to_libp2p_at_first_and_reached_directly_from_then_on() -> None:
+    async with pair() as (alice, bob), open_counting_proxy(bob.port, begin_after_s=FIRST_WITHIN_S + 0.2) as far:
+        bob.told = b"127.0.0.1 %d" % far.port
+        assert not await _is_direct(alice, bob)
+        route = alice.way._routes[bob.peer_id]
+        with trio.fail_after(2 * CONNECT_WITHIN_S):
+            while not route.has_worked:
+                await trio.sleep(0.01)
+        assert await _is_direct(alice, bob), "a way that works is waited for"
 
 
 async def test_of_several_addresses_the_one_behind_which_the_right_peer_answers_is_taken_and_kept() -> None:
