@@ -81,15 +81,22 @@ def decode_run(
     size_bytes = codec.encoded_bytes(chunk_elements)
     if len(chunks) < num_whole or any(len(chunk) != size_bytes for chunk in chunks[:num_whole]):
         raise RemoteProtocolError(f"{codec.name} chunks of other lengths", f"{size_bytes} bytes each")
-    joined = b"".join(chunks[:num_whole])
-    if head:
-        rows = np.frombuffer(joined, dtype=np.uint8).reshape(num_whole, size_bytes)
-        joined = rows[:, :head].tobytes() + rows[:, head:].tobytes()
-    values_n = codec.decode(joined, num_whole * chunk_elements)
+    values_n = codec.decode(_scales_first(chunks[:num_whole], head, size_bytes), num_whole * chunk_elements)
     rest = num_elements - num_whole * chunk_elements
     if not rest:
         return values_n
     return torch.cat([values_n, _one_by_one(codec, chunks[num_whole:], chunk_elements, rest)])
+
+
+def _scales_first(chunks: Sequence[bytes | memoryview], head: int, size_bytes: int) -> memoryview:
+    """The chunks as one long vector's encoding: all their first `head` bytes, then all others."""
+    joined = memoryview(bytearray(len(chunks) * size_bytes))
+    rest, begin = size_bytes - head, len(chunks) * head
+    for number, chunk in enumerate(chunks):
+        view = memoryview(chunk)
+        joined[number * head : (number + 1) * head] = view[:head]
+        joined[begin + number * rest : begin + (number + 1) * rest] = view[head:]
+    return joined
 
 
 def _one_by_one(
