@@ -254,7 +254,8 @@ class Reduction:
 
     def _closed(self, counted: _Counted) -> SliceResult:
         of = _names(counted)
-        early = {chunk: each for chunk, each in self._sums.items() if each.of == of}
+        # a copy in one step: the last chunks may be summed in another thread at this moment
+        early = {chunk: each for chunk, each in dict(self._sums).items() if each.of == of}
         numbers = range(self.part.first_chunk, self.part.stop_chunk)
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
         sums = [early[chunk] for chunk in numbers]

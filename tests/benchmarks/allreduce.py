@@ -26,6 +26,7 @@ from typing import Final
 from protocol.errors import PotluckError
 from tests.benchmarks.allreduce_arithmetic import error_rows
 from tests.benchmarks.allreduce_groups import Group, open_gloo, open_hivemind, open_ours, run_config
+from tests.benchmarks.allreduce_kill import kill_one, kill_rows
 from tests.benchmarks.allreduce_rows import BENCH, Measured, Setting, rows_of
 from tests.benchmarks.places import LOOPBACK, Place, Places, open_places
 from tests.benchmarks.processes import Children, open_children
@@ -33,6 +34,9 @@ from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 M: Final = 1_000_000
 TRIAL_LIMIT_S: Final = 150.0
+KILLED_AT: Final = (4, 100, "int8")
+"""Members, Mbit/s and codec at which one is killed in the end."""
+
 FULL: Final = (
     Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4")),
     Setting(25 * M, 2, 0, ("int8",)),
@@ -133,14 +137,18 @@ def _measure_codec(
     print(f"{setting.name}, {codec}", flush=True)
     config = run_config(setting.num_elements, setting.num_peers, codec, setting.chunk_elements)
     begun = {group.name: len(group.trials) for group in beside}
+    killed: list[Row] = []
     with open_ours(children, directory, places, config) as ours:
         take_turns(ours, beside, plan)
+        if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT and not ours.failed:
+            killed = kill_rows(kill_one(ours, places, setting, codec), ours.trials, f"{setting.name}, {codec}", {})
+            ours.failed = ""
     for group in (ours, *beside):
         if group.failed:
             print(f"  {group.failed}", flush=True)
     baselines = {group.name: group.trials[begun[group.name] :] for group in beside}
     failures = [group.failed for group in (ours, *beside) if group.failed]
-    return Measured(setting, codec, ours.trials, baselines, ours.relative_error, failures)
+    return Measured(setting, codec, ours.trials, baselines, ours.relative_error, failures, killed)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ CPU_SHARE: Final = 1 / 4
 LINK_SHARES: Final[Mapping[tuple[int, str], float]] = {(100, "int8"): 0.92, (100, "int4"): 0.90, (1000, "fp32"): 0.90}
 GLOO_SHARES: Final[Mapping[tuple[int, str], float]] = {(100, "int8"): 1 / 3, (100, "int4"): 1 / 6}
 BYTES_OVER_BOUND: Final = 1.05
+IDLE_BYTES_PER_S: Final = 200.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Measured:
     baselines: Mapping[str, Sequence[Trial]]
     relative_error: float | None = None
     failures: Sequence[str] = ()
+    kill_rows: Sequence[Row] = ()
 
 
 def _shown(value: float) -> float:
@@ -109,8 +111,9 @@ def rows_of(measured: Measured, settings: Mapping[str, object]) -> list[Row]:
     is_judged = setting.is_main and codec == "int8"
     rows = [*_time_rows(measured, name, about, is_judged), *_link_rows(measured, name, about)]
     rows += [*_byte_rows(measured, name, about), *_part_rows(measured, name, about)]
+    rows += _idle_rows(measured, name, about)
     errors = [] if measured.relative_error is None else [measured.relative_error]
-    return [*rows, _row(f"{name}: relative error against the exact mean", errors, "", about)]
+    return [*rows, *measured.kill_rows, _row(f"{name}: relative error against the exact mean", errors, "", about)]
 
 
 def _time_rows(measured: Measured, name: str, about: Mapping[str, object], is_judged: bool) -> list[Row]:
@@ -166,6 +169,21 @@ def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
         if measured.setting.rate_mbit_s:
             wire = [told["spent"][f"interface_{way}"] / bound for trial in measured.ours for told in trial.told]
             rows.append(_row(f"{name}: interface bytes {way} a peer over the bound", wire, "ratio", about))
+    return rows
+
+
+def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
+    """What goes over the wire between two rounds, up and down together, ours and all."""
+    idle = [told["idle"] for trial in measured.ours for told in trial.told if told["idle"] is not None]
+    if not idle:
+        return []
+    ours = [sum(each[key] for key in each if "_bytes_" in key) / each["at_s"] for each in idle]
+    row = _row(f"{name}: idle bytes a peer, ours", ours, "B/s", about)
+    met = row.value is not None and row.value <= IDLE_BYTES_PER_S
+    rows = [replace(row, target=f"<= {IDLE_BYTES_PER_S:g}", met=met)]
+    if measured.setting.rate_mbit_s:
+        wire = [(each["interface_up"] + each["interface_down"]) / each["at_s"] for each in idle]
+        rows.append(_row(f"{name}: idle bytes a peer, all on its interface", wire, "B/s", about))
     return rows
 
 

@@ -80,6 +80,7 @@ class GivenTrainer:
         self._theta_N = anchor_N
         self._delta_N: torch.Tensor | None = None
         self._ready = 0
+        self._last: dict[str, float] | None = None
         self._trained = 1  # who has trained nothing yet is taken to be starting
 
     # --- the seam ---
@@ -154,10 +155,17 @@ class GivenTrainer:
             await trio.sleep(LOOK_EVERY_S)
         await trio.sleep(QUIET_S)
         after = desk.counters()
-        await trio.to_thread.run_sync(self._tell, number, before_N, before, after)
+        idle, self._last = self._last, after
+        idle = None if idle is None else {name: before[name] - idle[name] for name in before}
+        await trio.to_thread.run_sync(self._tell, number, before_N, before, after, idle)
 
     def _tell(
-        self, number: int, before_N: torch.Tensor, before: Mapping[str, float], after: Mapping[str, float]
+        self,
+        number: int,
+        before_N: torch.Tensor,
+        before: Mapping[str, float],
+        after: Mapping[str, float],
+        idle: Mapping[str, float] | None,
     ) -> None:
         desk, marks = self._desk, self._desk.marks
         link, state = desk.service.chain.head, desk.service.chain.state
@@ -170,6 +178,7 @@ class GivenTrainer:
             "steps": dict(marks.at_s),
             "offloaded_s": dict(marks.offloaded_s),
             "spent": {name: after[name] - before[name] for name in after},
+            "idle": idle,
             "digest": sha256(state.anchor_N.numpy().tobytes()).hexdigest(),
             "members": members,
             "slices": len(record.slices),
