@@ -10,6 +10,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
@@ -23,7 +24,7 @@ from averaging.state import (
     UnitState,
     header_from_bytes,
     root_of,
-    state_chunk,
+    state_chunk_views,
     state_from_chunks,
 )
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError
@@ -86,8 +87,8 @@ class Generations:
 
         def parts() -> list[bytes | memoryview]:
             header = state.header.to_bytes()
-            chunks = [state_chunk(state, self._grid, chunk) for chunk in range(self._grid.num_chunks)]
-            return [_LENGTH.pack(len(header)), header, root, *chunks]
+            views = (state_chunk_views(state, self._grid, chunk) for chunk in range(self._grid.num_chunks))
+            return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(views)]
 
         self._hashed = ("", ())  # a state that was healed is written under the name of the wrong one
         await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))

@@ -74,16 +74,22 @@ class UnitState:
 
 def state_chunk(state: UnitState, grid: ChunkGrid, chunk: int) -> bytes:
     """The bytes of one chunk: anchor, then momentum."""
+    return b"".join(state_chunk_views(state, grid, chunk))
+
+
+def state_chunk_views(state: UnitState, grid: ChunkGrid, chunk: int) -> tuple[memoryview, memoryview]:
+    """The two parts of a chunk's bytes as they lie in memory: hashing and writing a state need no copy of it."""
     begin, stop = grid.bounds(chunk)
-    return b"".join(
-        vector_N[begin:stop].numpy().astype("<f4", copy=False).tobytes()
+    anchor, momentum = (
+        vector_N[begin:stop].contiguous().numpy().astype("<f4", copy=False).data.cast("B")
         for vector_N in (state.anchor_N, state.momentum_N)
     )
+    return anchor, momentum
 
 
 def chunk_hashes(state: UnitState, grid: ChunkGrid) -> tuple[bytes, ...]:
     """Leaf hashes of all chunks."""
-    return tuple(leaf_hash(state_chunk(state, grid, chunk)) for chunk in range(grid.num_chunks))
+    return tuple(leaf_hash(*state_chunk_views(state, grid, chunk)) for chunk in range(grid.num_chunks))
 
 
 def root_of(header: StateHeader, hashes: Sequence[bytes]) -> Root:

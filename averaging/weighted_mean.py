@@ -14,12 +14,16 @@ class WeightedSum:
         self._sum_n = torch.zeros(num_elements, dtype=torch.float32)
         self._weight = 0
 
-    def add(self, weight: int, values_n: torch.Tensor) -> None:
-        """Add one contribution of `weight` tokens. Multiply, then add: `add(alpha=)` differs between instruction sets."""
+    def add(self, weight: int, values_n: torch.Tensor, *, is_spent: bool = False) -> None:
+        """Add one contribution of `weight` tokens. Multiply, then add: `add(alpha=)` differs between instruction sets.
+
+        Args:
+            is_spent: nobody needs `values_n` any more, and it may be written over.
+        """
         if weight < 0 or weight > 1 << 53:
             raise LocalProtocolError(f"weight {weight}", "0 to 2^53 tokens")
-        scaled_n = torch.mul(values_n, float(weight))
-        self._sum_n = torch.add(self._sum_n, scaled_n)
+        scaled_n = values_n.mul_(float(weight)) if is_spent else torch.mul(values_n, float(weight))
+        self._sum_n.add_(scaled_n)
         self._weight += weight
 
     def mean(self) -> torch.Tensor:

@@ -13,10 +13,11 @@ from protocol.errors import LocalProtocolError
 from protocol.ids import Root
 
 
-def leaf_hash(data: bytes | memoryview) -> bytes:
-    """The 32-byte hash of one leaf's content."""
+def leaf_hash(*parts: bytes | memoryview) -> bytes:
+    """The 32-byte hash of one leaf's content, which may lie in several parts."""
     hasher = sha256(b"\0")
-    hasher.update(data)
+    for part in parts:
+        hasher.update(part)
     return hasher.digest()
 
 

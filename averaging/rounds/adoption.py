@@ -38,11 +38,13 @@ def adoption_shift(
     """What to add to the local parameters (rule 20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
     that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
     """
-    shift_N = torch.sub(applied.state.anchor_N, applied.previous_anchor_N)
-    if theta_N is not None:
-        for first_chunk, stop_chunk in covered_chunks(record, me):
-            begin, stop = grid.span(first_chunk, stop_chunk)
-            shift_N[begin:stop] = torch.sub(applied.state.anchor_N[begin:stop], theta_N[begin:stop])
+    anchor_N, shift_N = applied.state.anchor_N, torch.empty_like(applied.state.anchor_N)
+    covered = covered_chunks(record, me) if theta_N is not None else ()
+    for part in record.slices:
+        begin, stop = grid.span(part.first_chunk, part.stop_chunk)
+        is_counted = (part.first_chunk, part.stop_chunk) in covered
+        from_N = theta_N if theta_N is not None and is_counted else applied.previous_anchor_N
+        torch.sub(anchor_N[begin:stop], from_N[begin:stop], out=shift_N[begin:stop])
     return shift_N
 
 

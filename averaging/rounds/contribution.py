@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
+from averaging.chunk_runs import decode_run, encode_run, runs_in
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
 from protocol.errors import RemoteProtocolError
@@ -36,7 +38,9 @@ class EncodedContribution:
 
 def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[bytes, ...]:
     """Each chunk of a (N,) float32 vector by itself."""
-    return tuple(codec.encode(values_N[slice(*grid.bounds(chunk))]) for chunk in range(grid.num_chunks))
+    runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
+    spans = (slice(*grid.span(run.start, run.stop)) for run in runs)
+    return tuple(chain.from_iterable(encode_run(codec, values_N[span], grid.chunk_elements) for span in spans))
 
 
 def encode_contribution(
@@ -47,9 +51,13 @@ def encode_contribution(
     Raises:
         LocalProtocolError: the local parameters are not finite; nothing is offered.
     """
-    chunks = encode_chunks(pseudo_gradient(anchor_N, theta_N), codec, grid)
+    # run by run, each while it is in the processor's cache
+    chunks: list[bytes] = []
+    for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
+        span = slice(*grid.span(run.start, run.stop))
+        chunks += encode_run(codec, pseudo_gradient(anchor_N[span], theta_N[span]), grid.chunk_elements)
     hashes = tuple(leaf_hash(chunk) for chunk in chunks)
-    return EncodedContribution(theta_N, tokens, chunks, hashes, merkle_root(hashes))
+    return EncodedContribution(theta_N, tokens, tuple(chunks), hashes, merkle_root(hashes))
 
 
 def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:
@@ -83,7 +91,9 @@ def split_chunks(data: bytes, codec: Codec, grid: ChunkGrid, first_chunk: int, s
     return tuple(chunks)
 
 
-def check_result(chunks: Sequence[bytes], result_hash: Root, first_chunk: int, codec: Codec, grid: ChunkGrid) -> None:
+def check_result(
+    chunks: Sequence[bytes | memoryview], result_hash: Root, first_chunk: int, codec: Codec, grid: ChunkGrid
+) -> None:
     """Whether the bytes of a slice's result are those that were signed, and mean something. What is kept and acked must be fit to be
     applied: a commit that nobody can apply would end the run.
 
@@ -92,11 +102,12 @@ def check_result(chunks: Sequence[bytes], result_hash: Root, first_chunk: int, c
     """
     if result_root(chunks) != result_hash:
         raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
-    for chunk, data in enumerate(chunks, start=first_chunk):
-        begin, stop = grid.bounds(chunk)
-        codec.decode(data, stop - begin)
+    for run in runs_in(first_chunk, first_chunk + len(chunks), grid.chunk_elements):
+        begin, stop = grid.span(run.start, run.stop)
+        part = chunks[run.start - first_chunk : run.stop - first_chunk]
+        decode_run(codec, part, grid.chunk_elements, stop - begin)
 
 
-def result_root(chunks: Sequence[bytes]) -> Root:
+def result_root(chunks: Sequence[bytes | memoryview]) -> Root:
     """The hash by which a record names a slice's result."""
     return merkle_root([leaf_hash(chunk) for chunk in chunks])

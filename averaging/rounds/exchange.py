@@ -5,10 +5,12 @@ stream: so a peer without inbound connections takes part fully. Two quantisation
 
     member  -> reducer   ExchangeHello
     reducer -> member    bitmap of the chunks of this slice that it has
-    member  -> reducer   "C" chunk number, bytes ... then "E"
+    member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
     reducer -> member    signed ResultHeader
     member  -> reducer   "N" to get the chunks, "H" when it has their bytes already
-    reducer -> member    the chunks in order
+    reducer -> member    the chunks in order, some in each frame
+
+Hashing, decoding and summing are done beside trio, for the chunks of a frame together.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Final
 
 import structlog
@@ -23,8 +27,9 @@ import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
+from averaging.rounds.batches import FramePace, runs_of, split_batch
 from averaging.rounds.contribution import EncodedContribution, check_result
-from averaging.rounds.reduction import Offer, Offers, Reduction
+from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
@@ -102,6 +107,9 @@ class Exchange:
 
         self.begun = trio.Event()
         """Set when its slices are under way."""
+
+        self.moved_s = -inf
+        """When a stream last brought something, in trio's time."""
 
     @property
     def is_over(self) -> bool:
@@ -221,7 +229,7 @@ class Exchange:
         if result is None:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
             return
-        await self._tools.keep_result(result.header, b"".join(result.chunks))
+        await self._tools.keep_result(result.header, result.data)
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
         reduction.closed.set()
@@ -255,8 +263,7 @@ class Exchange:
             raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
         await stream.send_frame(reduction.signed_header)
         if await stream.receive_frame() == _NEED:
-            for chunk in reduction.result.chunks:
-                await stream.send_frame(chunk)
+            await _send_result(reduction.result, stream)
 
     async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream) -> None:
         part = reduction.part
@@ -273,7 +280,17 @@ class Exchange:
             tag, chunk = _CHUNK.unpack_from(frame)
             if tag != b"C" or chunk not in numbers:
                 raise RemoteProtocolError(f"frame {tag!r} for chunk {chunk}", "a chunk of the slice")
-            self._offers.add_chunk(offer, chunk, frame[_CHUNK.size :])
+            await self._take_batch(reduction, offer, chunk, memoryview(frame)[_CHUNK.size :])
+
+    async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
+        """Check the chunks of a frame, keep them, and sum those that all have brought now."""
+        tools = self._tools
+        batch = split_batch(data, first_chunk, reduction.part.stop_chunk, tools.codec, tools.grid)
+        await tools.offload.run(partial(self._offers.check_batch, offer, batch))
+        self.moved_s = trio.current_time()
+        summing = reduction.take(offer, batch)
+        if summing is not None:
+            await tools.offload.run(summing)
 
     # --- the member's side ---
 
@@ -317,13 +334,19 @@ class Exchange:
 
     async def _send_chunks(self, part: SliceSpec, mine: EncodedContribution, held: bytes, stream: Stream) -> None:
         """What the reducer does not have of ours, of any attempt (rule 9)."""
+        wanted: list[int] = []
         for position, chunk in enumerate(range(part.first_chunk, part.stop_chunk)):
-            data = mine.chunks[chunk]
             if position < len(held) and held[position]:
                 self._upload.spare(chunk)
-                continue
-            await stream.send_frame(_CHUNK.pack(b"C", chunk) + data)
-            self._upload.sent(chunk, len(data), trio.current_time())
+            else:
+                wanted.append(chunk)
+        pace = FramePace(trio.current_time())
+        for run in runs_of(wanted, mine.chunks, lambda: pace.max_bytes(trio.current_time())):
+            frame = b"".join((_CHUNK.pack(b"C", run.start), *mine.chunks[run.start : run.stop]))
+            await stream.send_frame(frame)
+            pace.sent(len(frame))
+            for chunk in run:
+                self._upload.sent(chunk, len(mine.chunks[chunk]), trio.current_time())
 
     async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
         tools = self._tools
@@ -346,18 +369,22 @@ class Exchange:
 
     async def _take_result_chunks(self, part: SliceSpec, header: ResultHeader, stream: Stream) -> None:
         tools = self._tools
-        chunks: list[bytes] = []
-        for chunk in range(part.first_chunk, part.stop_chunk):
-            begin, stop = tools.grid.bounds(chunk)
-            frame = await stream.receive_frame()
-            if frame is None or len(frame) != tools.codec.encoded_bytes(stop - begin):
-                raise RemoteProtocolError(f"result chunk {chunk} is missing or of the wrong length", "a whole chunk")
-            chunks.append(frame)
-        await tools.offload.run(
-            lambda: check_result(chunks, header.result_hash, part.first_chunk, tools.codec, tools.grid),
-            cost_s=REDUCE_COST_S,
-        )
-        await tools.keep_result(header, b"".join(chunks))
+        frames: list[bytes] = []
+        chunks: list[memoryview] = []
+        while len(chunks) < part.stop_chunk - part.first_chunk:
+            frame, chunk = await stream.receive_frame(), part.first_chunk + len(chunks)
+            if frame is None:
+                raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
+            batch = split_batch(memoryview(frame), chunk, part.stop_chunk, tools.codec, tools.grid)
+            chunks += [data for _, data in batch]
+            frames.append(frame)
+            self.moved_s = trio.current_time()
+
+        def checked() -> bytes:
+            check_result(chunks, header.result_hash, part.first_chunk, tools.codec, tools.grid)
+            return b"".join(frames)
+
+        await tools.keep_result(header, await tools.offload.run(checked, cost_s=REDUCE_COST_S))
 
 
 class UploadMeter:
@@ -403,6 +430,17 @@ class UploadMeter:
         """The pace so far; 0 when nothing was sent."""
         seconds = self.seconds(now_s)
         return round(sum(self._wanted.values()) / seconds) if seconds and self._sent else 0
+
+
+async def _send_result(result: SliceResult, stream: Stream) -> None:
+    view, begin = memoryview(result.data), 0
+    pace = FramePace(trio.current_time())
+    numbers = range(len(result.chunks))
+    for run in runs_of(numbers, result.chunks, lambda: pace.max_bytes(trio.current_time())):
+        stop = begin + sum(len(chunk) for chunk in result.chunks[run.start : run.stop])
+        await stream.send_frame(view[begin:stop])
+        pace.sent(stop - begin)
+        begin = stop
 
 
 async def _expect(stream: Stream, frame: bytes, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 import structlog
@@ -168,6 +169,11 @@ class Exchanging:
         exchange = self._exchange
         return exchange is not None and not exchange.is_over and exchange.proposal.base == base
 
+    @property
+    def moved_s(self) -> float:
+        """When the running exchange last brought something, in trio's time."""
+        return -inf if self._exchange is None else self._exchange.moved_s
+
     def _exchange_tools(self) -> ExchangeTools:
         chain, tools = self._chain.tools, self._tools
         return ExchangeTools(
@@ -192,6 +198,7 @@ class Exchanging:
 
     async def _keep_result(self, header: ResultHeader, data: bytes) -> None:
         await self._chain.tools.log.write_result(header.base, header.result_hash, data)
+        self._chain.updates.remember(header.base, header.result_hash, data)
         self.changes.notify()
 
     async def _holds_result(self, header: ResultHeader) -> bool:

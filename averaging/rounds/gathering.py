@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final
 
 import structlog
@@ -23,12 +24,16 @@ GATHER_RETRY_S: Final = 0.3
 FETCHES_AT_ONCE: Final = 4
 MAX_FAILING: Final = 256
 EXCHANGE_PATIENCE_S: Final = 1.0
-"""How long a running exchange may take to deliver what is missing before it is asked for elsewhere: twice would move it twice."""
+"""How long a running exchange may bring nothing before what is missing is asked for elsewhere, which would move it twice."""
+
+
+def _never() -> float:
+    return -inf
 
 
 class Gatherer:
-    """Fetches results for one unit. `is_exchanging(base)` tells whether an exchange may still deliver; `wait_changed` waits for
-    the next thing to happen to it.
+    """Fetches results for one unit. `is_exchanging(base)` tells whether an exchange may still deliver, `moved_s()` when it last took
+    something, and `wait_changed` waits for the next thing to happen to it.
     """
 
     def __init__(
@@ -37,11 +42,13 @@ class Gatherer:
         chain: UnitChain,
         is_exchanging: Callable[[CommitId], bool],
         wait_changed: Callable[[], Awaitable[None]],
+        moved_s: Callable[[], float] = _never,
     ) -> None:
         self._network = network
         self._chain = chain
         self._is_exchanging = is_exchanging
         self._wait_changed = wait_changed
+        self._moved_s = moved_s
         self._failing: set[PeerId] = set()
         """Who did not give what it was asked for last: asked after all others, for one that only stalls costs a whole deadline."""
 
@@ -52,28 +59,35 @@ class Gatherer:
         by default, when the head moved away from the record's parent.
         """
         wanted = is_wanted or (lambda: self._chain.head.commit == record.parent)
-        patient_until_s = trio.current_time() + EXCHANGE_PATIENCE_S
+        asked_s = trio.current_time()
         with trio.move_on_after(GATHER_WITHIN_S):
             while wanted():
-                missing = [part for part in record.slices if not await self._holds(record.parent, part.result_hash)]
-                if not missing:
-                    return True
-                for part in missing:
-                    await self._wait_for_exchange(record.parent, part.result_hash, patient_until_s)
+                for part in await self._missing(record):
+                    await self._wait_for_exchange(record.parent, part.result_hash, asked_s)
                 async with trio.open_nursery() as nursery:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
-                    for part in missing:
+                    for part in await self._missing(record):
                         sources = tuple(dict.fromkeys((part.reducer, *holders)))
                         nursery.start_soon(self._fetch_one_of_many, at_once, record, part, sources)
+                if not await self._missing(record):
+                    return True  # at once: everybody's ack, and so the commit, waits for it
                 await trio.sleep(GATHER_RETRY_S)
         return False
+
+    async def _missing(self, record: CommitRecord) -> list[SliceRecord]:
+        names = await self._chain.tools.log.list_results(record.parent)
+        held = {name.rpartition("/")[2] for name in names}
+        return [part for part in record.slices if part.result_hash.hex() not in held]
 
     async def _holds(self, base: CommitId, result_hash: Root) -> bool:
         return await self._chain.tools.log.holds_results(base, [result_hash])
 
-    async def _wait_for_exchange(self, base: CommitId, result_hash: Root, until_s: float) -> None:
-        with trio.move_on_at(until_s):
-            while self._is_exchanging(base) and not await self._holds(base, result_hash):
+    async def _wait_for_exchange(self, base: CommitId, result_hash: Root, asked_s: float) -> None:
+        while self._is_exchanging(base) and not await self._holds(base, result_hash):
+            patient_until_s = max(asked_s, self._moved_s()) + EXCHANGE_PATIENCE_S
+            if trio.current_time() >= patient_until_s:
+                return
+            with trio.move_on_at(patient_until_s):
                 await self._wait_changed()
 
     async def _fetch_one_of_many(

@@ -27,8 +27,10 @@ KEPT_VOTES: Final = 64
 
 
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
-    """What the results of one commit weigh: chunk by chunk, as they are encoded."""
-    return sum(codec.encoded_bytes(stop - start) for start, stop in map(grid.bounds, range(grid.num_chunks)))
+    """What the results of one commit weigh: chunk by chunk, as they are encoded; all but the last are of one size."""
+    last = grid.num_chunks - 1
+    start, stop = grid.bounds(last)
+    return last * codec.encoded_bytes(grid.chunk_elements) + codec.encoded_bytes(stop - start)
 
 
 def num_kept_updates(tools: UnitTools) -> int:

@@ -1,24 +1,31 @@
 """A reducer's side of one slice: take contributions chunk by chunk, each checked before it counts, and sum them in fixed order.
 
+A chunk is summed as soon as all members that are still expected have brought it, so that only the last ones are left when the slice
+closes. Who is left out in the end changes the sum: what was summed with another set of members is summed again, from the bytes.
+
 The checks, cheap first: length, roster, round and base, signature, chunk count, Merkle
 root, then each chunk's length and hash, then decoding within the budget and finiteness.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import torch
 import trio
 
+from averaging.chunk_runs import decode_run, encode_run, run_chunks
 from averaging.codecs import Codec
-from averaging.rounds.contribution import result_root, split_hashes
+from averaging.rounds.batches import Batch, consecutive
+from averaging.rounds.contribution import split_hashes
 from averaging.weighted_mean import WeightedSum
 from protocol.envelope import open_envelope
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.ids import PeerId, RunId
+from protocol.ids import PeerId, Root, RunId
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import (
@@ -43,7 +50,7 @@ class Offer:
 
     header: ContributionHeader
     hashes: tuple[bytes, ...]
-    chunks: dict[int, bytes] = field(default_factory=dict)
+    chunks: dict[int, bytes | memoryview] = field(default_factory=dict)
 
     def has(self, part: SliceSpec) -> bool:
         """Whether the whole slice is here."""
@@ -89,8 +96,18 @@ class Offers:
         self._offers[sender] = offer
         return offer
 
-    def add_chunk(self, offer: Offer, chunk: int, data: bytes) -> None:
-        """Take one chunk.
+    def add_chunk(self, offer: Offer, chunk: int, data: bytes | memoryview) -> None:
+        """Take one chunk. Raises as `check_chunk`."""
+        self.check_chunk(offer, chunk, data)
+        offer.chunks[chunk] = data
+
+    def check_batch(self, offer: Offer, batch: Batch) -> None:
+        """Whether these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
+        for chunk, data in batch:
+            self.check_chunk(offer, chunk, data)
+
+    def check_chunk(self, offer: Offer, chunk: int, data: bytes | memoryview) -> None:
+        """Whether this is a chunk of the offer.
 
         Raises:
             RemoteProtocolError: no such chunk, wrong length, or a hash that is not the signed one.
@@ -104,7 +121,6 @@ class Offers:
             )
         if leaf_hash(data) != offer.hashes[chunk]:
             raise RemoteProtocolError(f"chunk {chunk} with another hash", "the chunk that was signed")
-        offer.chunks[chunk] = data
 
     def get(self, peer: PeerId) -> Offer | None:
         """The offer of a peer."""
@@ -113,10 +129,32 @@ class Offers:
 
 @dataclass(frozen=True)
 class SliceResult:
-    """A closed slice: its header's content and its encoded chunks."""
+    """A closed slice: its header's content, its encoded chunks, and these joined."""
 
     header: ResultHeader
     chunks: tuple[bytes, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One chunk of the result: of whose contributions, its bytes, and their leaf hash."""
+
+    of: tuple[tuple[PeerId, Root], ...]
+    encoded: bytes
+    leaf: bytes
+
+
+class _UndecodableError(Exception):
+    """A member's chunk that cannot be counted."""
+
+    def __init__(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        super().__init__(error.found)
+        self.peer = peer
+
+
+_Counted = Sequence[tuple[PeerId, Offer]]
+"""Members in the order of their ids, whose contributions are summed."""
 
 
 class Reduction:
@@ -130,6 +168,8 @@ class Reduction:
         self._grid = grid
         self._absent: dict[PeerId, str] = {}
         self._changed = trio.Event()
+        self._begun: set[int] = set()
+        self._sums: dict[int, _Sum] = {}
         self.closed = trio.Event()
         self.result: SliceResult | None = None
         self.signed_header = b""
@@ -170,44 +210,93 @@ class Reduction:
             if offer is not None and offer.has(self.part) and offer.header.tokens > 0
         ]
 
+    # --- the sum ---
+
+    def take(self, offer: Offer, batch: Batch) -> Callable[[], None] | None:
+        """Keep checked chunks of a member. Returns the summing of those that all who are still expected have brought now, to be run
+        beside trio; None when there is none.
+        """
+        offer.chunks.update(batch)
+        expected = sorted(member.peer for member in self._proposal.members if member.peer not in self._absent)
+        counted: list[tuple[PeerId, Offer]] = []
+        for peer in expected:
+            theirs = self._offers.get(peer)
+            if theirs is None:
+                return None
+            if theirs.header.tokens > 0:
+                counted.append((peer, theirs))
+        complete = [
+            chunk
+            for chunk, _ in batch
+            if chunk not in self._begun and all(chunk in theirs.chunks for _, theirs in counted)
+        ]
+        if not complete or not counted:
+            return None
+        self._begun.update(complete)
+        return partial(self._sum_early, complete, counted)
+
+    def _sum_early(self, chunks: Sequence[int], counted: _Counted) -> None:
+        try:
+            self._sums.update(self._summed(chunks, counted))
+        except _UndecodableError:
+            return  # who is left out for it, and everything that follows from that, is said when the slice closes
+
     def reduce(self) -> SliceResult | None:
         """Sum what is whole, in the order of peer ids, and encode the mean once; None when there is nothing to sum."""
-        whole = self._whole_offers()
-        included: list[tuple[PeerId, Offer]] = []
-        decoded = []
-        for peer, offer in whole:
+        counted = self._whole_offers()
+        while counted:
             try:
-                decoded.append([self._decode(offer, chunk) for chunk in self._chunk_numbers()])
+                return self._closed(counted)
+            except _UndecodableError as error:
+                self._absent[error.peer] = f"not decodable: {error}"
+                counted = [(peer, offer) for peer, offer in counted if peer != error.peer]
+        return None
+
+    def _closed(self, counted: _Counted) -> SliceResult:
+        of = _names(counted)
+        # a copy in one step: the last chunks may be summed in another thread at this moment
+        early = {chunk: each for chunk, each in dict(self._sums).items() if each.of == of}
+        numbers = range(self.part.first_chunk, self.part.stop_chunk)
+        early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
+        sums = [early[chunk] for chunk in numbers]
+        header = self._header(counted, sum(self._weights(counted)), merkle_root([each.leaf for each in sums]))
+        chunks = tuple(each.encoded for each in sums)
+        return SliceResult(header, chunks, b"".join(chunks))
+
+    def _weights(self, counted: _Counted) -> list[int]:
+        return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
+
+    def _summed(self, chunks: Sequence[int], counted: _Counted) -> dict[int, _Sum]:
+        """The means of these chunks over these members, encoded. Raises _UndecodableError."""
+        found: dict[int, _Sum] = {}
+        of = _names(counted)
+        for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
+            encoded = self._sum(run, counted)
+            found.update({chunk: _Sum(of, data, leaf_hash(data)) for chunk, data in zip(run, encoded, strict=True)})
+        return found
+
+    def _sum(self, run: range, counted: _Counted) -> list[bytes]:
+        begin, stop = self._grid.span(run.start, run.stop)
+        total = WeightedSum(stop - begin)
+        for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
+            try:
+                total.add(weight, self._decode(offer, run), is_spent=True)
             except RemoteProtocolError as error:
-                self._absent[peer] = f"not decodable: {error.found}"
-                continue
-            included.append((peer, offer))
-        if not included:
-            return None
-        cap = self._proposal.weight_cap_tokens
-        weights = [min(offer.header.tokens, cap) for _, offer in included]
-        chunks = []
-        for position, chunk in enumerate(self._chunk_numbers()):
-            begin, stop = self._grid.bounds(chunk)
-            total = WeightedSum(stop - begin)
-            for weight, parts in zip(weights, decoded, strict=True):
-                total.add(weight, parts[position])
-            chunks.append(self._codec.encode(total.mean()))
-        header = self._header(included, sum(weights), tuple(chunks))
-        return SliceResult(header, tuple(chunks))
+                raise _UndecodableError(peer, error) from error
+        return encode_run(self._codec, total.mean(), self._grid.chunk_elements)
 
-    def _chunk_numbers(self) -> range:
-        return range(self.part.first_chunk, self.part.stop_chunk)
-
-    def _decode(self, offer: Offer, chunk: int) -> torch.Tensor:
-        begin, stop = self._grid.bounds(chunk)
-        values_n = self._codec.decode(offer.chunks[chunk], stop - begin)
-        largest = float(values_n.abs().max())
+    def _decode(self, offer: Offer, run: range) -> torch.Tensor:
+        begin, stop = self._grid.span(run.start, run.stop)
+        size = self._grid.chunk_elements
+        values_n = decode_run(self._codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)
+        smallest, greatest = torch.aminmax(values_n)
+        largest = max(-float(smallest), float(greatest))
         if not largest <= MAX_DELTA:
+            chunk = run.start + int(values_n.abs().argmax()) // size
             raise RemoteProtocolError(f"a delta of {largest:.3g} in chunk {chunk}", f"at most {MAX_DELTA:.0e}")
         return values_n
 
-    def _header(self, included: list[tuple[PeerId, Offer]], weight_sum: int, chunks: tuple[bytes, ...]) -> ResultHeader:
+    def _header(self, included: _Counted, weight_sum: int, result_hash: Root) -> ResultHeader:
         proposal = self._proposal
         counted = {peer for peer, _ in included}
         omitted = tuple(
@@ -225,8 +314,12 @@ class Reduction:
             included=tuple(_included(peer, offer) for peer, offer in included),
             omitted=omitted,
             weight_sum=weight_sum,
-            result_hash=result_root(chunks),
+            result_hash=result_hash,
         )
+
+
+def _names(counted: _Counted) -> tuple[tuple[PeerId, Root], ...]:
+    return tuple((peer, offer.header.root) for peer, offer in counted)
 
 
 def _included(peer: PeerId, offer: Offer) -> Included:

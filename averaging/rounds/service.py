@@ -96,7 +96,10 @@ class RoundService:
         self._exchanging = Exchanging(config, chain, tools, self._tasks, self.tell, peer.send)
         self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes
-        self._gatherer = Gatherer(tools.network, chain, self._exchanging.is_exchanging, self._changes.wait)
+        exchanging, changes = self._exchanging, self._changes
+        self._gatherer = Gatherer(
+            tools.network, chain, exchanging.is_exchanging, changes.wait, lambda: exchanging.moved_s
+        )
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
         self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
         self._transfer = TransferService(

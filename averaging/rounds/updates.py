@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
-import torch
 
+from averaging.chunk_runs import decode_run, runs_in
 from averaging.codecs import Codec
 from averaging.generations import Generations
 from averaging.network.seams import Offload
-from averaging.outer_step import apply_outer_step
+from averaging.outer_step import moved_vectors, step_into
 from averaging.rounds.contribution import result_root, split_chunks
 from averaging.state import UnitState, state_root
 from averaging.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
-from protocol.ids import Root, RunId, UnitName
+from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord, SliceRecord
 from protocol.tensor_schema import ChunkGrid
@@ -48,6 +48,17 @@ class Updates:
 
     def __init__(self, tools: UnitTools) -> None:
         self._tools = tools
+        self._fresh: dict[Root, bytes] = {}
+        self._fresh_base: CommitId | None = None
+
+    def remember(self, base: CommitId, result_hash: Root, data: bytes) -> None:
+        """A result of `base` that was checked a moment ago and is on disk: to be applied it is not read and hashed once more. Those of
+        one base are kept, until a commit on it is applied.
+        """
+        if base != self._fresh_base:
+            self._fresh_base = base
+            self._fresh.clear()
+        self._fresh[result_hash] = data
 
     async def read(self, link: ChainLink) -> list[bytes] | None:
         """A commit's results, slice by slice; None where one is missing."""
@@ -55,7 +66,9 @@ class Updates:
             return None
         parts: list[bytes] = []
         for part in link.record.slices:
-            data = await self._tools.log.read_result(link.record.parent, part.result_hash)
+            data = self._fresh.get(part.result_hash)
+            if data is None:
+                data = await self._tools.log.read_result(link.record.parent, part.result_hash)
             if data is None:
                 return None
             parts.append(data)
@@ -92,21 +105,40 @@ class Updates:
         record = link.record
         if record is None:
             raise LocalProtocolError("a link without a record", "a commit")
-        return await self._tools.offload.run(lambda: self._outer(state, link, record, data), cost_s=APPLY_COST_S)
+        fresh = dict(self._fresh)
+        advanced = await self._tools.offload.run(
+            lambda: self._outer(state, link, record, data, fresh), cost_s=APPLY_COST_S
+        )
+        if record.parent == self._fresh_base:
+            self._fresh.clear()
+        return advanced
 
-    def _outer(self, state: UnitState, link: ChainLink, record: CommitRecord, data: Sequence[bytes]) -> UnitState:
+    def _outer(
+        self,
+        state: UnitState,
+        link: ChainLink,
+        record: CommitRecord,
+        data: Sequence[bytes],
+        fresh: Mapping[Root, bytes],
+    ) -> UnitState:
         grid, codec = self._tools.grid, self._tools.codec
-        update_N = torch.empty(grid.num_elements, dtype=torch.float32)
+        anchor_N, momentum_N = moved_vectors(state.anchor_N, state.momentum_N, record.outer)
         for part, blob in zip(record.slices, data, strict=True):
-            if not self._is_result(part, blob):
+            if fresh.get(part.result_hash) is not blob and not self._is_result(part, blob):
                 raise StorageError(
                     f"a result of commit {link.index} damaged on our disk", "the bytes that were checked"
                 )
             chunks = split_chunks(blob, codec, grid, part.first_chunk, part.stop_chunk)
-            for chunk, encoded in zip(range(part.first_chunk, part.stop_chunk), chunks, strict=True):
-                begin, stop = grid.bounds(chunk)
-                update_N[begin:stop] = codec.decode(encoded, stop - begin)
-        anchor_N, momentum_N = apply_outer_step(state.anchor_N, state.momentum_N, update_N, record.outer)
+            for run in runs_in(part.first_chunk, part.stop_chunk, grid.chunk_elements):
+                begin, stop = grid.span(run.start, run.stop)
+                encoded = chunks[run.start - part.first_chunk : run.stop - part.first_chunk]
+                step_into(
+                    (anchor_N[begin:stop], momentum_N[begin:stop]),
+                    state.anchor_N[begin:stop],
+                    state.momentum_N[begin:stop],
+                    decode_run(codec, encoded, grid.chunk_elements, stop - begin),
+                    record.outer,
+                )
         return UnitState(state.unit, link.commit, link.index, link.total_tokens, anchor_N, momentum_N)
 
     async def root(self, state: UnitState) -> Root:

@@ -73,10 +73,15 @@ def _cut_commands(place: Place, *, is_cut: bool) -> list[list[str]]:
 
 
 @contextmanager
-def open_places(num_peers: int) -> Iterator[Places]:
-    """Namespaces where this user may make them, else loopback. Nothing of it is left at the end."""
+def open_places(num_peers: int, rate_mbit_s: int = 0) -> Iterator[Places]:
+    """Namespaces where this user may make them, else loopback. Nothing of it is left at the end.
+
+    Args:
+        rate_mbit_s: of each place's link, up and down, by a token bucket on both ends of it; 0 for no limit. Loopback has none.
+    """
     name = f"pl{os.getpid() % 100_000}"
     places, commands, reason = _planned(name, num_peers)
+    commands += [_limit(place, end, rate_mbit_s) for place in places.peers for end in (0, 1) if rate_mbit_s]
     try:
         if not reason:
             reason = _set_up(commands)
@@ -117,6 +122,16 @@ def _planned(name: str, num_peers: int) -> tuple[Places, list[list[str]], str]:
         commands,
         reason,
     )
+
+
+def _limit(place: Place, end: int, rate_mbit_s: int) -> list[str]:
+    """The bucket at one end of a place's link: 0 for what the place sends, 1 for what it receives."""
+    inner = place.port.replace("v", "i")
+    where = ["tc", "-n", place.namespace, "qdisc", "add", "dev", inner] if end == 0 else []
+    where = where or ["tc", "qdisc", "add", "dev", place.port]
+    burst_kb = 64 if rate_mbit_s <= 100 else 512
+    limits = ["rate", f"{rate_mbit_s}mbit", "burst", f"{burst_kb}kb", "latency", "200ms"]
+    return [*where, "root", "tbf", *limits]
 
 
 def _free_subnet() -> str:

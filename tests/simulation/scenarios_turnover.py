@@ -19,6 +19,7 @@ async def turnover_with_slow_joiners(scene: Scene) -> None:
     """After each round two of six go, with a word or without, and two come whose lines are so thin that they need rounds to get here:
     rounds go on, and when it is over all are together.
     """
+    await scene.everybody_votes()
     for _ in range(NUM_CHANGES):
         here = [node for node in scene.world.live_nodes() if node.head is not None and node.index > 0]
         going = scene.chooser.sample(here, min(2, len(here) - 2))

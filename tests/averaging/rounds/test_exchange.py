@@ -168,7 +168,8 @@ async def test_a_broken_stream_goes_on_with_the_missing_chunks_alone(autojump_cl
                 pass
         sent_bytes = world.parties[1].network.traffic().bulk_bytes_up - before
         again_bytes = sent_bytes - len(encode_body(hello_of(proposal, mine)))
-        assert again_bytes == 3 * len(half[0]) + len(END) + len(NEED)
+        rest = [chunk_frame(3, mine.chunks[3]), chunk_frame(4, b"".join(mine.chunks[4:]))]
+        assert again_bytes == sum(map(len, rest)) + len(END) + len(NEED)
 
 
 async def test_streams_of_an_attempt_that_ends_are_let_go(autojump_clock: Clock) -> None:
@@ -182,6 +183,48 @@ async def test_streams_of_an_attempt_that_ends_are_let_go(autojump_clock: Clock)
 
 
 # --- slices that move ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_member_that_dies_after_half_of_its_chunks_were_summed_is_taken_out_of_the_sum(
+    autojump_clock: Clock,
+) -> None:
+    async with three_sides() as (world, sides):
+        dying = sides[1].contribution
+        assert dying is not None
+        proposal = world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        half = [chunk_frame(chunk, dying.chunks[chunk]) for chunk in range(3)]
+        async with running([sides[0], sides[2]], proposal) as exchanges:
+            with pytest.raises(PeerUnreachable):
+                await talk(world.parties[1], world.parties[0], hello_of(proposal, dying), [*half, b"X"])
+            await trio.sleep(1.0)
+            world.swarm.kill(world.parties[1].peer)
+            exchanges[0].drop(world.parties[1].peer, "lost")
+        mean_N = torch.div(torch.add(theta(0), theta(2)), -2.0)
+        got_N = torch.frombuffer(bytearray(sides[2].kept[0][1]), dtype=torch.float32)
+        torch.testing.assert_close(got_N, mean_N)
+        assert sides[0].omitted() == [(world.parties[1].peer, "lost")]
+
+
+async def test_a_late_chunk_with_another_hash_spoils_its_frame_and_the_true_one_is_counted_after_all(
+    autojump_clock: Clock,
+) -> None:
+    async with three_sides() as (world, sides):
+        mine = sides[1].contribution
+        assert mine is not None
+        proposal = world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        spoilt = bytearray(b"".join(mine.chunks[3:]))
+        spoilt[-1] ^= 1
+        frames = [chunk_frame(0, b"".join(mine.chunks[:3])), chunk_frame(3, bytes(spoilt))]
+        async with running([sides[0], sides[2]], proposal):
+            with pytest.raises(PeerUnreachable):
+                await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), [*frames, END])
+            offer = sides[0].offers.get(world.parties[1].peer)
+            assert offer is not None
+            assert sorted(offer.chunks) == [0, 1, 2]
+            async with running(sides[1:2], proposal):
+                pass
+        assert sides[0].omitted() == []
+        assert sides[1].kept[0][1] == sides[0].kept[0][1]
 
 
 async def test_a_mended_exchange_keeps_what_kept_its_reducer_and_sends_only_what_moved(autojump_clock: Clock) -> None:

@@ -240,3 +240,38 @@ async def test_we_never_ask_ourselves(autojump_clock: Clock) -> None:
         await commit.write_results(world.parties[1])
         assert await _gatherer(reducer).gather(commit.record, (reducer.peer, world.parties[1].peer))
         assert reducer.asked == []
+
+
+async def test_what_a_running_exchange_brings_is_gathered_at_once_and_not_fetched(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        changes = trio.Event()
+
+        async def bring() -> None:
+            await trio.sleep(0.1)
+            await commit.write_results(gathering)
+            changes.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bring)
+            gatherer = _gatherer(gathering, lambda base: True, changes.wait)
+            assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert trio.current_time() < 0.2, "everybody's ack waits for it"
+        assert _asked(world) == []
+
+
+async def test_an_exchange_that_still_brings_something_is_waited_for_and_one_that_stalls_is_not(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        moves_until_s = 5 * EXCHANGE_PATIENCE_S
+        gatherer = Gatherer(
+            gathering.network,
+            gathering.chain,
+            lambda base: True,
+            _never_changes,
+            lambda: min(trio.current_time(), moves_until_s),
+        )
+        assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert moves_until_s <= trio.current_time() < moves_until_s + 3 * EXCHANGE_PATIENCE_S

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import trio.testing
 
+from averaging.codecs import codec_by_name, codec_names
 from averaging.network.memory_storage import MemoryStorage
 from averaging.rounds import keeping, unit
 from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
@@ -15,6 +16,7 @@ from protocol.errors import StorageError
 from protocol.ids import CommitId
 from protocol.rounds.messages import Ballot
 from protocol.rounds.state import OpenRound
+from protocol.tensor_schema import ChunkGrid
 from tests.averaging.rounds.round_world import MadeCommit, Party, certificates, open_world, tree_nodes
 
 Clock = trio.testing.MockClock
@@ -170,3 +172,11 @@ async def _switch(party: Party, fork: MadeCommit, commits: list[MadeCommit]) -> 
     path = tree_nodes(commits)
     prepared = await party.chain.prepared(fork.link.commit, path, state, await party.chain.replay(state, path))
     return await party.chain.switch(prepared)
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("num_elements", [1, 300, 600, 601, 6000, 6599])
+def test_what_a_commit_weighs_is_the_sum_of_its_chunks(codec_name: str, num_elements: int) -> None:
+    codec, grid = codec_by_name(codec_name), ChunkGrid(num_elements, 600)
+    spans = map(grid.bounds, range(grid.num_chunks))
+    assert keeping.update_bytes(codec, grid) == sum(codec.encoded_bytes(stop - start) for start, stop in spans)

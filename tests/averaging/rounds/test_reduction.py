@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,9 +9,10 @@ import torch
 import trio
 import trio.testing
 
-from averaging.codecs import codec_by_name
+from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
+from averaging.weighted_mean import WeightedSum
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, RunId, UnitName
@@ -81,6 +84,91 @@ def test_the_result_is_the_weighted_mean_with_weights_capped_and_members_in_fixe
     mean_N = -(100 * thetas[0] + 300 * thetas[1] + 1000 * thetas[2]) / 1400
     got_n = torch.cat([CODEC.decode(chunk, 10) for chunk in results[0].chunks])
     torch.testing.assert_close(got_n, mean_N[10:40], rtol=1e-5, atol=1e-6)
+
+
+def _in_order_of_arrival(
+    codec: Codec, grid: ChunkGrid, tokens: Sequence[int], chance: random.Random
+) -> tuple[Offers, Reduction, list[tuple[Offer, EncodedContribution, int]]]:
+    """A reduction of chunks 1 to 3 of members with these tokens, and their chunks in a drawn order."""
+    offers = Offers(RUN, HashVerifier(), codec, grid)
+    proposal = replace(PROPOSAL, codec=codec.name)
+    arriving = []
+    for number, count in enumerate(tokens):
+        theta_N = torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(number))
+        mine = encode_contribution(torch.zeros(grid.num_elements), theta_N, count, codec, grid)
+        hello = _hello(number, mine, count, codec=codec.name)
+        offer = offers.admit(SIGNERS[number].peer_id, proposal, hello)
+        arriving += [(offer, mine, chunk) for chunk in range(PART.first_chunk, PART.stop_chunk)]
+    chance.shuffle(arriving)
+    return offers, Reduction(proposal, PART, offers, codec, grid), arriving
+
+
+def _straightforward(
+    codec: Codec, grid: ChunkGrid, offers: Sequence[Offer], weights: Sequence[int]
+) -> tuple[bytes, ...]:
+    """Everything decoded, then summed chunk by chunk in the order of the offers, then encoded."""
+    chunks = []
+    for chunk in range(PART.first_chunk, PART.stop_chunk):
+        begin, stop = grid.bounds(chunk)
+        total = WeightedSum(stop - begin)
+        for offer, weight in zip(offers, weights, strict=True):
+            total.add(weight, codec.decode(offer.chunks[chunk], stop - begin))
+        chunks.append(codec.encode(total.mean()))
+    return tuple(chunks)
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_what_is_summed_as_it_arrives_has_the_bytes_of_what_is_summed_at_the_end(codec_name: str) -> None:
+    codec, grid, chance = codec_by_name(codec_name), ChunkGrid(4 * 600 - 77, 600), random.Random(codec_name)
+    for _ in range(3):
+        offers, reduction, arriving = _in_order_of_arrival(codec, grid, (100, 300, 5000), chance)
+        for offer, mine, chunk in arriving:
+            summing = reduction.take(offer, [(chunk, memoryview(mine.chunks[chunk]))])
+            if summing is not None:
+                summing()
+        result = reduction.reduce()
+        assert result is not None
+        known = [offer for signer in SIGNERS if (offer := offers.get(signer.peer_id)) is not None]
+        assert result.chunks == _straightforward(codec, grid, known, (100, 300, 1000))
+        assert result.data == b"".join(result.chunks)
+        assert result.header.result_hash == result_root(result.chunks)
+
+
+def test_a_member_that_is_gone_after_half_of_its_chunks_were_summed_leaves_no_trace_in_the_result() -> None:
+    offers, reduction, arriving = _in_order_of_arrival(CODEC, GRID, (100, 300, 700), random.Random(1))
+    summed = []
+    for offer, mine, chunk in arriving:
+        if chunk == PART.first_chunk or offer.header.member != MEMBERS[1]:
+            summing = reduction.take(offer, [(chunk, memoryview(mine.chunks[chunk]))])
+            if summing is not None:
+                summed.append(chunk)
+                summing()
+    assert summed == [PART.first_chunk], "the others wait for the second member"
+    reduction.set_absent(SIGNERS[1].peer_id, "lost")
+    result = reduction.reduce()
+    assert result is not None
+    known = [offer for number in (0, 2) if (offer := offers.get(SIGNERS[number].peer_id)) is not None]
+    assert result.chunks == _straightforward(CODEC, GRID, known, (100, 700))
+    assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id, SIGNERS[2].peer_id]
+
+
+def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was_summed_before() -> None:
+    offers = _offers()
+    good = [_offer(offers, number) for number in (0, 2)]
+    theta_N = torch.ones(40)
+    theta_N[25] = 10 * MAX_DELTA
+    spoilt = encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, spoilt))
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    for chunk in range(PART.first_chunk, PART.stop_chunk):
+        summing = reduction.take(offer, [(chunk, memoryview(spoilt.chunks[chunk]))])
+        assert summing is not None
+        summing()
+    result = reduction.reduce()
+    assert result is not None
+    assert result.chunks == _straightforward(CODEC, GRID, good, (100, 100))
+    named = {omission.peer: omission.reason for omission in result.header.omitted}
+    assert named[SIGNERS[1].peer_id].startswith("not decodable: a delta of 1e+19 in chunk 2")
 
 
 def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:

@@ -1,0 +1,109 @@
+"""Several chunks encoded or decoded at once: one call of a codec costs as much as 15,000 values, and a default chunk has 16,384.
+
+The bytes are those of chunk by chunk encoding. A codec that writes one thing after another in blocks of values, or blocks' scales and
+then their codes, writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from averaging.codecs import E3M0_BLOCK_ELEMENTS, INT4_BLOCK_ELEMENTS, INT8_BLOCK_ELEMENTS, Codec
+from protocol.errors import RemoteProtocolError
+
+RUN_ELEMENTS: Final = 1 << 18
+"""Values at a time: 1 MiB as float32, which stays in a core's cache."""
+
+_SCALE_BYTES: Final = 4
+_SCALED_BLOCKS: Final[Mapping[str, int]] = {
+    "int8": INT8_BLOCK_ELEMENTS,
+    "int4": INT4_BLOCK_ELEMENTS,
+    "e3m0": E3M0_BLOCK_ELEMENTS,
+}
+_PLAIN: Final = frozenset({"fp32", "fp16"})
+
+
+def _head_bytes(codec: Codec, chunk_elements: int) -> int | None:
+    """How much of a chunk's encoding is scales; None where a run is not one long vector."""
+    if codec.name in _PLAIN:
+        return 0
+    block = _SCALED_BLOCKS.get(codec.name, 0)
+    return _SCALE_BYTES * (chunk_elements // block) if block and chunk_elements % block == 0 else None
+
+
+def run_chunks(chunk_elements: int) -> int:
+    """How many chunks are taken at once."""
+    return max(1, RUN_ELEMENTS // chunk_elements)
+
+
+def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[range]:
+    """The chunks of a range as runs of which each is taken at once."""
+    step = run_chunks(chunk_elements)
+    return [range(first, min(first + step, stop_chunk)) for first in range(first_chunk, stop_chunk, step)]
+
+
+def encode_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
+    """The encodings of the chunks of a (n,) float32 vector; the last may be shorter. Raises as `Codec.encode`."""
+    num_whole = values_n.numel() // chunk_elements
+    head = _head_bytes(codec, chunk_elements)
+    if head is None or num_whole < 2:
+        starts = range(0, values_n.numel(), chunk_elements)
+        return [codec.encode(values_n[start : start + chunk_elements]) for start in starts]
+    stop = num_whole * chunk_elements
+    size_bytes = codec.encoded_bytes(chunk_elements)
+    whole = np.frombuffer(codec.encode(values_n[:stop]), dtype=np.uint8)
+    if head:
+        moved = np.empty((num_whole, size_bytes), dtype=np.uint8)
+        moved[:, :head] = whole[: num_whole * head].reshape(num_whole, head)
+        moved[:, head:] = whole[num_whole * head :].reshape(num_whole, size_bytes - head)
+        whole = moved.reshape(-1)
+    view = whole.data
+    chunks = [bytes(view[begin : begin + size_bytes]) for begin in range(0, num_whole * size_bytes, size_bytes)]
+    return chunks if stop == values_n.numel() else [*chunks, codec.encode(values_n[stop:])]
+
+
+def decode_run(
+    codec: Codec, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
+) -> torch.Tensor:
+    """The values of chunks that follow one another, (num_elements,) float32; all but the last hold `chunk_elements`.
+
+    Raises:
+        RemoteProtocolError: not the lengths of these chunks, or as `Codec.decode`.
+    """
+    num_whole = num_elements // chunk_elements
+    head = _head_bytes(codec, chunk_elements)
+    if head is None or num_whole < 2:
+        return _one_by_one(codec, chunks, chunk_elements, num_elements)
+    size_bytes = codec.encoded_bytes(chunk_elements)
+    if len(chunks) < num_whole or any(len(chunk) != size_bytes for chunk in chunks[:num_whole]):
+        raise RemoteProtocolError(f"{codec.name} chunks of other lengths", f"{size_bytes} bytes each")
+    values_n = codec.decode(_scales_first(chunks[:num_whole], head, size_bytes), num_whole * chunk_elements)
+    rest = num_elements - num_whole * chunk_elements
+    if not rest:
+        return values_n
+    return torch.cat([values_n, _one_by_one(codec, chunks[num_whole:], chunk_elements, rest)])
+
+
+def _scales_first(chunks: Sequence[bytes | memoryview], head: int, size_bytes: int) -> memoryview:
+    """The chunks as one long vector's encoding: all their first `head` bytes, then all others."""
+    joined = memoryview(bytearray(len(chunks) * size_bytes))
+    rest, begin = size_bytes - head, len(chunks) * head
+    for number, chunk in enumerate(chunks):
+        view = memoryview(chunk)
+        joined[number * head : (number + 1) * head] = view[:head]
+        joined[begin + number * rest : begin + (number + 1) * rest] = view[head:]
+    return joined
+
+
+def _one_by_one(
+    codec: Codec, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
+) -> torch.Tensor:
+    if len(chunks) != -(-num_elements // chunk_elements):
+        raise RemoteProtocolError(f"{len(chunks)} chunks", f"those of {num_elements} values")
+    sizes = (min(chunk_elements, num_elements - begin) for begin in range(0, num_elements, chunk_elements))
+    parts = [codec.decode(chunk, size) for chunk, size in zip(chunks, sizes, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from averaging.chunk_runs import RUN_ELEMENTS, decode_run, encode_run, run_chunks
+from averaging.codecs import codec_by_name, codec_names
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+
+CHUNKS = pytest.mark.parametrize("chunk_elements", [256, 512, 600, 37])
+SIZES = pytest.mark.parametrize("num_elements", [512 * 7, 512 * 7 + 1, 512, 100])
+
+
+def _values(num_elements: int) -> torch.Tensor:
+    values_n = torch.randn(num_elements, generator=torch.Generator().manual_seed(5))
+    values_n[: num_elements // 3] *= 1e-3
+    values_n[num_elements // 2 : num_elements // 2 + 300] = 0.0
+    return values_n
+
+
+@SIZES
+@CHUNKS
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_a_run_has_the_bytes_and_the_values_of_chunk_by_chunk(
+    codec_name: str, chunk_elements: int, num_elements: int
+) -> None:
+    codec, values_n = codec_by_name(codec_name), _values(num_elements)
+    alone = [codec.encode(part_n) for part_n in values_n.split(chunk_elements)]
+    assert encode_run(codec, values_n, chunk_elements) == alone
+    decoded_n = torch.cat(
+        [codec.decode(c, p.numel()) for c, p in zip(alone, values_n.split(chunk_elements), strict=True)]
+    )
+    together_n = decode_run(codec, [memoryview(chunk) for chunk in alone], chunk_elements, num_elements)
+    assert together_n.numpy().tobytes() == decoded_n.numpy().tobytes()
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_chunks_of_other_lengths_or_too_few_are_refused(codec_name: str) -> None:
+    codec = codec_by_name(codec_name)
+    chunks = encode_run(codec, _values(1024), 256)
+    for spoilt in (chunks[:3], [chunks[0][:-1], chunks[1] + b"\0", *chunks[2:]], [chunks[0] * 2, *chunks[1:]]):
+        with pytest.raises(RemoteProtocolError):
+            decode_run(codec, spoilt, 256, 1024)
+
+
+def test_values_that_are_not_finite_are_refused_both_ways() -> None:
+    codec, values_n = codec_by_name("int8"), _values(1024)
+    values_n[700] = float("nan")
+    with pytest.raises(LocalProtocolError):
+        encode_run(codec, values_n, 256)
+    chunks = encode_run(codec, _values(1024), 256)
+    chunks[2] = b"\xff\xff\xff\xff" + chunks[2][4:]
+    with pytest.raises(RemoteProtocolError):
+        decode_run(codec, chunks, 256, 1024)
+
+
+def test_a_run_is_as_many_chunks_as_stay_in_the_cache() -> None:
+    assert (run_chunks(16384), run_chunks(RUN_ELEMENTS), run_chunks(2 * RUN_ELEMENTS)) == (16, 1, 1)

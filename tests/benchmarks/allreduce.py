@@ -1,0 +1,196 @@
+"""`python -m tests.benchmarks.allreduce --json FILE [--quick]`: one round of real peers beside hivemind's averager and gloo.
+
+A peer is a whole daemon, in a process of its own, with everything that a round is in the product: credentials, encryption, signed and
+hashed contributions, the log, the certificate, the applied state. Only its training is replaced by a vector that is given
+(allreduce_peer.py). The host runs beside and is not counted. Links of 1 Gbit/s and 100 Mbit/s are token buckets at both ends of each
+peer's own namespace. Trials of all groups take turns. The first one of each is not counted: connections are made in it.
+
+Wall time of ours begins when the first peer is asked for its snapshot, and ends when the last one has the certificate on disk and
+the new state in memory; all results and votes are on disk by then. hivemind's is that of `step()`, its matchmaking included; gloo's
+that of `all_reduce`. Processor time is that of all processes of a group and all their descendants, p2pd included; of ours in
+two figures, without and with writing the whole new state to disk, which the others do not do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from protocol.errors import PotluckError
+from tests.benchmarks.allreduce_arithmetic import error_rows
+from tests.benchmarks.allreduce_groups import Group, open_gloo, open_hivemind, open_ours, run_config
+from tests.benchmarks.allreduce_kill import kill_one, kill_rows
+from tests.benchmarks.allreduce_rows import BENCH, Measured, Setting, rows_of
+from tests.benchmarks.places import LOOPBACK, Place, Places, open_places
+from tests.benchmarks.processes import Children, open_children
+from tests.benchmarks.results import Row, machine, print_rows, write_rows
+
+M: Final = 1_000_000
+TRIAL_LIMIT_S: Final = 150.0
+KILLED_AT: Final = (4, 100, "int8")
+"""Members, Mbit/s and codec at which one is killed in the end."""
+
+FULL: Final = (
+    Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4")),
+    Setting(25 * M, 2, 0, ("int8",)),
+    Setting(25 * M, 4, 100, ("int8", "int4")),
+    Setting(25 * M, 2, 100, ("int8", "int4")),
+    Setting(25 * M, 4, 1000, ("fp32", "int8")),
+    Setting(25 * M, 2, 1000, ("fp32", "int8")),
+    Setting(100 * M, 2, 0, ("int8",)),
+    Setting(100 * M, 4, 0, ("int8",)),
+    *(Setting(1 * M, peers, 0, ("int8",), has_baselines=False) for peers in (2, 4, 8, 16, 32)),
+    Setting(100 * M, 4, 1000, ("int8",), has_baselines=False),
+    Setting(100 * M, 4, 100, ("int8",), has_baselines=False),
+)
+QUICK: Final = (
+    Setting(25 * M, 4, 0, ("int8",)),
+    Setting(25 * M, 4, 100, ("int8",)),
+    Setting(25 * M, 4, 1000, ("fp32",)),
+    *(Setting(1 * M, peers, 0, ("int8",), has_baselines=False) for peers in (2, 8)),
+)
+
+
+@dataclass
+class Plan:
+    """What is measured, how often, and after how many seconds nothing more is begun."""
+
+    settings: Sequence[Setting]
+    num_trials: int
+    limit_s: float
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Until the limit."""
+        return self.began_s + self.limit_s - time.monotonic()
+
+    def fits(self, setting: Setting) -> bool:
+        """Whether there is time left for its first codec, by a guess: starts, and what the links take."""
+        started_s = 20.0 + 4.0 * setting.num_peers
+        encoded = setting.bound_bytes("fp32" if setting.has_baselines else setting.codecs[0])
+        link_s = 2.5 * encoded * 8 / (setting.rate_mbit_s * 1e6) if setting.rate_mbit_s else setting.num_elements / 25e6
+        return self.left_s > started_s + 3 * link_s
+
+
+@contextmanager
+def _places(setting: Setting) -> Iterator[Places]:
+    if not setting.rate_mbit_s:
+        yield Places(LOOPBACK, (Place(),) * setting.num_peers, "loopback")
+        return
+    with open_places(setting.num_peers, setting.rate_mbit_s) as places:
+        yield places
+
+
+def take_turns(ours: Group, others: Sequence[Group], plan: Plan) -> None:
+    """One warm-up each, then trials of all in turn."""
+    for group in (ours, *others):
+        if not group.num_done:
+            group.trial(TRIAL_LIMIT_S, is_warm_up=True)
+    for _ in range(plan.num_trials):
+        for group in (ours, *others):
+            begin_s = time.monotonic()
+            trial = group.trial(min(TRIAL_LIMIT_S, max(5.0, plan.left_s)))
+            if trial is not None:
+                print(f"  {group.name}: {trial.wall_s:.3f} s, processor {trial.cpu_s:.2f} s", flush=True)
+            if time.monotonic() - begin_s > plan.left_s:
+                return
+
+
+def measure(children: Children, directory: Path, setting: Setting, plan: Plan) -> list[Measured]:
+    """All codecs of one setting, the first beside every baseline, the others beside gloo."""
+    found: list[Measured] = []
+    with _places(setting) as places, ExitStack() as stack:
+        if setting.rate_mbit_s and not places.peers[0].namespace:
+            print(f"{setting.name} left out: {places.how}", flush=True)
+            return []
+        others: list[Group] = []
+        if setting.has_baselines:
+            others.append(stack.enter_context(open_gloo(children, directory, places, setting.num_elements)))
+            for compression in ("fp16", "fp32"):
+                opened = open_hivemind(children, directory, places, setting.num_elements, compression)
+                others.append(stack.enter_context(opened))
+        for number, codec in enumerate(setting.codecs):
+            if number and not plan.fits(setting):
+                break
+            beside = others if number == 0 else others[:1]
+            found.append(_measure_codec(children, directory / codec, places, setting, codec, beside, plan))
+    return found
+
+
+def _measure_codec(
+    children: Children,
+    directory: Path,
+    places: Places,
+    setting: Setting,
+    codec: str,
+    beside: Sequence[Group],
+    plan: Plan,
+) -> Measured:
+    print(f"{setting.name}, {codec}", flush=True)
+    config = run_config(setting.num_elements, setting.num_peers, codec, setting.chunk_elements)
+    begun = {group.name: len(group.trials) for group in beside}
+    killed: list[Row] = []
+    with open_ours(children, directory, places, config) as ours:
+        take_turns(ours, beside, plan)
+        if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT and not ours.failed:
+            killed = kill_rows(kill_one(ours, places, setting, codec), ours.trials, f"{setting.name}, {codec}", {})
+            ours.failed = ""
+    for group in (ours, *beside):
+        if group.failed:
+            print(f"  {group.failed}", flush=True)
+    baselines = {group.name: group.trials[begun[group.name] :] for group in beside}
+    failures = [group.failed for group in (ours, *beside) if group.failed]
+    return Measured(setting, codec, ours.trials, baselines, ours.relative_error, failures, killed)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when every target was met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.allreduce", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="fewer places and trials, at most ten minutes")
+    parser.add_argument("--keep", type=Path, help="keep logs and state in this new folder")
+    parser.add_argument(
+        "--only", default="", help="only places with this in their name, such as 'loopback, 25M, N = 4'"
+    )
+    parser.add_argument("--trials", type=int, default=0)
+    options = parser.parse_args(arguments)
+    plan = Plan(QUICK, 3, 570.0) if options.quick else Plan(FULL, 5, 1770.0)
+    plan.num_trials = options.trials or plan.num_trials
+    before = machine()
+    rows: list[Row] = error_rows(BENCH)
+    with tempfile.TemporaryDirectory(prefix="potluck-allreduce-") as temporary:
+        directory = options.keep.absolute() if options.keep else Path(temporary)
+        rows += _measure_all(directory, plan, options.only, {"machine_before": before})
+    write_rows(rows, options.json)
+    print_rows(rows, "allreduce: one round of real peers")
+    print(f"machine before {before}, after {machine()}; {time.monotonic() - plan.began_s:.0f} s")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+def _measure_all(directory: Path, plan: Plan, only: str, about: dict[str, object]) -> list[Row]:
+    rows: list[Row] = []
+    with open_children(directory / "logs") as children:
+        for number, setting in enumerate(plan.settings):
+            if only not in setting.name:
+                continue
+            if not plan.fits(setting):
+                print(f"{setting.name} left out: no time", flush=True)
+                continue
+            try:
+                for measured in measure(children, directory / str(number), setting, plan):
+                    rows += rows_of(measured, about)
+            except PotluckError as error:
+                print(f"{setting.name}: {error.one_line()}", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""What a benchmark peer (allreduce_peer.py) notes while its daemon works: when each step of a round was done, and what it cost.
+
+The daemon is the real one. Wrapped are public methods at the edges of a round's steps, and the door to threads, which tells what each
+kind of work there costs. Steps, in their order:
+
+    ordered      the snapshot is asked for
+    offered      the contribution is encoded and its root on disk
+    closed       our own slice is in
+    reduced      the result of our own slice is on disk
+    held         all results that the record names are on disk
+    certified    the certificate is on disk
+    applied      the new state stands in memory
+    kept         it is on disk as a generation
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psutil
+
+from averaging.generations import GenerationRef, Generations
+from averaging.network.offload import ThreadOffload
+from averaging.rounds.reduction import Reduction
+from averaging.rounds.unit import AppliedCommit, UnitChain
+from averaging.state import UnitState
+from averaging.unit_log import LoggedContribution, UnitLog
+from protocol.ids import CommitId, PeerId, Root
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import Certificate, CommitRecord
+
+T = TypeVar("T")
+
+STEPS: Final = ("ordered", "offered", "closed", "reduced", "held", "certified", "applied", "kept")
+KEEPING: Final = "generation"
+_TICKS_PER_S: Final = 100.0
+_part_of: contextvars.ContextVar[str] = contextvars.ContextVar("part_of", default="")
+
+
+class Marks:
+    """The times of one round's steps, Unix seconds, and what offloaded work cost since `begin`, processor seconds."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[str, float] = {}
+        self.results_s: dict[Root, float] = {}
+        self.offloaded_s: dict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Forget the round before."""
+        self.at_s.clear()
+        self.results_s.clear()
+        with self._lock:
+            self.offloaded_s.clear()
+
+    def mark(self, step: str) -> None:
+        """A step is done; done again it counts anew."""
+        self.at_s[step] = time.time()
+
+    def mark_results(self, record: CommitRecord, me: PeerId) -> None:
+        """When the record's results were on disk: that of our own slice, and the last one."""
+        found = {part.reducer: self.results_s.get(part.result_hash, 0.0) for part in record.slices}
+        self.at_s["held"] = max(found.values())
+        self.at_s["reduced"] = found.get(me, 0.0)
+
+    def charge(self, part: str, seconds: float) -> None:
+        """Offloaded work cost so much; called in its thread."""
+        with self._lock:
+            self.offloaded_s[part] += seconds
+
+
+def install(marks: Marks) -> None:
+    """Wrap the steps, in this process, for good."""
+    _wrap_steps(marks)
+    _wrap_keeping(marks)
+    _wrap_offload(marks)
+
+
+def _wrap_steps(marks: Marks) -> None:
+    offered, closed = UnitChain.log_contribution, Reduction.wait_ready
+    result, certificate = UnitLog.write_result, UnitLog.log_certificate
+
+    async def log_contribution(chain: UnitChain, base: CommitId, contribution: LoggedContribution) -> None:
+        await offered(chain, base, contribution)
+        marks.mark("offered")
+
+    async def wait_ready(reduction: Reduction, within_s: float) -> None:
+        await closed(reduction, within_s)
+        marks.mark("closed")
+
+    async def write_result(log: UnitLog, base: CommitId, result_hash: Root, data: Any) -> None:
+        await result(log, base, result_hash, data)
+        marks.results_s[result_hash] = time.time()
+
+    async def log_certificate(log: UnitLog, base: CommitId, raw: bytes) -> None:
+        await certificate(log, base, raw)
+        marks.mark("certified")
+
+    setattr(UnitChain, "log_contribution", log_contribution)  # noqa: B010 - mypy takes no plain assignment
+    setattr(Reduction, "wait_ready", wait_ready)  # noqa: B010
+    for wrapped in (write_result, log_certificate):
+        setattr(UnitLog, wrapped.__name__, wrapped)
+
+
+def _wrap_keeping(marks: Marks) -> None:
+    applied, written = UnitChain.apply, Generations.write
+
+    async def apply(chain: UnitChain, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+        done = await applied(chain, link, certificate)
+        marks.mark("kept")
+        return done
+
+    async def write(generations: Generations, state: UnitState, root: Root) -> GenerationRef:
+        marks.mark("applied")
+        token = _part_of.set(KEEPING)
+        try:
+            return await written(generations, state, root)
+        finally:
+            _part_of.reset(token)
+
+    setattr(UnitChain, "apply", apply)  # noqa: B010
+    setattr(Generations, "write", write)  # noqa: B010
+
+
+def _wrap_offload(marks: Marks) -> None:
+    run = ThreadOffload.run
+
+    async def timed(offload: ThreadOffload, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        part = _part_of.get() or _name_of(function)
+
+        def work() -> T:
+            begin_s = time.thread_time()
+            try:
+                return function()
+            finally:
+                marks.charge(part, time.thread_time() - begin_s)
+
+        return await run(offload, work, cost_s=cost_s)
+
+    setattr(ThreadOffload, "run", timed)  # noqa: B010
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """`Updates.advance` for the lambda in it."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__qualname__", type(inner).__name__)).split(".<locals>")[0]
+
+
+def threads_cpu_s() -> Mapping[str, float]:
+    """Processor seconds of the main thread (trio) and of the threads with a name of their own (asyncio) so far."""
+    found: dict[str, float] = {}
+    for thread in threading.enumerate():
+        if thread.name.startswith("Trio thread"):
+            continue  # what is done there is told by name
+        name = "trio" if thread is threading.main_thread() else thread.name.lower()
+        with suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()
+            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return found
+
+
+def children_cpu_s() -> float:
+    """Processor seconds of this process's descendants so far: p2pd."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def interface_bytes() -> tuple[int, int]:
+    """Bytes sent and received by this machine's or namespace's interfaces but loopback; headers included."""
+    up = down = 0
+    for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        numbers = counts.split()
+        if name.strip() != "lo":
+            up, down = up + int(numbers[8]), down + int(numbers[0])
+    return up, down
+
+
+def spans(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds from the first peer's order until the last peer has done each step, as the time that each step adds."""
+    if not steps:
+        return {}
+    reached_s = min(at_s["ordered"] for at_s in steps)
+    parts: dict[str, float] = {}
+    for step in STEPS[1:]:
+        last_s = max(reached_s, *(at_s.get(step, 0.0) for at_s in steps))
+        parts[step] = last_s - reached_s
+        reached_s = last_s
+    return parts

@@ -1,0 +1,77 @@
+"""`python -m tests.benchmarks.allreduce_peer join ...`: a peer that hands the rounds given vectors when it is told to.
+
+The daemon is the real one, with its network, credentials, rounds, log and generations. There is no training process: a trainer in the
+daemon gives `anchor - delta`, where delta is noise from the peer's rank, made before the round is ordered. What is noted of each step
+of a round is in allreduce_marks.py; allreduce_files.py says how trials are ordered and told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import peer.worker_process
+import potluck
+from peer.worker_process import EarlyWorker
+
+FOLDER_VARIABLE: Final = "BENCH_ALLREDUCE_FOLDER"
+TOKENS: Final = 1000
+"""What each member's contribution weighs."""
+
+
+@contextmanager
+def _no_worker() -> Iterator[EarlyWorker | None]:
+    """In the place of the training process; then, as the front door would, the daemon's imports."""
+    install()
+    yield None
+
+
+def _rank(arguments: Sequence[str]) -> int:
+    """From 0, by the peer's folder, which ends with its number."""
+    return int(arguments[arguments.index("--state-dir") + 1].rpartition("-")[2]) - 1
+
+
+def install() -> None:
+    """Give this process's daemon a trainer and a service of the benchmark."""
+    import torch
+    import trio
+
+    import peer.daemon
+    from averaging.rounds.service import RoundService
+    from tests.benchmarks import allreduce_marks
+    from tests.benchmarks.allreduce_trainer import Desk, GivenTrainer
+
+    torch.set_num_threads(1)
+    desk = Desk(Path(os.environ[FOLDER_VARIABLE]), _rank(sys.argv), TOKENS)
+    allreduce_marks.install(desk.marks)
+
+    @asynccontextmanager
+    async def given_trainer(plan: Any, anchor_N: torch.Tensor, early: object = None) -> AsyncIterator[GivenTrainer]:
+        trainer = GivenTrainer(desk, anchor_N)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            yield trainer
+            nursery.cancel_scope.cancel()
+
+    class SeenService(RoundService):
+        def __init__(self, config: Any, chain: Any, open_round: Any, tools: Any, rounds: Any) -> None:
+            super().__init__(config, chain, open_round, tools, rounds)
+            desk.see(self, tools.network)
+
+    setattr(peer.daemon, "open_worker_trainer", given_trainer)  # noqa: B010 - mypy takes no plain assignment
+    setattr(peer.daemon, "RoundService", SeenService)  # noqa: B010
+
+
+def main() -> None:
+    """The real program with given vectors."""
+    setattr(peer.worker_process, "early_worker", _no_worker)  # noqa: B010
+    sys.argv[0] = "potluck"
+    potluck.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The rows of the all-reduce benchmark: from trials to figures with targets. Ratios are judged by medians of interleaved trials."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from averaging.codecs import codec_by_name
+from averaging.rounds.keeping import update_bytes
+from protocol.tensor_schema import ChunkGrid
+from tests.benchmarks.allreduce_groups import Trial
+from tests.benchmarks.results import Row
+
+BENCH: Final = "allreduce"
+WALL_SHARE: Final = 1 / 3
+CPU_SHARE: Final = 1 / 4
+LINK_SHARES: Final[Mapping[tuple[int, str], float]] = {(100, "int8"): 0.92, (100, "int4"): 0.90, (1000, "fp32"): 0.90}
+GLOO_SHARES: Final[Mapping[tuple[int, str], float]] = {(100, "int8"): 1 / 3, (100, "int4"): 1 / 6}
+BYTES_OVER_BOUND: Final = 1.05
+IDLE_BYTES_PER_S: Final = 200.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One place to measure in: values, members, link (0 for loopback), and the codecs, the first one beside all baselines."""
+
+    num_elements: int
+    num_peers: int
+    rate_mbit_s: int
+    codecs: tuple[str, ...]
+    chunk_elements: int = 16384
+    has_baselines: bool = True
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        link = f"{self.rate_mbit_s} Mbit/s" if self.rate_mbit_s else "loopback"
+        return f"{link}, {self.num_elements / 1e6:g}M, N = {self.num_peers}"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the one that time and processor targets are set for."""
+        return (self.num_elements, self.num_peers, self.rate_mbit_s) == (25_000_000, 4, 0)
+
+    def bound_bytes(self, codec: str) -> float:
+        """2 (N-1)/N of the encoded vector: what a peer sends, and what it receives, at least."""
+        encoded = update_bytes(codec_by_name(codec), ChunkGrid(self.num_elements, self.chunk_elements))
+        return 2 * (self.num_peers - 1) / self.num_peers * encoded
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Trials by group in one setting beside one codec's swarm."""
+
+    setting: Setting
+    codec: str
+    ours: Sequence[Trial]
+    baselines: Mapping[str, Sequence[Trial]]
+    relative_error: float | None = None
+    failures: Sequence[str] = ()
+    kill_rows: Sequence[Row] = ()
+
+
+def _shown(value: float) -> float:
+    """Four digits that count."""
+    return float(f"{value:.4g}")
+
+
+def _row(
+    metric: str, values: Sequence[float], unit: str, settings: Mapping[str, object], *, is_share: bool = False
+) -> Row:
+    if not values:
+        return Row(BENCH, metric, None, unit, settings=settings)
+    best, worst = (max(values), min(values)) if is_share else (min(values), max(values))
+    return Row(
+        BENCH,
+        metric,
+        _shown(statistics.median(values)),
+        unit,
+        trials=len(values),
+        spread={"best": _shown(best), "worst": _shown(worst)},
+        settings=settings,
+    )
+
+
+def _against(row: Row, theirs: Sequence[float], limit: float | None) -> Row:
+    """Beside the others' median; the target is a ratio."""
+    if not theirs or row.value is None:
+        return row
+    baseline = statistics.median(theirs)
+    ratio = _shown(row.value / baseline)
+    if limit is None:
+        return replace(row, baseline=_shown(baseline), ratio=ratio)
+    target = f"ratio <= {limit:.3g}"
+    return replace(row, baseline=_shown(baseline), ratio=ratio, target=target, met=ratio <= limit)
+
+
+def _at_least(row: Row, limit: float | None) -> Row:
+    if limit is None or row.value is None:
+        return row
+    return replace(row, target=f">= {limit:g}", met=row.value >= limit)
+
+
+def rows_of(measured: Measured, settings: Mapping[str, object]) -> list[Row]:
+    """All figures of one setting and codec."""
+    setting, codec = measured.setting, measured.codec
+    about = {**settings, "place": setting.name, "codec": codec, "failures": list(measured.failures)}
+    name = f"{setting.name}, {codec}"
+    is_judged = setting.is_main and codec == "int8"
+    rows = [*_time_rows(measured, name, about, is_judged), *_link_rows(measured, name, about)]
+    rows += [*_byte_rows(measured, name, about), *_part_rows(measured, name, about)]
+    rows += _idle_rows(measured, name, about)
+    errors = [] if measured.relative_error is None else [measured.relative_error]
+    return [*rows, *measured.kill_rows, _row(f"{name}: relative error against the exact mean", errors, "", about)]
+
+
+def _time_rows(measured: Measured, name: str, about: Mapping[str, object], is_judged: bool) -> list[Row]:
+    rows = []
+    wall = _row(f"{name}: wall", [t.wall_s for t in measured.ours], "s", about)
+    cpu = _row(f"{name}: processor time of all", [t.cpu_s for t in measured.ours], "s", about)
+    for other, trials in measured.baselines.items():
+        if not trials:
+            continue
+        is_target = is_judged and other == "hivemind fp16"
+        against = replace(wall, metric=f"{wall.metric} against {other}")
+        gloo_limit = GLOO_SHARES.get((measured.setting.rate_mbit_s, measured.codec)) if other == "gloo" else None
+        rows.append(_against(against, [t.wall_s for t in trials], WALL_SHARE if is_target else gloo_limit))
+        against = replace(cpu, metric=f"{cpu.metric} against {other}")
+        rows.append(_against(against, [t.cpu_s for t in trials], CPU_SHARE if is_target else None))
+        rows.append(_row(f"{measured.setting.name}: {other}, wall", [t.wall_s for t in trials], "s", about))
+    whole = _row(f"{name}: processor time, state on disk included", [t.cpu_whole_s for t in measured.ours], "s", about)
+    return [*(rows or [wall, cpu]), whole]
+
+
+def _link_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
+    setting = measured.setting
+    if not setting.rate_mbit_s:
+        return []
+
+    def shares(bound_bytes: float, trials: Sequence[Trial]) -> list[float]:
+        bound_s = bound_bytes * 8 / (setting.rate_mbit_s * 1e6)
+        return [bound_s / trial.wall_s for trial in trials]
+
+    bound = setting.bound_bytes(measured.codec)
+    own = _row(f"{name}: share of the link's bound", shares(bound, measured.ours), "share", about, is_share=True)
+    rows = [_at_least(own, LINK_SHARES.get((setting.rate_mbit_s, measured.codec)))]
+    for other, trials in measured.baselines.items():
+        bytes_a_value = 2 if other.endswith("fp16") else 4
+        theirs = 2 * (setting.num_peers - 1) / setting.num_peers * bytes_a_value * setting.num_elements
+        metric = f"{setting.name}: {other}, share of its bound"
+        rows.append(_row(metric, shares(theirs, trials), "share", about, is_share=True))
+    return rows
+
+
+def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
+    bound = measured.setting.bound_bytes(measured.codec)
+    rows = []
+    for way in ("up", "down"):
+        payload = [
+            (told["spent"][f"bulk_bytes_{way}"] + told["spent"][f"control_bytes_{way}"]) / bound
+            for trial in measured.ours
+            for told in trial.told
+        ]
+        row = _row(f"{name}: payload bytes {way} a peer over the bound", payload, "ratio", about)
+        met = row.value is not None and row.value <= BYTES_OVER_BOUND
+        rows.append(replace(row, target=f"<= {BYTES_OVER_BOUND}", met=met))
+        if measured.setting.rate_mbit_s:
+            wire = [told["spent"][f"interface_{way}"] / bound for trial in measured.ours for told in trial.told]
+            rows.append(_row(f"{name}: interface bytes {way} a peer over the bound", wire, "ratio", about))
+    return rows
+
+
+def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
+    """What goes over the wire between two rounds, up and down together, ours and all."""
+    idle = [told["idle"] for trial in measured.ours for told in trial.told if told["idle"] is not None]
+    if not idle:
+        return []
+    ours = [sum(each[key] for key in each if "_bytes_" in key) / each["at_s"] for each in idle]
+    row = _row(f"{name}: idle bytes a peer, ours", ours, "B/s", about)
+    met = row.value is not None and row.value <= IDLE_BYTES_PER_S
+    rows = [replace(row, target=f"<= {IDLE_BYTES_PER_S:g}", met=met)]
+    if measured.setting.rate_mbit_s:
+        wire = [(each["interface_up"] + each["interface_down"]) / each["at_s"] for each in idle]
+        rows.append(_row(f"{name}: idle bytes a peer, all on its interface", wire, "B/s", about))
+    return rows
+
+
+def _part_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
+    """What each step adds to the wall time, and where processor time went."""
+    steps: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    for trial in measured.ours:
+        for step, seconds in trial.parts_s.items():
+            steps.setdefault(step, []).append(seconds)
+        costs: dict[str, float] = {}
+        for told in trial.told:
+            spent = {key[4:-2]: value for key, value in told["spent"].items() if key.startswith("cpu_")}
+            for part, seconds in {**told["offloaded_s"], **spent}.items():
+                costs[part] = costs.get(part, 0.0) + seconds
+        for part, seconds in costs.items():
+            cpu.setdefault(part, []).append(seconds)
+    rows = [_row(f"{name}: until {step}", values, "s", about) for step, values in steps.items()]
+    shown = sorted(cpu.items(), key=lambda item: -statistics.median(item[1]))
+    return rows + [_row(f"{name}: processor time, {part}", values, "s", about) for part, values in shown[:16]]

@@ -1,0 +1,188 @@
+"""The trainer of a benchmark peer, and the desk at which it takes orders and tells what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import trio
+
+from averaging.network.seams import Network, Snapshot, TrainerProgress
+from averaging.rounds.service import RoundService
+from tests.benchmarks.allreduce_files import (
+    DELTA_SCALE,
+    LOOK_EVERY_S,
+    seed_of,
+    write_result,
+)
+from tests.benchmarks.allreduce_marks import Marks, children_cpu_s, interface_bytes, threads_cpu_s
+
+QUIET_S = 0.3
+"""After a commit is kept, so long until what came of it is told: what still goes out belongs to it."""
+
+
+def delta_of(rank: int, num_elements: int) -> torch.Tensor:
+    """A member's delta, (N,) float32 normal noise."""
+    return torch.randn(num_elements, generator=torch.Generator().manual_seed(seed_of(rank))) * DELTA_SCALE
+
+
+def relative_error(before_N: torch.Tensor, after_N: torch.Tensor, num_members: int) -> float:
+    """Of what moved the anchor against the exact mean of all members' deltas, by the 2-norm; with the outer step "mean"."""
+    exact_N = delta_of(0, before_N.numel()).double()
+    for rank in range(1, num_members):
+        exact_N += delta_of(rank, before_N.numel())
+    exact_N /= num_members
+    difference_N = (before_N.double() - after_N.double()) - exact_N
+    return float(difference_N.norm() / exact_N.norm())
+
+
+class Desk:
+    """Where this process's orders come in and its results go out."""
+
+    def __init__(self, folder: Path, rank: int, tokens: int) -> None:
+        self.marks = Marks()
+        self.tokens = tokens
+        self.rank = rank
+        self.folder = folder
+        self._service: RoundService | None = None
+        self._network: Network | None = None
+
+    def see(self, service: RoundService, network: Network) -> None:
+        """The rounds that run here."""
+        self._service, self._network = service, network
+
+    @property
+    def service(self) -> RoundService:
+        """The rounds that run here."""
+        assert self._service is not None, "a service before trials"
+        return self._service
+
+    def counters(self) -> dict[str, float]:
+        """Everything that is counted, so far."""
+        assert self._network is not None, "a network before trials"
+        up, down = interface_bytes()
+        traffic = {key: float(value) for key, value in asdict(self._network.traffic()).items()}
+        cpu = {f"cpu_{name}_s": seconds for name, seconds in threads_cpu_s().items()}
+        own = {"interface_up": float(up), "interface_down": float(down), "at_s": time.time()}
+        return {**traffic, **cpu, **own, "cpu_process_s": time.process_time(), "cpu_p2pd_s": children_cpu_s()}
+
+
+class GivenTrainer:
+    """Trains nothing: ready when a trial begins, and then gives the vector of its rank."""
+
+    def __init__(self, desk: Desk, anchor_N: torch.Tensor) -> None:
+        self._desk = desk
+        self._anchor_N = anchor_N
+        self._theta_N = anchor_N
+        self._delta_N: torch.Tensor | None = None
+        self._ready = 0
+        self._last: dict[str, float] | None = None
+        self._trained = 1  # who has trained nothing yet is taken to be starting
+
+    # --- the seam ---
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+        """The anchor is what the next vector goes by."""
+        self._anchor_N, self._ready = anchor_N, 0
+
+    async def snapshot(self) -> Snapshot:
+        """The vector that was made ready."""
+        self._desk.marks.mark("ordered")
+        return Snapshot(self._theta_N, self._ready, 1, self._trained)
+
+    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+        """What was counted is no longer ready."""
+        self._ready = max(0, self._ready - credited_tokens)
+
+    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+        """The anchor is what the next vector goes by."""
+        self._anchor_N = anchor_N
+
+    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+        """Nothing is measured."""
+        return 1.0
+
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """Nothing is measured."""
+        return None
+
+    def progress(self) -> TrainerProgress:
+        """Ready while a trial runs."""
+        return TrainerProgress(self._ready, self._trained, 1.0, 1.0, 0, "training", "")
+
+    # --- beyond the seam, as the daemon's controls expect it ---
+
+    async def set_slowdown(self, factor: float) -> None:
+        """It does nothing anyway."""
+
+    async def pause(self) -> None:
+        """It does nothing anyway."""
+
+    async def resume(self) -> None:
+        """It does nothing anyway."""
+
+    def hold(self, is_held: bool, because: str = "") -> None:
+        """It does nothing anyway."""
+
+    # --- trials ---
+
+    async def run(self) -> None:
+        """Trial after trial, until cancelled."""
+        desk = self._desk
+        self._delta_N = await trio.to_thread.run_sync(delta_of, desk.rank, self._anchor_N.numel())
+        number = 0
+        while True:
+            path = desk.folder / f"go-{number}"
+            if path.exists():
+                await self._trial(number, float(path.read_text()))
+                number += 1
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def _trial(self, number: int, begins_unix_s: float) -> None:
+        desk, marks, before_N = self._desk, self._desk.marks, self._anchor_N
+        self._theta_N = await trio.to_thread.run_sync(torch.sub, before_N, self._delta_N)
+        marks.begin()
+        await trio.sleep(max(0.0, begins_unix_s - time.time()))
+        head = desk.service.chain.head.commit
+        before = desk.counters()
+        self._trained += self._desk.tokens
+        self._ready = self._desk.tokens
+        while "kept" not in marks.at_s or desk.service.chain.head.commit == head or not desk.service.has_adopted:
+            await trio.sleep(LOOK_EVERY_S)
+        await trio.sleep(QUIET_S)
+        after = desk.counters()
+        idle, self._last = self._last, after
+        idle = None if idle is None else {name: before[name] - idle[name] for name in before}
+        await trio.to_thread.run_sync(self._tell, number, before_N, before, after, idle)
+
+    def _tell(
+        self,
+        number: int,
+        before_N: torch.Tensor,
+        before: Mapping[str, float],
+        after: Mapping[str, float],
+        idle: Mapping[str, float] | None,
+    ) -> None:
+        desk, marks = self._desk, self._desk.marks
+        link, state = desk.service.chain.head, desk.service.chain.state
+        record = link.record
+        assert record is not None, "a commit has a record"
+        marks.mark_results(record, desk.service.config.me.peer)
+        members = len(record.contributors)
+        is_judge = number == 0 and desk.rank == 0
+        told = {
+            "steps": dict(marks.at_s),
+            "offloaded_s": dict(marks.offloaded_s),
+            "spent": {name: after[name] - before[name] for name in after},
+            "idle": idle,
+            "digest": sha256(state.anchor_N.numpy().tobytes()).hexdigest(),
+            "members": members,
+            "slices": len(record.slices),
+            "attempt": record.ballot.attempt,
+            "relative_error": relative_error(before_N, state.anchor_N, members) if is_judge else None,
+        }
+        write_result(desk.folder, desk.rank, number, told)
