@@ -20,6 +20,7 @@ import trio
 from averaging.network.asyncio_thread import open_asyncio_thread, open_plain_nursery
 from averaging.network.clocks import SystemClock
 from averaging.release import installed_release
+from peer.addresses import bulk_port
 from peer.config import PeerConfig
 from peer.coordinator_client import (
     Caller,
@@ -131,7 +132,9 @@ async def _ask(config: PeerConfig, way: Way) -> HostReadings:
         ):
             answer = await _greet(way, client)
             try:
-                return HostReadings(answer, await reach_of(config, way.proof, client), await _line(way.proof, client))
+                reach = await reach_of(config, way.proof, client)
+                bulk = await _bulk_reach_of(config, way.proof, client, reach)
+                return HostReadings(answer, reach, await _line(way.proof, client), bulk=bulk)
             except RefusedError as error:
                 return HostReadings(answer, refusal=Refusal(_cause(error), error.remedy))
     except PotluckError as error:
@@ -165,11 +168,30 @@ async def reach_of(
     """
     if config.no_listen:
         return None
+    return await _dialled_back(config, config.listen_port, proof, client)
+
+
+async def _bulk_reach_of(
+    config: PeerConfig, proof: ProbeProof, client: CoordinatorClient, reach: Reach | PortTaken | Unread | None
+) -> Reach | PortTaken | Unread | None:
+    """The same for the port on which weights and data come; None where others cannot connect to us anyway. Raises as `reach_of`."""
+    if not isinstance(reach, Reach) or not reach.is_reached:
+        return None
+    port, may_take_another = bulk_port(config.model_copy(update={"listen_port": reach.port}))
+    found = await _dialled_back(config, port, proof, client)
+    if isinstance(found, PortTaken) and may_take_another:
+        return await _dialled_back(config, 0, proof, client)
+    return found
+
+
+async def _dialled_back(
+    config: PeerConfig, port: int, proof: ProbeProof, client: CoordinatorClient
+) -> Reach | PortTaken | Unread:
     host = config.listen_host
     try:
-        listeners = await trio.open_tcp_listeners(config.listen_port, host=host)
+        listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
-        return PortTaken(f"cannot listen on {host} port {config.listen_port} ({error.strerror})")
+        return PortTaken(f"cannot listen on {host} port {port} ({error.strerror})")
     port = int(listeners[0].socket.getsockname()[1])
     nonce = secrets.token_bytes(DIAL_BACK_NONCE_BYTES)
 

@@ -105,13 +105,14 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class HostReadings:
     """Everything that was read of the way to the host. `reach` is None where the owner takes no inbound connections; it and `line` are
-    where the host did not answer, or refused to tell them.
+    where the host did not answer, or refused to tell them. `bulk` is the port for weights and data, None where `reach` is none.
     """
 
     answer: Answer | NoAnswer
     reach: Reach | PortTaken | Unread | None = None
     line: Line | Unread | None = None
     refusal: Refusal | None = None
+    bulk: Reach | PortTaken | Unread | None = None
 
 
 def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
@@ -123,6 +124,8 @@ def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
     if readings.refusal is not None:
         return (*findings, Finding("admission", Level.FAIL, readings.refusal.found, readings.refusal.fix))
     findings.append(_reach(readings.reach))
+    if readings.bulk is not None:
+        findings.append(_bulk(readings.bulk))
     if readings.line is not None:
         findings.append(_line(readings.line))
     return tuple(findings)
@@ -177,6 +180,26 @@ def _reach(reach: Reach | PortTaken | Unread | None) -> Finding:
         return Finding(name, Level.OK, found)
     fix = f"tell others that address: --announce-host {reach.seen_as} --listen-port {reach.port}"
     return Finding(name, Level.WARN, f"{found}, which is a router's address", fix)
+
+
+def _bulk(bulk: Reach | PortTaken | Unread) -> Finding:
+    """Of the port for weights and data: where it cannot be reached they take the other one, by libp2p."""
+    name = "bulk"
+    if isinstance(bulk, Unread):
+        return unread(name, bulk)
+    if isinstance(bulk, PortTaken):
+        return Finding(name, Level.FAIL, bulk.found, "end what listens there, or give another with --bulk-port")
+    if bulk.is_reached:
+        found = f"direct: weights and data come on {bulk.seen_as} port {bulk.port}"
+        if bulk.is_own_address or bulk.announce_host:
+            return Finding(name, Level.OK, found)
+        return Finding(
+            name, Level.WARN, f"{found}, which is a router's address", f"keep it with --bulk-port {bulk.port}"
+        )
+    found = f"the host could not connect back to {bulk.seen_as} port {bulk.port}: weights and data come over libp2p"
+    where = "open TCP port {} in the firewall" if bulk.is_own_address else "forward TCP port {} of the router, too,"
+    fix = f"{where.format(bulk.port)} and join with --bulk-port {bulk.port}: a third of the processor time"
+    return Finding(name, Level.WARN, found, fix)
 
 
 def outbound_only(reach: Reach) -> Finding:

@@ -86,6 +86,9 @@ async def test_invite_leads_to_clock_and_release_and_is_not_used_up(tmp_path: Pa
         assert isinstance(readings.reach, Reach)
         assert (readings.reach.is_reached, readings.reach.seen_as) == (True, "127.0.0.1")
         assert readings.reach.is_own_address
+        assert isinstance(readings.bulk, Reach)
+        assert readings.bulk.is_reached
+        assert readings.bulk.port != readings.reach.port
         assert isinstance(readings.line, Line)
         assert 0 < readings.line.up.num_bytes <= 8 << 20
         assert 0 < readings.line.down.num_bytes <= 8 << 20
@@ -114,7 +117,10 @@ async def test_port_that_is_taken_and_no_listening_are_told(tmp_path: Path) -> N
             other.listen()
             taken = config(tmp_path, listen_port=other.getsockname()[1])
             assert isinstance((await ask(taken, invite(host, address))).reach, PortTaken)
-        assert (await ask(config(tmp_path, no_listen=True), invite(host, address))).reach is None
+            bulk_taken = config(tmp_path, bulk_port=other.getsockname()[1])
+            assert isinstance((await ask(bulk_taken, invite(host, address))).bulk, PortTaken)
+        unheard = await ask(config(tmp_path, no_listen=True), invite(host, address))
+        assert (unheard.reach, unheard.bulk) == (None, None)
 
 
 @pytest.mark.parametrize("no_listen", [False, True])

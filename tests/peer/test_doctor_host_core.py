@@ -120,3 +120,28 @@ def test_host_that_would_not_let_us_in_is_a_fail_and_nothing_more_is_told() -> N
 def test_constants_are_those_of_the_code_that_acts_on_them() -> None:
     assert doctor_host_core.CLOCK_MOST_S == joining.MAX_CLOCK_ERROR_S
     assert doctor_host_core.FROM_A_CHECKOUT == release.FROM_A_CHECKOUT
+
+
+@pytest.mark.parametrize(
+    ("bulk", "level", "says"),
+    [
+        (replace(REACHED, port=4002), Level.OK, "weights and data come on 203.0.113.9 port 4002"),
+        (replace(REACHED, port=4002, is_own_address=False), Level.WARN, "keep it with --bulk-port 4002"),
+        (replace(REACHED, port=4002, is_own_address=False, announce_host="me.example"), Level.OK, "direct"),
+        (replace(REACHED, port=4002, is_reached=False), Level.WARN, "open TCP port 4002 in the firewall"),
+        (
+            replace(REACHED, port=4002, is_reached=False, is_own_address=False),
+            Level.WARN,
+            "forward TCP port 4002 of the router, too, and join with --bulk-port 4002",
+        ),
+        (PortTaken("cannot listen on 0.0.0.0 port 4002 (in use)"), Level.FAIL, "--bulk-port"),
+    ],
+)
+def test_port_for_weights_and_data(bulk: Reach | PortTaken, level: Level, says: str) -> None:
+    found = find(replace(FINE, bulk=bulk), "bulk")
+    assert found.level is level
+    assert says in f"{found.found}; {found.fix}"
+
+
+def test_port_for_weights_and_data_is_not_told_where_nobody_can_connect_anyway() -> None:
+    assert not [finding for finding in judge_host(FINE) if finding.name == "bulk"]
