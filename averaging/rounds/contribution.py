@@ -9,6 +9,7 @@ import torch
 
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
+from averaging.error_feedback import FedDelta, Feedback, encode_fed
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.merkle import leaf_hash, merkle_root
@@ -47,7 +48,18 @@ def encode_contribution(
     Raises:
         LocalProtocolError: the local parameters are not finite; nothing is offered.
     """
-    chunks = encode_chunks(pseudo_gradient(anchor_N, theta_N), codec, grid)
+    return _contribution(theta_N, tokens, encode_chunks(pseudo_gradient(anchor_N, theta_N), codec, grid))
+
+
+def encode_with_feedback(
+    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, feedback: Feedback
+) -> tuple[EncodedContribution, FedDelta]:
+    """As `encode_contribution`, with the residual in it; and what the codec left out."""
+    fed = encode_fed(anchor_N, theta_N, feedback.residual, feedback.beta, codec, feedback.grid)
+    return _contribution(theta_N, tokens, fed.chunks), fed
+
+
+def _contribution(theta_N: torch.Tensor, tokens: int, chunks: tuple[bytes, ...]) -> EncodedContribution:
     hashes = tuple(leaf_hash(chunk) for chunk in chunks)
     return EncodedContribution(theta_N, tokens, chunks, hashes, merkle_root(hashes))
 
