@@ -13,6 +13,7 @@ from averaging.data.shards import ShardCache
 from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
+from averaging.rounds.feedback import ErrorFeedback
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.keeping import update_bytes
 from averaging.rounds.lending import UnitShape
@@ -44,6 +45,7 @@ async def open_chain(
     membership: Membership,
     start: bytes,
     verifier: Verifier,
+    me: PeerId,
     restarted: Callable[[str], None],
     given: Sequence[Path] = (),
 ) -> UnitChain:
@@ -60,7 +62,9 @@ async def open_chain(
     await offload.run(lambda: clear_unfinished(folder / WHOLE_MODEL))
     storage = FileStorage(folder / WHOLE_MODEL, offload)
     was_here = (folder / WHOLE_MODEL / LOG_NAME).exists()
-    codec = codec_by_name(manifest.config.round.codec)
+    numbers = manifest.config.round
+    codec = codec_by_name(numbers.codec)
+    feedback = ErrorFeedback(me, numbers.error_feedback, grid, storage, offload) if numbers.error_feedback else None
     unit_log = UnitLog(storage)
     await HeadVector(FileStorage(folder, offload)).finish({WHOLE_MODEL: unit_log})
     tools = UnitTools(
@@ -72,6 +76,7 @@ async def open_chain(
         offload,
         unit_log,
         Generations(storage, grid, offload),
+        feedback,
     )
     own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed, given))
     check_start(start, schema, own_root)

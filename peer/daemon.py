@@ -355,7 +355,8 @@ async def _open_chain(joined: _Joined, cache: ShardCache) -> UnitChain:
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
-    chain = await open_chain(life.folder, membership, start, joined.verifier, life.board.has_restarted, given)
+    me, restarted = life.identity.peer_id, life.board.has_restarted
+    chain = await open_chain(life.folder, membership, start, joined.verifier, me, restarted, given)
     joined.roster.rely_on(lambda: recent_voters(chain.links))
     return chain
 

@@ -33,10 +33,10 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tupl
             *_quota(offer),
         )
     size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
-    disk_bytes = data_kept_bytes + peer_disk_bytes(size.num_parameters)
+    disk_bytes = data_kept_bytes + peer_disk_bytes(size.num_parameters, has_feedback=size.has_feedback)
     return (
         Estimate("model", f"{whole(size.num_parameters)} parameters"),
-        Estimate("memory", f"about {in_bytes(peer_memory_bytes(size.num_parameters))}"),
+        Estimate("memory", f"about {in_bytes(peer_memory_bytes(size.num_parameters, has_feedback=size.has_feedback))}"),
         Estimate("disk", f"at most {in_bytes(disk_bytes)}, of it {in_bytes(data_kept_bytes)} of data"),
         Estimate("at the start", f"fetches a state of {in_bytes(size.state_bytes)}, then data as it is needed"),
         *traffic_estimates(run, reduces=not offer.no_listen),

@@ -25,6 +25,12 @@ and some."""
 PEER_DISK_BYTES_PER_PARAMETER: Final = 120
 """Ten kept states of 8 bytes, updates that weigh four states, one more on its way (averaging/rounds/keeping.py)."""
 
+FEEDBACK_MEMORY_BYTES_PER_PARAMETER: Final = 8
+"""With error feedback: the residual and the pending one in float32 (averaging/error_feedback.py)."""
+
+FEEDBACK_DISK_BYTES_PER_PARAMETER: Final = 9
+"""Both on disk, and a part of one that is being written, with what is told of each chunk (averaging/residual_files.py)."""
+
 HOST_MEMORY_BASE_BYTES: Final = 1 << 29
 """One Python process with torch (280 MB, measured as the peer's), p2pd, and the pieces of text that are packed."""
 
@@ -56,6 +62,7 @@ class RunSize:
         update_bytes: one encoded delta, and one encoded mean, too.
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
         fast_tokens_per_s: a swarm that trains more than this has a round whenever the target is reached, so more of them.
+        has_feedback: whether the run has error feedback, which every peer keeps beside its state.
         fast_rounds: of the whole run, for such a swarm; a slower one needs more.
     """
 
@@ -65,6 +72,7 @@ class RunSize:
     slow_rounds_per_day: int
     fast_tokens_per_s: float
     fast_rounds: int
+    has_feedback: bool = False
 
 
 def run_size(config: RunConfig) -> RunSize:
@@ -77,6 +85,7 @@ def run_size(config: RunConfig) -> RunSize:
         slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
         fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
         fast_rounds=-(-config.run.total_tokens // pace.target_tokens),
+        has_feedback=pace.error_feedback > 0,
     )
 
 
@@ -103,14 +112,16 @@ def round_bytes(encoded_bytes: int, num_members: int, *, reduces: bool) -> int:
     return ceil(2 * (num_members - 1) * encoded_bytes / num_members) if reduces else encoded_bytes
 
 
-def peer_memory_bytes(num_parameters: int) -> int:
+def peer_memory_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:
     """Of a peer that trains on the CPU; on a card, what training takes of it is memory of the card."""
-    return PEER_MEMORY_BASE_BYTES + PEER_MEMORY_BYTES_PER_PARAMETER * num_parameters
+    per_parameter = PEER_MEMORY_BYTES_PER_PARAMETER + (FEEDBACK_MEMORY_BYTES_PER_PARAMETER if has_feedback else 0)
+    return PEER_MEMORY_BASE_BYTES + per_parameter * num_parameters
 
 
-def peer_disk_bytes(num_parameters: int) -> int:
+def peer_disk_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:
     """Of a peer at most, without its data."""
-    return PEER_DISK_BYTES_PER_PARAMETER * num_parameters
+    per_parameter = PEER_DISK_BYTES_PER_PARAMETER + (FEEDBACK_DISK_BYTES_PER_PARAMETER if has_feedback else 0)
+    return per_parameter * num_parameters
 
 
 def host_memory_bytes(num_parameters: int) -> int:

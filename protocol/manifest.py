@@ -46,6 +46,9 @@ MAX_RUN_TOML_BYTES: Final = 1 << 20
 _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
 """Of the data section; written in every manifest."""
 
+_FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
+"""The same of the round section."""
+
 _SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet", "hf"])
 
 _SOURCES_WITH_GLOBS: Final = frozenset(["text", "jsonl", "parquet"])
@@ -58,6 +61,11 @@ _HUB_NAME: Final = re.compile(HUB_PREFIX + r"[\w.-]+/[\w.-]+")
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def _used(self, values: dict[str, object], first_keys: frozenset[str]) -> dict[str, object]:
+        """What came in later is written only where it is used: the ids of runs before it stay what they are."""
+        fields = type(self).model_fields
+        return {n: v for n, v in values.items() if n in first_keys or v != fields[n].default}
 
 
 class RunSection(_Section):
@@ -140,10 +148,7 @@ class DataSection(_Section):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """What came in later is written only where it is used: the ids of runs before it stay what they are."""
-        values: dict[str, object] = handler(self)
-        fields = type(self).model_fields
-        return {n: v for n, v in values.items() if n in _FIRST_DATA_KEYS or v != fields[n].default}
+        return self._used(handler(self), _FIRST_DATA_KEYS)
 
 
 class InnerSection(_Section):
@@ -168,12 +173,19 @@ class OuterSection(_Section):
 
 
 class RoundSection(_Section):
-    """When a round is due and how its bytes look."""
+    """When a round is due and how its bytes look. `error_feedback` is the share of what the codec left out of a contribution that goes
+    into the next one (averaging/error_feedback.py).
+    """
 
     target_tokens: Count
     longest_interval_s: Annotated[float, Field(ge=1.0, le=86400.0)] = 60.0
     codec: Literal["fp32", "fp16", "int8", "int4", "e3m0"] = "int8"
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
+    error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self._used(handler(self), _FIRST_ROUND_KEYS)
 
 
 class AdmissionSection(_Section):
@@ -395,6 +407,7 @@ momentum = 0.0
 target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
 longest_interval_s = 60.0
 codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
+# error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
 
 [checkpoint]
 every_rounds = 5

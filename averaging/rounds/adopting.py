@@ -55,6 +55,7 @@ class Adopter:
         self._run_tokens = run_tokens
         self._me = me
         self._chain = chain
+        self._feedback = chain.tools.feedback
         self._trainer = trainer
         self._offload = offload
         self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
@@ -112,8 +113,14 @@ class Adopter:
         entry, grid = record.contributor(self._me), self._chain.tools.grid
         if entry is not None and contribution is not None and entry.root == contribution.root:
             self.pending_tokens += consumed_tokens(record, self._me)
+
+        def adopt() -> Adoption:
+            if self._feedback is not None:
+                self._feedback.commit(link)
+            return adopt_commit(applied, record, self._me, contribution, grid)
+
         await self._put(
-            lambda: adopt_commit(applied, record, self._me, contribution, grid),
+            adopt,
             applied.state.anchor_N,
             link.total_tokens,
             is_commit=True,
@@ -122,8 +129,17 @@ class Adopter:
     async def switch(self, prepared: PreparedSwitch, lost: list[ChainLink], anchor_N: torch.Tensor) -> None:
         """Another lineage; `anchor_N` (N,) float32 is the anchor that was left."""
         offers, tools = {root: offer for root, (_, offer) in self._offers.items()}, self._chain.tools
+        me, feedback = self._me, self._feedback
+
+        def adopt() -> Adoption:
+            state = feedback.state if feedback is not None else None
+            adoption = adopt_switch(prepared, lost, anchor_N, me, offers, tools.codec, tools.grid, state)
+            if feedback is not None and adoption.feedback is not None:
+                feedback.switch(adoption.feedback, prepared.state.head)
+            return adoption
+
         await self._put(
-            lambda: adopt_switch(prepared, lost, anchor_N, self._me, offers, tools.codec, tools.grid),
+            adopt,
             prepared.state.anchor_N,
             prepared.state.total_tokens,
         )
@@ -145,6 +161,8 @@ class Adopter:
     async def _adopt(self, tasks: list[_Task]) -> None:
         last = tasks[-1]
         adoption = await self._offload.run(lambda: _together([task.adopt() for task in tasks]), cost_s=ADOPT_COST_S)
+        if self._feedback is not None:
+            self._feedback.changed()
         if adoption.remark:
             log.warning("local_work", reason=adoption.remark)
         await self._trainer.set_anchor(last.anchor_N)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
 
 from averaging.codecs import Codec
+from averaging.error_feedback import Feedback
 from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.feedback import counted_chunks, counts_of
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch
 from protocol.ids import PeerId, Root
 from protocol.rounds.chain import ChainLink
@@ -25,11 +28,13 @@ class Adoption:
         shift_N: (N,) float32 to add to theta; None: load the new anchor, the local work cannot be kept.
         credited_tokens: to take off the tokens ready; negative when work of a lineage that lost is to be offered again.
         remark: what could not be kept, for the log; "" when everything was.
+        feedback: what a switch made of the residual; None without error feedback.
     """
 
     shift_N: torch.Tensor | None
     credited_tokens: int
     remark: str = ""
+    feedback: Feedback | None = None
 
 
 def adoption_shift(
@@ -67,6 +72,7 @@ def adopt_switch(
     offers: Mapping[Root, EncodedContribution],
     codec: Codec,
     grid: ChunkGrid,
+    feedback: Feedback | None = None,
 ) -> Adoption:
     """Another lineage: theta <- A_win - (A_fork - theta), tokens ready = own since the fork (rule 24).
 
@@ -80,40 +86,45 @@ def adopt_switch(
         offers: our latest contributions by root.
     """
     from_N = prepared.fork_anchor_N
+    lost_chunks = counted_chunks(lost, me)
     regained = sum(consumed_tokens(link.record, me) for link in lost if link.record is not None)
     remark = ""
     taken_out: dict[Root, set[int]] = {}
     if from_N is None:
         from_N, regained = anchor_N, 0
         remark = "the anchor at the fork is no longer kept: only the work since the last commit is offered again"
-        taken_out = _counted_chunks(lost, me)
+        taken_out = lost_chunks
     shift_N = torch.sub(prepared.state.anchor_N, from_N)
-    spent = 0
+    spent, is_here = 0, True
     for node in prepared.path:
-        record = node.link.record
-        entry = record.contributor(me) if record is not None else None
-        if record is None or entry is None:
-            continue
-        offer = offers.get(entry.root)
-        if offer is None:
-            return Adoption(
-                None, 0, "the other lineage counted work of ours that is no longer here: starting from its anchor"
-            )
-        chunks = _counted_chunks([node.link], me)[entry.root] - taken_out.get(entry.root, set())
-        for chunk in chunks:
-            begin, stop = grid.bounds(chunk)
-            delta_n = codec.decode(offer.chunks[chunk], stop - begin)
-            shift_N[begin:stop] = torch.add(shift_N[begin:stop], delta_n)
-        spent += entry.tokens * len(chunks) // grid.num_chunks
-    return Adoption(shift_N, spent - regained, remark)
+        for root, chunks in counts_of([node.link], me):
+            offer, taken = offers.get(root), chunks - taken_out.get(root, set())
+            if offer is None:
+                is_here = False
+            else:
+                for chunk in taken:
+                    begin, stop = grid.bounds(chunk)
+                    shift_N[begin:stop] = torch.add(
+                        shift_N[begin:stop], codec.decode(offer.chunks[chunk], stop - begin)
+                    )
+                spent += offer.tokens * len(taken) // grid.num_chunks
+            if feedback is not None:
+                feedback = _carried(feedback, root, chunks - lost_chunks.get(root, set()), shift_N)
+    if not is_here:
+        remark = "the other lineage counted work of ours that is no longer here: starting from its anchor"
+        return Adoption(None, 0, remark, feedback)
+    return Adoption(shift_N, spent - regained, remark, feedback)
 
 
-def _counted_chunks(links: Sequence[ChainLink], me: PeerId) -> dict[Root, set[int]]:
-    """Which chunks of our contributions these commits counted, by root."""
-    counted: dict[Root, set[int]] = {}
-    for link in links:
-        entry = link.record.contributor(me) if link.record is not None else None
-        if link.record is not None and entry is not None:
-            ranges = (range(first, stop) for first, stop in covered_chunks(link.record, me))
-            counted.setdefault(entry.root, set()).update(*ranges)
-    return counted
+def _carried(feedback: Feedback, root: Root, chunks: AbstractSet[int], shift_N: torch.Tensor) -> Feedback:
+    """The residual after another lineage counted these chunks of a contribution, which the one that was left did not. It went out
+    with that contribution, and becomes what was pending of it, else zero. `shift_N` takes the difference: what theta offers and what
+    the residual holds are, together, short of what was counted and of nothing else, and either can be lost without the other.
+    """
+    after = feedback.counted(root, chunks)
+    for chunk in feedback.moved_by(root, chunks):
+        begin, stop = feedback.grid.bounds(chunk)
+        fed_n = torch.mul(feedback.residual.values_N[begin:stop], feedback.beta)
+        difference_n = torch.sub(after.residual.values_N[begin:stop], fed_n)
+        shift_N[begin:stop] = torch.add(shift_N[begin:stop], difference_n)
+    return after

@@ -11,6 +11,7 @@ import torch
 from averaging.chunk_runs import decode_run, encode_run, runs_in
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
+from averaging.error_feedback import FedDelta, Feedback, encode_fed
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.merkle import leaf_hash, merkle_root
@@ -56,8 +57,20 @@ def encode_contribution(
     for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
         span = slice(*grid.span(run.start, run.stop))
         chunks += encode_run(codec, pseudo_gradient(anchor_N[span], theta_N[span]), grid.chunk_elements)
+    return _contribution(theta_N, tokens, tuple(chunks))
+
+
+def encode_with_feedback(
+    anchor_N: torch.Tensor, theta_N: torch.Tensor, tokens: int, codec: Codec, feedback: Feedback
+) -> tuple[EncodedContribution, FedDelta]:
+    """As `encode_contribution`, with the residual in it; and what the codec left out."""
+    fed = encode_fed(anchor_N, theta_N, feedback.residual, feedback.beta, codec, feedback.grid)
+    return _contribution(theta_N, tokens, fed.chunks), fed
+
+
+def _contribution(theta_N: torch.Tensor, tokens: int, chunks: tuple[bytes, ...]) -> EncodedContribution:
     hashes = tuple(leaf_hash(chunk) for chunk in chunks)
-    return EncodedContribution(theta_N, tokens, tuple(chunks), hashes, merkle_root(hashes))
+    return EncodedContribution(theta_N, tokens, chunks, hashes, merkle_root(hashes))
 
 
 def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:

@@ -11,9 +11,10 @@ import structlog
 import torch
 import trio
 
+from averaging.error_feedback import FedDelta
 from averaging.network.seams import Snapshot, Stream
 from averaging.rounds.adopting import Adopter
-from averaging.rounds.contribution import EncodedContribution, encode_contribution
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.exchange import Exchange, ExchangeTools
 from averaging.rounds.reduction import Offers
 from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
@@ -70,7 +71,7 @@ class Exchanging:
 
     async def _prepare(self, base: CommitId, adopter: Adopter) -> None:
         try:
-            contribution = await self._take_delta(base, adopter)
+            contribution, fed = await self._take_delta(base, adopter)
         except (PotluckError, trio.TooSlowError) as error:
             reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
             log.warning("no_contribution", reason=reason)
@@ -81,10 +82,12 @@ class Exchanging:
         self._at(base)
         self._contribution = contribution
         adopter.remember(contribution)
+        if self._chain.tools.feedback is not None and fed is not None:
+            self._chain.tools.feedback.offer(contribution.root, fed)
         self._tools.publish("contributed", {"root": contribution.root})
         await self._tell(ContributionReady(base, contribution.root, contribution.tokens))
 
-    async def _take_delta(self, base: CommitId, adopter: Adopter) -> EncodedContribution:
+    async def _take_delta(self, base: CommitId, adopter: Adopter) -> tuple[EncodedContribution, FedDelta | None]:
         chain, tools = self._chain, self._tools
         with trio.fail_after(SNAPSHOT_WITHIN_S):
             await adopter.wait_adopted()
@@ -94,7 +97,7 @@ class Exchanging:
             anchor_N, root = chain.state.anchor_N, chain.root
             snapshot = await tools.trainer.snapshot()
         self._check_head(base)
-        encoded = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
+        encoded, fed = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
         # durable before its first byte leaves; a head that moves meanwhile makes it a contribution to nothing
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config
@@ -103,7 +106,7 @@ class Exchanging:
         )
         signed = await tools.seal(encode_body(header))
         self._check_head(base)
-        return replace(encoded, header=signed)
+        return replace(encoded, header=signed), fed
 
     def _check_head(self, base: CommitId) -> None:
         if self._chain.head.commit != base:
@@ -241,7 +244,12 @@ class Exchanging:
         raise TransportError("an exchange that is not running here", "the running attempt", "try again")
 
 
-def _encode(chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot) -> EncodedContribution:
+def _encode(
+    chain: UnitChain, anchor_N: torch.Tensor, snapshot: Snapshot
+) -> tuple[EncodedContribution, FedDelta | None]:
     if snapshot.tokens <= 0:
         raise LocalProtocolError("a snapshot without tokens", "trained tokens")
-    return encode_contribution(anchor_N, snapshot.theta_N, snapshot.tokens, chain.tools.codec, chain.tools.grid)
+    tools = chain.tools
+    if tools.feedback is not None:
+        return encode_with_feedback(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.feedback.state)
+    return encode_contribution(anchor_N, snapshot.theta_N, snapshot.tokens, tools.codec, tools.grid), None

@@ -74,11 +74,12 @@ def max_updates(tools: UnitTools) -> int:
 
 def disk_bound_bytes(tools: UnitTools) -> int:
     """What a unit takes of the disk at most: generations (the two newest, three old ones, the last that a quorum made, those that
-    joiners are downloading, one being written), a download of our own, updates (`max_updates`), and the log: twice what would stay of
-    it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at most are certificates of lineages
-    that were left.
+    joiners are downloading, one being written), a download of our own, updates (`max_updates`), the residuals of error feedback, and
+    the log: twice what would stay of it if it were written anew, and 1 MiB. What stays grows by a certificate a round; of it 1 MiB at
+    most are certificates of lineages that were left.
     """
     num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
     updates_bytes = max_updates(tools) * update_bytes(tools.codec, tools.grid)
     files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + updates_bytes
-    return files_bytes + tools.log.bound_bytes
+    feedback_bytes = tools.feedback.bound_bytes if tools.feedback is not None else 0
+    return files_bytes + feedback_bytes + tools.log.bound_bytes

@@ -144,6 +144,8 @@ class RoundService:
             self._tasks.use(nursery)
             nursery.start_soon(self._adopter.run)
             nursery.start_soon(self._healer.run)
+            if self.chain.tools.feedback is not None:
+                nursery.start_soon(self.chain.tools.feedback.run)
             nursery.start_soon(self._tick)
             task_status.started()
             while True:

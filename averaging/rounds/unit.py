@@ -123,6 +123,8 @@ class UnitChain:
         await self._tidy_log()
         # results of commits that our state does not reach at the moment are not asked for again
         await self._sweep_updates(logged_lineage)
+        if self.tools.feedback is not None:
+            await self.tools.feedback.restore(self.links, self.tree)
         return open_round
 
     def _followed(self, logged: LoggedRounds) -> _Lineage:
@@ -226,6 +228,8 @@ class UnitChain:
         self._stand_at(state, root)
         await self.tools.generations.incoming.clear()
         await self._sweep_updates([link.commit for link in links])
+        if self.tools.feedback is not None:
+            await self.tools.feedback.follow(self.links, self.tree)
 
     def _led_to(self, head: CommitId, certificates: Sequence[Certificate]) -> _Lineage:
         """The lineage up to a commit, each certificate verified."""

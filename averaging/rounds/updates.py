@@ -14,6 +14,7 @@ from averaging.generations import Generations
 from averaging.network.seams import Offload
 from averaging.outer_step import moved_vectors, step_into
 from averaging.rounds.contribution import result_root, split_chunks
+from averaging.rounds.feedback import ErrorFeedback
 from averaging.state import UnitState, state_root
 from averaging.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
@@ -31,7 +32,7 @@ APPLY_COST_S: Final = 0.005
 
 @dataclass(frozen=True)
 class UnitTools:
-    """What a unit's state works with."""
+    """What a unit's state works with; `feedback` where the run has error feedback."""
 
     run_id: RunId
     unit: UnitName
@@ -41,6 +42,7 @@ class UnitTools:
     offload: Offload
     log: UnitLog
     generations: Generations
+    feedback: ErrorFeedback | None = None
 
 
 class Updates:

@@ -37,6 +37,16 @@ def _manifest(**changes: object) -> RunManifest:
     return RunManifest.model_validate({**values, **changes})
 
 
+def test_error_feedback_is_written_only_where_it_is_used_so_that_older_runs_keep_their_ids() -> None:
+    assert b"error_feedback" not in _manifest().canonical_bytes()
+    text = default_run_toml().replace("# error_feedback = 0.95", "error_feedback = 0.95")
+    fed = _manifest(config=parse_run_config(text))
+    assert b'"error_feedback":0.95' in fed.canonical_bytes()
+    assert fed.run_id != _manifest().run_id
+    assert RunManifest.model_validate_json(fed.canonical_bytes()) == fed
+    assert RunManifest.model_validate_json(_manifest().canonical_bytes()) == _manifest()
+
+
 def test_the_file_that_init_writes_is_a_valid_run() -> None:
     config = parse_run_config(default_run_toml())
     assert config.round.target_tokens == 3 * 20 * config.inner.batch_tokens
@@ -60,6 +70,8 @@ def test_the_file_that_init_writes_is_a_valid_run() -> None:
         ("seed = 1", '"se\\ned" = 1', r"run.se\ned is not a known key"),
         ("dim = 128", "dim = 130", "model"),
         ('codec = "int8"', 'codec = "zip"', "round.codec is 'zip'"),
+        ("# error_feedback = 0.95", "error_feedback = 1.5", "round.error_feedback is 1.5"),
+        ("# error_feedback = 0.95", "error_feedback = -0.1", "round.error_feedback is -0.1"),
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),

@@ -14,6 +14,7 @@ from typing import Final
 from averaging.generations import MAX_PINNED
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.seams import LOG_FRAME_BYTES
+from averaging.residual_files import FOLDER
 from averaging.rounds.keeping import OLD_GENERATIONS, max_updates, update_bytes
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE
@@ -61,6 +62,7 @@ class Room:
     state_bytes: int
     updates_bytes: int
     files_bytes: int
+    feedback_bytes: int
 
 
 def room_of(chain: UnitChain) -> Room:
@@ -68,7 +70,10 @@ def room_of(chain: UnitChain) -> Room:
     tools = chain.tools
     updates_bytes = max_updates(tools) * update_bytes(tools.codec, tools.grid)
     return Room(
-        STATE_BYTES_PER_VALUE * tools.grid.num_elements, updates_bytes, chain.disk_bound_bytes - tools.log.bound_bytes
+        STATE_BYTES_PER_VALUE * tools.grid.num_elements,
+        updates_bytes,
+        chain.disk_bound_bytes - tools.log.bound_bytes,
+        tools.feedback.bound_bytes if tools.feedback is not None else 0,
     )
 
 
@@ -77,12 +82,14 @@ def check_unit(who: str, disk: BoundedDisk, folder: str, log: UnitLog, room: Roo
     generations = len(disk.files_in(f"{folder}generations/"))
     incoming_bytes = sum(map(len, disk.files_in(f"{folder}incoming/")))
     results_bytes = sum(map(len, disk.files_in(f"{folder}results/")))
+    feedback_bytes = sum(map(len, disk.files_in(f"{folder}{FOLDER}")))
     log_bytes = _log_bytes(disk.logs.get(folder + LOG_NAME, ()))
     _require(who, "generations", generations, MAX_GENERATIONS)
     _require(who, "bytes of a download", incoming_bytes, room.state_bytes)
     _require(who, "bytes of updates", results_bytes, room.updates_bytes)
+    _require(who, "bytes of residuals", feedback_bytes, room.feedback_bytes)
     _require(who, "bytes of the log", log_bytes, log.bound_bytes)
-    all_bytes = generations * room.state_bytes + incoming_bytes + results_bytes + log_bytes
+    all_bytes = generations * room.state_bytes + incoming_bytes + results_bytes + feedback_bytes + log_bytes
     _require(who, "bytes", all_bytes, room.files_bytes + log.bound_bytes)
 
 

@@ -11,7 +11,7 @@ from averaging.rounds.contribution import result_root, split_chunks
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord, SliceRecord
-from protocol.rounds.plan import consumed_tokens
+from protocol.rounds.plan import consumed_tokens, covered_chunks
 from protocol.tensor_schema import ChunkGrid
 from tests.simulation import accounting
 from tests.simulation.accounting import Tokens
@@ -29,6 +29,8 @@ class KnownCommit:
     index: int
     record: CommitRecord
     counted: dict[PeerId, Tokens]
+    consumed: dict[tuple[PeerId, int], set[Root]] = field(default_factory=dict)
+    """The origins of the residuals that it brought into the average, by peer and chunk."""
 
 
 @dataclass
@@ -42,6 +44,9 @@ class Observed:
 
     claims: dict[tuple[PeerId, CommitId, Root], Tokens] = field(default_factory=dict)
     """What each contribution stands for, by its peer, base and root."""
+
+    sources: dict[tuple[PeerId, CommitId, Root], tuple[Root | None, ...]] = field(default_factory=dict)
+    """With error feedback: by chunk, the contribution that left the residual in this one; None where there was none."""
 
     num_lone: int = 0
     had_two: set[PeerId] = field(default_factory=set)
@@ -88,6 +93,8 @@ class Observed:
                 raise Violation(f"commit {link.index} credits {entry.peer} with more than it contributed")
         commit = KnownCommit(record.parent, link.index, record, counted)
         self._check_against_ancestors(commit)
+        if self.sources:
+            self._check_residuals(commit)
         self.commits[link.commit] = commit
 
     def _check_against_ancestors(self, commit: KnownCommit) -> None:
@@ -107,6 +114,39 @@ class Observed:
                 if twice:
                     raise Violation(f"tokens were counted twice: {twice} {where}")
             ancestor = self.commits.get(ancestor.parent)
+
+    def _check_residuals(self, commit: KnownCommit) -> None:
+        """No residual comes twice into one lineage: neither with two contributions, nor once more in what a third, which this lineage
+        did not count, had left of it.
+        """
+        for entry in commit.record.contributors:
+            peer = entry.peer
+            before = [(known, known.record.contributor(peer)) for known in self._ancestors(commit)]
+            for chunk in _chunks(commit.record, peer):
+                counted = {
+                    earlier.root for known, earlier in before if earlier and chunk in _chunks(known.record, peer)
+                }
+                origins, root = set[Root](), self._source(peer, commit.parent, entry.root, chunk)
+                while root is not None and root not in origins:
+                    origins.add(root)
+                    root = None if root in counted else self._source_of(peer, root, chunk)
+                twice = [known for known, _ in before if known.consumed.get((peer, chunk), set()) & origins]
+                if twice:
+                    where = f"in commits {twice[0].index} and {commit.index}"
+                    raise Violation(f"a residual of {peer} was applied twice, chunk {chunk} {where}")
+                commit.consumed[peer, chunk] = origins
+
+    def _ancestors(self, commit: KnownCommit) -> list[KnownCommit]:
+        return self.lineage(commit.parent)
+
+    def _source(self, peer: PeerId, base: CommitId, root: Root, chunk: int) -> Root | None:
+        return self.sources[peer, base, root][chunk]
+
+    def _source_of(self, peer: PeerId, root: Root, chunk: int) -> Root | None:
+        """Of a contribution on whatever base."""
+        return next(
+            (found[chunk] for (who, _, named), found in self.sources.items() if (who, named) == (peer, root)), None
+        )
 
     def check_vote(self, peer: PeerId, base: CommitId, incarnation: int) -> None:
         """A peer votes on a base only with the disk that the roster there names: another one may have voted already."""
@@ -194,6 +234,10 @@ class Observed:
     def counted(self, peer: PeerId, head: CommitId) -> Tokens:
         """All tokens of a peer that the lineage of a head counted."""
         return [interval for commit in self.lineage(head) for interval in commit.counted.get(peer, [])]
+
+
+def _chunks(record: CommitRecord, peer: PeerId) -> set[int]:
+    return {chunk for first, stop in covered_chunks(record, peer) for chunk in range(first, stop)}
 
 
 def check_applied_bytes(record: CommitRecord, blobs: list[bytes | None], codec: Codec, grid: ChunkGrid) -> None:

@@ -41,6 +41,7 @@ from tests.simulation.disk import BoundedDisk, Room, check_log, check_unit, room
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
+from tests.simulation.owed import Owed, WatchedFeedback
 from tests.simulation.signing import HashSigner
 from tests.simulation.trainer import SimulatedTrainer, Switch
 from tests.simulation.virtual_time import PROCESS, Process
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MESSAGE_LIFE_S = 300.0
+_ROTTING = ("generations/", "results/", "feedback/")
 OFTEN = LogLimits(kept_bases=2, growth=1, slack_bytes=0)
 """A log is written anew whenever there is anything in it that says nothing any more."""
 
@@ -222,6 +224,7 @@ class Node:
         """Where each unit stood last, in any process life."""
 
         self._rooms: dict[UnitName, Room] = {}
+        self._owed: dict[UnitName, Owed] = {}
         self._network: MemoryNetwork | None = None
         self._scope: trio.CancelScope | None = None
         self._must_leave = trio.Event()
@@ -355,6 +358,7 @@ class Node:
             world.swarm.timers,
             life=self.session,
             costs=world.profile.costs,
+            owed=self._owed.get(unit),
         )
         await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
         self.lives[unit].begin(trainer)
@@ -393,10 +397,21 @@ class Node:
         world = self.world
         offload = SimulatedOffload(world.swarm.timers)
         generations = Generations(self._storage(self._folder(unit)), world.grid, offload)
-        tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
+        feedback = self._feedback(unit, offload)
+        tools = UnitTools(
+            world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations, feedback
+        )
         chain = WatchedChain(tools, world.start_record, world.genesis(unit))
         chain.world, chain.node = world, self
         return chain
+
+    def _feedback(self, unit: UnitName, offload: SimulatedOffload) -> WatchedFeedback | None:
+        world, beta = self.world, self.world.profile.error_feedback
+        if not beta:
+            return None
+        feedback = WatchedFeedback(self.peer, beta, world.grid, self._storage(self._folder(unit)), offload)
+        self._owed[unit] = Owed(self.peer, feedback, world.codec, world.grid)
+        return feedback
 
     def _told(self, process: Process, event: str, fields: Mapping[str, object]) -> None:
         if process.is_alive:
@@ -413,6 +428,8 @@ class Node:
         if event == "contributed" and isinstance(root, bytes):
             base = self.services[unit].chain.head.commit
             self.lives[unit].tell(base, Root(root), self.trainers[unit].last_snapshot)
+            if unit in self._owed:
+                self.world.observed_of[unit].sources[self.peer, base, Root(root)] = self._owed[unit].sources()
         if event == "committed" and isinstance(link, ChainLink):
             self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
 
@@ -461,8 +478,8 @@ class Node:
             self.is_rotten = True
 
     def damage_disk(self, chooser: random.Random) -> str:
-        """A bit of a state or an update flips on its disk; returns which file's, "" where there is none."""
-        names = sorted(name for name in self.disk.files if "generations/" in name or "results/" in name)
+        """A bit of a state, an update or a residual flips on its disk; returns which file's, "" where there is none."""
+        names = sorted(name for name in self.disk.files if any(kind in name for kind in _ROTTING))
         if not names:
             return ""
         name = chooser.choice(names)

@@ -47,6 +47,8 @@ class Profile:
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
         costs: what a snapshot and a commit cost the training.
+        codec: of contributions and results.
+        error_feedback: the share of what that left out which is offered again; 0 for none.
         has_credentials: credentials end, within minutes, and are renewed.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
@@ -73,6 +75,8 @@ class Profile:
     replay_at_most: int = 16
     costs: Costs = MEASURED
     reaches: tuple[str, ...] = ()
+    codec: str = "int8"
+    error_feedback: float = 0.0
     has_credentials: bool = False
 
     @property
@@ -154,6 +158,19 @@ PROFILES = {
             converge_s=600.0,
             layout=EXPERTS,
             reaches=(*_APART, *FLIPPING),
+        ),
+        Profile(
+            "feedback",
+            {**_MIXED, **_SIDES, "crash": 6},
+            beside=("blackout", "disk rot"),
+            num_peers=(3, 6),
+            num_faults=(4, 8),
+            fault_s=(1.0, 110.0),
+            spread_s=60.0,
+            converge_s=600.0,
+            codec="int4",
+            error_feedback=0.95,
+            reaches=SWITCHING,
         ),
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile(

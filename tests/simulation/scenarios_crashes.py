@@ -15,6 +15,7 @@ from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, Scenario, Scene, Seen, add, expect, replaced, scenario
 
 BRISK = replace(CALM, round_s=3.0, list_every_s=2.0)
+FED = replace(BRISK, codec="int4", error_feedback=0.95)
 STRIDE = 8
 """Points of a round from one crash to the next: so many seeds have crashed at each point."""
 
@@ -77,18 +78,18 @@ def _tripwire(scene: Scene, node: Node, point: int, *, at_sends: bool) -> Iterat
         yield wire
 
 
-async def _crash_everywhere(scene: Scene, is_leader: bool) -> None:
-    """Round after round, the leader or a member crashes a few points further on."""
+async def _crash_everywhere(scene: Scene, is_leader: bool, linger_s: float = 0.0) -> None:
+    """Round after round, the leader or a member crashes a few points further on; `linger_s` after its commit it still may."""
     point, num_short = 1 + scene.world.seed % STRIDE, 0
     while num_short < NUM_SHORT:
-        if await _crash_once(scene, is_leader, point):
+        if await _crash_once(scene, is_leader, point, linger_s):
             point += STRIDE
         else:
             num_short += 1
     expect(point > 3 * STRIDE, f"a round has many points; it had {point}")
 
 
-async def _crash_once(scene: Scene, is_leader: bool, point: int) -> bool:
+async def _crash_once(scene: Scene, is_leader: bool, point: int, linger_s: float) -> bool:
     """One round with a crash; False when the round was over before it came to that point."""
     await scene.everybody_votes()
     opener, base = scene.opener(), scene.nodes[0].head
@@ -96,7 +97,7 @@ async def _crash_once(scene: Scene, is_leader: bool, point: int) -> bool:
     # answers may come so late that they find the next process
     scene.world.swarm.reorder_s = scene.chooser.choice((0.0, 0.0, 1.0))
     with _tripwire(scene, victim, point, at_sends=True) as wire:
-        await _round_of(scene, victim, base, wire)
+        await _round_of(scene, victim, base, wire, linger_s=linger_s)
     if wire.has_tripped:
         await scene.sleep(scene.chooser.choice((0.01, 0.4, 3.0)))
         scene.boot(victim)
@@ -106,7 +107,12 @@ async def _crash_once(scene: Scene, is_leader: bool, point: int) -> bool:
 
 
 async def _round_of(
-    scene: Scene, victim: Node, base: CommitId | None, wire: Tripwire, begun: Callable[[], None] = lambda: None
+    scene: Scene,
+    victim: Node,
+    base: CommitId | None,
+    wire: Tripwire,
+    begun: Callable[[], None] = lambda: None,
+    linger_s: float = 0.0,
 ) -> None:
     """One round of the victim, with the wire armed from its first vote or order to its commit."""
 
@@ -124,6 +130,8 @@ async def _round_of(
     scene.when(begins, arm)
     over = scene.when(ends)
     await scene.until(lambda: wire.has_tripped or over.is_set(), "a crash or a commit")
+    if linger_s and not wire.has_tripped:
+        await scene.sleep(linger_s)
     wire.is_armed = False
 
 
@@ -136,6 +144,15 @@ async def _has_one_commit(scene: Scene, base: CommitId | None) -> None:
 
 add(Scenario("leader-crashes-everywhere", partial(_crash_everywhere, is_leader=True), 3, BRISK, num_seeds=2))
 add(Scenario("member-crashes-everywhere", partial(_crash_everywhere, is_leader=False), 3, BRISK, num_seeds=2))
+add(
+    Scenario(
+        "member-with-feedback-crashes-everywhere",
+        partial(_crash_everywhere, is_leader=False, linger_s=0.3),
+        3,
+        FED,
+        num_seeds=2,
+    )
+)
 
 
 # --- two of three, and what their disks say -----------------------------------------------------------------------------------
@@ -227,3 +244,4 @@ def _has_applied(seen: Seen) -> bool:
 
 add(Scenario("worker-dies-before-the-commit", partial(_worker_dies, is_it=_has_offered), 4))
 add(Scenario("worker-dies-before-the-shift", partial(_worker_dies, is_it=_has_applied), 4))
+add(Scenario("worker-with-feedback-dies-before-the-commit", partial(_worker_dies, is_it=_has_offered), 4, FED))

@@ -16,6 +16,7 @@ from averaging.network.clocks import Timers
 from averaging.network.seams import Snapshot, TrainerProgress
 from tests.simulation import accounting
 from tests.simulation.accounting import LIFE_TOKENS, Tokens
+from tests.simulation.owed import Owed
 from tests.simulation.virtual_time import Process
 
 STEP_TOKENS = 100
@@ -74,7 +75,7 @@ def _paths(num_elements: int) -> tuple[torch.Tensor, ...]:
 
 class SimulatedTrainer:
     """Trains `tokens_per_s` while its process is awake and its parameters are neither copied nor moved, from local step `first_step`
-    on. `life` is the number of its process life.
+    on. `life` is the number of its process life. `owed` watches a run with error feedback.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SimulatedTrainer:
         *,
         life: int = 0,
         costs: Costs = Costs(),
+        owed: Owed | None = None,
     ) -> None:
         self._process = process
         self._timers = timers
@@ -102,6 +104,7 @@ class SimulatedTrainer:
         self._anchor_N: torch.Tensor | None = None
         self._first_token = life * LIFE_TOKENS
         self._costs = costs
+        self._owed = owed
         self._moving = trio.Lock()
         self._switches: dict[int, Switch] = {}
         self._has_died = False
@@ -162,6 +165,8 @@ class SimulatedTrainer:
     def _start_from(self, anchor_N: torch.Tensor | None, reason: str) -> None:
         if anchor_N is not None:
             self._theta_N, self._theta_step = anchor_N.clone(), self._next_step
+            if self._owed is not None:
+                self._owed.started(anchor_N)
         self._drop(reason, self._ready)
         self._ready = []
 
@@ -212,7 +217,9 @@ class SimulatedTrainer:
             self._load(self._anchor_N, DIED)
             return
         self._move()
-        self._theta_N = torch.add(self._theta_N, shift_N)
+        before_N, self._theta_N = self._theta_N, torch.add(self._theta_N, shift_N)
+        if self._owed is not None and self._anchor_N is not None:
+            self._owed.shifted(before_N, self._theta_N, self._anchor_N)
         switch = self._switches.pop(id(self._anchor_N), None)
         if switch is not None:
             self._switch(switch, credited_tokens)

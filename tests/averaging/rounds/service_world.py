@@ -17,6 +17,7 @@ from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Snapshot, TrainerProgress
 from averaging.rounds.adopting import Adopter
+from averaging.rounds.feedback import ErrorFeedback
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.peer_rounds import ROUND_CHANNEL, PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools, Tasks
@@ -282,6 +283,12 @@ class OneUnit:
     async def switch(self, unit: UnitName, prepared: PreparedSwitch) -> OpenRound:
         """Alone."""
         return await self._party.chain.switch(prepared)
+
+
+def with_feedback(party: Party, beta: float) -> None:
+    """From now on the party's run has error feedback."""
+    feedback = ErrorFeedback(party.peer, beta, GRID, MemoryStorage(party.disk), InlineOffload())
+    party.chain.tools = replace(party.chain.tools, feedback=feedback)
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ import torch
 import trio
 import trio.testing
 
+from averaging.codecs import codec_by_name
 from averaging.rounds.adopting import NUM_KEPT, Adopter
-from averaging.rounds.contribution import EncodedContribution, encode_contribution
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.unit import PreparedSwitch
 from protocol.errors import MachineError
 from protocol.ids import Root
@@ -24,7 +25,7 @@ from tests.averaging.rounds.round_world import (
     open_world,
     tree_nodes,
 )
-from tests.averaging.rounds.service_world import Bench, HandTrainer, bench_in
+from tests.averaging.rounds.service_world import Bench, HandTrainer, bench_in, with_feedback
 
 Clock = trio.testing.MockClock
 
@@ -66,8 +67,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def _scene() -> AsyncIterator[Scene]:
+async def _scene(beta: float = 0.0) -> AsyncIterator[Scene]:
     async with open_world() as world:
+        if beta:
+            with_feedback(world.parties[0], beta)
         trainer = HandTrainer(theta(1), TOKENS)
         async with bench_in(world, trainer=trainer) as (bench, _):
             await trio.sleep(0.1)
@@ -147,6 +150,30 @@ async def test_a_trainer_that_fails_is_left_alone_and_hears_of_the_next_commit(a
         await scene.adopter.wait_adopted()
         torch.testing.assert_close(scene.trainer.anchor_N, scene.party.chain.state.anchor_N, rtol=0, atol=0)
         assert scene.trainer.done[-1] == "shift"
+
+
+# --- error feedback -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_dies_at_a_commit_loses_its_delta_and_the_residual_follows_the_commit(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene(beta=0.5) as scene:
+        chain, feedback = scene.party.chain, scene.party.chain.tools.feedback
+        assert feedback is not None
+        mine, fed = encode_with_feedback(
+            chain.state.anchor_N, scene.trainer.theta_N, TOKENS, codec_by_name("int4"), feedback.state
+        )
+        scene.adopter.remember(mine)
+        feedback.offer(mine.root, fed)
+        scene.trainer.failing["shift"] = MachineError("the worker died", "a worker")
+        assert not feedback.state.residual.values_N.any()
+        await scene.commit(scene.next_commit(1, mine), mine)
+        await scene.adopter.wait_adopted()
+        assert torch.equal(feedback.state.residual.values_N, fed.left_N)
+        await scene.commit(scene.next_commit(2, None), None)
+        await scene.adopter.wait_adopted()
+        assert torch.equal(feedback.state.residual.values_N, fed.left_N)
 
 
 # --- another lineage ----------------------------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 import trio.testing
 
+from averaging.codecs import codec_by_name
+from averaging.error_feedback import Feedback, encode_fed, no_residual
 from averaging.rounds.adoption import Adoption, adopt_commit, adopt_switch, adoption_shift
-from averaging.rounds.contribution import EncodedContribution, encode_contribution
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch
 from protocol.ids import Root
 from tests.averaging.rounds.round_world import (
@@ -251,3 +254,133 @@ async def test_a_jump_ahead_on_our_own_lineage_keeps_what_was_not_counted(autoju
         moved_N = forked.prepared.state.anchor_N - forked.world.genesis.anchor_N
         _close(adoption.shift_N, moved_N - offered_N)
         assert adoption.credited_tokens == TOKENS
+
+
+# --- with error feedback ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fed:
+    """A peer that offered work with a residual in it, left for a lone lineage, and is about to switch to what the others did."""
+
+    forked: Forked
+    feedback: Feedback
+    sent_N: torch.Tensor
+    """What the offer on the fork carried, as the others decoded it."""
+
+    def switch(self) -> tuple[Adoption, Feedback]:
+        lost = [commit.link for commit in self.forked.lost]
+        me = self.forked.world.parties[0]
+        anchor_N = me.chain.state.anchor_N
+        adoption = adopt_switch(
+            self.forked.prepared, lost, anchor_N, me.peer, self.forked.offers, INT4, GRID, self.feedback
+        )
+        assert adoption.feedback is not None
+        return adoption, adoption.feedback
+
+    def owed(self, theta_N: torch.Tensor, anchor_N: torch.Tensor, feedback: Feedback) -> torch.Tensor:
+        """All that is still to be offered."""
+        return anchor_N - theta_N + feedback.residual.values_N
+
+
+EARLIER = Root(b"e" * 32)
+INT4 = codec_by_name("int4")
+
+
+@asynccontextmanager
+async def _fed(*, is_counted_here: bool, is_saved: bool = True, has_gone_on: bool = False) -> AsyncIterator[Fed]:
+    """`is_counted_here`: by our own lone commit, too. `has_gone_on`: a later offer of ours, with the same work, was counted alone."""
+    async with open_world() as world:
+        me, other = world.parties[:2]
+        feedback = Feedback(1.0, GRID, no_residual(GRID))
+        earlier = encode_fed(_vector(5), torch.zeros(60), feedback.residual, 1.0, INT4, GRID)
+        feedback = feedback.offered(EARLIER, earlier).counted(EARLIER, range(GRID.num_chunks))
+        theta_N = _vector(8, scale=0.1)
+        mine, fed = encode_with_feedback(world.genesis.anchor_N, theta_N, TOKENS, INT4, feedback)
+        feedback = feedback.offered(mine.root, fed)
+        sent_N = torch.cat([INT4.decode(chunk, 10) for chunk in mine.chunks])
+        offers = {mine.root: mine}
+        if not is_saved or has_gone_on:
+            feedback = replace(feedback, pending=None)
+        lost_root = mine.root
+        if has_gone_on:
+            later, later_fed = encode_with_feedback(world.genesis.anchor_N, theta_N, TOKENS, INT4, feedback)
+            lost_root = Root(b"l" * 32)
+            feedback = feedback.offered(lost_root, later_fed)
+            offers[lost_root] = replace(later, root=lost_root)
+        is_lost = is_counted_here or has_gone_on
+        lost = [world.commit_on(world.start, 20, members=[0], roots=_roots(lost_root), is_lone=True)] if is_lost else []
+        for commit in lost:
+            applied = await me.apply(commit)
+            shift_N = adopt_commit(applied, commit.record, me.peer, offers[lost_root], GRID).shift_N
+            assert shift_N is not None
+            theta_N = theta_N + shift_N
+            feedback = feedback.counted(lost_root, range(GRID.num_chunks))
+        won = [world.commit_on(world.start, 40, voters=[1, 2], roots=_roots(mine.root))]
+        await other.apply(won[0])
+        prepared = PreparedSwitch(
+            world.genesis.head, tree_nodes(won), world.genesis.anchor_N, other.chain.state, other.chain.root
+        )
+        yield Fed(Forked(world, lost, won, prepared, offers, theta_N, theta_N), feedback, sent_N)
+
+
+@pytest.mark.parametrize("is_counted_here", [False, True])
+@pytest.mark.parametrize("is_saved", [False, True])
+@pytest.mark.parametrize("has_gone_on", [False, True])
+async def test_a_switch_takes_what_the_others_counted_out_of_what_is_owed_and_nothing_else(
+    autojump_clock: Clock, is_counted_here: bool, is_saved: bool, has_gone_on: bool
+) -> None:
+    async with _fed(is_counted_here=is_counted_here, is_saved=is_saved, has_gone_on=has_gone_on) as fed:
+        forked = fed.forked
+        adoption, after = fed.switch()
+        assert adoption.shift_N is not None
+        before_N = fed.owed(forked.theta_N, forked.world.genesis.anchor_N, fed.feedback)
+        after_N = fed.owed(forked.theta_N + adoption.shift_N, forked.prepared.state.anchor_N, after)
+        _close(after_N, before_N - fed.sent_N)
+
+
+async def test_the_winning_side_alone_counted_it_the_pending_residual_applies_and_the_whole_delta_is_out_of_theta(
+    autojump_clock: Clock,
+) -> None:
+    async with _fed(is_counted_here=False) as fed:
+        adoption, after = fed.switch()
+        assert adoption.shift_N is not None
+        assert fed.feedback.pending is not None
+        assert torch.equal(after.residual.values_N, fed.feedback.pending.values_N)
+        _close(fed.forked.theta_N + adoption.shift_N, fed.forked.prepared.state.anchor_N)
+
+
+async def test_both_sides_counted_it_the_residual_is_kept_and_not_made_again(autojump_clock: Clock) -> None:
+    async with _fed(is_counted_here=True) as fed:
+        adoption, after = fed.switch()
+        assert adoption.shift_N is not None
+        assert torch.equal(after.residual.values_N, fed.feedback.residual.values_N)
+        assert after.residual.values_N.any()
+
+
+async def test_the_winning_side_did_not_count_us_the_residual_is_kept(autojump_clock: Clock) -> None:
+    async with _fed(is_counted_here=True) as fed:
+        forked = fed.forked
+        won = forked.world.commit_on(forked.world.start, 41, members=[1, 2])
+        forked.prepared = replace(forked.prepared, path=tree_nodes([won]))
+        _, after = fed.switch()
+        assert after is fed.feedback
+
+
+async def test_a_residual_that_went_out_with_what_won_does_not_outlive_the_worker(autojump_clock: Clock) -> None:
+    """What was not pending goes into theta, which dies with the worker: it cannot be offered twice then."""
+    async with _fed(is_counted_here=False, is_saved=False) as fed:
+        _, after = fed.switch()
+        assert not after.residual.values_N.any()
+
+
+async def test_where_the_trainer_starts_from_the_anchor_the_residual_still_follows_what_was_counted(
+    autojump_clock: Clock,
+) -> None:
+    """As after a restart: the offers are gone, what was pending is on the disk."""
+    async with _fed(is_counted_here=False) as fed:
+        fed.forked.offers.clear()
+        adoption, after = fed.switch()
+        assert adoption.shift_N is None
+        assert fed.feedback.pending is not None
+        assert torch.equal(after.residual.values_N, fed.feedback.pending.values_N)

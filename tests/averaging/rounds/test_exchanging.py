@@ -9,6 +9,7 @@ import torch
 import trio
 import trio.testing
 
+from averaging.error_feedback import FedDelta
 from averaging.network.seams import Stream
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.exchanging import SNAPSHOT_WITHIN_S, WAIT_FOR_PROPOSAL_S, Exchanging
@@ -43,7 +44,7 @@ from tests.averaging.rounds.round_world import (
     RoundWorld,
     open_world,
 )
-from tests.averaging.rounds.service_world import Bench, bench_in, proposal_by, until
+from tests.averaging.rounds.service_world import Bench, bench_in, proposal_by, until, with_feedback
 
 Clock = trio.testing.MockClock
 
@@ -89,8 +90,10 @@ def _reduce(party: Party) -> list[ExchangeHello]:
 
 
 @asynccontextmanager
-async def _scene() -> AsyncIterator[Scene]:
+async def _scene(beta: float = 0.0) -> AsyncIterator[Scene]:
     async with open_world() as world, bench_in(world) as (bench, _):
+        if beta:
+            with_feedback(bench.party, beta)
         party = bench.party
         exchanging = Exchanging(bench.config, party.chain, bench.tools, bench.tasks, bench.tell, bench.send)
 
@@ -110,6 +113,28 @@ def _header(hello: ExchangeHello) -> ContributionHeader:
 
 
 # --- the delta ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_residual_goes_into_the_delta_and_what_the_codec_leaves_of_both_is_pending(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene(beta=0.5) as scene:
+        chain, feedback = scene.party.chain, scene.party.chain.tools.feedback
+        assert feedback is not None
+        left_N = theta(3)
+        before = FedDelta((), left_N, (1.0,) * GRID.num_chunks)
+        feedback.offer(Root(b"b" * 32), before)
+        feedback.switch(feedback.state.counted(Root(b"b" * 32), range(GRID.num_chunks)), chain.head.commit)
+        scene.prepare()
+        ready = await scene.bench.until_told(ContributionReady)
+        offered, pending = scene.exchanging.contribution, feedback.state.pending
+        assert offered is not None
+        assert pending is not None
+        assert set(pending.roots) == {ready.root}
+        sent_N = torch.cat([CODEC.decode(chunk, 10) for chunk in offered.chunks])
+        assert torch.equal(sent_N, torch.add(torch.mul(left_N, 0.5), chain.state.anchor_N - theta(1)))
+        assert not pending.values_N.any(), "float32 leaves nothing"
+        assert torch.equal(feedback.state.residual.values_N, left_N), "until a commit counts it"
 
 
 async def test_the_root_of_a_contribution_is_on_disk_when_the_machine_hears_of_it(autojump_clock: Clock) -> None:
