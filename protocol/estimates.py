@@ -34,10 +34,46 @@ HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
 STATE_BYTES_PER_PARAMETER: Final = 8
 """A parameter and its momentum in float32 (averaging/state.py)."""
 
-CODEC_BITS_AND_BLOCK: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {"fp32": (32, 0), "fp16": (16, 0), "int8": (8, 256), "int4": (4, 128), "e3m0": (4, 256)}
+
+@dataclass(frozen=True, slots=True)
+class CodecSize:
+    """What a codec takes (averaging/codecs).
+
+    Attributes:
+        bits: of a value that is written, its place included.
+        block: values that share a scale, 0 for none.
+        scale_bytes: of a scale.
+        stride: one value in so many is written.
+        codebook_bytes: of a chunk.
+    """
+
+    bits: int
+    block: int = 0
+    scale_bytes: int = 4
+    stride: int = 1
+    codebook_bytes: int = 0
+
+    def encoded_bytes(self, num_parameters: int) -> int:
+        """Of one chunk of so many."""
+        if num_parameters == 0:
+            return 0
+        scales_bytes = self.scale_bytes * -(-num_parameters // self.block) if self.block else 0
+        return self.codebook_bytes + scales_bytes + -(-(-(-num_parameters // self.stride) * self.bits) // 8)
+
+
+CODEC_SIZES: Final[Mapping[str, CodecSize]] = MappingProxyType(
+    {
+        "fp32": CodecSize(32),
+        "fp16": CodecSize(16),
+        "int8": CodecSize(8, 256),
+        "int4": CodecSize(4, 128),
+        "e3m0": CodecSize(4, 256),
+        "topk": CodecSize(10, 4096, 1, 64, 8),
+        "top6": CodecSize(10, 4096, 1, 16, 32),
+        "top12": CodecSize(9, 4096, 1, 8, 32),
+        "top25": CodecSize(8, 4096, 1, 4, 32),
+    }
 )
-"""Bits of a value, and how many values share a float32 scale, 0 for none (averaging/codecs.py)."""
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
 """A commit's row and three points of the loss curves, with their index entries and checksums (coordinator/ledger.py, measured)."""
@@ -81,15 +117,10 @@ def run_size(config: RunConfig) -> RunSize:
 
 
 def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
-    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs.py, averaging/rounds/keeping.py)."""
+    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs, averaging/rounds/keeping.py)."""
     num_whole, rest = divmod(num_parameters, chunk_parameters)
-    return num_whole * _encoded_bytes(codec, chunk_parameters) + _encoded_bytes(codec, rest)
-
-
-def _encoded_bytes(codec: str, num_parameters: int) -> int:
-    bits, block = CODEC_BITS_AND_BLOCK[codec]
-    scales_bytes = 4 * -(-num_parameters // block) if block else 0
-    return scales_bytes + -(-num_parameters * bits // 8)
+    size = CODEC_SIZES[codec]
+    return num_whole * size.encoded_bytes(chunk_parameters) + size.encoded_bytes(rest)
 
 
 def round_bytes(encoded_bytes: int, num_members: int, *, reduces: bool) -> int:
