@@ -28,6 +28,7 @@ from peer.restart import restart_sentence, restored
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
+from protocol.manifest import RunConfig
 from protocol.rounds.messages import Member, OuterStep
 from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
@@ -72,6 +73,7 @@ async def open_chain(
         offload,
         unit_log,
         Generations(storage, grid, offload),
+        result_codec(manifest.config),
     )
     own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed, given))
     check_start(start, schema, own_root)
@@ -87,13 +89,21 @@ async def open_chain(
     return chain
 
 
+def result_codec(config: RunConfig) -> Codec | None:
+    """How the run's results are written; None: as contributions are."""
+    name = config.result_codec
+    return codec_by_name(name) if name != config.round.codec else None
+
+
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
     """What a lender knows of every unit of the run."""
     numbers = membership.manifest.config.round
-    codec = codec_by_name(numbers.codec)
+    codec, results = codec_by_name(numbers.codec), result_codec(membership.manifest.config)
     schemas = membership.manifest.unit_schemas()
     return {
-        unit: UnitShape(codec, ChunkGrid(schema.num_elements, numbers.chunk_elements), numbers.longest_interval_s)
+        unit: UnitShape(
+            codec, ChunkGrid(schema.num_elements, numbers.chunk_elements), numbers.longest_interval_s, results
+        )
         for unit, schema in schemas.items()
     }
 
@@ -126,14 +136,15 @@ def training_plan(
     )
 
 
-def replay_at_most(codec: Codec, grid: ChunkGrid) -> int:
+def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
     """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (rule 24)."""
-    return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(codec, grid)
+    return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 
 def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_inbound_reachable: bool) -> RoundConfig:
     """The run's rounds for one member."""
     config = membership.manifest.config
+    results = result_codec(config)
     schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
     grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
     return RoundConfig(
@@ -148,8 +159,9 @@ def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_i
         min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
-        replay_at_most=replay_at_most(codec_by_name(config.round.codec), grid),
+        replay_at_most=replay_at_most(results or codec_by_name(config.round.codec), grid),
         lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,
+        result_codec=results.name if results is not None else "",
     )

@@ -89,7 +89,8 @@ class RunSize:
     Attributes:
         num_parameters: of the model.
         state_bytes: one state, as it is kept, fetched and written as a checkpoint.
-        update_bytes: one encoded delta, and one encoded mean, too.
+        update_bytes: one encoded delta.
+        result_bytes: one encoded mean.
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
         fast_tokens_per_s: a swarm that trains more than this has a round whenever the target is reached, so more of them.
         fast_rounds: of the whole run, for such a swarm; a slower one needs more.
@@ -98,6 +99,7 @@ class RunSize:
     num_parameters: int
     state_bytes: int
     update_bytes: int
+    result_bytes: int
     slow_rounds_per_day: int
     fast_tokens_per_s: float
     fast_rounds: int
@@ -110,6 +112,7 @@ def run_size(config: RunConfig) -> RunSize:
         num_parameters=num_parameters,
         state_bytes=STATE_BYTES_PER_PARAMETER * num_parameters,
         update_bytes=update_bytes(pace.codec, num_parameters, pace.chunk_elements),
+        result_bytes=update_bytes(config.result_codec, num_parameters, pace.chunk_elements),
         slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
         fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
         fast_rounds=-(-config.run.total_tokens // pace.target_tokens),
@@ -123,15 +126,19 @@ def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
     return num_whole * size.encoded_bytes(chunk_parameters) + size.encoded_bytes(rest)
 
 
-def round_bytes(encoded_bytes: int, num_members: int, *, reduces: bool) -> int:
-    """Bytes that a member sends in a round, and as many that it receives, where all reduce equal slices (averaging/README.md).
+def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
+    """Bytes that a member sends in a round and that it receives, where all reduce equal slices (averaging/README.md).
 
-    It sends its delta to the other reducers and the mean of its own slice to the other members: 2 (n - 1) / n updates. One that takes
-    no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats and certificates are not counted.
+    It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
+    a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats
+    and certificates are not counted.
     """
     if num_members < 2:
-        return 0
-    return ceil(2 * (num_members - 1) * encoded_bytes / num_members) if reduces else encoded_bytes
+        return 0, 0
+    if not reduces:
+        return update_bytes, result_bytes
+    each_way = ceil((num_members - 1) * (update_bytes + result_bytes) / num_members)
+    return each_way, each_way
 
 
 def peer_memory_bytes(num_parameters: int) -> int:

@@ -167,13 +167,40 @@ class OuterSection(_Section):
     momentum: Fraction = 0.0
 
 
+_RESULT_ROOM: Final = (("top6", 4), ("top12", 8), ("top25", 16))
+"""Of the codecs for means of sparse contributions: as many members' values have room (averaging/codecs/sparse.py)."""
+
+_FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
+"""Of the round section; written in every manifest."""
+
+
 class RoundSection(_Section):
-    """When a round is due and how its bytes look."""
+    """When a round is due and how its bytes look.
+
+    `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
+    values of all members (`RunConfig.result_codec`).
+    """
 
     target_tokens: Count
     longest_interval_s: Annotated[float, Field(ge=1.0, le=86400.0)] = 60.0
-    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0"] = "int8"
+    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
+    result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
+
+    @model_validator(mode="after")
+    def _check_codecs(self) -> RoundSection:
+        if self.codec != "topk" and self.result_codec in dict(_RESULT_ROOM):
+            raise ValueError(
+                f'result_codec = "{self.result_codec}" belongs to codec = "topk": it would leave out most of what "{self.codec}" sends'
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """What came in later is written only where it is used: the ids of runs before it stay what they are."""
+        values: dict[str, object] = handler(self)
+        fields = type(self).model_fields
+        return {n: v for n, v in values.items() if n in _FIRST_ROUND_KEYS or v != fields[n].default}
 
 
 class AdmissionSection(_Section):
@@ -220,6 +247,16 @@ class RunConfig(_Section):
                 f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
             )
         return self
+
+    @property
+    def result_codec(self) -> str:
+        """How results are written: as the round section says; else as contributions are; for sparse ones the codec with room for what
+        so many members send at most, since what a result leaves out is lost (averaging/codecs/sparse.py).
+        """
+        if self.round.result_codec or self.round.codec != "topk":
+            return self.round.result_codec or self.round.codec
+        names = [name for name, num_members in _RESULT_ROOM if self.run.max_members <= num_members]
+        return names[0] if names else _RESULT_ROOM[-1][0]
 
 
 class RunManifest(_Section):
@@ -395,6 +432,7 @@ momentum = 0.0
 target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
 longest_interval_s = 60.0
 codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
+                               # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
 
 [checkpoint]
 every_rounds = 5

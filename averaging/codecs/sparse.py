@@ -45,6 +45,12 @@ _ONE_BITS: Final = 0x3F800000
 _SCALE_SHIFT: Final = 20
 """Of a float32's 23 bits of mantissa 3 stay in a scale."""
 
+_LOOKED_AT: Final = 64
+"""Values of a block: no zero among these, and the block is taken for a dense one."""
+
+_SAMPLES: Final = 4096
+"""Magnitudes of a chunk are enough to make its levels: more than twice as many are thinned out, evenly."""
+
 _LARGEST: Final = float(np.finfo(np.float32).max)
 
 FloatArray64 = npt.NDArray[np.float64]
@@ -174,7 +180,7 @@ class SparseCodec:
 
     def _levels(self, relative: FloatArray) -> FloatArray64:
         """(levels,) ascending, in means of a block, for magnitudes that are not zero."""
-        numbers = self.numbers
+        numbers, relative = self.numbers, relative[:: max(1, len(relative) // _SAMPLES)]
         levels = np.array(numbers.first_levels, dtype=np.float64)
         if not numbers.first_levels:
             levels = np.full(numbers.num_levels, relative.max(initial=SMALLEST_NORMAL), dtype=np.float64)
@@ -320,8 +326,11 @@ def _largest(sizes: npt.NDArray[np.uint32], num_places: int) -> IntArray:
     Raises:
         LocalProtocolError: a value that is not finite; such a one is always among the largest.
     """
-    rank = BLOCK_ELEMENTS - num_places
-    bounds = np.maximum(np.partition(sizes, rank, axis=1)[:, rank], 1)
+    bounds = np.ones(len(sizes), dtype=np.uint32)
+    # means of sparse contributions are mostly zeros, and all of the others may have room
+    if sizes[:, :_LOOKED_AT].all() or np.count_nonzero(sizes, axis=1).max() > num_places:
+        rank = BLOCK_ELEMENTS - num_places
+        np.maximum(np.partition(sizes, rank, axis=1)[:, rank], 1, out=bounds)
     found = np.flatnonzero(sizes >= bounds[:, None])
     blocks, kept = found >> _PLACE_BITS, sizes.reshape(-1)[found]
     if (kept >= INFINITY_BITS).any():
@@ -360,17 +369,16 @@ def _filled_up(
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """What is not written (a code below 0) becomes a repetition of its block's last place, behind the others, with a code of 0."""
     is_written = codes >= 0
-    order = np.argsort(np.where(is_written, places, _NOWHERE) + layout.first * 2, kind="stable")
-    is_written = is_written[order]
-    counts = np.bincount(layout.blocks[is_written], minlength=layout.num_blocks)
+    blocks, places = layout.blocks[is_written], places[is_written]
+    counts = np.bincount(blocks, minlength=layout.num_blocks)
+    ends = np.cumsum(counts)
     begins = np.searchsorted(layout.blocks, np.arange(layout.num_blocks))
-    places = places[order]
-    last = np.where(counts > 0, places[begins + np.maximum(counts - 1, 0)], 0)[layout.blocks]
-    return (
-        np.where(is_written, places, last),
-        np.where(is_written, codes[order], 0),
-        np.where(is_written, kept[order], np.float32(0.0)),
-    )
+    targets = np.arange(len(blocks)) + (begins - (ends - counts))[blocks]
+    last = np.zeros(layout.num_blocks, dtype=np.int64)
+    last[counts > 0] = places[ends[counts > 0] - 1]
+    all_places, all_codes, all_kept = last[layout.blocks], np.zeros_like(codes), np.zeros_like(kept)
+    all_places[targets], all_codes[targets], all_kept[targets] = places, codes[is_written], kept[is_written]
+    return all_places, all_codes, all_kept
 
 
 def _to_bits(numbers: IntArray, num_bits: int) -> ByteArray:

@@ -65,7 +65,7 @@ class ExchangeTools:
     network: Network
     offload: Offload
     verifier: Verifier
-    codec: Codec
+    result_codec: Codec
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
     keep_result: Callable[[ResultHeader, bytes], Awaitable[None]]
@@ -184,7 +184,7 @@ class Exchange:
                 continue
             scope = self._scopes[part] = trio.CancelScope()
             if is_ours:
-                reduction = Reduction(self.proposal, part, self._offers, self._tools.codec, self._tools.grid)
+                reduction = Reduction(self.proposal, part, self._offers, self._tools.result_codec, self._tools.grid)
                 for peer, reason in self._left_out.items():
                     reduction.set_absent(peer, reason)
                 self._reductions[part.first_chunk] = reduction
@@ -348,11 +348,11 @@ class Exchange:
         for chunk in range(part.first_chunk, part.stop_chunk):
             begin, stop = tools.grid.bounds(chunk)
             frame = await stream.receive_frame()
-            if frame is None or len(frame) != tools.codec.encoded_bytes(stop - begin):
+            if frame is None or len(frame) != tools.result_codec.encoded_bytes(stop - begin):
                 raise RemoteProtocolError(f"result chunk {chunk} is missing or of the wrong length", "a whole chunk")
             chunks.append(frame)
         await tools.offload.run(
-            lambda: check_result(chunks, header.result_hash, part.first_chunk, tools.codec, tools.grid),
+            lambda: check_result(chunks, header.result_hash, part.first_chunk, tools.result_codec, tools.grid),
             cost_s=REDUCE_COST_S,
         )
         await tools.keep_result(header, b"".join(chunks))

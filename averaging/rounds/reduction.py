@@ -56,7 +56,7 @@ class Offers:
     def __init__(self, run_id: RunId, verifier: Verifier, codec: Codec, grid: ChunkGrid) -> None:
         self._run_id = run_id
         self._verifier = verifier
-        self._codec = codec
+        self.codec = codec
         self._grid = grid
         self._offers: dict[PeerId, Offer] = {}
 
@@ -98,9 +98,9 @@ class Offers:
         if not 0 <= chunk < self._grid.num_chunks:
             raise RemoteProtocolError(f"chunk {chunk}", f"0 to {self._grid.num_chunks - 1}")
         begin, stop = self._grid.bounds(chunk)
-        if len(data) != self._codec.encoded_bytes(stop - begin):
+        if len(data) != self.codec.encoded_bytes(stop - begin):
             raise RemoteProtocolError(
-                f"chunk {chunk} of {len(data)} bytes", f"{self._codec.encoded_bytes(stop - begin)}"
+                f"chunk {chunk} of {len(data)} bytes", f"{self.codec.encoded_bytes(stop - begin)}"
             )
         if leaf_hash(data) != offer.hashes[chunk]:
             raise RemoteProtocolError(f"chunk {chunk} with another hash", "the chunk that was signed")
@@ -122,11 +122,13 @@ class SliceResult:
 class Reduction:
     """One slice of one attempt at its reducer: waits for the members, closes, sums."""
 
-    def __init__(self, proposal: Proposal, part: SliceSpec, offers: Offers, codec: Codec, grid: ChunkGrid) -> None:
+    def __init__(
+        self, proposal: Proposal, part: SliceSpec, offers: Offers, result_codec: Codec, grid: ChunkGrid
+    ) -> None:
         self.part = part
         self._proposal = proposal
         self._offers = offers
-        self._codec = codec
+        self._result_codec = result_codec
         self._grid = grid
         self._absent: dict[PeerId, str] = {}
         self._changed = trio.Event()
@@ -192,7 +194,7 @@ class Reduction:
             total = WeightedSum(stop - begin)
             for weight, parts in zip(weights, decoded, strict=True):
                 total.add(weight, parts[position])
-            chunks.append(self._codec.encode(total.mean()))
+            chunks.append(self._result_codec.encode(total.mean()))
         header = self._header(included, sum(weights), tuple(chunks))
         return SliceResult(header, tuple(chunks))
 
@@ -201,7 +203,7 @@ class Reduction:
 
     def _decode(self, offer: Offer, chunk: int) -> torch.Tensor:
         begin, stop = self._grid.bounds(chunk)
-        values_n = self._codec.decode(offer.chunks[chunk], stop - begin)
+        values_n = self._offers.codec.decode(offer.chunks[chunk], stop - begin)
         largest = float(values_n.abs().max())
         if not largest <= MAX_DELTA:
             raise RemoteProtocolError(f"a delta of {largest:.3g} in chunk {chunk}", f"at most {MAX_DELTA:.0e}")

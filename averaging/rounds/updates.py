@@ -41,6 +41,13 @@ class UnitTools:
     offload: Offload
     log: UnitLog
     generations: Generations
+    results: Codec | None = None
+    """How results are written; None: as contributions are."""
+
+    @property
+    def result_codec(self) -> Codec:
+        """Of the bytes that commits name; `codec` is that of contributions."""
+        return self.results or self.codec
 
 
 class Updates:
@@ -78,7 +85,7 @@ class Updates:
 
     def _is_result(self, part: SliceRecord, data: bytes) -> bool:
         try:
-            chunks = split_chunks(data, self._tools.codec, self._tools.grid, part.first_chunk, part.stop_chunk)
+            chunks = split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
         except RemoteProtocolError:
             return False
         return result_root(chunks) == part.result_hash
@@ -95,7 +102,7 @@ class Updates:
         return await self._tools.offload.run(lambda: self._outer(state, link, record, data), cost_s=APPLY_COST_S)
 
     def _outer(self, state: UnitState, link: ChainLink, record: CommitRecord, data: Sequence[bytes]) -> UnitState:
-        grid, codec = self._tools.grid, self._tools.codec
+        grid, codec = self._tools.grid, self._tools.result_codec
         update_N = torch.empty(grid.num_elements, dtype=torch.float32)
         for part, blob in zip(record.slices, data, strict=True):
             if not self._is_result(part, blob):

@@ -46,6 +46,7 @@ class Profile:
         layout: which units there are, and who holds them.
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
+        codec, result_codec: of contributions, and of results where it is another one.
         costs: what a snapshot and a commit cost the training.
         has_credentials: credentials end, within minutes, and are renewed.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
@@ -71,6 +72,8 @@ class Profile:
     layout: Layout = WHOLE
     outbound: float = 0.0
     replay_at_most: int = 16
+    codec: str = "int8"
+    result_codec: str = ""
     costs: Costs = MEASURED
     reaches: tuple[str, ...] = ()
     has_credentials: bool = False
@@ -133,6 +136,7 @@ PROFILES = {
             reaches=_APART,
         ),
         Profile("fragments", _MIXED, layout=FRAGMENTS),
+        Profile("sparse", _MIXED, codec="topk", result_codec="top6", num_elements=8 * 130),
         Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS, outbound=0.4),
         Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),
         Profile(

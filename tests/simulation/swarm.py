@@ -29,7 +29,6 @@ from tests.simulation.signing import HashVerifier
 
 RUN_ID = RunId(sha256(b"simulated run").digest())
 NUM_CHUNKS = 8
-CODEC = codec_by_name("int8")
 SPEEDS = (0.5, 1.0, 2.0)
 MAX_SKEW_S = 60.0
 POLL_S = 0.25
@@ -60,7 +59,6 @@ class World:
     """The swarm, its trace and its invariants."""
 
     run_id = RUN_ID
-    codec = CODEC
 
     def __init__(
         self, seed: int, nursery: trio.Nursery, num_peers: int, num_founders: int, profile: Profile | None = None
@@ -68,6 +66,8 @@ class World:
         self.seed = seed
         self.profile = profile or Profile("calm")
         self.layout = self.profile.layout
+        self.codec = codec_by_name(self.profile.codec)
+        self.results = codec_by_name(self.profile.result_codec) if self.profile.result_codec else None
         self.grid = ChunkGrid(self.profile.num_elements, self.profile.num_elements // NUM_CHUNKS)
         self.chooser = random.Random(f"world {seed}")
         self.nursery = nursery
@@ -159,7 +159,8 @@ class World:
             me=me,
             verifier=self.verifier,
             num_chunks=self.grid.num_chunks,
-            codec=CODEC.name,
+            codec=self.profile.codec,
+            result_codec=self.profile.result_codec,
             outer=OuterStep("nesterov", 0.7, 0.5),
             target_tokens=self.target_tokens_of(unit),
             min_members=1,
