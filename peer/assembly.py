@@ -29,6 +29,7 @@ from peer.restart import restart_sentence, restored
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
+from protocol.manifest import RunConfig
 from protocol.rounds.messages import Member, OuterStep
 from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
@@ -64,7 +65,7 @@ async def open_chain(
     was_here = (folder / WHOLE_MODEL / LOG_NAME).exists()
     numbers = manifest.config.round
     codec = codec_by_name(numbers.codec)
-    feedback = ErrorFeedback(me, numbers.error_feedback, grid, storage, offload) if numbers.error_feedback else None
+    feedback = ErrorFeedback(me, numbers.feedback, grid, storage, offload) if numbers.feedback else None
     unit_log = UnitLog(storage)
     await HeadVector(FileStorage(folder, offload)).finish({WHOLE_MODEL: unit_log})
     tools = UnitTools(
@@ -77,6 +78,7 @@ async def open_chain(
         unit_log,
         Generations(storage, grid, offload),
         feedback,
+        result_codec(manifest.config),
     )
     own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed, given))
     check_start(start, schema, own_root)
@@ -92,13 +94,21 @@ async def open_chain(
     return chain
 
 
+def result_codec(config: RunConfig) -> Codec | None:
+    """How the run's results are written; None: as contributions are."""
+    name = config.result_codec
+    return codec_by_name(name) if name != config.round.codec else None
+
+
 def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
     """What a lender knows of every unit of the run."""
     numbers = membership.manifest.config.round
-    codec = codec_by_name(numbers.codec)
+    codec, results = codec_by_name(numbers.codec), result_codec(membership.manifest.config)
     schemas = membership.manifest.unit_schemas()
     return {
-        unit: UnitShape(codec, ChunkGrid(schema.num_elements, numbers.chunk_elements), numbers.longest_interval_s)
+        unit: UnitShape(
+            codec, ChunkGrid(schema.num_elements, numbers.chunk_elements), numbers.longest_interval_s, results
+        )
         for unit, schema in schemas.items()
     }
 
@@ -131,14 +141,15 @@ def training_plan(
     )
 
 
-def replay_at_most(codec: Codec, grid: ChunkGrid) -> int:
+def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
     """Missed commits up to which replaying moves fewer bytes than a whole state and the one commit that attests it (rule 24)."""
-    return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(codec, grid)
+    return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 
 def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_inbound_reachable: bool) -> RoundConfig:
     """The run's rounds for one member."""
     config = membership.manifest.config
+    results = result_codec(config)
     schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
     grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
     return RoundConfig(
@@ -153,8 +164,9 @@ def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_i
         min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
-        replay_at_most=replay_at_most(codec_by_name(config.round.codec), grid),
+        replay_at_most=replay_at_most(results or codec_by_name(config.round.codec), grid),
         lone_patience_s=max(MIN_LONE_PATIENCE_S, config.round.longest_interval_s),
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,
+        result_codec=results.name if results is not None else "",
     )

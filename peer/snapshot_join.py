@@ -99,7 +99,7 @@ def _continued(chain: UnitChain, lineage: _Lineage, raws: Sequence[bytes]) -> _L
 def _worth_taking(chain: UnitChain, links: Sequence[ChainLink]) -> dict[CommitId, Root]:
     """The attested states from which the last of these commits is reached by fewer bytes than by replaying all that we lack."""
     tools = chain.tools
-    update_bytes = keeping.update_bytes(tools.codec, tools.grid)
+    update_bytes = keeping.update_bytes(tools.result_codec, tools.grid)
     replay_bytes = (len(links) - len(chain.links)) * update_bytes
     left_bytes = {
         link.commit: (links[-1].index - link.index) * update_bytes + STATE_BYTES_PER_VALUE * tools.grid.num_elements

@@ -54,18 +54,22 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
 def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:
     """What rounds cost one peer: in a round with as many peers as the run takes, in a day and in the whole run."""
     size, members, interval_s = run_size(run), run.run.max_members, run.round.longest_interval_s
-    each_way = round_bytes(size.update_bytes, members, reduces=reduces)
+    up_and_down = round_bytes(size.update_bytes, size.result_bytes, members, reduces=reduces)
+    codecs = (
+        run.round.codec if run.result_codec == run.round.codec else f"{run.round.codec}, results {run.result_codec}"
+    )
     return (
-        Estimate("a round", f"{_both_ways(each_way)}, with {members} peers ({run.round.codec})"),
-        Estimate("a day", f"{_both_ways(each_way * size.slow_rounds_per_day)}, at a round every {interval_s:g} s;"),
+        Estimate("a round", f"{_both_ways(up_and_down, 1)}, with {members} peers ({codecs})"),
+        Estimate("a day", f"{_both_ways(up_and_down, size.slow_rounds_per_day)}, at a round every {interval_s:g} s;"),
         Estimate("", f"more where all peers together train over {whole(size.fast_tokens_per_s)} tokens/s"),
-        Estimate("whole run", f"{_both_ways(each_way * size.fast_rounds)}, in {whole(size.fast_rounds)} rounds;"),
+        Estimate("whole run", f"{_both_ways(up_and_down, size.fast_rounds)}, in {whole(size.fast_rounds)} rounds;"),
         Estimate("", "more where rounds are due before their target tokens are reached"),
     )
 
 
-def _both_ways(num_bytes: int) -> str:
-    return f"up {in_bytes(num_bytes)}, down {in_bytes(num_bytes)}"
+def _both_ways(up_and_down: tuple[int, int], num_rounds: int) -> str:
+    up_bytes, down_bytes = up_and_down
+    return f"up {in_bytes(up_bytes * num_rounds)}, down {in_bytes(down_bytes * num_rounds)}"
 
 
 def _value(value: object) -> str:

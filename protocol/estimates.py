@@ -40,10 +40,46 @@ HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
 STATE_BYTES_PER_PARAMETER: Final = 8
 """A parameter and its momentum in float32 (averaging/state.py)."""
 
-CODEC_BITS_AND_BLOCK: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {"fp32": (32, 0), "fp16": (16, 0), "int8": (8, 256), "int4": (4, 128), "e3m0": (4, 256)}
+
+@dataclass(frozen=True, slots=True)
+class CodecSize:
+    """What a codec takes (averaging/codecs).
+
+    Attributes:
+        bits: of a value that is written, its place included.
+        block: values that share a scale, 0 for none.
+        scale_bytes: of a scale.
+        stride: one value in so many is written.
+        codebook_bytes: of a chunk.
+    """
+
+    bits: int
+    block: int = 0
+    scale_bytes: int = 4
+    stride: int = 1
+    codebook_bytes: int = 0
+
+    def encoded_bytes(self, num_parameters: int) -> int:
+        """Of one chunk of so many."""
+        if num_parameters == 0:
+            return 0
+        scales_bytes = self.scale_bytes * -(-num_parameters // self.block) if self.block else 0
+        return self.codebook_bytes + scales_bytes + -(-(-(-num_parameters // self.stride) * self.bits) // 8)
+
+
+CODEC_SIZES: Final[Mapping[str, CodecSize]] = MappingProxyType(
+    {
+        "fp32": CodecSize(32),
+        "fp16": CodecSize(16),
+        "int8": CodecSize(8, 256),
+        "int4": CodecSize(4, 128),
+        "e3m0": CodecSize(4, 256),
+        "topk": CodecSize(10, 4096, 1, 64, 8),
+        "top6": CodecSize(10, 4096, 1, 16, 32),
+        "top12": CodecSize(9, 4096, 1, 8, 32),
+        "top25": CodecSize(8, 4096, 1, 4, 32),
+    }
 )
-"""Bits of a value, and how many values share a float32 scale, 0 for none (averaging/codecs.py)."""
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
 """A commit's row and three points of the loss curves, with their index entries and checksums (coordinator/ledger.py, measured)."""
@@ -59,7 +95,8 @@ class RunSize:
     Attributes:
         num_parameters: of the model.
         state_bytes: one state, as it is kept, fetched and written as a checkpoint.
-        update_bytes: one encoded delta, and one encoded mean, too.
+        update_bytes: one encoded delta.
+        result_bytes: one encoded mean.
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
         fast_tokens_per_s: a swarm that trains more than this has a round whenever the target is reached, so more of them.
         has_feedback: whether the run has error feedback, which every peer keeps beside its state.
@@ -69,6 +106,7 @@ class RunSize:
     num_parameters: int
     state_bytes: int
     update_bytes: int
+    result_bytes: int
     slow_rounds_per_day: int
     fast_tokens_per_s: float
     fast_rounds: int
@@ -82,34 +120,34 @@ def run_size(config: RunConfig) -> RunSize:
         num_parameters=num_parameters,
         state_bytes=STATE_BYTES_PER_PARAMETER * num_parameters,
         update_bytes=update_bytes(pace.codec, num_parameters, pace.chunk_elements),
+        result_bytes=update_bytes(config.result_codec, num_parameters, pace.chunk_elements),
         slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
         fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
         fast_rounds=-(-config.run.total_tokens // pace.target_tokens),
-        has_feedback=pace.error_feedback > 0,
+        has_feedback=pace.feedback > 0,
     )
 
 
 def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
-    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs.py, averaging/rounds/keeping.py)."""
+    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs, averaging/rounds/keeping.py)."""
     num_whole, rest = divmod(num_parameters, chunk_parameters)
-    return num_whole * _encoded_bytes(codec, chunk_parameters) + _encoded_bytes(codec, rest)
+    size = CODEC_SIZES[codec]
+    return num_whole * size.encoded_bytes(chunk_parameters) + size.encoded_bytes(rest)
 
 
-def _encoded_bytes(codec: str, num_parameters: int) -> int:
-    bits, block = CODEC_BITS_AND_BLOCK[codec]
-    scales_bytes = 4 * -(-num_parameters // block) if block else 0
-    return scales_bytes + -(-num_parameters * bits // 8)
+def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
+    """Bytes that a member sends in a round and that it receives, where all reduce equal slices (averaging/README.md).
 
-
-def round_bytes(encoded_bytes: int, num_members: int, *, reduces: bool) -> int:
-    """Bytes that a member sends in a round, and as many that it receives, where all reduce equal slices (averaging/README.md).
-
-    It sends its delta to the other reducers and the mean of its own slice to the other members: 2 (n - 1) / n updates. One that takes
-    no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats and certificates are not counted.
+    It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
+    a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats
+    and certificates are not counted.
     """
     if num_members < 2:
-        return 0
-    return ceil(2 * (num_members - 1) * encoded_bytes / num_members) if reduces else encoded_bytes
+        return 0, 0
+    if not reduces:
+        return update_bytes, result_bytes
+    each_way = ceil((num_members - 1) * (update_bytes + result_bytes) / num_members)
+    return each_way, each_way
 
 
 def peer_memory_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:

@@ -172,20 +172,46 @@ class OuterSection(_Section):
     momentum: Fraction = 0.0
 
 
+SPARSE_FEEDBACK: Final = 0.95
+_RESULT_ROOM: Final = (("top6", 4), ("top12", 8), ("top25", 16))
+"""Of the codecs for means of sparse contributions: as many members' values have room (averaging/codecs/sparse.py)."""
+
+
 class RoundSection(_Section):
-    """When a round is due and how its bytes look. `error_feedback` is the share of what the codec left out of a contribution that goes
-    into the next one (averaging/error_feedback.py).
+    """When a round is due and how its bytes look.
+
+    `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
+    values of all members (`RunConfig.result_codec`). `error_feedback` is the share of what the codec left out of a contribution that
+    goes into the next one (averaging/error_feedback.py); left out it is `feedback`.
     """
 
     target_tokens: Count
     longest_interval_s: Annotated[float, Field(ge=1.0, le=86400.0)] = 60.0
-    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0"] = "int8"
+    codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
+    result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
-    error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+
+    @property
+    def feedback(self) -> float:
+        """`error_feedback`; else 0.95 with "topk" (SparseLoCo, 2508.15706), without which most of the work would be lost, and 0 with
+        others.
+        """
+        if self.error_feedback is not None:
+            return self.error_feedback
+        return SPARSE_FEEDBACK if self.codec == "topk" else 0.0
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self._used(handler(self), _FIRST_ROUND_KEYS)
+
+    @model_validator(mode="after")
+    def _check_codecs(self) -> RoundSection:
+        if self.codec != "topk" and self.result_codec in dict(_RESULT_ROOM):
+            raise ValueError(
+                f'result_codec = "{self.result_codec}" belongs to codec = "topk": it would leave out most of what "{self.codec}" sends'
+            )
+        return self
 
 
 class AdmissionSection(_Section):
@@ -232,6 +258,16 @@ class RunConfig(_Section):
                 f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
             )
         return self
+
+    @property
+    def result_codec(self) -> str:
+        """How results are written: as the round section says; else as contributions are; for sparse ones the codec with room for what
+        so many members send at most, since what a result leaves out is lost (averaging/codecs/sparse.py).
+        """
+        if self.round.result_codec or self.round.codec != "topk":
+            return self.round.result_codec or self.round.codec
+        names = [name for name, num_members in _RESULT_ROOM if self.run.max_members <= num_members]
+        return names[0] if names else _RESULT_ROOM[-1][0]
 
 
 class RunManifest(_Section):
@@ -407,6 +443,7 @@ momentum = 0.0
 target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
 longest_interval_s = 60.0
 codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
+                               # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
 # error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
 
 [checkpoint]

@@ -70,7 +70,7 @@ class ExchangeTools:
     network: Network
     offload: Offload
     verifier: Verifier
-    codec: Codec
+    result_codec: Codec
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
     keep_result: Callable[[ResultHeader, bytes], Awaitable[None]]
@@ -192,7 +192,7 @@ class Exchange:
                 continue
             scope = self._scopes[part] = trio.CancelScope()
             if is_ours:
-                reduction = Reduction(self.proposal, part, self._offers, self._tools.codec, self._tools.grid)
+                reduction = Reduction(self.proposal, part, self._offers, self._tools.result_codec, self._tools.grid)
                 for peer, reason in self._left_out.items():
                     reduction.set_absent(peer, reason)
                 self._reductions[part.first_chunk] = reduction
@@ -243,7 +243,7 @@ class Exchange:
             RemoteProtocolError: it is no member, or what it sends does not fit; the stream is reset.
             TransportError: the attempt ended before the slice closed.
         """
-        stream.count_as(self.proposal.unit, self._tools.codec.name)
+        stream.count_as(self.proposal.unit, self._offers.codec.name)
         reduction = self._reductions.get(hello.first_chunk)
         if reduction is None or self.proposal.member(sender) is None:
             raise RemoteProtocolError(
@@ -261,6 +261,7 @@ class Exchange:
         await reduction.closed.wait()
         if reduction.result is None:
             raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
+        stream.count_as(self.proposal.unit, self._tools.result_codec.name)
         await stream.send_frame(reduction.signed_header)
         if await stream.receive_frame() == _NEED:
             await _send_result(reduction.result, stream)
@@ -285,7 +286,7 @@ class Exchange:
     async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
         """Check the chunks of a frame, keep them, and sum those that all have brought now."""
         tools = self._tools
-        batch = split_batch(data, first_chunk, reduction.part.stop_chunk, tools.codec, tools.grid)
+        batch = split_batch(data, first_chunk, reduction.part.stop_chunk, self._offers.codec, tools.grid)
         await tools.offload.run(partial(self._offers.check_batch, offer, batch))
         self.moved_s = trio.current_time()
         summing = reduction.take(offer, batch)
@@ -318,7 +319,7 @@ class Exchange:
             header = b"" if mine is None else mine.header
             hashes = b"" if mine is None else b"".join(mine.hashes)
             proposal = self.proposal
-            stream.count_as(proposal.unit, tools.codec.name)
+            stream.count_as(proposal.unit, self._offers.codec.name)
             hello = ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, header, hashes)
             await stream.send_frame(encode_body(hello))
             held = await stream.receive_frame()
@@ -353,6 +354,7 @@ class Exchange:
         signed = await stream.receive_frame()
         if signed is None:
             raise RemoteProtocolError("a reducer that hung up", "its result")
+        stream.count_as(self.proposal.unit, tools.result_codec.name)
         envelope = open_envelope(
             signed, verifier=tools.verifier, domain=ROUND_DOMAIN, run_id=tools.run_id, now_unix_ms=None
         )
@@ -375,13 +377,13 @@ class Exchange:
             frame, chunk = await stream.receive_frame(), part.first_chunk + len(chunks)
             if frame is None:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
-            batch = split_batch(memoryview(frame), chunk, part.stop_chunk, tools.codec, tools.grid)
+            batch = split_batch(memoryview(frame), chunk, part.stop_chunk, tools.result_codec, tools.grid)
             chunks += [data for _, data in batch]
             frames.append(frame)
             self.moved_s = trio.current_time()
 
         def checked() -> bytes:
-            check_result(chunks, header.result_hash, part.first_chunk, tools.codec, tools.grid)
+            check_result(chunks, header.result_hash, part.first_chunk, tools.result_codec, tools.grid)
             return b"".join(frames)
 
         await tools.keep_result(header, await tools.offload.run(checked, cost_s=REDUCE_COST_S))

@@ -185,7 +185,7 @@ class Exchanging:
             network=tools.network,
             offload=tools.offload,
             verifier=self._config.verifier,
-            codec=chain.codec,
+            result_codec=chain.result_codec,
             grid=chain.grid,
             seal=tools.seal,
             keep_result=self._keep_result,

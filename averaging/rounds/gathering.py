@@ -105,7 +105,7 @@ class Gatherer:
             if peer == self._network.peer_id:
                 continue
             try:
-                data = await fetch_result(self._network, peer, request, tools.codec, tools.grid)
+                data = await fetch_result(self._network, peer, request, tools.result_codec, tools.grid)
             except PotluckError as error:
                 log.debug("result_not_fetched", source=short(peer), reason=error.one_line())
                 self._note_failure(peer)

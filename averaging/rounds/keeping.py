@@ -36,7 +36,10 @@ def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
 def num_kept_updates(tools: UnitTools) -> int:
     """Updates are kept until they weigh more than some snapshots: beyond that a snapshot is the shorter way (rule 24)."""
     return (
-        KEPT_UPDATE_SNAPSHOTS * STATE_BYTES_PER_VALUE * tools.grid.num_elements // update_bytes(tools.codec, tools.grid)
+        KEPT_UPDATE_SNAPSHOTS
+        * STATE_BYTES_PER_VALUE
+        * tools.grid.num_elements
+        // update_bytes(tools.result_codec, tools.grid)
     )
 
 
@@ -79,7 +82,7 @@ def disk_bound_bytes(tools: UnitTools) -> int:
     most are certificates of lineages that were left.
     """
     num_states = 2 + OLD_GENERATIONS + 1 + MAX_PINNED + 1 + 1
-    updates_bytes = max_updates(tools) * update_bytes(tools.codec, tools.grid)
+    updates_bytes = max_updates(tools) * update_bytes(tools.result_codec, tools.grid)
     files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + updates_bytes
     feedback_bytes = tools.feedback.bound_bytes if tools.feedback is not None else 0
     return files_bytes + feedback_bytes + tools.log.bound_bytes

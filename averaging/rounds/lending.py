@@ -24,6 +24,7 @@ from protocol.errors import TransportError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
 from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady
+from protocol.rounds.plan import both_codecs
 from protocol.rounds.requests import ExchangeHello, FetchResult
 from protocol.tensor_schema import ChunkGrid
 
@@ -38,11 +39,15 @@ EXTRA_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class UnitShape:
-    """What is known of every unit of the run, held or not: its codec and chunks, and the longest interval between its rounds."""
+    """What is known of every unit of the run, held or not: its codecs and chunks, and the longest interval between its rounds.
+
+    `codec` is that of contributions, `results` that of results where it is another one.
+    """
 
     codec: Codec
     grid: ChunkGrid
     longest_interval_s: float
+    results: Codec | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,10 @@ class Lender:
             return "the run has no such unit"
         if proposal.ballot.peer != sender or proposal.member(sender) is None:
             return "it is not the proposal of its sender"
-        if proposal.codec != shape.codec.name or proposal.num_chunks != shape.grid.num_chunks:
-            return f"codec {proposal.codec} over {proposal.num_chunks} chunks is not the run's"
+        codecs = both_codecs(proposal.codec, proposal.result_codec)
+        expected_codecs = both_codecs(shape.codec.name, shape.results.name if shape.results else "")
+        if codecs != expected_codecs or proposal.num_chunks != shape.grid.num_chunks:
+            return f"{codecs} over {proposal.num_chunks} chunks is not the run's"
         if loan is None and len(self._loans) >= MAX_LENT:
             return f"reducing for {MAX_LENT} other units already"
         return self._why_not_instead(sender, proposal, loan.exchange.proposal) if loan is not None else ""
@@ -176,7 +183,7 @@ class Lender:
             network=tools.network,
             offload=tools.offload,
             verifier=tools.verifier,
-            codec=shape.codec,
+            result_codec=shape.results or shape.codec,
             grid=shape.grid,
             seal=tools.seal,
             keep_result=keep,

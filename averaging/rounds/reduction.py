@@ -63,7 +63,7 @@ class Offers:
     def __init__(self, run_id: RunId, verifier: Verifier, codec: Codec, grid: ChunkGrid) -> None:
         self._run_id = run_id
         self._verifier = verifier
-        self._codec = codec
+        self.codec = codec
         self._grid = grid
         self._offers: dict[PeerId, Offer] = {}
 
@@ -115,9 +115,9 @@ class Offers:
         if not 0 <= chunk < self._grid.num_chunks:
             raise RemoteProtocolError(f"chunk {chunk}", f"0 to {self._grid.num_chunks - 1}")
         begin, stop = self._grid.bounds(chunk)
-        if len(data) != self._codec.encoded_bytes(stop - begin):
+        if len(data) != self.codec.encoded_bytes(stop - begin):
             raise RemoteProtocolError(
-                f"chunk {chunk} of {len(data)} bytes", f"{self._codec.encoded_bytes(stop - begin)}"
+                f"chunk {chunk} of {len(data)} bytes", f"{self.codec.encoded_bytes(stop - begin)}"
             )
         if leaf_hash(data) != offer.hashes[chunk]:
             raise RemoteProtocolError(f"chunk {chunk} with another hash", "the chunk that was signed")
@@ -160,11 +160,13 @@ _Counted = Sequence[tuple[PeerId, Offer]]
 class Reduction:
     """One slice of one attempt at its reducer: waits for the members, closes, sums."""
 
-    def __init__(self, proposal: Proposal, part: SliceSpec, offers: Offers, codec: Codec, grid: ChunkGrid) -> None:
+    def __init__(
+        self, proposal: Proposal, part: SliceSpec, offers: Offers, result_codec: Codec, grid: ChunkGrid
+    ) -> None:
         self.part = part
         self._proposal = proposal
         self._offers = offers
-        self._codec = codec
+        self._result_codec = result_codec
         self._grid = grid
         self._absent: dict[PeerId, str] = {}
         self._changed = trio.Event()
@@ -283,12 +285,12 @@ class Reduction:
                 total.add(weight, self._decode(offer, run), is_spent=True)
             except RemoteProtocolError as error:
                 raise _UndecodableError(peer, error) from error
-        return encode_run(self._codec, total.mean(), self._grid.chunk_elements)
+        return encode_run(self._result_codec, total.mean(), self._grid.chunk_elements)
 
     def _decode(self, offer: Offer, run: range) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)
         size = self._grid.chunk_elements
-        values_n = decode_run(self._codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)
+        values_n = decode_run(self._offers.codec, [offer.chunks[chunk] for chunk in run], size, stop - begin)
         smallest, greatest = torch.aminmax(values_n)
         largest = max(-float(smallest), float(greatest))
         if not largest <= MAX_DELTA:

@@ -127,8 +127,8 @@ async def fetch_result(
     network: Network, peer: PeerId, request: FetchResult, codec: Codec, grid: ChunkGrid
 ) -> bytes | None:
     """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none."""
-    begin, stop = grid.span(request.first_chunk, request.stop_chunk)
-    max_bytes = codec.encoded_bytes(stop - begin) + 4 * grid.num_chunks  # every chunk has block scales of its own
+    spans = map(grid.bounds, range(request.first_chunk, request.stop_chunk))
+    max_bytes = sum(codec.encoded_bytes(stop - begin) for begin, stop in spans)
     data = b"".join(await ask_all(network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S))
     if not data:
         return None

@@ -43,6 +43,13 @@ class UnitTools:
     log: UnitLog
     generations: Generations
     feedback: ErrorFeedback | None = None
+    results: Codec | None = None
+    """How results are written; None: as contributions are."""
+
+    @property
+    def result_codec(self) -> Codec:
+        """Of the bytes that commits name; `codec` is that of contributions."""
+        return self.results or self.codec
 
 
 class Updates:
@@ -93,7 +100,7 @@ class Updates:
 
     def _is_result(self, part: SliceRecord, data: bytes) -> bool:
         try:
-            chunks = split_chunks(data, self._tools.codec, self._tools.grid, part.first_chunk, part.stop_chunk)
+            chunks = split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
         except RemoteProtocolError:
             return False
         return result_root(chunks) == part.result_hash
@@ -123,7 +130,7 @@ class Updates:
         data: Sequence[bytes],
         fresh: Mapping[Root, bytes],
     ) -> UnitState:
-        grid, codec = self._tools.grid, self._tools.codec
+        grid, codec = self._tools.grid, self._tools.result_codec
         anchor_N, momentum_N = moved_vectors(state.anchor_N, state.momentum_N, record.outer)
         for part, blob in zip(record.slices, data, strict=True):
             if fresh.get(part.result_hash) is not blob and not self._is_result(part, blob):

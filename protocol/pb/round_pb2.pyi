@@ -44,7 +44,7 @@ class OuterStep(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level", "lone", "spine")
+    __slots__ = ("unit", "base", "index", "ballot", "members", "slices", "codec", "weight_cap_tokens", "reduce_within_s", "level", "lone", "spine", "result_codec")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Proposal(_message.Message):
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     LONE_FIELD_NUMBER: _ClassVar[int]
     SPINE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_CODEC_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     index: int
@@ -69,7 +70,8 @@ class Proposal(_message.Message):
     level: int
     lone: bool
     spine: bytes
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ..., lone: bool = ..., spine: _Optional[bytes] = ...) -> None: ...
+    result_codec: str
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ..., lone: bool = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ...) -> None: ...
 
 class ContributionHeader(_message.Message):
     __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root")
@@ -176,7 +178,7 @@ class Attestation(_message.Message):
     def __init__(self, commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ...) -> None: ...
 
 class CommitRecord(_message.Message):
-    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "incarnations", "attested", "lone", "level", "spine")
+    __slots__ = ("unit", "parent", "index", "ballot", "slices", "contributors", "codec", "weight_cap_tokens", "total_tokens", "outer", "next_target_tokens", "roster", "incarnations", "attested", "lone", "level", "spine", "result_codec")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +196,7 @@ class CommitRecord(_message.Message):
     LONE_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     SPINE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_CODEC_FIELD_NUMBER: _ClassVar[int]
     unit: str
     parent: bytes
     index: int
@@ -211,7 +214,8 @@ class CommitRecord(_message.Message):
     lone: bool
     level: int
     spine: bytes
-    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ..., spine: _Optional[bytes] = ...) -> None: ...
+    result_codec: str
+    def __init__(self, unit: _Optional[str] = ..., parent: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceRecord, _Mapping]]] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., outer: _Optional[_Union[OuterStep, _Mapping]] = ..., next_target_tokens: _Optional[int] = ..., roster: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., attested: _Optional[_Union[Attestation, _Mapping]] = ..., lone: bool = ..., level: _Optional[int] = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ...) -> None: ...
 
 class StartUnit(_message.Message):
     __slots__ = ("unit", "schema_fingerprint", "state_root", "roster")

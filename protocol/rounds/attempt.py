@@ -83,6 +83,7 @@ def propose(state: RoundState, now_s: float) -> Step:
         reduce_within_s=_reduce_within_s(state, others),
         lone=bool(led.lone_voters),
         spine=NO_SPINE if state.spine is None else state.spine.head,
+        result_codec=config.result_codec,
     )
     led = replace(led, stage="collecting", deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))

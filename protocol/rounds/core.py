@@ -39,6 +39,7 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
+from protocol.rounds.plan import both_codecs
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     AckLogged,
@@ -346,9 +347,11 @@ def _why_not_join(state: RoundState, sender: PeerId, proposal: Proposal) -> str:
         return f"{found}; expected round {state.link.index + 1}"
     if proposal.member(config.me.peer) != config.me:
         return "left out of the proposal: it names another session of ours, or none"
-    if proposal.codec != config.codec or proposal.num_chunks != config.num_chunks:
-        found = f"{short(sender)} proposed codec {proposal.codec} over {proposal.num_chunks} chunks"
-        return f"{found}, not the run's: {config.codec} over {config.num_chunks}"
+    codecs = both_codecs(proposal.codec, proposal.result_codec)
+    expected_codecs = both_codecs(config.codec, config.result_codec)
+    if codecs != expected_codecs or proposal.num_chunks != config.num_chunks:
+        found = f"{short(sender)} proposed {codecs} over {proposal.num_chunks} chunks"
+        return f"{found}, not the run's: {expected_codecs} over {config.num_chunks}"
     if (proposal.spine == NO_SPINE) != config.is_spine:
         which, expected = ("with", "none") if config.is_spine else ("without", "one")
         return f"{short(sender)} proposed a round of {proposal.unit} {which} a spine; expected {expected}"

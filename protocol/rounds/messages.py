@@ -3,8 +3,7 @@
 A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (rule 1). The bytes of a
 commit record are made once, by the opener that settles, and carried as received ever after: nobody serialises them again.
 
-Each class checks its own bounds when made, so a decoded message is a checked message. The wire form is protocol/wire.py and
-protocol/proto/round.proto.
+Each class checks its own bounds when made. The wire form is protocol/wire.py and protocol/proto/round.proto.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Proposal:
     """The opener's plan for one attempt (rule 7). Deadlines are relative to its receipt.
 
     Attributes:
-        codec: name of the codec of both directions.
+        codec, result_codec: names of the codecs of contributions and of results; the second is empty where it is the same.
         weight_cap_tokens: a member's weight is min(tokens in its signed header, this).
         reduce_within_s: a slice closes at the latest this long after the proposal reached its reducer.
         lone: made without a quorum of the base roster, after patience: every member must ack (rule 18).
@@ -96,6 +95,7 @@ class Proposal:
     level: int = 0
     lone: bool = False
     spine: CommitId = NO_SPINE
+    result_codec: str = ""
 
     def __post_init__(self) -> None:
         require_hash("base", self.base)
@@ -256,7 +256,7 @@ class CommitRecord:
         roster: who votes on the next round: the proposal's members not suspected at settle time.
         incarnations: the disks that they vote with, in the roster's order: a peer that lost its disk may have voted already.
         lone: committed without a quorum, after patience.
-        spine: the spine commit on which the opener stood (rule 23); NO_SPINE in records of the spine itself.
+        codec, result_codec, spine: as in the proposal.
     """
 
     unit: UnitName
@@ -276,6 +276,7 @@ class CommitRecord:
     lone: bool = False
     level: int = 0
     spine: CommitId = NO_SPINE
+    result_codec: str = ""
 
     def __post_init__(self) -> None:
         require_hash("parent", self.parent)

@@ -95,6 +95,11 @@ def _capped_shares(uploads: Sequence[int], cap: Fraction) -> list[Fraction]:
     return shares
 
 
+def both_codecs(codec: str, result_codec: str) -> str:
+    """The codecs of both directions as one text: no two pairs have the same."""
+    return f"codec {codec}" + (f" and {result_codec} for results" if result_codec else "")
+
+
 def weight_cap(ready_tokens: Sequence[int]) -> int:
     """Four times the median of the members' ready tokens, at least 1: one number for all reducers (rule 10)."""
     ordered = sorted(ready_tokens)
@@ -129,6 +134,7 @@ def make_record(
         attested=_attestation(results),
         lone=proposal.lone,
         spine=proposal.spine,
+        result_codec=proposal.result_codec,
     )
 
 

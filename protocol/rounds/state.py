@@ -55,6 +55,7 @@ class RoundConfig:
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
         settle_within_s: how long a settled record waits for its acks before the attempt ends.
         spine: the run's spine (rule 23); None where this unit is it.
+        result_codec: name of the codec of results; empty where it is that of contributions.
     """
 
     run_id: RunId
@@ -79,6 +80,7 @@ class RoundConfig:
     lone_patience_s: float = 60.0
     replay_at_most: int = 16
     spine: UnitName | None = None
+    result_codec: str = ""
 
     @property
     def is_spine(self) -> bool:

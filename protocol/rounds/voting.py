@@ -29,6 +29,7 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.plan import both_codecs
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     AckLogged,
@@ -104,9 +105,11 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return "a settled record without content"
     if not state.may_vote and not link.is_lone:
         return "no vote on this base: this disk does not know what its peer voted before"
-    if record.outer != state.config.outer or record.codec != state.config.codec:
-        found = f"refused a record with outer step {record.outer} and codec {record.codec}"
-        return f"{found}: not the run's, {state.config.outer} and {state.config.codec}"
+    config, codecs = state.config, both_codecs(record.codec, record.result_codec)
+    expected_codecs = both_codecs(config.codec, config.result_codec)
+    if record.outer != config.outer or codecs != expected_codecs:
+        found = f"refused a record with outer step {record.outer} and {codecs}"
+        return f"{found}: not the run's, {config.outer} and {expected_codecs}"
     if record.slices[-1].stop_chunk != state.config.num_chunks:
         return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
     if (record.spine == NO_SPINE) != state.config.is_spine:

@@ -4,6 +4,9 @@ does it.
 The real deltas are of the product's own decoder: genesis, steps to get past the first ones, an anchor, then H local steps of AdamW on
 Python's standard library. Speeds are processor seconds of this process, one thread, in chunks as they travel; each trial measures all
 codecs in turn, so that all see the same machine. Speed is told in GB (1e9 bytes) of the float32 values.
+
+Results of the sparse mode are means of "topk" contributions: of four members' real deltas, and of noise, on which
+members never agree, of 8 and 16. Those codecs are timed on the means of as many members as they have room for.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ import numpy as np
 import torch
 
 from averaging.codecs import Codec, codec_by_name, codec_names
+from averaging.codecs.sparse import RESULTS, TOPK, SparseCodec
 from averaging.data.corpus import python_stdlib_documents
 from averaging.genesis import genesis_anchor
+from averaging.weighted_mean import WeightedSum
 from peer.local_training import LocalTrainer, TrainingPlan
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
@@ -36,10 +41,17 @@ MODEL: Final = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=2,
 BATCH_TOKENS: Final = 2048
 TEXT_BYTES: Final = 4 << 20
 NUM_NOISE: Final = 1 << 22
+NUM_SPARSE: Final = 1 << 20
 NUM_TIMED: Final = 1 << 22
 """Values a trial of speed: 16 MiB, more than the cores' own caches."""
 
-LEAST_ENCODE: Final = {"int8": 1.0, "int4": 1.0}
+NUM_MEMBERS: Final = 4
+"""Whose real deltas are averaged."""
+
+RESULT_CODECS: Final = ("int8", "int4", "e3m0", *(codec.name for codec in RESULTS))
+
+LEAST_ENCODE: Final = {"int8": 1.0, "int4": 1.0, "topk": 0.6}
+MOST_BITS_A_KEPT_VALUE: Final = {"topk": 10.2}
 LEAST_DECODE: Final = {"int8": 2.0, "int4": 2.0}
 
 
@@ -51,16 +63,30 @@ class Speeds:
     decode: list[float] = field(default_factory=list)
 
 
-def real_delta(folder: Path, warm_steps: int, local_steps: int) -> torch.Tensor:
-    """(N,) anchor - theta after so many steps from an anchor that has left the start behind."""
+def real_deltas(folder: Path, warm_steps: int, local_steps: int) -> list[torch.Tensor]:
+    """(N,) anchor - theta of some members after so many steps each from an anchor that has left the start behind."""
     text = b"".join(document.path.read_bytes() for document in islice(python_stdlib_documents(), 400))[:TEXT_BYTES]
     shard = folder / "shard"
     np.frombuffer(text, dtype=np.uint8).astype("<u2").tofile(shard)
-    plan = TrainingPlan(
+    anchor_N, deltas = genesis_anchor(decoder_schema(MODEL), 1), []
+    for member in range(NUM_MEMBERS):
+        trainer = LocalTrainer(_plan(shard, f"benchmark {member}"))
+        trainer.load(anchor_N, 0)
+        for _ in range(0 if member else warm_steps):
+            trainer.step()
+        anchor_N = anchor_N if member else trainer.theta()
+        for _ in range(local_steps):
+            trainer.step()
+        deltas.append(anchor_N - trainer.theta())
+    return deltas
+
+
+def _plan(shard: Path, peer: str) -> TrainingPlan:
+    return TrainingPlan(
         model=MODEL,
         inner=InnerSection(learning_rate=0.002, batch_tokens=BATCH_TOKENS),
         seed=1,
-        peer="benchmark",
+        peer=peer,
         total_tokens=1 << 40,
         train_shards=(shard,),
         heldout_shards=(shard,),
@@ -68,14 +94,20 @@ def real_delta(folder: Path, warm_steps: int, local_steps: int) -> torch.Tensor:
         num_threads=1,
         micro_batch=BATCH_TOKENS // MODEL.context_tokens,
     )
-    trainer = LocalTrainer(plan)
-    trainer.load(genesis_anchor(decoder_schema(MODEL), 1), 0)
-    for _ in range(warm_steps):
-        trainer.step()
-    anchor_N = trainer.theta()
-    for _ in range(local_steps):
-        trainer.step()
-    return anchor_N - trainer.theta()
+
+
+def noise(num: int, seed: int) -> torch.Tensor:
+    """(num,) normal."""
+    return torch.randn(num, generator=torch.Generator().manual_seed(seed))
+
+
+def sparse_mean(deltas: Sequence[torch.Tensor], chunk: int) -> torch.Tensor:
+    """(n,) what a reducer makes of "topk" contributions of equal weight."""
+    total = WeightedSum(len(deltas[0]))
+    for delta_n in deltas:
+        parts_n = torch.split(delta_n, chunk)
+        total.add(1, torch.cat([TOPK.decode(TOPK.encode(part_n), len(part_n)) for part_n in parts_n]))
+    return total.mean()
 
 
 def error_rows(codec: Codec, values: dict[str, torch.Tensor], chunk: int, settings: dict[str, object]) -> list[Row]:
@@ -93,20 +125,54 @@ def error_rows(codec: Codec, values: dict[str, torch.Tensor], chunk: int, settin
         rows += [
             Row(BENCH, f"{name}: size", round(bits, 4), "bit/value", 32.0, round(bits / 32, 4), trials=1, settings=settings),
             Row(BENCH, f"{name}: relative error", round(error, 5), "", trials=1, settings=settings),
+            *kept_rows(codec, name, bits, values_n, decoded_n, chunk, settings),
             Row(BENCH, f"{name}: same bytes", float(same), "share", target="= 1", met=same, trials=1, settings=settings),
         ]  # fmt: skip
     return rows
 
 
+def kept_rows(
+    codec: Codec,
+    name: str,
+    bits: float,
+    values_n: torch.Tensor,
+    decoded_n: torch.Tensor,
+    chunk: int,
+    settings: dict[str, object],
+) -> list[Row]:
+    """Of a sparse codec: bits a value that may be written, and the error of those that were."""
+    if not isinstance(codec, SparseCodec):
+        return []
+    kept = bits * len(values_n) / sum(codec.num_places(len(part_n)) for part_n in torch.split(values_n, chunk))
+    most = MOST_BITS_A_KEPT_VALUE.get(codec.name)
+    told = decoded_n != 0
+    error = float((decoded_n[told] - values_n[told]).norm() / values_n[told].norm())
+    return [
+        Row(
+            BENCH, f"{name}: kept value", round(kept, 4), "bit", target="" if most is None else f"<= {most:g}",
+            met=None if most is None else kept <= most, trials=1, settings=settings,
+        ),
+        Row(BENCH, f"{name}: relative error of kept values", round(error, 5), "", trials=1, settings=settings),
+    ]  # fmt: skip
+
+
+def timed_values(codec: Codec, chunk: int) -> tuple[torch.Tensor, ...]:
+    """Noise, in chunks; for a result of sparse contributions the mean of some of noise."""
+    if codec not in RESULTS or not isinstance(codec, SparseCodec):
+        return torch.split(noise(NUM_TIMED, 2), chunk)
+    num_members = TOPK.numbers.stride // codec.numbers.stride
+    return torch.split(sparse_mean([noise(NUM_TIMED, 10 + member) for member in range(num_members)], chunk), chunk)
+
+
 def measure_speeds(codecs: Sequence[Codec], num_trials: int, chunk: int) -> dict[str, Speeds]:
     """All codecs in turn, again and again."""
-    parts_n = torch.split(torch.randn(NUM_TIMED, generator=torch.Generator().manual_seed(2)), chunk)
-    encoded = {codec.name: [codec.encode(part_n) for part_n in parts_n] for codec in codecs}
+    parts_n = {codec.name: timed_values(codec, chunk) for codec in codecs}
+    encoded = {codec.name: [codec.encode(part_n) for part_n in parts_n[codec.name]] for codec in codecs}
     speeds = {codec.name: Speeds() for codec in codecs}
     for _ in range(num_trials):
         for codec in codecs:
             datas = encoded[codec.name]
-            speeds[codec.name].encode.append(_speed(codec.encode, parts_n))
+            speeds[codec.name].encode.append(_speed(codec.encode, parts_n[codec.name]))
             speeds[codec.name].decode.append(_speed(partial(codec.decode, num_elements=chunk), datas))
     return speeds
 
@@ -148,12 +214,18 @@ def main(arguments: Sequence[str]) -> int:
     codecs = [codec_by_name(name) for name in codec_names()]
     speeds = measure_speeds(codecs, num_trials, options.chunk_elements)
     with tempfile.TemporaryDirectory(prefix="potluck-codecs-") as folder:
-        delta_N = real_delta(Path(folder), warm_steps, local_steps)
-    values = {"real delta": delta_N, "noise": torch.randn(NUM_NOISE, generator=torch.Generator().manual_seed(3))}
+        deltas = real_deltas(Path(folder), warm_steps, local_steps)
+    chunk = options.chunk_elements
+    values = {"real delta": deltas[0], "noise": noise(NUM_NOISE, 3)}
+    means = {f"mean of {NUM_MEMBERS} real": sparse_mean(deltas, chunk)}
+    for num_members in (8, 16):
+        made = [noise(NUM_SPARSE, 20 + member) for member in range(num_members)]
+        means[f"mean of {num_members} noise"] = sparse_mean(made, chunk)
     rows = []
     for codec in codecs:
         name, measured = codec.name, speeds[codec.name]
-        rows += error_rows(codec, values, options.chunk_elements, settings)
+        rows += error_rows(codec, values if codec not in RESULTS else {}, chunk, settings)
+        rows += error_rows(codec, means if name in RESULT_CODECS else {}, chunk, settings)
         rows.append(speed_row(f"{name}: encode", measured.encode, LEAST_ENCODE.get(name), settings))
         rows.append(speed_row(f"{name}: decode", measured.decode, LEAST_DECODE.get(name), settings))
     write_rows(rows, options.json)

@@ -25,6 +25,7 @@ from coordinator.chain_log import ChainLog
 from coordinator.checkpoints import verify_checkpoint
 from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.run_files import CHECKPOINT_FOLDER, IDENTITY_FILE, load_run
+from peer.assembly import result_codec
 from peer.joining import check_membership, open_start_record
 from peer.membership_file import SavedMembership, is_known, last_run_folder, load_membership
 from peer.status import FINAL_STATUS_FILE, PeerStatus
@@ -124,7 +125,9 @@ async def _check_unit(run_folder: Path, manifest: RunManifest, start: bytes, fou
     grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
     log, generations = UnitLog(storage), Generations(storage, grid, offload)
     codec = codec_by_name(manifest.config.round.codec)
-    tools = UnitTools(manifest.run_id, WHOLE_MODEL, verifier, codec, grid, offload, log, generations)
+    tools = UnitTools(
+        manifest.run_id, WHOLE_MODEL, verifier, codec, grid, offload, log, generations, result_codec(manifest.config)
+    )
     links: dict[bytes, ChainLink] = {(first := genesis_link(start, WHOLE_MODEL)).commit: first}
     for parent, raw in (await log.load()).certificates:
         link = verify_certificate(decode_certificate(raw), links[parent], verifier=verifier, run_id=manifest.run_id)

@@ -42,24 +42,25 @@ def test_an_update_weighs_what_the_codec_makes_of_its_chunks(codec: str, num_par
 @pytest.mark.parametrize(
     ("members", "reduces", "expected"),
     [
-        (1, True, 0),
-        (1, False, 0),
-        (2, True, 1000),
-        (4, True, 1500),
-        (64, True, 1969),
-        (2, False, 1000),
-        (64, False, 1000),
+        (1, True, (0, 0)),
+        (1, False, (0, 0)),
+        (2, True, (700, 700)),
+        (4, True, (1050, 1050)),
+        (64, True, (1379, 1379)),
+        (2, False, (1000, 400)),
+        (64, False, (1000, 400)),
     ],
 )
 def test_a_round_moves_two_updates_each_way_at_most_and_one_without_a_slice(
-    members: int, reduces: bool, expected: int
+    members: int, reduces: bool, expected: tuple[int, int]
 ) -> None:
-    assert round_bytes(1000, members, reduces=reduces) == expected
+    assert round_bytes(1000, 400, members, reduces=reduces) == expected
 
 
 def test_the_file_of_init_makes_a_round_a_minute_or_every_target() -> None:
     size = run_size(parse_run_config(default_run_toml()))
     assert (size.num_parameters, size.state_bytes, size.update_bytes) == (771_328, 6_170_624, 783_380)
+    assert size.result_bytes == size.update_bytes
     assert (size.slow_rounds_per_day, size.fast_tokens_per_s, size.fast_rounds) == (1440, 2048.0, 163)
 
 

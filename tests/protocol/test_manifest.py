@@ -47,6 +47,17 @@ def test_error_feedback_is_written_only_where_it_is_used_so_that_older_runs_keep
     assert RunManifest.model_validate_json(_manifest().canonical_bytes()) == _manifest()
 
 
+@pytest.mark.parametrize(
+    ("lines", "feedback"),
+    [('codec = "int8"', 0.0), ('codec = "topk"', 0.95), ('codec = "topk"\nerror_feedback = 0.0', 0.0)],
+)
+def test_what_a_sparse_codec_leaves_out_is_offered_again_unless_the_host_says_otherwise(
+    lines: str, feedback: float
+) -> None:
+    config = parse_run_config(default_run_toml().replace('codec = "int8"', lines))
+    assert config.round.feedback == feedback
+
+
 def test_the_file_that_init_writes_is_a_valid_run() -> None:
     config = parse_run_config(default_run_toml())
     assert config.round.target_tokens == 3 * 20 * config.inner.batch_tokens
@@ -72,6 +83,9 @@ def test_the_file_that_init_writes_is_a_valid_run() -> None:
         ('codec = "int8"', 'codec = "zip"', "round.codec is 'zip'"),
         ("# error_feedback = 0.95", "error_feedback = 1.5", "round.error_feedback is 1.5"),
         ("# error_feedback = 0.95", "error_feedback = -0.1", "round.error_feedback is -0.1"),
+        ('codec = "int8"', 'codec = "top6"', "round.codec is 'top6'"),
+        ('codec = "int8"', 'codec = "int8"\nresult_codec = "top6"', 'result_codec = "top6" belongs to codec = "topk"'),
+        ('codec = "int8"', 'codec = "topk"\nresult_codec = "topk"', "round.result_codec is 'topk'"),
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
@@ -102,6 +116,40 @@ def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: s
     assert str(path) in line
     assert "\n" not in line
     assert ";" in line
+
+
+@pytest.mark.parametrize(
+    ("codec", "max_members", "expected"),
+    [
+        ('"int8"', 64, "int8"),
+        ('"int8"\nresult_codec = "int4"', 64, "int4"),
+        ('"topk"', 2, "top6"),
+        ('"topk"', 4, "top6"),
+        ('"topk"', 5, "top12"),
+        ('"topk"', 8, "top12"),
+        ('"topk"', 64, "top25"),
+        ('"topk"\nresult_codec = "e3m0"', 4, "e3m0"),
+    ],
+)
+def test_results_have_room_for_what_all_members_send_where_the_file_says_nothing_else(
+    codec: str, max_members: int, expected: str
+) -> None:
+    text = (
+        default_run_toml().replace('codec = "int8"', f"codec = {codec}").replace("min_members = 2", "min_members = 1")
+    )
+    assert (
+        parse_run_config(text.replace("\n[model]", f"\nmax_members = {max_members}\n[model]")).result_codec == expected
+    )
+
+
+def test_a_codec_for_results_is_written_only_where_it_is_chosen() -> None:
+    written = _manifest().canonical_bytes()
+    assert b"result_codec" not in written
+    chosen = parse_run_config(default_run_toml().replace('codec = "int8"', 'codec = "int8"\nresult_codec = "int4"'))
+    manifest = _manifest(config=chosen)
+    assert b'"result_codec":"int4"' in manifest.canonical_bytes()
+    assert manifest.run_id != _manifest().run_id
+    assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:

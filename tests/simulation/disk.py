@@ -68,7 +68,7 @@ class Room:
 def room_of(chain: UnitChain) -> Room:
     """The bounds of a unit, but for its log, which grows."""
     tools = chain.tools
-    updates_bytes = max_updates(tools) * update_bytes(tools.codec, tools.grid)
+    updates_bytes = max_updates(tools) * update_bytes(tools.result_codec, tools.grid)
     return Room(
         STATE_BYTES_PER_VALUE * tools.grid.num_elements,
         updates_bytes,

@@ -156,7 +156,7 @@ class WatchedChain(UnitChain):
         blobs = [await log.read_result(record.parent, part.result_hash) for part in parts] if record is not None else []
         applied = await super().apply(link, certificate)
         if record is not None:
-            check_applied_bytes(record, blobs, tools.codec, tools.grid)
+            check_applied_bytes(record, blobs, tools.result_codec, tools.grid)
         self.look()
         return applied
 
@@ -335,7 +335,7 @@ class Node:
             )
             await self.follower.restore()
         rounds = PeerRounds(world.run_id, world.verifier, tools, vector, self.follower)
-        shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s)
+        shape = UnitShape(world.codec, world.grid, world.profile.longest_interval_s, world.results)
         me, offload = Member(self.peer, self.incarnation, self.session), SimulatedOffload(world.swarm.timers)
         rounds.lend(me, offload, dict.fromkeys(world.layout.units, shape))
         for unit in self.units:
@@ -399,7 +399,16 @@ class Node:
         generations = Generations(self._storage(self._folder(unit)), world.grid, offload)
         feedback = self._feedback(unit, offload)
         tools = UnitTools(
-            world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations, feedback
+            world.run_id,
+            unit,
+            world.verifier,
+            world.codec,
+            world.grid,
+            offload,
+            log,
+            generations,
+            feedback,
+            world.results,
         )
         chain = WatchedChain(tools, world.start_record, world.genesis(unit))
         chain.world, chain.node = world, self

@@ -46,6 +46,7 @@ class Profile:
         layout: which units there are, and who holds them.
         outbound: share of the peers whom nobody can reach from outside.
         replay_at_most: with more commits to catch up on, a whole state is downloaded.
+        codec, result_codec: of contributions, and of results where it is another one.
         costs: what a snapshot and a commit cost the training.
         codec: of contributions and results.
         error_feedback: the share of what that left out which is offered again; 0 for none.
@@ -73,9 +74,10 @@ class Profile:
     layout: Layout = WHOLE
     outbound: float = 0.0
     replay_at_most: int = 16
+    codec: str = "int8"
+    result_codec: str = ""
     costs: Costs = MEASURED
     reaches: tuple[str, ...] = ()
-    codec: str = "int8"
     error_feedback: float = 0.0
     has_credentials: bool = False
 
@@ -137,6 +139,7 @@ PROFILES = {
             reaches=_APART,
         ),
         Profile("fragments", _MIXED, layout=FRAGMENTS),
+        Profile("sparse", _MIXED, codec="topk", result_codec="top6", num_elements=8 * 130),
         Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS, outbound=0.4),
         Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),
         Profile(

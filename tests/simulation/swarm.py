@@ -67,6 +67,7 @@ class World:
         self.profile = profile or Profile("calm")
         self.layout = self.profile.layout
         self.codec = codec_by_name(self.profile.codec)
+        self.results = codec_by_name(self.profile.result_codec) if self.profile.result_codec else None
         self.grid = ChunkGrid(self.profile.num_elements, self.profile.num_elements // NUM_CHUNKS)
         self.chooser = random.Random(f"world {seed}")
         self.nursery = nursery
@@ -158,7 +159,8 @@ class World:
             me=me,
             verifier=self.verifier,
             num_chunks=self.grid.num_chunks,
-            codec=self.codec.name,
+            codec=self.profile.codec,
+            result_codec=self.profile.result_codec,
             outer=OuterStep("nesterov", 0.7, 0.5),
             target_tokens=self.target_tokens_of(unit),
             min_members=1,

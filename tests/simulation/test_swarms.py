@@ -27,7 +27,8 @@ def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> Pla
 
 SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
 RECOVERIES = [_play(4, 2, "1", "recovery"), _play(6, 2, "2", "recovery")]
-PLAYS = [*SWARMS, *RECOVERIES]
+SPARSE = [_play(0, 2, "1", "sparse")]
+PLAYS = [*SWARMS, *RECOVERIES, *SPARSE]
 
 
 @pytest.mark.timeout(600)
@@ -52,6 +53,12 @@ def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot(bes
     told = [json.loads(printed) for printed in beside.output(*RECOVERIES)]
     assert [totals["errors"] for totals in told] == [{}, {}]
     assert all(sum(totals["faults"].get(kind, 0) for totals in told) for kind in ("blackout", "disk rot"))
+
+
+@pytest.mark.timeout(300)
+def test_swarms_with_sparse_contributions_and_results_in_another_codec_commit_and_end_bit_equal(beside: Beside) -> None:
+    (printed,) = beside.output(*SPARSE)
+    assert json.loads(printed)["errors"] == {}
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))

@@ -80,7 +80,7 @@ class Side:
             network=party.network,
             offload=InlineOffload(),
             verifier=VERIFIER,
-            codec=CODEC,
+            result_codec=CODEC,
             grid=GRID,
             seal=party.seal,
             keep_result=self._keep,

@@ -123,7 +123,7 @@ async def test_it_sums_what_the_holders_bring_and_tells_them(autojump_clock: Clo
         assert await ask_all(scene.holders[1].network, scene.party.peer, nothing, 1 << 20) == []
 
 
-@pytest.mark.parametrize("wrong", ["unit", "sender", "stranger", "codec", "grid", "nothing for us"])
+@pytest.mark.parametrize("wrong", ["unit", "sender", "stranger", "codec", "result codec", "grid", "nothing for us"])
 async def test_what_does_not_fit_the_run_or_asks_for_nothing_is_not_lent_to(wrong: str, autojump_clock: Clock) -> None:
     async with _scene() as scene:
         proposal, sender = scene.proposal(), scene.holders[0].peer
@@ -133,6 +133,7 @@ async def test_what_does_not_fit_the_run_or_asks_for_nothing_is_not_lent_to(wron
             "sender": replace(proposal, ballot=Ballot(0, scene.holders[1].peer)),
             "stranger": replace(proposal, members=proposal.members[1:]),
             "codec": replace(proposal, codec="fp16"),
+            "result codec": replace(proposal, result_codec="int8"),
             "grid": replace(proposal, slices=(replace(mine, stop_chunk=5),)),
             "nothing for us": replace(proposal, slices=(replace(mine, reducer=sender),)),
         }

@@ -171,6 +171,19 @@ def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was
     assert named[SIGNERS[1].peer_id].startswith("not decodable: a delta of 1e+19 in chunk 2")
 
 
+def test_contributions_are_read_in_their_codec_and_the_result_is_written_in_its_own() -> None:
+    offers, results = _offers(), codec_by_name("int8")
+    for number in range(3):
+        _offer(offers, number)
+    plain, coded = (Reduction(PROPOSAL, PART, offers, codec, GRID).reduce() for codec in (CODEC, results))
+    assert plain is not None
+    assert coded is not None
+    for chunk, (exact, data) in enumerate(zip(plain.chunks, coded.chunks, strict=True), start=PART.first_chunk):
+        begin, stop = GRID.bounds(chunk)
+        assert data == results.encode(CODEC.decode(exact, stop - begin))
+    assert coded.header.included == plain.header.included
+
+
 def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:
     offers, mine = _offers(), _contribution(1)
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, mine))

@@ -222,6 +222,7 @@ def test_a_delta_that_comes_after_the_head_moved_is_not_offered() -> None:
         ({"index": 7}, "proposed round 7"),
         ({"members": (Member(PeerId("somebody"), 1, 1),)}, "left out of the proposal"),
         ({"codec": "fp16"}, "not the run's"),
+        ({"result_codec": "int8"}, "codec fp32 and int8 for results"),
         ({"slices": (SliceSpec(0, NUM_CHUNKS + 1, PeerId("somebody")),)}, "not the run's"),
     ],
 )

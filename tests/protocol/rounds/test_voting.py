@@ -132,7 +132,12 @@ def test_a_record_is_settled_by_the_owner_of_its_ballot_only() -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"outer": OuterStep("mean", 5.0, 0.0)}, "outer step"), ({"codec": "int8"}, "codec"), ({"index": 9}, "index")],
+    [
+        ({"outer": OuterStep("mean", 5.0, 0.0)}, "outer step"),
+        ({"codec": "int8"}, "codec"),
+        ({"result_codec": "int8"}, "codec fp32 and int8 for results"),
+        ({"index": 9}, "index"),
+    ],
 )
 def test_a_record_that_does_not_follow_the_run_is_not_acked(change: dict[str, object], why: str) -> None:
     table = Table(3)

@@ -1,23 +1,26 @@
-"""Codecs: float32 vectors to bytes and back, the same bytes on every instruction set.
-
-Everything is built from single IEEE operations whose rounding is stated: division, multiplication, absolute maximum, round half
-to even, clamp, conversions, integer operations on the bits. Lengths are checked before anything is allocated, and what decodes is
-finite. A scale is a normal number or zero, and zero only for a block of zeros: what is smaller than that is written as zeros.
-"""
+"""Dense codecs: every value is written, in 32 to 4 bits."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from protocol.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-
-FloatArray = npt.NDArray[np.float32]
+from averaging.codecs.codec import (
+    INFINITY_BITS,
+    MAGNITUDE,
+    SMALLEST_NORMAL,
+    FloatArray,
+    require_finite,
+    require_finite_input,
+    require_length,
+    require_vector,
+)
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 
 INT8_BLOCK_ELEMENTS: Final = 256
 """One scale per 256 values: 1.6% more bytes than none, relative error 0.7% on real pseudo-gradients."""
@@ -28,57 +31,10 @@ INT4_BLOCK_ELEMENTS: Final = 128
 E3M0_BLOCK_ELEMENTS: Final = 256
 
 FP16_MAX: Final = 65504.0
-SMALLEST_NORMAL: Final = np.finfo(np.float32).smallest_normal
-_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-_INFINITY_BITS: Final = np.uint32(0x7F800000)
 _CARRY_FROM_SQRT_2: Final = np.uint32((1 << 23) - 0x3504F3)
 """sqrt(2) in float32 is 0x3FB504F3: a mantissa of 0x3504F3."""
 
 _E3M0_POWERS: Final = (0.0, *(2.0 ** (level - 7) for level in range(1, 8)))
-
-
-class Codec(Protocol):
-    """One way to write a float32 vector."""
-
-    @property
-    def name(self) -> str:
-        """The name in the manifest."""
-        ...
-
-    def encode(self, values_n: torch.Tensor) -> bytes:
-        """Bytes of a (n,) float32 CPU vector. Raises LocalProtocolError for values that are not finite."""
-        ...
-
-    def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
-        """A (num_elements,) float32 vector. Raises RemoteProtocolError for a wrong length or values that are not finite."""
-        ...
-
-    def encoded_bytes(self, num_elements: int) -> int:
-        """Exact length of the encoding of so many values."""
-        ...
-
-
-def _require_vector(values_n: torch.Tensor) -> None:
-    if values_n.dtype != torch.float32 or values_n.dim() != 1:
-        raise LocalProtocolError(f"a {values_n.dtype} tensor of {values_n.dim()} dimensions", "a float32 vector")
-
-
-def _require_finite_input(values_n: torch.Tensor) -> None:
-    _require_vector(values_n)
-    if not np.isfinite(values_n.numpy()).all():
-        raise LocalProtocolError("a vector with values that are not finite", "finite values", "skip this contribution")
-
-
-def _require_length(codec: Codec, data: bytes | memoryview, num_elements: int) -> None:
-    expected = codec.encoded_bytes(num_elements)
-    if len(data) != expected:
-        raise RemoteProtocolError(f"{len(data)} bytes of {codec.name}", f"{expected} bytes for {num_elements} values")
-
-
-def _require_finite(values: FloatArray, name: str) -> FloatArray:
-    if not np.isfinite(values).all():
-        raise RemoteProtocolError(f"{name} values that are not finite", "finite values")
-    return values
 
 
 class Fp32Codec:
@@ -88,14 +44,14 @@ class Fp32Codec:
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """4 bytes a value."""
-        _require_finite_input(values_n)
+        require_finite_input(values_n)
         return values_n.contiguous().numpy().astype("<f4", copy=False).tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
         """The values, bit for bit."""
-        _require_length(self, data, num_elements)
+        require_length(self, data, num_elements)
         values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=True)
-        return torch.from_numpy(_require_finite(values, self.name))
+        return torch.from_numpy(require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a value."""
@@ -109,15 +65,15 @@ class Fp16Codec:
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """2 bytes a value."""
-        _require_finite_input(values_n)
+        require_finite_input(values_n)
         clamped = torch.clamp(values_n, -FP16_MAX, FP16_MAX)
         return clamped.numpy().astype("<f2").tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
         """Exact: every float16 is a float32."""
-        _require_length(self, data, num_elements)
+        require_length(self, data, num_elements)
         values = np.frombuffer(data, dtype="<f2").astype(np.float32)
-        return torch.from_numpy(_require_finite(values, self.name))
+        return torch.from_numpy(require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
         """2 bytes a value."""
@@ -140,8 +96,8 @@ def _absolute_maxima(grid: FloatArray) -> FloatArray:
     Raises:
         LocalProtocolError: a value that is not finite.
     """
-    largest: npt.NDArray[np.uint32] = (grid.view(np.uint32) & _MAGNITUDE).max(axis=1, initial=0)
-    if (largest >= _INFINITY_BITS).any():
+    largest: npt.NDArray[np.uint32] = (grid.view(np.uint32) & MAGNITUDE).max(axis=1, initial=0)
+    if (largest >= INFINITY_BITS).any():
         raise LocalProtocolError("a vector with values that are not finite", "finite values", "skip this contribution")
     maxima: FloatArray = largest.view(np.float32)
     return maxima
@@ -170,7 +126,7 @@ class _BlockCodec(ABC):
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """Scales, then codes."""
-        _require_vector(values_n)
+        require_vector(values_n)
         num_elements = values_n.numel()
         grid = _in_blocks(values_n.numpy(), self.block_elements)
         scales: FloatArray = _absolute_maxima(grid) / np.float32(self.largest_code)
@@ -182,7 +138,7 @@ class _BlockCodec(ABC):
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:
         """Code x scale, one multiplication a value."""
-        _require_length(self, data, num_elements)
+        require_length(self, data, num_elements)
         blocks = -(-num_elements // self.block_elements)
         scales = _require_scales(np.frombuffer(data, dtype="<f4", count=blocks), self.name)
         codes = np.frombuffer(data, dtype=np.uint8, offset=4 * blocks)
@@ -195,7 +151,7 @@ class _BlockCodec(ABC):
         with np.errstate(over="ignore"):  # what overflows is refused below
             values[:end].reshape(num_full, self.block_elements)[:] *= scales[:num_full, None]
             values[end:] *= scales[num_full:]
-        return torch.from_numpy(_require_finite(values, self.name))
+        return torch.from_numpy(require_finite(values, self.name))
 
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a block, and the codes."""
@@ -276,7 +232,7 @@ class E3m0Codec(_FourBitCodec):
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
         bits = relative.view(np.uint32)
         # Adding this carries into the exponent just where the mantissa is that of sqrt(2) or more.
-        levels = ((bits & _MAGNITUDE) + _CARRY_FROM_SQRT_2 >> 23).astype(np.int16) - (127 - 7)
+        levels = ((bits & MAGNITUDE) + _CARRY_FROM_SQRT_2 >> 23).astype(np.int16) - (127 - 7)
         codes = np.maximum(levels, 0).astype(np.uint8)
         codes |= np.where(codes > 0, bits >> 28 & 8, 0).astype(np.uint8)
         return _packed(codes, num_elements)
@@ -287,25 +243,3 @@ def _packed(codes: npt.NDArray[np.uint8], num_elements: int) -> bytes:
     flat = codes.reshape(-1)
     packed: bytes = ((flat[0::2] & 15) | (flat[1::2] << 4)).tobytes()
     return packed[: -(-num_elements // 2)]
-
-
-_CODECS: Final[dict[str, Codec]] = {
-    codec.name: codec for codec in (Fp32Codec(), Fp16Codec(), Int8Codec(), Int4Codec(), E3m0Codec())
-}
-
-
-def codec_names() -> tuple[str, ...]:
-    """All that a manifest may name."""
-    return tuple(_CODECS)
-
-
-def codec_by_name(name: str) -> Codec:
-    """The codec that the manifest names.
-
-    Raises:
-        ConfigError: no such codec.
-    """
-    codec = _CODECS.get(name)
-    if codec is None:
-        raise ConfigError(f"codec {name!r}", f"one of {', '.join(sorted(_CODECS))}")
-    return codec
