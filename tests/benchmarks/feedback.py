@@ -53,15 +53,30 @@ MOST_BYTES: Final = 9.0
 
 @dataclass(frozen=True)
 class Way:
-    """How contributions travel; `beta` is the share of the residual that is offered again, 0 without error feedback."""
+    """How contributions travel; `beta` is the share of the residual that is offered again, 0 without error feedback; `result` is the
+    codec of their mean, "" for the same.
+    """
 
     codec: str
     beta: float = 0.0
+    result: str = ""
 
     @property
     def name(self) -> str:
         """As in the table."""
-        return f"{self.codec}, feedback {self.beta:g}" if self.beta else self.codec
+        codecs = f"{self.codec} up, {self.result} down" if self.result else self.codec
+        return f"{codecs}, feedback {self.beta:g}" if self.beta else codecs
+
+    @property
+    def result_codec(self) -> Codec:
+        """Of their mean."""
+        return codec_by_name(self.result or self.codec)
+
+
+def ways_of(text: str, beta: float) -> list[Way]:
+    """What "--codecs" names, each without and with feedback: names by commas, "topk/top6" for another codec of the mean."""
+    named = [name.partition("/") for name in text.split(",")]
+    return [Way(codec, share, result) for codec, _, result in named for share in (0.0, beta)]
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ def train(way: Way, course: Course, seed: int, shards: tuple[Path, Path]) -> flo
     round_tokens = course.num_peers * course.local_steps * BATCH_TOKENS
     members = [Member(_plan(seed, number, course, shards), way, grid) for number in range(course.num_peers)]
     anchor_N = genesis_anchor(schema, seed)
-    momentum_N, codec = torch.zeros_like(anchor_N), codec_by_name(way.codec)
+    momentum_N, codec = torch.zeros_like(anchor_N), way.result_codec
     for number in range(course.num_rounds):
         total = WeightedSum(grid.num_elements)
         for member in members:
@@ -224,7 +239,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.feedback", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and seeds")
-    parser.add_argument("--codecs", default="int4,e3m0", help="to compare with fp32, by commas")
+    parser.add_argument(
+        "--codecs", default="int4,e3m0", help="to compare with fp32, by commas; topk/top6: of the mean, too"
+    )
     parser.add_argument("--beta", type=float, default=0.95, help="the share of the residual that is offered again")
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=0)
@@ -246,8 +263,8 @@ def main(arguments: Sequence[str]) -> int:
     kind, rate, momentum = options.outer.split(",")
     outer = OuterStep(kind, float(rate), float(momentum))
     course = Course(options.peers, options.rounds or num_rounds, options.local_steps, outer)
-    baseline, codecs = Way("fp32"), options.codecs.split(",")
-    ways = [baseline, *(Way(codec, beta) for codec in codecs for beta in (0.0, options.beta))]
+    baseline = Way("fp32")
+    ways = [baseline, *ways_of(options.codecs, options.beta)]
     settings: dict[str, object] = {**asdict(course), "model": MODEL.model_dump(), "machine": machine()}
     losses: dict[Way, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="potluck-feedback-") as folder:
@@ -255,7 +272,7 @@ def main(arguments: Sequence[str]) -> int:
         for trial in range(options.trials or num_trials):
             for way in ways:
                 losses[way].append(train(way, course, trial + 1, shards))
-    rows = [*gap_rows(losses, baseline, settings), *(_memory_row(codec, options.beta) for codec in codecs)]
+    rows = [*gap_rows(losses, baseline, settings), *(_memory_row(way.codec, way.beta) for way in ways if way.beta)]
     write_rows(rows, options.json)
     print_rows(rows, "error feedback")
     return 0 if all(row.met is not False for row in rows) else 1
