@@ -7,15 +7,18 @@ named in one line, and replaced by good bytes where somebody has them; none may 
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import structlog
 import trio
 import trio.testing
 from structlog.testing import capture_logs
@@ -66,10 +69,21 @@ def measure(num_each: int = NUM_EACH, seed: int = SEED, kinds: Sequence[str] = t
     """So many mutations of each kind, in virtual time; all chance comes from the seed."""
     outcomes: list[Outcome] = []
     for kind in kinds:
-        with tempfile.TemporaryDirectory(prefix="potluck-mutations-") as folder, capture_logs():
+        with tempfile.TemporaryDirectory(prefix="potluck-mutations-") as folder, _everything_told(), capture_logs():
             run = partial(KINDS[kind], num_each, random.Random(f"{kind}/{seed}"), Path(folder))
             outcomes += trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
     return outcomes
+
+
+@contextmanager
+def _everything_told() -> Iterator[None]:
+    """Who runs this may want only warnings; what is said in the log is what is judged here."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
+    try:
+        yield
+    finally:
+        structlog.configure(wrapper_class=before)
 
 
 def rows(outcomes: Sequence[Outcome], settings: dict[str, object]) -> list[Row]:
