@@ -41,9 +41,9 @@ class BulkLane:
         self.tally.sent(kind, num_bytes)
 
     async def took(self, kind: BulkKind, num_bytes: int) -> None:
-        """Count a frame that came in, and hold its reader back as the owner's cap says: the sender then waits as well."""
-        self.tally.received(kind, num_bytes)
+        """Hold the reader of a frame that came in back as the owner's cap says, so that the sender waits as well, and count it."""
         await self._down_pacer.pass_bytes(num_bytes)
+        self.tally.received(kind, num_bytes)
 
     def cap(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """The owner's caps from now on, None for none."""

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -22,7 +23,7 @@ from averaging.network.libp2p_door import Admits, Gate
 from averaging.network.seams import Stream
 from averaging.network.tls_identity import CheckCredential
 from averaging.network.tls_socket import TlsSocket, wrap
-from averaging.network.tls_stream import KeepUntilDone, TlsStream, receive_opening, send_status
+from averaging.network.tls_stream import Ending, KeepUntilDone, TlsStream, receive_opening, send_status
 from protocol.errors import MachineError, PotluckError
 from protocol.ids import PeerId
 
@@ -101,6 +102,25 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+class _Place:
+    """A peer's place at the gate, given back when its handler and the end of its stream are both done."""
+
+    def __init__(self, gate: Gate, peer: PeerId) -> None:
+        self._gate = gate
+        self._peer = peer
+        self._num_holders = 1
+
+    def hold(self) -> None:
+        """One more needs it."""
+        self._num_holders += 1
+
+    def release(self) -> None:
+        """One less."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._gate.leave(self._peer)
 
 
 class TlsDoor:
@@ -186,19 +206,32 @@ class TlsDoor:
         if not self._gate.enter(peer):
             await _turn_away(tls, Status.BUSY)
             return
+        place = _Place(self._gate, peer)
         try:
             status, channel = await self._open(tls, peer)
             if status is not Status.FINE:
                 await _turn_away(tls, status)
                 return
             await send_status(tls, status)
-            stream = TlsStream(tls, peer, channel, self._lane, self._keep_until_done)
+            stream = TlsStream(tls, peer, channel, self._lane, partial(self._keep, place))
             if await self._rules.serve(peer, channel, stream):
                 await stream.aclose()
             else:
                 stream.reset()
         finally:
-            self._gate.leave(peer)
+            place.release()
+
+    def _keep(self, place: _Place, ending: Ending) -> None:
+        """A stream that was ended here is a socket until its other side has ended, too, and keeps its place so long."""
+
+        async def end() -> None:
+            try:
+                await ending()
+            finally:
+                place.release()
+
+        place.hold()
+        self._keep_until_done(end)
 
     async def _open(self, tls: TlsSocket, peer: PeerId) -> tuple[Status, str]:
         """Whether it is let in, and then what it wants: nothing of it is read before."""

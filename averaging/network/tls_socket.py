@@ -73,6 +73,8 @@ class TlsSocket:
                     return begin
                 await self._wait_writable()
             except ssl.SSLWantReadError:
+                if num_records:
+                    return begin
                 await self._wait_readable()
         return begin
 
@@ -87,6 +89,8 @@ class TlsSocket:
                     return begin
                 await self._wait_readable()
             except ssl.SSLWantWriteError:
+                if begin > first:
+                    return begin
                 await self._wait_writable()
             else:
                 if not num_bytes:

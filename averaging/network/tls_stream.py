@@ -31,10 +31,16 @@ LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
 """A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
 
+STALLED_S: Final = 300.0
+"""The other side must take something in so long; one under a low cap does. What waits for the pacer is not being sent yet."""
+
 _FIRST_BYTES: Final = RECORD_BYTES - _LENGTH.size
 """Of a frame that go into one record with its length: a record of four bytes would cost as much as a whole one."""
 
-KeepUntilDone = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+Ending = Callable[[], Coroutine[Any, Any, None]]
+"""What is left to do for a stream that its owner has ended."""
+
+KeepUntilDone = Callable[[Ending], None]
 """Runs the ending of a stream that its owner has left."""
 
 
@@ -59,6 +65,7 @@ class TlsStream:
         self._head = memoryview(bytearray(_LENGTH.size))
         self._frame: memoryview | None = None
         self._num_received = 0
+        self._held_back: memoryview | None = None
         self._is_ended = False
 
     @property
@@ -89,12 +96,16 @@ class TlsStream:
             while self._unsent:
                 part, begin = self._unsent[0], 0
                 while begin < len(part):
-                    begin = await self._connection.send(part, begin)
+                    with trio.fail_after(STALLED_S):
+                        begin = await self._connection.send(part, begin)
                     self._unsent[0] = part[begin:]
                     if begin < len(part):
                         await trio.lowlevel.checkpoint()
                 del self._unsent[0]
         except OSError as error:
+            raise self._broken() from error
+        except trio.TooSlowError as error:
+            self.reset()  # a reader that takes nothing would else keep what is sent to it for ever
             raise self._broken() from error
         except trio.Cancelled:
             self._unsent = [memoryview(bytes(part)) for part in self._unsent]
@@ -111,9 +122,11 @@ class TlsStream:
         """The same, in the memory into which it was received."""
         if self._is_closed:
             raise self._broken()
-        frame = await self._receive()
+        frame = await self._receive() if self._held_back is None else self._held_back
         if frame is not None:
+            self._held_back = frame
             await self._lane.took(self._kind, len(frame))
+            self._held_back = None
         return frame
 
     async def _receive(self) -> memoryview | None:

@@ -49,6 +49,9 @@ _NEED: Final = b"N"
 _HAVE: Final = b"H"
 OPEN_WITHIN_S: Final = 5.0
 RETRY_AFTER_S: Final = 0.5
+ANSWER_WITHIN_S: Final = 20.0
+"""A member says so soon whether it needs a result's bytes."""
+
 REDUCE_COST_S: Final = 0.002
 """What summing a slice costs in virtual time."""
 
@@ -102,6 +105,7 @@ class Exchange:
         self._upload = UploadMeter()
         self._num_running = 0
         self._has_ended = False
+        self._taking = set[trio.CancelScope]()
         self._takes_part = proposal.member(tools.me.peer) is not None
         """Else we only lend ourselves as a reducer, and need nobody's result."""
 
@@ -128,6 +132,8 @@ class Exchange:
         finally:
             self._nursery = None
             self._has_ended = True
+            for scope in self._taking:
+                scope.cancel()  # who stalls would else keep all that was scattered to us, and its place
             for reduction in self._reductions.values():
                 reduction.closed.set()  # members that wait for a slice of this attempt are let go
 
@@ -249,6 +255,25 @@ class Exchange:
             raise RemoteProtocolError(
                 f"{short(sender)} asks for slice {hello.first_chunk}", "a member and a slice of ours"
             )
+        with trio.CancelScope() as scope:
+            self._taking.add(scope)
+            try:
+                await self._take(sender, hello, reduction, stream)
+            finally:
+                self._taking.discard(scope)
+        reduction.wake()
+        await reduction.closed.wait()
+        if reduction.result is None or scope.cancelled_caught:
+            raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
+        stream.count_as(self.proposal.unit, self._tools.result_codec.name)
+        await stream.send_frame(reduction.signed_header)
+        answer: bytes | None = None
+        with trio.move_on_after(ANSWER_WITHIN_S):
+            answer = await stream.receive_frame()
+        if answer == _NEED:
+            await _send_result(reduction.result, stream)
+
+    async def _take(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
         if hello.contribution:
             offer = self._offers.admit(sender, self.proposal, hello)
             reduction.set_present(sender)
@@ -257,14 +282,6 @@ class Exchange:
             reduction.set_absent(sender, "nothing to offer")
             await stream.send_frame(b"")
             await _expect(stream, _END, "an end mark: this member offers no chunks")
-        reduction.wake()
-        await reduction.closed.wait()
-        if reduction.result is None:
-            raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
-        stream.count_as(self.proposal.unit, self._tools.result_codec.name)
-        await stream.send_frame(reduction.signed_header)
-        if await stream.receive_frame() == _NEED:
-            await _send_result(reduction.result, stream)
 
     async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream) -> None:
         part = reduction.part

@@ -137,6 +137,11 @@ class Exchanging:
         elif self._without_delta == proposal.base:
             exchange.offer(None)
 
+    def head_moved(self) -> None:
+        """What was scattered to us on another base is not needed any more: its memory is free until the next round."""
+        if self._base is not None and self._base != self._chain.head.commit:
+            self._base = self._contribution = self._offers = None
+
     def _at(self, base: CommitId) -> None:
         """What is kept belongs to one base."""
         if self._base != base:

@@ -143,11 +143,11 @@ class ErrorFeedback:
 
     async def _save(self) -> None:
         """The residual first: a pending one counts for nothing without what it was built on."""
+        written = self._written  # before the rest: a switch meanwhile makes another one, for which nothing here counts
         state, standing = self._now
         origins = state.residual.origins
         for number, chunks in enumerate(self._files.segments):
-            if standing is not None and any(self._written[chunk] != origins[chunk] for chunk in chunks):
-                written = self._written
+            if standing is not None and any(written[chunk] != origins[chunk] for chunk in chunks):
                 await self._files.write_stored(number, standing, state.residual)
                 for chunk in chunks:
                     written[chunk] = origins[chunk]

@@ -286,6 +286,7 @@ class RoundService:
         if isinstance(event, LeaveLogged) and not any(isinstance(action, Send) for action in step.actions):
             self._has_left.set()
         if before.link.commit != self.state.link.commit:
+            self._exchanging.head_moved()
             self._changes.notify()
         self._tell_spine(before)
         state = self.state

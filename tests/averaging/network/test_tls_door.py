@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import pytest
 import trio
@@ -157,6 +157,26 @@ async def test_a_place_for_a_stream_comes_back_when_it_ends() -> None:
                 assert await send_opening(tls, "collect") is Status.FINE
                 await _sent(tls, CLEAN_END)
                 assert await _received(tls, len(CLEAN_END)) == CLEAN_END
+
+
+async def test_a_stream_that_was_ended_here_keeps_its_place_until_its_other_side_has_ended_too() -> None:
+    """Else a member that never ends its side has a socket of ours for each request that is answered at once."""
+    async with World().open(ALICE) as alice, AsyncExitStack() as stack:
+        alice.handlers["nothing"] = _answer_at_once
+        streams = [await stack.enter_async_context(_connection(alice)) for _ in range(MAX_STREAMS_PER_PEER)]
+        for tls in streams:
+            assert await send_opening(tls, "nothing") is Status.FINE
+            assert await _received(tls, len(CLEAN_END)) == CLEAN_END
+        async with _connection(alice) as tls:
+            assert await send_opening(tls, "nothing") is Status.BUSY
+        await _sent(streams[0], CLEAN_END)
+        assert await _is_ended(streams[0])
+        async with _connection(alice) as tls:
+            assert await send_opening(tls, "nothing") is Status.FINE
+
+
+async def _answer_at_once(_peer: PeerId, _stream: Stream) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 async def _received(tls: TlsSocket, num_bytes: int) -> bytes:

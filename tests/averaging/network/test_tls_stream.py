@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from averaging.network import tls_stream
 from averaging.network.seams import MAX_FRAME_BYTES, Stream
 from averaging.network.tls_socket import RECORD_BYTES
 from averaging.network.tls_stream import TlsStream
@@ -147,3 +148,36 @@ async def test_the_owners_caps_hold_for_direct_streams() -> None:
             await here.send_frame(bytes(65_536))
             await there.receive_frame()
         assert trio.current_time() - began_s > 0.5
+
+
+async def test_a_frame_that_was_held_back_by_the_owners_cap_is_not_lost_when_its_receiver_is_cancelled() -> None:
+    async with _ends() as (alice, here, there):
+        alice.lane.cap(None, 100_000.0)
+        await there.send_frame(b"a" * 400_000)
+        await there.send_frame(b"next")
+        with trio.move_on_after(0.5) as scope:
+            await here.receive_frame()
+        assert scope.cancelled_caught
+        alice.lane.cap(None, None)
+        assert await here.receive_frame() == b"a" * 400_000
+        assert await here.receive_frame() == b"next"
+        assert alice.lane.tally.bytes_down == 400_004, "counted once"
+
+
+async def test_a_reader_that_takes_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_stream, "STALLED_S", 0.2)
+    async with _ends() as (_, here, there):
+
+        async def send_on() -> None:
+            while True:
+                await here.send_frame(bytes(MAX_FRAME_BYTES))
+
+        async def receive_on() -> None:
+            while True:
+                await there.receive_frame()
+
+        with trio.fail_after(30):
+            with pytest.raises(PeerUnreachable):
+                await send_on()
+            with pytest.raises(PeerUnreachable):
+                await receive_on()

@@ -182,6 +182,37 @@ async def test_streams_of_an_attempt_that_ends_are_let_go(autojump_clock: Clock)
         assert sides[0].exchange.is_over
 
 
+async def test_a_member_that_stalls_in_its_chunks_is_let_go_with_the_attempt(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides), trio.open_nursery() as nursery:
+        mine, proposal = sides[1].contribution, world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        assert mine is not None
+        stalling = [chunk_frame(0, mine.chunks[0])]
+        errors: list[PeerUnreachable] = []
+
+        async def stall() -> None:
+            try:
+                await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), stalling)
+            except PeerUnreachable as error:
+                errors.append(error)
+
+        with trio.move_on_after(2.0):
+            async with running(sides[:1], proposal):
+                nursery.start_soon(stall)
+        await trio.sleep(1.0)
+        assert sides[0].num_serving == 0
+        assert len(errors) == 1
+
+
+async def test_a_member_that_does_not_say_whether_it_needs_the_result_is_not_waited_for(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        mine, proposal = sides[1].contribution, world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        assert mine is not None
+        async with running([sides[0], sides[2]], proposal):
+            answers = await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), all_frames(mine)[:-1])
+        assert len(answers) == 2, "the list of chunks and the header, and then the end"
+        assert sides[0].num_serving == 0
+
+
 # --- slices that move ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -328,6 +330,19 @@ async def test_one_contribution_serves_all_attempts_on_a_base(autojump_clock: Cl
         assert len(scene.hellos) == 2
         assert scene.hellos[0].contribution == scene.hellos[1].contribution != b""
         assert [hello.ballot.attempt for hello in scene.hellos] == [1, 2]
+
+
+async def test_what_was_offered_on_a_base_takes_no_memory_once_the_head_has_moved(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        scene.prepare()
+        await scene.bench.until_told(ContributionReady)
+        offered = [weakref.ref(scene.exchanging.contribution)]
+        scene.exchanging.head_moved()
+        assert scene.exchanging.contribution is not None, "it has not"
+        await scene.party.apply(scene.world.commits(1)[0])
+        scene.exchanging.head_moved()
+        gc.collect()
+        assert [reference() for reference in offered] == [None]
 
 
 async def test_within_one_ballot_an_exchange_is_mended_and_its_kept_slices_go_on(autojump_clock: Clock) -> None:

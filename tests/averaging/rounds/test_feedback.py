@@ -271,6 +271,25 @@ async def test_a_residual_of_a_lineage_that_nobody_knows_any_more_is_dropped_and
         assert not peer.left.any()
 
 
+async def test_a_switch_while_a_residual_is_written_has_all_of_it_written_again_on_the_new_lineage(
+    autojump_clock: Clock,
+) -> None:
+    async with _peer() as peer:
+        root, fed = peer.offer()
+        await _written()
+        peer.commit(root)
+        await trio.sleep(0.0025)  # two segments of six
+        peer.links[1:] = [peer.made(peer.world.start, root).link]
+        peer.feedback.switch(peer.feedback.state, peer.links[-1].commit)
+        peer.feedback.changed()
+        await _written()
+        del peer.known[0]
+        with capture_logs() as logs:
+            await peer.restart()
+        assert logs == []
+        assert torch.equal(peer.left, fed.left_N)
+
+
 async def test_a_disk_that_refuses_is_said_and_tried_again_with_the_next_change(autojump_clock: Clock) -> None:
     async with _peer() as peer:
         capacity = peer.disk.capacity_bytes
