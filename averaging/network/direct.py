@@ -63,6 +63,7 @@ class DirectOptions:
         listen_host: where to listen; None for a peer that takes no connections, which still dials.
         listen_port: 0 for any.
         may_take_another: whether any free port does where `listen_port` is in use: nobody chose that one.
+        first_within_s: what a way that has never worked may cost a stream.
     """
 
     credential: Callable[[], TlsCredential]
@@ -71,6 +72,7 @@ class DirectOptions:
     listen_host: str | None = None
     listen_port: int = 0
     may_take_another: bool = False
+    first_within_s: float = FIRST_WITHIN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class DirectWay:
         if not addresses or trio.current_time() < route.not_before_s:
             return None
         try:
-            with trio.fail_after(CONNECT_WITHIN_S if route.has_worked else FIRST_WITHIN_S):
+            with trio.fail_after(CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s):
                 reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
                 status = await self._opened(tls, channel)
         except (OSError, trio.TooSlowError, PotluckError) as error:

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from averaging.network.bulk_lane import BulkLane
-from averaging.network.direct import ADDRESS_CHANNEL, DirectOptions, DirectWay, HostNetwork, open_direct
+from averaging.network.direct import (
+    ADDRESS_CHANNEL,
+    CONNECT_WITHIN_S,
+    DirectOptions,
+    DirectWay,
+    HostNetwork,
+    open_direct,
+)
 from averaging.network.seams import CallHandler, Stream, StreamHandler
 from averaging.network.tls_identity import TlsCredential, credential_check
 from protocol.credential import (
@@ -48,7 +55,8 @@ def options_of(identity: Identity, run: RunId = RUN) -> DirectOptions:
     """Listening on any port of loopback, with a credential that lasts for another day."""
     own = credential_of(identity, run=run)
     check = credential_check(CA.certificate_der, run, time.time)
-    return DirectOptions(lambda: own, CA.certificate_der, check, "127.0.0.1")
+    # beside other tests a first connection takes as long as it takes
+    return DirectOptions(lambda: own, CA.certificate_der, check, "127.0.0.1", first_within_s=CONNECT_WITHIN_S)
 
 
 @dataclass

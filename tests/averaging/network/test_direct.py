@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from averaging.network.direct import CONNECT_WITHIN_S, FIRST_PAUSE_S, FIRST_WITHIN_S, KEPT_FOR_S, DirectOptions
+from averaging.network.direct import CONNECT_WITHIN_S, FIRST_PAUSE_S, KEPT_FOR_S, DirectOptions
 from averaging.network.seams import BulkCount, BulkKind, Stream, Way
 from averaging.network.tls_identity import credential_check
 from protocol.errors import MachineError, PeerUnreachable, RemoteProtocolError
@@ -178,7 +178,13 @@ async def test_an_address_where_nobody_says_anything_costs_a_short_while_only_an
 
 
 async def test_a_peer_that_takes_long_to_answer_is_left_to_libp2p_at_first_and_reached_directly_from_then_on() -> None:
-    async with pair() as (alice, bob), open_counting_proxy(bob.port, begin_after_s=FIRST_WITHIN_S + 0.2) as far:
+    impatient = replace(options_of(ALICE), first_within_s=0.3)
+    world = World()
+    async with (
+        world.open(ALICE, impatient) as alice,
+        world.open(BOB) as bob,
+        open_counting_proxy(bob.port, begin_after_s=0.6) as far,
+    ):
         bob.told = b"127.0.0.1 %d" % far.port
         assert not await _is_direct(alice, bob)
         route = alice.way._routes[bob.peer_id]
