@@ -49,11 +49,16 @@ def step_into(
 ) -> None:
     """Write the anchor and momentum after one commit into `moved`, from `moved_vectors`: of a part of the vector, (n,) float32 all.
 
-    A part that fits into the processor's cache costs half of what whole vectors do, one operation after another.
+    A part that fits into the processor's cache costs half of what whole vectors do, one operation after another. Intermediate values
+    are written where the result comes to lie: memory that is asked for and given back costs more than the arithmetic.
     """
     moved_n, moved_momentum_n = moved
-    direction_n = update_n
     if outer.kind == "nesterov":
-        torch.add(torch.mul(momentum_n, outer.momentum), update_n, out=moved_momentum_n)
-        direction_n = torch.add(update_n, torch.mul(moved_momentum_n, outer.momentum))
-    torch.sub(anchor_n, torch.mul(direction_n, outer.learning_rate), out=moved_n)
+        torch.mul(momentum_n, outer.momentum, out=moved_momentum_n)
+        moved_momentum_n.add_(update_n)
+        torch.mul(moved_momentum_n, outer.momentum, out=moved_n)
+        moved_n.add_(update_n)
+        moved_n.mul_(outer.learning_rate)
+    else:
+        torch.mul(update_n, outer.learning_rate, out=moved_n)
+    torch.sub(anchor_n, moved_n, out=moved_n)

@@ -31,6 +31,9 @@ INT4_BLOCK_ELEMENTS: Final = 128
 E3M0_BLOCK_ELEMENTS: Final = 256
 
 FP16_MAX: Final = 65504.0
+LARGEST_SAFE_SCALE: Final = np.finfo(np.float32).max / np.float32(128)
+"""Times a code of at most 128 in size it stays finite, so that the products need not be looked at."""
+
 _CARRY_FROM_SQRT_2: Final = np.uint32((1 << 23) - 0x3504F3)
 """sqrt(2) in float32 is 0x3FB504F3: a mantissa of 0x3504F3."""
 
@@ -124,6 +127,9 @@ class _BlockCodec(ABC):
     largest_code: float
     """What the block's absolute maximum is written as: its scale is the maximum divided by it."""
 
+    _is_bounded = False
+    """Whether every code stands for a number of at most 128 in size."""
+
     def encode(self, values_n: torch.Tensor) -> bytes:
         """Scales, then codes."""
         require_vector(values_n)
@@ -151,7 +157,9 @@ class _BlockCodec(ABC):
         with np.errstate(over="ignore"):  # what overflows is refused below
             values[:end].reshape(num_full, self.block_elements)[:] *= scales[:num_full, None]
             values[end:] *= scales[num_full:]
-        return torch.from_numpy(require_finite(values, self.name))
+        if not self._is_bounded or scales.max(initial=0) > LARGEST_SAFE_SCALE:
+            require_finite(values, self.name)
+        return torch.from_numpy(values)
 
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a block, and the codes."""
@@ -176,6 +184,7 @@ class Int8Codec(_BlockCodec):
     name = "int8"
     block_elements = INT8_BLOCK_ELEMENTS
     largest_code = 127.0
+    _is_bounded = True
 
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
         np.clip(np.rint(relative, out=relative), -127.0, 127.0, out=relative)

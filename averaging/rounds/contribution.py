@@ -84,18 +84,20 @@ def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:
     return tuple(data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES))
 
 
-def split_chunks(data: bytes, codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int) -> tuple[bytes, ...]:
-    """The encoded chunks of a slice from their concatenation.
+def split_chunks(
+    data: bytes | memoryview, codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int
+) -> tuple[memoryview, ...]:
+    """The encoded chunks of a slice as views of their concatenation.
 
     Raises:
         RemoteProtocolError: the total length is not that of the slice.
     """
-    chunks: list[bytes] = []
-    begin = 0
+    chunks: list[memoryview] = []
+    view, begin = memoryview(data), 0
     for chunk in range(first_chunk, stop_chunk):
         start, stop = grid.bounds(chunk)
         size_bytes = codec.encoded_bytes(stop - start)
-        chunks.append(data[begin : begin + size_bytes])
+        chunks.append(view[begin : begin + size_bytes])
         begin += size_bytes
     if begin != len(data):
         raise RemoteProtocolError(

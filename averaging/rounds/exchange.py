@@ -288,17 +288,17 @@ class Exchange:
         numbers = range(part.first_chunk, part.stop_chunk)
         await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
         while True:
-            frame = await stream.receive_frame()
+            frame = await stream.receive_view()
             if frame is None:
                 raise RemoteProtocolError("a contribution that ends early", "all chunks and an end mark")
-            if frame == _END:
-                return
             if len(frame) < _CHUNK.size:
+                if bytes(frame) == _END:
+                    return
                 raise RemoteProtocolError(f"a frame of {len(frame)} bytes", "a chunk")
             tag, chunk = _CHUNK.unpack_from(frame)
             if tag != b"C" or chunk not in numbers:
                 raise RemoteProtocolError(f"frame {tag!r} for chunk {chunk}", "a chunk of the slice")
-            await self._take_batch(reduction, offer, chunk, memoryview(frame)[_CHUNK.size :])
+            await self._take_batch(reduction, offer, chunk, frame[_CHUNK.size :])
 
     async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
         """Check the chunks of a frame, keep them, and sum those that all have brought now."""
@@ -388,13 +388,13 @@ class Exchange:
 
     async def _take_result_chunks(self, part: SliceSpec, header: ResultHeader, stream: Stream) -> None:
         tools = self._tools
-        frames: list[bytes] = []
+        frames: list[memoryview] = []
         chunks: list[memoryview] = []
         while len(chunks) < part.stop_chunk - part.first_chunk:
-            frame, chunk = await stream.receive_frame(), part.first_chunk + len(chunks)
+            frame, chunk = await stream.receive_view(), part.first_chunk + len(chunks)
             if frame is None:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
-            batch = split_batch(memoryview(frame), chunk, part.stop_chunk, tools.result_codec, tools.grid)
+            batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
             chunks += [data for _, data in batch]
             frames.append(frame)
             self.moved_s = trio.current_time()

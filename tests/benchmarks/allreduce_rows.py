@@ -169,7 +169,14 @@ def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
         if measured.setting.rate_mbit_s:
             wire = [told["spent"][f"interface_{way}"] / bound for trial in measured.ours for told in trial.told]
             rows.append(_row(f"{name}: interface bytes {way} a peer over the bound", wire, "ratio", about))
-    return rows
+    return [*rows, _direct_row(measured, name, about)]
+
+
+def _direct_row(measured: Measured, name: str, about: Mapping[str, object]) -> Row:
+    """How much of the bulk went from peer to peer over TLS, and not over libp2p."""
+    bulk = [told["spent"] for trial in measured.ours for told in trial.told]
+    shares = [each["way_direct"] / max(1.0, each["way_direct"] + each["way_libp2p"]) for each in bulk]
+    return _row(f"{name}: share of bulk bytes that went direct", shares, "share", about, is_share=True)
 
 
 def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:

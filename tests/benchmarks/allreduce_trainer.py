@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 import trio
 
-from averaging.network.seams import Network, Snapshot, TrainerProgress
+from averaging.network.seams import Network, Snapshot, TrafficCount, TrainerProgress, Way
 from averaging.rounds.service import RoundService
 from tests.benchmarks.allreduce_files import (
     DELTA_SCALE,
@@ -40,6 +39,15 @@ def relative_error(before_N: torch.Tensor, after_N: torch.Tensor, num_members: i
     return float(difference_N.norm() / exact_N.norm())
 
 
+def _by_way(traffic: TrafficCount) -> dict[str, float]:
+    """Payload bytes by lane and direction; those of the bulk lane by the way that they took, too, as `way_direct`, `way_libp2p`."""
+    ways = {f"way_{way.value}": 0.0 for way in Way}
+    for count in traffic.bulk:
+        ways[f"way_{count.kind.way.value}"] += count.bytes_up + count.bytes_down
+    lanes = ("control_bytes_up", "control_bytes_down", "bulk_bytes_up", "bulk_bytes_down")
+    return {**{lane: float(getattr(traffic, lane)) for lane in lanes}, **ways}
+
+
 class Desk:
     """Where this process's orders come in and its results go out."""
 
@@ -65,7 +73,7 @@ class Desk:
         """Everything that is counted, so far."""
         assert self._network is not None, "a network before trials"
         up, down = interface_bytes()
-        traffic = {key: float(value) for key, value in asdict(self._network.traffic()).items()}
+        traffic = _by_way(self._network.traffic())
         cpu = {f"cpu_{name}_s": seconds for name, seconds in threads_cpu_s().items()}
         own = {"interface_up": float(up), "interface_down": float(down), "at_s": time.time()}
         return {**traffic, **cpu, **own, "cpu_process_s": time.process_time(), "cpu_p2pd_s": children_cpu_s()}
