@@ -40,7 +40,6 @@ from peer.departure import Departure
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
 from peer.first_state import HELD_BECAUSE, FirstState
-from peer.heap import keep_freed_memory
 from peer.joining import (
     Membership,
     admit,
@@ -172,7 +171,6 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     if not is_known(folder):
         check_invite(invite, clock.unix_s())
     check_listen_address(config)
-    keep_freed_memory()
     device = choose_device(config.device)
     if config.max_gpu_memory_gb is not None:
         check_can_limit(device)
