@@ -170,6 +170,16 @@ class P2pdProcess:
 
     async def stop(self) -> None:
         """Ask it to end, then make it."""
+        try:
+            await self._end()
+        finally:
+            if self._reading is not None:
+                self._reading.cancel()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self.control_socket.unlink(missing_ok=True)
+
+    async def _end(self) -> None:
         if self.is_running:
             self._process.terminate()
         exit_task = asyncio.create_task(self.wait_exit())
@@ -177,11 +187,6 @@ class P2pdProcess:
         if not done:
             self._process.kill()
             await exit_task
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self.control_socket.unlink(missing_ok=True)
 
 
 async def start_p2pd(options: P2pdOptions, folder: Path) -> P2pdProcess:
