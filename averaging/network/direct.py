@@ -105,13 +105,16 @@ class _Route:
         self.pause_s = FIRST_PAUSE_S
         self.has_worked = False
 
-    def failed(self, now_s: float) -> None:
-        """Not again for a while, and then ask first where it listens now. Streams that failed together count once."""
+    def failed(self, now_s: float) -> bool:
+        """Not again for a while, and then ask first where it listens now. True for the first of streams that failed together; the
+        others change nothing.
+        """
         if now_s < self.not_before_s:
-            return
+            return False
         self.known_until_s = 0.0
         self.not_before_s = now_s + self.pause_s
         self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
+        return True
 
     def worked(self, address: BulkAddress) -> None:
         """Begin with this one the next time."""
@@ -156,9 +159,9 @@ class DirectWay:
                 reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
                 status = await self._opened(tls, channel)
         except (OSError, trio.TooSlowError, PotluckError) as error:
-            route.failed(trio.current_time())
+            is_first = route.failed(trio.current_time())
             log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause_s)
-            if isinstance(error, trio.TooSlowError) and not route.has_worked:
+            if is_first and isinstance(error, trio.TooSlowError) and not route.has_worked:
                 self._nursery.start_soon(self._try_beside, peer, route, addresses)
             return None
         route.worked(reached)
