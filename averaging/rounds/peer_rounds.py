@@ -33,6 +33,7 @@ from protocol.errors import (
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.leading import leads
 from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import (
     MAX_MEMBERS,
@@ -224,8 +225,7 @@ class PeerRounds:
             if not missed:
                 return
             await trio.sleep(pause_s)
-            leading = self._services[message.unit].state.open.leading
-            if leading is None or leading.ballot != message.ballot:
+            if not leads(self._services[message.unit].state, message.ballot):
                 return
             again, missed[:] = tuple(missed), ()
             await self._deliver(again, await self._tools.seal(encode_message(message)), took)

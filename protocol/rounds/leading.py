@@ -51,6 +51,11 @@ def expected_opener(state: RoundState) -> PeerId:
     return first_opener(state.link.commit, state.link.roster)
 
 
+def leads(state: RoundState, ballot: Ballot) -> bool:
+    """Whether the attempt of this ballot is led here, and still under way: what was said of it may be said again."""
+    return state.open.leading is not None and state.open.leading.ballot == ballot
+
+
 def tick(state: RoundState, now_s: float) -> Step:
     """Open, take over, or end an attempt that ran out of time; else say what is waited for."""
     if state.open.committing is not None:
