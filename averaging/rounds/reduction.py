@@ -96,11 +96,6 @@ class Offers:
         self._offers[sender] = offer
         return offer
 
-    def add_chunk(self, offer: Offer, chunk: int, data: bytes | memoryview) -> None:
-        """Take one chunk. Raises as `check_chunk`."""
-        self.check_chunk(offer, chunk, data)
-        offer.chunks[chunk] = data
-
     def check_batch(self, offer: Offer, batch: Batch) -> None:
         """Whether these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
         for chunk, data in batch:

@@ -58,11 +58,17 @@ def _offers() -> Offers:
     return Offers(RUN, HashVerifier(), CODEC, GRID)
 
 
+def _add_chunk(offers: Offers, offer: Offer, chunk: int, data: bytes) -> None:
+    """As an exchange does it: checked, then kept."""
+    offers.check_batch(offer, [(chunk, memoryview(data))])
+    offer.chunks[chunk] = data
+
+
 def _offer(offers: Offers, number: int, tokens: int = 100) -> Offer:
     mine = _contribution(number)
     offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, _hello(number, mine, tokens))
     for chunk in range(PART.first_chunk, PART.stop_chunk):
-        offers.add_chunk(offer, chunk, mine.chunks[chunk])
+        _add_chunk(offers, offer, chunk, mine.chunks[chunk])
     return offer
 
 
@@ -189,7 +195,7 @@ def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() ->
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, mine))
     for chunk, data in ((1, mine.chunks[2]), (1, mine.chunks[1][:-4]), (9, mine.chunks[1])):
         with pytest.raises(RemoteProtocolError):
-            offers.add_chunk(offer, chunk, data)
+            _add_chunk(offers, offer, chunk, data)
     assert offer.chunks == {}
 
 
@@ -267,7 +273,7 @@ async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock:
     _offer(offers, 0)
     half = _contribution(1)
     partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, half))
-    offers.add_chunk(partial, 1, half.chunks[1])
+    _add_chunk(offers, partial, 1, half.chunks[1])
     await reduction.wait_ready(5.0)
     assert trio.current_time() >= 5.0
     result = reduction.reduce()
