@@ -79,17 +79,28 @@ def state_chunk(state: UnitState, grid: ChunkGrid, chunk: int) -> bytes:
 
 def state_chunk_views(state: UnitState, grid: ChunkGrid, chunk: int) -> tuple[memoryview, memoryview]:
     """The two parts of a chunk's bytes as they lie in memory: hashing and writing a state need no copy of it."""
+    return _chunk_views(state.anchor_N, state.momentum_N, grid, chunk)
+
+
+def _chunk_views(
+    anchor_N: torch.Tensor, momentum_N: torch.Tensor, grid: ChunkGrid, chunk: int
+) -> tuple[memoryview, memoryview]:
     begin, stop = grid.bounds(chunk)
     anchor, momentum = (
         vector_N[begin:stop].contiguous().numpy().astype("<f4", copy=False).data.cast("B")
-        for vector_N in (state.anchor_N, state.momentum_N)
+        for vector_N in (anchor_N, momentum_N)
     )
     return anchor, momentum
 
 
+def state_leaf(anchor_N: torch.Tensor, momentum_N: torch.Tensor, grid: ChunkGrid, chunk: int) -> bytes:
+    """The leaf hash of one chunk of a state with this anchor and momentum, (N,) float32 both."""
+    return leaf_hash(*_chunk_views(anchor_N, momentum_N, grid, chunk))
+
+
 def chunk_hashes(state: UnitState, grid: ChunkGrid) -> tuple[bytes, ...]:
     """Leaf hashes of all chunks."""
-    return tuple(leaf_hash(*state_chunk_views(state, grid, chunk)) for chunk in range(grid.num_chunks))
+    return tuple(state_leaf(state.anchor_N, state.momentum_N, grid, chunk) for chunk in range(grid.num_chunks))
 
 
 def root_of(header: StateHeader, hashes: Sequence[bytes]) -> Root:

@@ -16,7 +16,7 @@ Hashing, decoding and summing are done beside trio, for the chunks of a frame to
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -25,15 +25,18 @@ from typing import Final
 import structlog
 import trio
 
+from averaging.chunk_runs import run_chunks
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
 from averaging.rounds.batches import FramePace, runs_of, split_batch
-from averaging.rounds.contribution import EncodedContribution, check_result
+from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, short
+from protocol.merkle import merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.requests import ExchangeHello
@@ -76,7 +79,11 @@ class ExchangeTools:
     result_codec: Codec
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
-    keep_result: Callable[[ResultHeader, bytes], Awaitable[None]]
+    keep_result: Callable[[ResultHeader, SliceBytes], Awaitable[None]]
+    examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
+    """Checks chunks of a result, from that number on, to be fit to be applied; returns their leaf hashes. What else can be done with
+    them at once is done, too, beside trio.
+    """
     holds_result: Callable[[ResultHeader], Awaitable[bool]]
     announce: Callable[[ResultReady], Awaitable[None]]
     probe: Callable[[PeerId], None] = _nobody
@@ -235,12 +242,19 @@ class Exchange:
         if result is None:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
             return
-        await self._tools.keep_result(result.header, result.data)
+        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes))
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
         reduction.closed.set()
         proposal = self.proposal
         await self._tools.announce(ResultReady(proposal.unit, proposal.base, proposal.ballot, reduction.signed_header))
+        await self._examine_own(result)
+
+    async def _examine_own(self, result: SliceResult) -> None:
+        """What is done with others' results as they come, while ours goes out."""
+        first, step = result.header.first_chunk, run_chunks(self._tools.grid.chunk_elements)
+        for begin in range(0, len(result.chunks), step):
+            await self._tools.examine(first + begin, result.chunks[begin : begin + step])
 
     async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
         """A member came with its chunks for one of our slices.
@@ -389,21 +403,17 @@ class Exchange:
     async def _take_result_chunks(self, part: SliceSpec, header: ResultHeader, stream: Stream) -> None:
         tools = self._tools
         frames: list[memoryview] = []
-        chunks: list[memoryview] = []
-        while len(chunks) < part.stop_chunk - part.first_chunk:
-            frame, chunk = await stream.receive_view(), part.first_chunk + len(chunks)
+        hashes: list[bytes] = []
+        while len(hashes) < part.stop_chunk - part.first_chunk:
+            frame, chunk = await stream.receive_view(), part.first_chunk + len(hashes)
             if frame is None:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
             batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
-            chunks += [data for _, data in batch]
-            frames.append(frame)
             self.moved_s = trio.current_time()
-
-        def checked() -> bytes:
-            check_result(chunks, header.result_hash, part.first_chunk, tools.result_codec, tools.grid)
-            return b"".join(frames)
-
-        await tools.keep_result(header, await tools.offload.run(checked, cost_s=REDUCE_COST_S))
+            hashes += await tools.examine(chunk, [data for _, data in batch])
+            frames.append(frame)
+        result = await tools.offload.run(partial(_joined, header, frames, hashes), cost_s=REDUCE_COST_S)
+        await tools.keep_result(header, result)
 
 
 class UploadMeter:
@@ -449,6 +459,12 @@ class UploadMeter:
         """The pace so far; 0 when nothing was sent."""
         seconds = self.seconds(now_s)
         return round(sum(self._wanted.values()) / seconds) if seconds and self._sent else 0
+
+
+def _joined(header: ResultHeader, frames: Sequence[memoryview], hashes: Sequence[bytes]) -> SliceBytes:
+    if merkle_root(hashes) != header.result_hash:
+        raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
+    return SliceBytes(b"".join(frames), tuple(hashes))
 
 
 async def _send_result(result: SliceResult, stream: Stream) -> None:

@@ -16,6 +16,7 @@ from averaging.network.seams import Snapshot, Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
 from averaging.rounds.unit import UnitChain
@@ -194,6 +195,7 @@ class Exchanging:
             grid=chain.grid,
             seal=tools.seal,
             keep_result=self._keep_result,
+            examine=self._examine,
             holds_result=self._holds_result,
             announce=self._announce,
             probe=self._probe,
@@ -204,10 +206,15 @@ class Exchanging:
         if self.probe is not None:
             self.probe(peer)
 
-    async def _keep_result(self, header: ResultHeader, data: bytes) -> None:
-        await self._chain.tools.log.write_result(header.base, header.result_hash, data)
-        self._chain.updates.remember(header.base, header.result_hash, data)
+    async def _keep_result(self, header: ResultHeader, result: SliceBytes) -> None:
+        await self._chain.tools.log.write_result(header.base, header.result_hash, result.data)
+        self._chain.updates.remember(header.base, header.result_hash, result)
         self.changes.notify()
+
+    async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
+        """The next state is made of results as they come, by the outer step that the run's numbers name."""
+        state = self._chain.state if self._chain.state.head == self._base else None
+        return await self._chain.updates.examine(state, self._config.outer, first_chunk, encoded)
 
     async def _holds_result(self, header: ResultHeader) -> bool:
         return await self._chain.tools.log.holds_results(header.base, [header.result_hash])

@@ -17,6 +17,7 @@ from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
 from averaging.rounds.exchange import Exchange, ExchangeTools
 from averaging.rounds.exchanging import WAIT_FOR_PROPOSAL_S
+from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.round_tools import Changes, Seal, SendMessage, Tasks
 from averaging.rounds.transfer import PIECE_BYTES
@@ -164,10 +165,13 @@ class Lender:
     def _exchange_tools(self, unit: UnitName, shape: UnitShape) -> ExchangeTools:
         tools = self._tools
 
-        async def keep(header: ResultHeader, data: bytes) -> None:
+        async def keep(header: ResultHeader, result: SliceBytes) -> None:
             loan = self._loans.get(unit)
             if loan is not None:
-                loan.results[header.result_hash] = data
+                loan.results[header.result_hash] = result.data
+
+        async def examine(first_chunk: int, encoded: Encoded) -> list[bytes]:
+            return []  # we have no state of this unit, and take nobody's result
 
         async def holds(header: ResultHeader) -> bool:
             return False
@@ -187,6 +191,7 @@ class Lender:
             grid=shape.grid,
             seal=tools.seal,
             keep_result=keep,
+            examine=examine,
             holds_result=holds,
             announce=announce,
         )

@@ -124,10 +124,11 @@ class Offers:
 
 @dataclass(frozen=True)
 class SliceResult:
-    """A closed slice: its header's content, its encoded chunks, and these joined."""
+    """A closed slice: its header's content, its encoded chunks, their leaf hashes, and the chunks joined."""
 
     header: ResultHeader
     chunks: tuple[bytes, ...]
+    hashes: tuple[bytes, ...]
     data: bytes
 
 
@@ -256,9 +257,9 @@ class Reduction:
         numbers = range(self.part.first_chunk, self.part.stop_chunk)
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
         sums = [early[chunk] for chunk in numbers]
-        header = self._header(counted, sum(self._weights(counted)), merkle_root([each.leaf for each in sums]))
-        chunks = tuple(each.encoded for each in sums)
-        return SliceResult(header, chunks, b"".join(chunks))
+        chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
+        header = self._header(counted, sum(self._weights(counted)), merkle_root(hashes))
+        return SliceResult(header, chunks, hashes, b"".join(chunks))
 
     def _weights(self, counted: _Counted) -> list[int]:
         return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]

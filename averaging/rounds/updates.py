@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
+import torch
 
-from averaging.chunk_runs import decode_run, runs_in
 from averaging.codecs import Codec
 from averaging.generations import Generations
 from averaging.network.seams import Offload
-from averaging.outer_step import moved_vectors, step_into
-from averaging.rounds.contribution import result_root, split_chunks
+from averaging.rounds.contribution import split_chunks
 from averaging.rounds.feedback import ErrorFeedback
-from averaging.state import UnitState, state_root
+from averaging.rounds.next_state import Encoded, NextState, SliceBytes, examined
+from averaging.state import UnitState, root_of, state_root
 from averaging.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, Root, RunId, UnitName
+from protocol.merkle import leaf_hash, merkle_root
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.messages import CommitRecord, SliceRecord
+from protocol.rounds.messages import CommitRecord, OuterStep, SliceRecord
 from protocol.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -57,17 +60,50 @@ class Updates:
 
     def __init__(self, tools: UnitTools) -> None:
         self._tools = tools
-        self._fresh: dict[Root, bytes] = {}
+        self._fresh: dict[Root, SliceBytes] = {}
         self._fresh_base: CommitId | None = None
+        self._ahead: NextState | None = None
+        self._made: tuple[weakref.ref[torch.Tensor], tuple[bytes, ...]] | None = None
+        """The anchor of the state that was made last, and the leaf hashes of that state's chunks."""
 
-    def remember(self, base: CommitId, result_hash: Root, data: bytes) -> None:
+    def remember(self, base: CommitId, result_hash: Root, result: SliceBytes) -> None:
         """A result of `base` that was checked a moment ago and is on disk: to be applied it is not read and hashed once more. Those of
         one base are kept, until a commit on it is applied.
         """
         if base != self._fresh_base:
             self._fresh_base = base
             self._fresh.clear()
-        self._fresh[result_hash] = data
+        self._fresh[result_hash] = result
+
+    async def examine(
+        self, state: UnitState | None, outer: OuterStep, first_chunk: int, encoded: Encoded
+    ) -> list[bytes]:
+        """The leaf hashes of chunks of a result on `state` that just came, checked to be fit to be applied; the state after such a
+        commit is made of them at once. Without the state they are checked only.
+
+        Raises:
+            RemoteProtocolError: bytes that mean nothing, or values that are not finite.
+        """
+        tools = self._tools
+        ahead = self._ahead_of(state, outer) if state is not None else None
+        if ahead is not None and not ahead.claim(range(first_chunk, first_chunk + len(encoded))):
+            ahead = None
+        if ahead is None:
+            return await tools.offload.run(
+                partial(examined, tools.result_codec, tools.grid, first_chunk, encoded, None)
+            )
+        ahead.num_running += 1
+        try:
+            return await tools.offload.run(
+                partial(examined, tools.result_codec, tools.grid, first_chunk, encoded, ahead)
+            )
+        finally:
+            ahead.num_running -= 1
+
+    def _ahead_of(self, state: UnitState, outer: OuterStep) -> NextState:
+        if self._ahead is None or not self._ahead.follows(state, outer):
+            self._ahead = NextState(state, outer, self._tools.result_codec, self._tools.grid)
+        return self._ahead
 
     async def read(self, link: ChainLink) -> list[bytes] | None:
         """A commit's results, slice by slice; None where one is missing."""
@@ -75,7 +111,8 @@ class Updates:
             return None
         parts: list[bytes] = []
         for part in link.record.slices:
-            data = self._fresh.get(part.result_hash)
+            fresh = self._fresh.get(part.result_hash)
+            data = fresh.data if fresh is not None else None
             if data is None:
                 data = await self._tools.log.read_result(link.record.parent, part.result_hash)
             if data is None:
@@ -100,10 +137,15 @@ class Updates:
 
     def _is_result(self, part: SliceRecord, data: bytes) -> bool:
         try:
-            chunks = split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
+            return merkle_root(self._hashes(part, data)) == part.result_hash
         except RemoteProtocolError:
             return False
-        return result_root(chunks) == part.result_hash
+
+    def _hashes(self, part: SliceRecord, data: bytes) -> tuple[bytes, ...]:
+        return tuple(leaf_hash(chunk) for chunk in self._chunks(part, data))
+
+    def _chunks(self, part: SliceRecord, data: bytes) -> tuple[memoryview, ...]:
+        return split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
 
     async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes]) -> UnitState:
         """The state after one more commit, whose results are `data`.
@@ -111,45 +153,45 @@ class Updates:
         Raises:
             StorageError: these are not the bytes that the record names: they were damaged on our disk since they came.
         """
-        record = link.record
+        record, tools = link.record, self._tools
         if record is None:
             raise LocalProtocolError("a link without a record", "a commit")
-        fresh = dict(self._fresh)
-        advanced = await self._tools.offload.run(
-            lambda: self._outer(state, link, record, data, fresh), cost_s=APPLY_COST_S
-        )
+        fresh, ahead = dict(self._fresh), self._ahead
+        self._ahead = None
+        if ahead is None or ahead.num_running or not ahead.follows(state, record.outer):
+            # also where a thread is still at it, for an attempt that ended
+            ahead = NextState(state, record.outer, tools.result_codec, tools.grid)
+        made = partial(self._outer, ahead, link, record, data, fresh)
+        advanced, leaves = await tools.offload.run(made, cost_s=APPLY_COST_S)
+        self._made = weakref.ref(advanced.anchor_N), leaves
         if record.parent == self._fresh_base:
             self._fresh.clear()
         return advanced
 
     def _outer(
         self,
-        state: UnitState,
+        ahead: NextState,
         link: ChainLink,
         record: CommitRecord,
         data: Sequence[bytes],
-        fresh: Mapping[Root, bytes],
-    ) -> UnitState:
-        grid, codec = self._tools.grid, self._tools.result_codec
-        anchor_N, momentum_N = moved_vectors(state.anchor_N, state.momentum_N, record.outer)
+        fresh: Mapping[Root, SliceBytes],
+    ) -> tuple[UnitState, tuple[bytes, ...]]:
         for part, blob in zip(record.slices, data, strict=True):
-            if fresh.get(part.result_hash) is not blob and not self._is_result(part, blob):
+            known = fresh.get(part.result_hash)
+            if known is not None and known.data is blob:
+                hashes = known.hashes
+            elif self._is_result(part, blob):
+                hashes = self._hashes(part, blob)
+            else:
                 raise StorageError(
                     f"a result of commit {link.index} damaged on our disk", "the bytes that were checked"
                 )
-            chunks = split_chunks(blob, codec, grid, part.first_chunk, part.stop_chunk)
-            for run in runs_in(part.first_chunk, part.stop_chunk, grid.chunk_elements):
-                begin, stop = grid.span(run.start, run.stop)
-                encoded = chunks[run.start - part.first_chunk : run.stop - part.first_chunk]
-                step_into(
-                    (anchor_N[begin:stop], momentum_N[begin:stop]),
-                    state.anchor_N[begin:stop],
-                    state.momentum_N[begin:stop],
-                    decode_run(codec, encoded, grid.chunk_elements, stop - begin),
-                    record.outer,
-                )
-        return UnitState(state.unit, link.commit, link.index, link.total_tokens, anchor_N, momentum_N)
+            ahead.make(part.first_chunk, self._chunks(part, blob), hashes)
+        return ahead.at(link)
 
     async def root(self, state: UnitState) -> Root:
         """The Merkle root of a state."""
+        made = self._made
+        if made is not None and made[0]() is state.anchor_N:
+            return root_of(state.header, made[1])
         return await self._tools.offload.run(lambda: state_root(state, self._tools.grid), cost_s=APPLY_COST_S)

@@ -39,7 +39,7 @@ def shared_decoding() -> Iterator[None]:
         (chain, "open_ack", functools.lru_cache(NUM_SIGNED)(chain.open_ack)),
         *((module, "decode_body", decode_body) for module in (core, exchange)),
         *((module, "open_envelope", open_envelope) for module in (core, exchange)),
-        *((module, "check_result", check_result) for module in (exchange, transfer)),
+        (transfer, "check_result", check_result),
     ]
     own = [(module, name, getattr(module, name)) for module, name, _ in shared]
     _set(shared)

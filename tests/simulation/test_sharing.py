@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds import exchange, peer_rounds, transfer
+from averaging.rounds import peer_rounds, transfer
 from protocol.envelope import seal
 from protocol.errors import RemoteProtocolError
 from protocol.rounds import chain, core
@@ -46,7 +46,6 @@ def test_nothing_is_shared_once_the_world_has_ended() -> None:
         (chain, "open_ack"),
         (core, "decode_body"),
         (core, "open_envelope"),
-        (exchange, "check_result"),
         (transfer, "check_result"),
     ]
     before = [getattr(module, name) for module, name in names]

@@ -13,6 +13,7 @@ from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange, ExchangeTools
+from averaging.rounds.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.reduction import Offers
 from protocol.errors import StorageError
 from protocol.ids import PeerId, Root
@@ -45,16 +46,22 @@ class Side:
     offers: Offers = field(default_factory=lambda: Offers(RUN_ID, VERIFIER, CODEC, GRID))
     kept: dict[int, tuple[ResultHeader, bytes]] = field(default_factory=dict)
     announced: list[int] = field(default_factory=list)
+    examined: dict[int, bytes] = field(default_factory=dict)
     num_kept: int = 0
     is_disk_full: bool = False
     exchange: Exchange | None = None
     num_serving: int = 0
 
-    async def _keep(self, header: ResultHeader, data: bytes) -> None:
+    async def _keep(self, header: ResultHeader, result: SliceBytes) -> None:
         if self.is_disk_full:
             raise StorageError("no space left on the disk", "room for a result")
-        self.kept[header.first_chunk] = (header, data)
+        self.kept[header.first_chunk] = (header, result.data)
         self.num_kept += 1
+
+    async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
+        hashes = examined(CODEC, GRID, first_chunk, encoded, None)
+        self.examined.update(zip(range(first_chunk, first_chunk + len(encoded)), hashes, strict=True))
+        return hashes
 
     async def _holds(self, header: ResultHeader) -> bool:
         return any(kept.result_hash == header.result_hash for kept, _ in self.kept.values())
@@ -84,6 +91,7 @@ class Side:
             grid=GRID,
             seal=party.seal,
             keep_result=self._keep,
+            examine=self._examine,
             holds_result=self._holds,
             announce=self._announce,
         )

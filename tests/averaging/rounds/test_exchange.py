@@ -12,6 +12,7 @@ from averaging.network.seams import MAX_FRAME_BYTES
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, UploadMeter
 from protocol.errors import LocalProtocolError, PeerUnreachable
+from protocol.merkle import leaf_hash
 from protocol.rounds.messages import Member
 from protocol.rounds.requests import ExchangeHello
 from protocol.wire import encode_body
@@ -56,6 +57,14 @@ async def test_every_member_ends_with_the_same_results_of_all_slices(autojump_cl
         assert header.reducer == world.parties[1].peer
         assert [entry.peer for entry in header.included] == [party.peer for party in world.parties]
         assert [side.announced for side in sides] == [[0], [0], []], "each reducer tells of its slice once"
+
+
+async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_included(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(TWO_SLICES))
+        data = sides[0].kept[0][1] + sides[0].kept[4][1]
+        chunks = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
+        assert [side.examined for side in sides] == [{n: leaf_hash(chunk) for n, chunk in enumerate(chunks)}] * 3
 
 
 async def test_a_member_with_nothing_to_offer_is_named_and_gets_the_results(autojump_clock: Clock) -> None:

@@ -1,19 +1,47 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 import torch
+import trio
 import trio.testing
 
 from averaging.outer_step import apply_outer_step
+from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.updates import Updates
-from averaging.state import state_root
+from averaging.state import UnitState, state_root
 from protocol.errors import LocalProtocolError
-from tests.averaging.rounds.round_world import CODEC, GRID, OUTER, MadeCommit, Party, RoundWorld, open_world
+from protocol.merkle import leaf_hash
+from tests.averaging.rounds.counting_codec import CountingCodec
+from tests.averaging.rounds.round_world import (
+    CHUNK_BYTES,
+    CODEC,
+    GRID,
+    OUTER,
+    MadeCommit,
+    Party,
+    RoundWorld,
+    open_world,
+)
 
 Clock = trio.testing.MockClock
+T = TypeVar("T")
+
+
+class BlockingOffload:
+    """Runs functions at once, or when `go` says so: as a thread that takes its time."""
+
+    def __init__(self) -> None:
+        self.go: trio.Event | None = None
+
+    async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T:
+        if self.go is not None:
+            await self.go.wait()
+        return function()
 
 
 @asynccontextmanager
@@ -76,6 +104,63 @@ async def test_a_state_advances_by_one_outer_step_of_the_decoded_update(autojump
         assert (state.head, state.index, state.total_tokens) == (commit.link.commit, 1, commit.link.total_tokens)
         assert state.unit == world.genesis.unit
         assert await updates.root(state) == state_root(state, GRID)
+
+
+async def _come(updates: Updates, state: UnitState, commit: MadeCommit, spoil: bytes = b"") -> None:
+    """The results of a commit come chunk by chunk, the first chunk perhaps as other bytes, and are kept."""
+    for part, data in zip(commit.record.slices, commit.results, strict=True):
+        chunks = [data[begin : begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
+        for number, chunk in enumerate(chunks, part.first_chunk):
+            await updates.examine(state, OUTER, number, [spoil if spoil and number == 0 else chunk])
+        hashes = tuple(leaf_hash(chunk) for chunk in chunks)
+        updates.remember(commit.record.parent, part.result_hash, SliceBytes(data, hashes))
+
+
+@pytest.mark.parametrize("attempt", ["the one that commits", "one whose first chunk was another"])
+async def test_a_state_is_made_while_the_results_come_and_only_what_differs_is_made_again(
+    attempt: str, autojump_clock: Clock
+) -> None:
+    async with _updates() as (world, party, commit, _):
+        codec = CountingCodec()
+        updates = Updates(replace(party.chain.tools, results=codec))
+        is_other = attempt != "the one that commits"
+        await commit.write_results(party)
+        await _come(updates, world.genesis, commit, CODEC.encode(torch.ones(10)) if is_other else b"")
+        data, codec.num_decoded = await updates.read(commit.link), 0
+        assert data is not None
+        state = await updates.advance(world.genesis, commit.link, data)
+        assert codec.num_decoded == (10 if is_other else 0)
+        plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
+        assert await updates.root(state) == state_root(state, GRID) == state_root(plain, GRID)
+
+
+async def test_what_a_thread_is_still_at_is_not_taken_for_the_state(autojump_clock: Clock) -> None:
+    async with _updates() as (world, party, commit, _):
+        codec, blocking = CountingCodec(), BlockingOffload()
+        updates = Updates(replace(party.chain.tools, results=codec, offload=blocking))
+        await _come(updates, world.genesis, commit)
+        async with trio.open_nursery() as nursery:
+            blocking.go = trio.Event()
+            ahead, other = range(GRID.num_chunks), CODEC.encode(torch.ones(10))
+            updates._ahead = None  # another attempt's results come anew
+            nursery.start_soon(updates.examine, world.genesis, OUTER, ahead.start, [other])
+            await trio.testing.wait_all_tasks_blocked()
+            blocking.go, go = None, blocking.go
+            state = await updates.advance(world.genesis, commit.link, commit.results)
+            go.set()
+        plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
+        assert state_root(state, GRID) == state_root(plain, GRID)
+
+
+async def test_the_state_of_another_outer_step_is_not_taken(autojump_clock: Clock) -> None:
+    async with _updates() as (world, party, commit, updates):
+        halved = replace(OUTER, learning_rate=OUTER.learning_rate / 2)
+        for number in range(GRID.num_chunks):
+            chunk = b"".join(commit.results)[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            await updates.examine(world.genesis, halved, number, [chunk])
+        state = await updates.advance(world.genesis, commit.link, commit.results)
+        plain = await Updates(party.chain.tools).advance(world.genesis, commit.link, commit.results)
+        assert state_root(state, GRID) == state_root(plain, GRID)
 
 
 async def test_advancing_leaves_the_state_before_as_it_was(autojump_clock: Clock) -> None:

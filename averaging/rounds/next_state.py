@@ -1,0 +1,116 @@
+"""The state after the commit that is being made, computed chunk by chunk while the results come, so that little is left to do then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from averaging.chunk_runs import decode_run, run_chunks
+from averaging.codecs import Codec
+from averaging.outer_step import moved_vectors, step_into
+from averaging.rounds.batches import consecutive
+from averaging.state import UnitState, state_leaf
+from protocol.errors import LocalProtocolError
+from protocol.merkle import leaf_hash
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import OuterStep
+from protocol.tensor_schema import ChunkGrid
+
+Encoded: TypeAlias = Sequence[bytes | memoryview]
+"""Chunks of a result that follow one another, as they were sent."""
+
+
+@dataclass(frozen=True)
+class SliceBytes:
+    """A slice's result that was checked: its bytes, and the leaf hashes of its chunks."""
+
+    data: bytes
+    hashes: tuple[bytes, ...]
+
+
+class NextState:
+    """A step from `state` by `outer`, over bytes of which nobody has decided yet. Every chunk remembers by which bytes it was made;
+    where the record names others it is made again. Who calls sees to it that no two threads make the same chunk: `claim` is for that.
+    """
+
+    def __init__(self, state: UnitState, outer: OuterStep, codec: Codec, grid: ChunkGrid) -> None:
+        """Takes 8 bytes a value, 4 where the momentum does not move.
+
+        Raises:
+            RemoteProtocolError: an outer step that this version does not know.
+        """
+        self._state = state
+        self._outer = outer
+        self._codec = codec
+        self._grid = grid
+        self._anchor_N, self._momentum_N = moved_vectors(state.anchor_N, state.momentum_N, outer)
+        self._claimed = set[int]()
+        self._made_by: dict[int, bytes] = {}
+        self._leaves: dict[int, bytes] = {}
+        self.num_running = 0
+        """Threads that are making chunks at this moment, counted by who starts them."""
+
+    def follows(self, state: UnitState, outer: OuterStep) -> bool:
+        """Whether this is the step from that very state by those numbers."""
+        return self._state is state and self._outer == outer
+
+    def claim(self, chunks: range) -> bool:
+        """Whether these chunks are the caller's to make: nobody has claimed one of them before."""
+        if not self._claimed.isdisjoint(chunks):
+            return False
+        self._claimed.update(chunks)
+        return True
+
+    def make(self, first_chunk: int, encoded: Encoded, hashes: Sequence[bytes]) -> None:
+        """Make the chunks from `first_chunk` on by these bytes, whose leaf hashes are `hashes`. Raises as `Codec.decode`."""
+        numbers = range(first_chunk, first_chunk + len(encoded))
+        lacking = (chunk for chunk, by in zip(numbers, hashes, strict=True) if self._made_by.get(chunk) != by)
+        for run in consecutive(lacking, run_chunks(self._grid.chunk_elements)):
+            part = slice(run.start - first_chunk, run.stop - first_chunk)
+            self._step(run, decoded(self._codec, self._grid, run, encoded[part]))
+            self._made_by.update(zip(run, hashes[part], strict=True))
+
+    def _step(self, run: range, update_n: torch.Tensor) -> None:
+        span, state = slice(*self._grid.span(run.start, run.stop)), self._state
+        moved_n = self._anchor_N[span], self._momentum_N[span]
+        step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
+        for chunk in run:  # while they are in the processor's cache
+            self._leaves[chunk] = state_leaf(self._anchor_N, self._momentum_N, self._grid, chunk)
+
+    def at(self, link: ChainLink) -> tuple[UnitState, tuple[bytes, ...]]:
+        """The state at this commit and the leaf hashes of its chunks.
+
+        Raises:
+            LocalProtocolError: chunks that nothing was made of.
+        """
+        numbers = range(self._grid.num_chunks)
+        if any(chunk not in self._leaves for chunk in numbers):
+            raise LocalProtocolError(f"{len(self._leaves)} chunks of a new state", f"{self._grid.num_chunks}")
+        state = UnitState(
+            self._state.unit, link.commit, link.index, link.total_tokens, self._anchor_N, self._momentum_N
+        )
+        return state, tuple(self._leaves[chunk] for chunk in numbers)
+
+
+def decoded(codec: Codec, grid: ChunkGrid, run: range, encoded: Encoded) -> torch.Tensor:
+    """The values of chunks of a result that follow one another, (n,) float32. Raises as `Codec.decode`."""
+    begin, stop = grid.span(run.start, run.stop)
+    return decode_run(codec, encoded, grid.chunk_elements, stop - begin)
+
+
+def examined(codec: Codec, grid: ChunkGrid, first_chunk: int, encoded: Encoded, ahead: NextState | None) -> list[bytes]:
+    """The leaf hashes of chunks that came, which are fit to be applied; with `ahead` the next state is made of them.
+
+    Raises:
+        RemoteProtocolError: bytes that mean nothing, or values that are not finite.
+    """
+    hashes = [leaf_hash(chunk) for chunk in encoded]
+    if ahead is not None:
+        ahead.make(first_chunk, encoded, hashes)
+        return hashes
+    for run in consecutive(range(first_chunk, first_chunk + len(encoded)), run_chunks(grid.chunk_elements)):
+        decoded(codec, grid, run, encoded[run.start - first_chunk : run.stop - first_chunk])
+    return hashes
