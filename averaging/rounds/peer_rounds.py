@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Clock, Network, Offload, Publish, Stream, TookReply
+from averaging.rounds.beats import BeatMemory
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.lending import Lender, LenderTools, UnitShape
@@ -48,6 +49,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchResult
+from protocol.rounds.short_beat import SAY_WHOLE
 from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerLost, PeersListed
 from protocol.rounds.views import own_head, silent_members
 from protocol.wire import decode_body, decode_message, decode_record, encode_message
@@ -55,6 +57,9 @@ from protocol.wire import decode_body, decode_message, decode_record, encode_mes
 log = structlog.get_logger()
 
 ROUND_CHANNEL: Final = "round"
+BEAT_CHANNEL: Final = "beat"
+"""Short heartbeats (protocol/rounds/short_beat.py)."""
+
 CALL_WITHIN_S: Final = 2.0
 SAY_AGAIN_AFTER_S: Final = (0.25, 0.5, 1.0, 2.0)
 """What the leader of an attempt says is said again to whoever is there and did not take it, such as a peer that is just starting: one
@@ -100,6 +105,7 @@ class PeerRounds:
         self._tasks = Tasks(tools.publish)
         self._replays = ReplayGuard()
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
+        self._memory = BeatMemory()
         self._lender: Lender | None = None
 
     def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
@@ -132,6 +138,7 @@ class PeerRounds:
         """Answer on the round, exchange and fetch channels from now on."""
         network = self._tools.network
         network.serve_calls(ROUND_CHANNEL, self._on_call)
+        network.serve_calls(BEAT_CHANNEL, self._on_short_beat)
         network.serve_streams(EXCHANGE_CHANNEL, self._on_exchange)
         network.serve_streams(FETCH_CHANNEL, self.serve_fetch)
 
@@ -169,6 +176,8 @@ class PeerRounds:
         others = tuple(peer for peer in to if peer != me)
         if others and isinstance(message, Proposal | Mend | Settle):
             self._tasks.spawn(self._lead, others, message, raw)
+        elif others and isinstance(message, Heartbeat):
+            self._tasks.spawn(self._say_whole, others, message, raw)
         elif others:
             self._tasks.spawn(self._deliver, others, raw)
 
@@ -182,8 +191,35 @@ class PeerRounds:
         to = tuple(peer for peer in order.to if order.is_question or not self._was_told(peer, unit, now_s))
         for peer in to:
             self._beats[peer] = (now_s, unit)
-        if to:
-            await self.send(to, self._of_all_units(order.heartbeat, now_s))
+        if not to:
+            return
+        heartbeat = self._of_all_units(order.heartbeat, now_s)
+        in_short, raw = self._memory.split(to, heartbeat)
+        if in_short:
+            self._tasks.spawn(self._say_again, in_short, heartbeat, raw)
+        others = tuple(peer for peer in to if peer not in in_short)
+        if others:
+            await self.send(others, heartbeat)
+
+    async def _say_again(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
+        """Bring a short heartbeat; the whole one to whoever does not know what it is like."""
+
+        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
+            if reply == SAY_WHOLE or isinstance(reply, RemoteProtocolError):
+                self._memory.not_taken(peer)
+                await self.send((peer,), heartbeat)
+            else:
+                await self._took(peer, reply)
+
+        await self._deliver(to, raw, took, channel=BEAT_CHANNEL)
+
+    async def _say_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
+        async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
+            if not isinstance(reply, PotluckError):
+                self._memory.taken(peer, heartbeat)
+            await self._took(peer, reply)
+
+        await self._deliver(to, raw, took)
 
     def _was_told(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
         at_s, by = self._beats.get(peer, (-1e9, unit))
@@ -230,19 +266,20 @@ class PeerRounds:
             again, missed[:] = tuple(missed), ()
             await self._deliver(again, await self._tools.seal(encode_message(message)), took)
 
-    async def _deliver(self, to: tuple[PeerId, ...], raw: bytes, took: TookReply | None = None) -> None:
+    async def _deliver(
+        self, to: tuple[PeerId, ...], raw: bytes, took: TookReply | None = None, channel: str = ROUND_CHANNEL
+    ) -> None:
         banned = [peer for peer in to if self._tools.is_banned(peer)]
         for peer in banned:
             # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         others = [peer for peer in to if peer not in banned]
-        await self._tools.network.call_each(
-            others, ROUND_CHANNEL, raw, timeout_s=CALL_WITHIN_S, took=took or self._took
-        )
+        await self._tools.network.call_each(others, channel, raw, timeout_s=CALL_WITHIN_S, took=took or self._took)
 
     async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """What came of one message of ours."""
         if isinstance(reply, PeerUnreachable):
+            self._memory.not_taken(peer)
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         elif isinstance(reply, PotluckError):
             log.debug("not_delivered", to=short(peer), reason=reply.one_line())
@@ -267,8 +304,17 @@ class PeerRounds:
         message = decode_message(envelope.payload)
         if isinstance(message, Heartbeat | Leave) and message.member.peer != sender:
             raise RemoteProtocolError("a heartbeat in another's name", "the sender's own")
+        if isinstance(message, Heartbeat):
+            self._memory.heard(sender, message)
         await self._route(sender, message, request)
         return b""
+
+    async def _on_short_beat(self, sender: PeerId, request: bytes) -> bytes:
+        await self._check_member(sender)
+        heartbeat, is_understood = self._memory.heard_short(sender, request)
+        if heartbeat is not None:
+            await self._route(sender, heartbeat, request)
+        return b"" if is_understood else SAY_WHOLE
 
     async def _check_member(self, sender: PeerId) -> None:
         if not await self._tools.is_member(sender):

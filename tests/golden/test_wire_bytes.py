@@ -31,6 +31,8 @@ from protocol.invite import Invite
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.revocation import Revocation, join_entries, seal_revocation
+from protocol.rounds.messages import Heartbeat
+from protocol.rounds.short_beat import encode_short, likeness
 from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
 from tests.protocol.test_wire import BASE, FETCHES, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
@@ -79,6 +81,8 @@ def _wire() -> dict[str, str]:
     }
     for number, message in enumerate(MESSAGES):
         values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()
+    beat = next(message for message in MESSAGES if isinstance(message, Heartbeat))
+    values["short heartbeat"] = encode_short(beat, likeness(beat), 5).hex()
     for request in FETCHES:
         values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()
     return {**values, **_coordination()}

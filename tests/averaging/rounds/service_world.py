@@ -19,7 +19,7 @@ from averaging.network.seams import Snapshot, TrainerProgress
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.feedback import ErrorFeedback
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.peer_rounds import ROUND_CHANNEL, PeerRounds, PeerTools
+from averaging.rounds.peer_rounds import BEAT_CHANNEL, ROUND_CHANNEL, PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools, Tasks
 from averaging.rounds.service import RoundService
 from averaging.rounds.unit import PreparedSwitch
@@ -31,6 +31,7 @@ from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import Ballot, Heartbeat, Promise, PromiseRequest, Proposal, RoundMessage, UnitHead
 from protocol.rounds.orders import SendHeartbeat
+from protocol.rounds.short_beat import SAY_WHOLE
 from protocol.rounds.state import Event, OpenRound, PeerView, RoundConfig, RoundState
 from protocol.wire import decode_message, encode_message
 from tests.averaging.rounds.round_world import (
@@ -395,7 +396,11 @@ def listen(party: Party) -> list[RoundMessage]:
         heard.append(decode_message(envelope.payload))
         return b""
 
+    async def ask_for_whole(sender: PeerId, request: bytes) -> bytes:
+        return SAY_WHOLE
+
     party.network.serve_calls(ROUND_CHANNEL, take)
+    party.network.serve_calls(BEAT_CHANNEL, ask_for_whole)
     return heard
 
 

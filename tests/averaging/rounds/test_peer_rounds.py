@@ -12,7 +12,7 @@ from averaging.network.memory_storage import MemoryStorage
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.gathering import GATHER_WITHIN_S
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
-from averaging.rounds.peer_rounds import ROUND_CHANNEL, SAY_AGAIN_AFTER_S
+from averaging.rounds.peer_rounds import BEAT_CHANNEL, ROUND_CHANNEL, SAY_AGAIN_AFTER_S
 from averaging.rounds.transfer import ask_all, fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import UnitLog
@@ -33,6 +33,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchResult
+from protocol.rounds.short_beat import SAY_WHOLE, encode_short, likeness
 from protocol.rounds.state import ExchangeMeasured, Leading, MessageArrived, PeerLost
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_message, encode_body, encode_certificate, encode_message
@@ -83,6 +84,49 @@ async def test_a_heartbeat_tells_of_the_slowest_upload_of_any_unit(autojump_cloc
         life.heard.clear()
         await trio.sleep(3.0)
         assert {message.exchange_ms for message in of_kind(Heartbeat, life.heard)[1:]} == {2500}
+
+
+async def test_heartbeats_after_the_first_are_short_until_something_else_changes_or_the_whole_is_asked_for(
+    autojump_clock: Clock,
+) -> None:
+    async with two_units() as life:
+        other, short, answers = life.world.parties[1], list[bytes](), [SAY_WHOLE]
+
+        async def take(sender: PeerId, request: bytes) -> bytes:
+            short.append(request)
+            return answers.pop() if answers else b""
+
+        other.network.serve_calls(BEAT_CHANNEL, take)
+
+        def whole() -> list[Heartbeat]:
+            return of_kind(Heartbeat, life.heard)
+
+        await until(lambda: len(short) == 4, 10.0)
+        assert len(whole()) == 2, "the first, and the one that was asked for"
+        assert {len(raw) for raw in short} == {12 + 8 * len(BOTH)}
+        await life.services[UNIT].tell(ExchangeMeasured(1.0))
+        await until(lambda: len(short) == 6, 10.0)
+        assert [message.exchange_ms for message in whole()] == [0, 0, 1000]
+
+
+async def test_a_short_heartbeat_is_heard_as_the_whole_one_that_it_is_like(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        word = heads_at(other, *(start_of(life.world, unit) for unit in BOTH))
+        now = replace(word, heads=tuple(replace(head, tokens_ready=700) for head in word.heads))
+
+        async def say(number: int) -> bytes:
+            raw = encode_short(now, likeness(now), number)
+            return await other.network.call(life.party.peer, BEAT_CHANNEL, raw, timeout_s=2.0)
+
+        assert await say(1) == SAY_WHOLE
+        await tell(other, life.party, word)
+        assert await say(2) == b""
+        for unit in BOTH:
+            await life.services[unit].drained()
+            head = life.services[unit].state.peers[other.peer].head
+            assert head is not None
+            assert head.tokens_ready == 700
 
 
 @dataclass
