@@ -47,7 +47,10 @@ def host(run_file: Path, flags: Mapping[str, object]) -> int:
 
     load_run_config(run_file)
     _log_to_stderr()
-    from coordinator.daemon import run_host
+    from averaging.uncollected import uncollected
+
+    with uncollected():
+        from coordinator.daemon import run_host
 
     return run_host(run_file, config)
 

@@ -56,13 +56,15 @@ def join(
         typer.echo("\n".join(dry_run_lines(config, flags.values(), text)))
         return
 
+    from averaging.uncollected import uncollected
     from peer.doctor import check_before_join
     from peer.worker_process import early_worker
 
     check_before_join(config, text)
     with early_worker() as worker:
         # both import torch, which takes seconds: side by side
-        from peer.daemon import run_peer
+        with uncollected():
+            from peer.daemon import run_peer
 
         raise typer.Exit(run_peer(config, text, worker))
 

@@ -15,9 +15,12 @@ import time
 from collections import deque
 from typing import Final
 
-from peer.device import choose_device, is_out_of_memory
-from peer.local_training import LocalTrainer, TrainingPlan
-from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
+from averaging.uncollected import uncollected
+
+with uncollected():
+    from peer.device import choose_device, is_out_of_memory
+    from peer.local_training import LocalTrainer, TrainingPlan
+    from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
 
 NICENESS: Final = 10
 """The volunteer's own programs come first."""

@@ -17,8 +17,9 @@ from averaging.network.bulk_lane import BulkLane
 from averaging.network.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.directory import RecordRule
 from averaging.network.frames import MAX_REASON_BYTES, Status
+from averaging.network.hivemind_parts import import_hivemind
 from averaging.network.libp2p_door import Admits, admit_all
-from averaging.network.libp2p_session import Session, SessionHooks, import_hivemind, open_session
+from averaging.network.libp2p_session import Session, SessionHooks, open_session
 from averaging.network.libp2p_stream import RawStream
 from averaging.network.p2pd import P2pdOptions, P2pdProcess, start_p2pd
 from averaging.network.seams import (

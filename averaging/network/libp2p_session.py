@@ -1,14 +1,12 @@
 """One attachment to one running p2pd: hivemind's P2P and DHT node, our stream handlers, and the raw streams they carry.
 
 Everything here runs on the asyncio thread. When p2pd dies the session is thrown away and a new one is made for the next p2pd.
-hivemind is imported inside functions: it costs four seconds, and changes torch's sharing strategy and the default start method.
+hivemind is imported inside functions (hivemind_parts.py): it costs seconds, changes torch's sharing strategy and the start method.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -115,13 +113,6 @@ class _RuleValidator:
     def strip_value(self, record: Any) -> bytes:
         """Signatures stay: the reader checks them too."""
         return bytes(record.value)
-
-
-def import_hivemind() -> None:
-    """Pay for the import once, outside the event loops; quiet unless asked otherwise."""
-    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
-    importlib.import_module("hivemind")
-    importlib.import_module("hivemind.dht.node")
 
 
 class Session:

@@ -1,0 +1,22 @@
+"""Importing without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Have no garbage looked for in the block: for imports, which make hundreds of thousands of objects and none of them garbage.
+
+    The collector would look through them again and again: 0.4 CPU seconds of a peer daemon's 3, 0.26 of its training process's 2.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
