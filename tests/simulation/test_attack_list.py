@@ -1,6 +1,6 @@
 """Every attack on the rules of a round that was thought of before they were written, in a line of words, and what is tested of it:
-tests by file and name, scripted scenarios (test_scenarios.py plays them) by name. Not here, because what they attack is not built:
-feedback kept at a reducer, residuals after a crash, lanes of a pipeline that are counted in one stage only.
+tests by file and name, scripted scenarios (test_scenarios.py plays them) by name. Not here, because what it attacks is not built:
+a lane of a pipeline that is counted in one stage only.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
         f"{SHELL}reduction::test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more",
         f"{CORE}core::test_the_result_of_a_restarted_member_is_no_part_of_the_old_exchange",
     ),
+    "what a sparse result leaves out is remembered at its reducer, and dies with it": (
+        f"{SHELL}reduction::test_what_is_summed_as_it_arrives_has_the_bytes_of_what_is_summed_at_the_end",
+        f"{SHELL}reduction::test_what_a_result_left_out_does_not_come_with_the_next_one",
+    ),
     # --- between lineages ---
     "two seconds of bad wifi make a lineage": (f"{SIDES}::test_seconds_of_bad_wifi_make_no_lineage_of_their_own",),
     "everybody swaps sides, again and again": (
@@ -164,6 +168,14 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
         f"{SHELL}unit::test_data_goes_on_after_what_any_session_offered_on_the_open_base",
         "leader-crashes-everywhere",
         "member-crashes-everywhere",
+    ),
+    "a kill in the exchange, and the residual that went out with what was counted is offered a second time": (
+        f"{SHELL}feedback::test_a_commit_that_came_while_we_were_away_makes_the_saved_pending_residual_the_one",
+        f"{SHELL}feedback::test_a_pending_residual_that_was_not_written_yet_is_zero_once_its_contribution_is_counted",
+        f"{SHELL}feedback::test_a_contribution_that_was_not_counted_while_we_were_away_leaves_the_residual_as_it_was_stored",
+        f"{SHELL}feedback::test_a_crash_at_any_moment_of_writing_leaves_the_residual_of_the_lineage_or_zeros",
+        "simulation/test_owed::test_a_residual_that_a_restart_brings_back_although_it_was_counted_is_found",
+        "member-with-feedback-crashes-everywhere",
     ),
     "an upload reaches some of the reducers only": (
         f"{SHELL}adoption::test_chunks_that_were_not_counted_keep_all_work_and_only_the_counted_tokens_are_spent",

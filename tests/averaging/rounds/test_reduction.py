@@ -190,6 +190,18 @@ def test_contributions_are_read_in_their_codec_and_the_result_is_written_in_its_
     assert coded.header.included == plain.header.included
 
 
+def test_what_a_result_left_out_does_not_come_with_the_next_one() -> None:
+    grid, results = ChunkGrid(4 * 600, 600), codec_by_name("top6")
+    offers, _, arriving = _in_order_of_arrival(CODEC, grid, (100, 300, 700), random.Random(2))
+    for offer, mine, chunk in arriving:
+        _add_chunk(offers, offer, chunk, mine.chunks[chunk])
+    first, second = (Reduction(PROPOSAL, PART, offers, results, grid).reduce() for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert not results.decode(first.chunks[0], 600).all(), "nothing was left out"
+    assert second.chunks == first.chunks
+
+
 def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:
     offers, mine = _offers(), _contribution(1)
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, mine))
