@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import Root
 
 
@@ -31,6 +31,54 @@ def merkle_root(leaves: Sequence[bytes]) -> Root:
         raise LocalProtocolError("a Merkle root over no leaves", "at least one leaf")
     level = list(leaves)
     while len(level) > 1:
-        paired = [sha256(b"\1" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
-        level = paired + level[len(level) & ~1 :]
+        level = _above(level)
     return Root(level[0])
+
+
+def range_path(leaves: Sequence[bytes], first: int, stop: int) -> tuple[bytes, ...]:
+    """What `range_root` needs beside the leaf hashes [first, stop) to come to the root of all: at most two hashes a level, those left
+    and right of the range, from the leaves upwards.
+    """
+    level, path = list(leaves), list[bytes]()
+    while len(level) > 1:
+        if first % 2:
+            path.append(level[first - 1])
+        if stop % 2 and stop < len(level):
+            path.append(level[stop])
+        level, first, stop = _above(level), first // 2, -(-stop // 2)
+    return tuple(path)
+
+
+def range_root(num_leaves: int, first: int, leaves: Sequence[bytes], path: Sequence[bytes]) -> Root:
+    """The root over `num_leaves` leaf hashes of which those from `first` on are here, and of the rest the path.
+
+    Raises:
+        RemoteProtocolError: an empty range, one beyond the leaves, or a path of another length.
+    """
+    if not 0 <= first < first + len(leaves) <= num_leaves:
+        found = f"leaves [{first}, {first + len(leaves)})"
+        raise RemoteProtocolError(found, f"a range of {num_leaves}")
+    level, left, stop = list(leaves), list(path), first + len(leaves)
+    while num_leaves > 1:
+        if first % 2:
+            level.insert(0, _taken(left))
+            first -= 1
+        if stop % 2 and stop < num_leaves:
+            level.append(_taken(left))
+            stop += 1
+        level, first, stop, num_leaves = _above(level), first // 2, -(-stop // 2), -(-num_leaves // 2)
+    if left:
+        raise RemoteProtocolError(f"{len(path)} hashes of a path", f"{len(path) - len(left)}")
+    return Root(level[0])
+
+
+def _taken(path: list[bytes]) -> bytes:
+    if not path:
+        raise RemoteProtocolError("a path that ends too early", "the hashes beside the range")
+    return path.pop(0)
+
+
+def _above(level: list[bytes]) -> list[bytes]:
+    """The next level of a tree: pairs hashed, the last one promoted where it has no neighbour."""
+    paired = [sha256(b"\1" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
+    return paired + level[len(level) & ~1 :]

@@ -3,10 +3,10 @@
 A member opens one stream to each reducer, sends what the reducer does not have yet, and gets the slice's result on the same
 stream: so a peer without inbound connections takes part fully. Two quantisations in all: ours, and the reducer's one.
 
-    member  -> reducer   ExchangeHello
+    member  -> reducer   ExchangeHello, with the hashes of the slice's chunks
     reducer -> member    bitmap of the chunks of this slice that it has
     member  -> reducer   "C" chunk number, the bytes of that chunk and of some that follow it ... then "E"
-    reducer -> member    signed ResultHeader
+    reducer -> member    signed ResultHeader to the attempt's leader, ResultWord to others
     member  -> reducer   "N" to get the chunks, "H" when it has their bytes already
     reducer -> member    the chunks in order, some in each frame
 
@@ -32,11 +32,12 @@ from averaging.rounds.batches import FramePace, runs_of, split_batch
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
+from averaging.rounds.result_word import NamedResult, read_word, word_of
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, short
-from protocol.merkle import merkle_root
+from protocol.merkle import merkle_root, range_path
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.requests import ExchangeHello
@@ -79,12 +80,12 @@ class ExchangeTools:
     result_codec: Codec
     grid: ChunkGrid
     seal: Callable[[bytes], Awaitable[bytes]]
-    keep_result: Callable[[ResultHeader, SliceBytes], Awaitable[None]]
+    keep_result: Callable[[NamedResult, SliceBytes], Awaitable[None]]
     examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
     """Checks chunks of a result, from that number on, to be fit to be applied; returns their leaf hashes. What else can be done with
     them at once is done, too, beside trio.
     """
-    holds_result: Callable[[ResultHeader], Awaitable[bool]]
+    holds_result: Callable[[NamedResult], Awaitable[bool]]
     announce: Callable[[ResultReady], Awaitable[None]]
     probe: Callable[[PeerId], None] = _nobody
     """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
@@ -153,15 +154,8 @@ class Exchange:
         if contribution is None:
             self.drop(me, "nothing to offer")
         else:
-            hello = ExchangeHello(
-                self.proposal.unit,
-                self.proposal.base,
-                self.proposal.ballot,
-                0,
-                contribution.header,
-                b"".join(contribution.hashes),
-            )
-            self._offers.admit(me, self.proposal, hello).chunks.update(enumerate(contribution.chunks))
+            offer = self._offers.admit_own(me, self.proposal, contribution.header, contribution.hashes)
+            offer.chunks.update(enumerate(contribution.chunks))
             for reduction in self._reductions.values():
                 reduction.wake()
         self._is_offer_known.set()
@@ -280,7 +274,8 @@ class Exchange:
         if reduction.result is None or scope.cancelled_caught:
             raise TransportError("an attempt that ended before its slice closed", "a result", "a later attempt has it")
         stream.count_as(self.proposal.unit, self._tools.result_codec.name)
-        await stream.send_frame(reduction.signed_header)
+        header, is_leader = reduction.result.header, sender == self.proposal.ballot.peer
+        await stream.send_frame(reduction.signed_header if is_leader else word_of(header).encode())
         answer: bytes | None = None
         with trio.move_on_after(ANSWER_WITHIN_S):
             answer = await stream.receive_frame()
@@ -289,7 +284,7 @@ class Exchange:
 
     async def _take(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
         if hello.contribution:
-            offer = self._offers.admit(sender, self.proposal, hello)
+            offer = self._offers.admit(sender, self.proposal, reduction.part, hello)
             reduction.set_present(sender)
             await self._take_chunks(reduction, offer, stream)
         else:
@@ -347,12 +342,9 @@ class Exchange:
         tools, mine = self._tools, self._contribution
         stream = await tools.network.open_stream(part.reducer, EXCHANGE_CHANNEL, timeout_s=OPEN_WITHIN_S)
         try:
-            header = b"" if mine is None else mine.header
-            hashes = b"" if mine is None else b"".join(mine.hashes)
             proposal = self.proposal
             stream.count_as(proposal.unit, self._offers.codec.name)
-            hello = ExchangeHello(proposal.unit, proposal.base, proposal.ballot, part.first_chunk, header, hashes)
-            await stream.send_frame(encode_body(hello))
+            await stream.send_frame(encode_body(hello_of(proposal, part, mine)))
             held = await stream.receive_frame()
             if held is None:
                 raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
@@ -386,21 +378,31 @@ class Exchange:
         if signed is None:
             raise RemoteProtocolError("a reducer that hung up", "its result")
         stream.count_as(self.proposal.unit, tools.result_codec.name)
+        proposal = self.proposal
+        is_leader = proposal.ballot.peer == tools.me.peer
+        named = self._opened(part, signed) if is_leader else read_word(signed, proposal.base)
+        if (named.first_chunk, named.stop_chunk) != (part.first_chunk, part.stop_chunk):
+            raise RemoteProtocolError("a result of another slice", "the one that was asked for")
+        if await tools.holds_result(named):  # the same sum of the same members, of an attempt before
+            await stream.send_frame(_HAVE)
+        else:
+            await stream.send_frame(_NEED)
+            await self._take_result_chunks(part, named, stream)
+        if is_leader:
+            await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
+
+    def _opened(self, part: SliceSpec, signed: bytes) -> ResultHeader:
+        """What a reducer signed for the leader of the attempt."""
+        tools, proposal = self._tools, self.proposal
         envelope = open_envelope(
             signed, verifier=tools.verifier, domain=ROUND_DOMAIN, run_id=tools.run_id, now_unix_ms=None
         )
         header = decode_body(ResultHeader, envelope.payload)
-        named = (envelope.sender, header.base, header.ballot, header.first_chunk, header.stop_chunk)
-        if named != (part.reducer, self.proposal.base, self.proposal.ballot, part.first_chunk, part.stop_chunk):
-            raise RemoteProtocolError("a result of another slice or attempt", "the one that was asked for")
-        if await tools.holds_result(header):  # the same sum of the same members, of an attempt before
-            await stream.send_frame(_HAVE)
-        else:
-            await stream.send_frame(_NEED)
-            await self._take_result_chunks(part, header, stream)
-        await tools.learn(ResultReady(self.proposal.unit, header.base, header.ballot, signed))
+        if (envelope.sender, header.base, header.ballot) != (part.reducer, proposal.base, proposal.ballot):
+            raise RemoteProtocolError("a result of another reducer or attempt", "the one that was asked for")
+        return header
 
-    async def _take_result_chunks(self, part: SliceSpec, header: ResultHeader, stream: Stream) -> None:
+    async def _take_result_chunks(self, part: SliceSpec, named: NamedResult, stream: Stream) -> None:
         tools = self._tools
         frames: list[memoryview] = []
         hashes: list[bytes] = []
@@ -412,8 +414,18 @@ class Exchange:
             self.moved_s = trio.current_time()
             hashes += await tools.examine(chunk, [data for _, data in batch])
             frames.append(frame)
-        result = await tools.offload.run(partial(_joined, header, frames, hashes), cost_s=REDUCE_COST_S)
-        await tools.keep_result(header, result)
+        result = await tools.offload.run(partial(_joined, named, frames, hashes), cost_s=REDUCE_COST_S)
+        await tools.keep_result(named, result)
+
+
+def hello_of(proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None) -> ExchangeHello:
+    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing."""
+    named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
+    if mine is None:
+        return ExchangeHello(*named, b"", b"")
+    hashes = mine.hashes[part.first_chunk : part.stop_chunk]
+    path = range_path(mine.hashes, part.first_chunk, part.stop_chunk)
+    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))
 
 
 class UploadMeter:
@@ -461,8 +473,8 @@ class UploadMeter:
         return round(sum(self._wanted.values()) / seconds) if seconds and self._sent else 0
 
 
-def _joined(header: ResultHeader, frames: Sequence[memoryview], hashes: Sequence[bytes]) -> SliceBytes:
-    if merkle_root(hashes) != header.result_hash:
+def _joined(named: NamedResult, frames: Sequence[memoryview], hashes: Sequence[bytes]) -> SliceBytes:
+    if merkle_root(hashes) != named.result_hash:
         raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
     return SliceBytes(b"".join(frames), tuple(hashes))
 

@@ -18,12 +18,13 @@ from averaging.rounds.contribution import EncodedContribution, encode_contributi
 from averaging.rounds.exchange import Exchange, ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
+from averaging.rounds.result_word import NamedResult
 from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, TransportError
 from protocol.ids import CommitId, PeerId
-from protocol.rounds.messages import ContributionHeader, Proposal, ResultHeader, ResultReady
+from protocol.rounds.messages import ContributionHeader, Proposal, ResultReady
 from protocol.rounds.requests import ExchangeHello
 from protocol.rounds.state import ContributionFailed, ContributionReady, ExchangeMeasured, RoundConfig
 from protocol.wire import encode_body
@@ -206,9 +207,9 @@ class Exchanging:
         if self.probe is not None:
             self.probe(peer)
 
-    async def _keep_result(self, header: ResultHeader, result: SliceBytes) -> None:
-        await self._chain.tools.log.write_result(header.base, header.result_hash, result.data)
-        self._chain.updates.remember(header.base, header.result_hash, result)
+    async def _keep_result(self, named: NamedResult, result: SliceBytes) -> None:
+        await self._chain.tools.log.write_result(named.base, named.result_hash, result.data)
+        self._chain.updates.remember(named.base, named.result_hash, result)
         self.changes.notify()
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
@@ -216,14 +217,14 @@ class Exchanging:
         state = self._chain.state if self._chain.state.head == self._base else None
         return await self._chain.updates.examine(state, self._config.outer, first_chunk, encoded)
 
-    async def _holds_result(self, header: ResultHeader) -> bool:
-        return await self._chain.tools.log.holds_results(header.base, [header.result_hash])
+    async def _holds_result(self, named: NamedResult) -> bool:
+        return await self._chain.tools.log.holds_results(named.base, [named.result_hash])
 
     async def _announce(self, ready: ResultReady) -> None:
-        """The leader and whoever may have to take over hear of a closed slice."""
+        """The leader hears of a closed slice; nobody else has a use for what was summed under its ballot (rule 16)."""
         exchange = self._exchange
         if exchange is not None and exchange.proposal.ballot == ready.ballot:
-            await self._send(tuple(member.peer for member in exchange.proposal.members), ready)
+            await self._send((ready.ballot.peer,), ready)
 
     async def _learn(self, ready: ResultReady) -> None:
         """A leader settles on the reducers' word. What was said while its network was away is not said again."""

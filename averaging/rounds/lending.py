@@ -19,12 +19,13 @@ from averaging.rounds.exchange import Exchange, ExchangeTools
 from averaging.rounds.exchanging import WAIT_FOR_PROPOSAL_S
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
+from averaging.rounds.result_word import NamedResult
 from averaging.rounds.round_tools import Changes, Seal, SendMessage, Tasks
 from averaging.rounds.transfer import PIECE_BYTES
 from protocol.errors import TransportError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
-from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady
+from protocol.rounds.messages import Member, Proposal, ResultReady
 from protocol.rounds.plan import both_codecs
 from protocol.rounds.requests import ExchangeHello, FetchResult
 from protocol.tensor_schema import ChunkGrid
@@ -165,21 +166,20 @@ class Lender:
     def _exchange_tools(self, unit: UnitName, shape: UnitShape) -> ExchangeTools:
         tools = self._tools
 
-        async def keep(header: ResultHeader, result: SliceBytes) -> None:
+        async def keep(named: NamedResult, result: SliceBytes) -> None:
             loan = self._loans.get(unit)
             if loan is not None:
-                loan.results[header.result_hash] = result.data
+                loan.results[named.result_hash] = result.data
 
         async def examine(first_chunk: int, encoded: Encoded) -> list[bytes]:
             return []  # we have no state of this unit, and take nobody's result
 
-        async def holds(header: ResultHeader) -> bool:
+        async def holds(named: NamedResult) -> bool:
             return False
 
         async def announce(ready: ResultReady) -> None:
-            loan = self._loans.get(unit)
-            if loan is not None:
-                await tools.send(tuple(member.peer for member in loan.exchange.proposal.members), ready)
+            if unit in self._loans:
+                await tools.send((ready.ballot.peer,), ready)
 
         return ExchangeTools(
             run_id=tools.run_id,

@@ -25,8 +25,8 @@ from averaging.weighted_mean import WeightedSum
 from protocol.envelope import open_envelope
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.ids import PeerId, Root, RunId
-from protocol.merkle import leaf_hash, merkle_root
+from protocol.ids import HASH_BYTES, PeerId, Root, RunId
+from protocol.merkle import leaf_hash, merkle_root, range_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import (
     ContributionHeader,
@@ -46,10 +46,12 @@ MAX_DELTA: Final = 1e18
 
 @dataclass
 class Offer:
-    """One member's checked header, its chunk hashes, and the chunks of it that are here (by number, over all attempts)."""
+    """One member's checked header, the hashes of its chunks as far as they are known, and the chunks of it that are here (both by
+    number, over all attempts).
+    """
 
     header: ContributionHeader
-    hashes: tuple[bytes, ...]
+    hashes: dict[int, bytes] = field(default_factory=dict)
     chunks: dict[int, bytes | memoryview] = field(default_factory=dict)
 
     def has(self, part: SliceSpec) -> bool:
@@ -67,15 +69,34 @@ class Offers:
         self._grid = grid
         self._offers: dict[PeerId, Offer] = {}
 
-    def admit(self, sender: PeerId, proposal: Proposal, hello: ExchangeHello) -> Offer:
-        """Check a member's header against the proposal; one root per session. A peer that was restarted may offer again, in an attempt
-        that names its new session: what its session before sent is then no longer counted.
+    def admit(self, sender: PeerId, proposal: Proposal, part: SliceSpec, hello: ExchangeHello) -> Offer:
+        """Check what a member brings for a slice: its header by the proposal, the hashes of the slice's chunks by the header.
 
         Raises:
             RemoteProtocolError: anything that does not fit; the stream is reset.
         """
+        offer = self._headed(sender, proposal, hello.contribution)
+        hashes = split_hashes(hello.chunk_hashes, part.stop_chunk - part.first_chunk)
+        path = split_hashes(hello.path, len(hello.path) // HASH_BYTES)
+        if range_root(self._grid.num_chunks, part.first_chunk, hashes, path) != offer.header.root:
+            raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
+        offer.hashes.update(enumerate(hashes, part.first_chunk))
+        self._offers[sender] = offer
+        return offer
+
+    def admit_own(self, me: PeerId, proposal: Proposal, header: bytes, hashes: Sequence[bytes]) -> Offer:
+        """Our own contribution, with the hashes of all of its chunks. Raises as `admit`."""
+        offer = self._headed(me, proposal, header)
+        offer.hashes.update(enumerate(hashes))
+        self._offers[me] = offer
+        return offer
+
+    def _headed(self, sender: PeerId, proposal: Proposal, signed: bytes) -> Offer:
+        """The offer of a signed header; one root per session. A peer that was restarted may offer again, in an attempt that names its
+        new session: what its session before sent is then no longer counted.
+        """
         envelope = open_envelope(
-            hello.contribution, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
+            signed, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=None
         )
         header = decode_body(ContributionHeader, envelope.payload)
         if envelope.sender != sender or header.member != proposal.member(sender):
@@ -89,12 +110,7 @@ class Offers:
             if known.header.root != header.root:
                 raise RemoteProtocolError(f"two contributions of {sender} on one base", "one, whatever the attempts")
             return known
-        hashes = split_hashes(hello.chunk_hashes, self._grid.num_chunks)
-        if merkle_root(hashes) != header.root:
-            raise RemoteProtocolError("chunk hashes that do not make the signed root", "the hashes of the contribution")
-        offer = Offer(header, hashes)
-        self._offers[sender] = offer
-        return offer
+        return Offer(header)
 
     def check_batch(self, offer: Offer, batch: Batch) -> None:
         """Whether these are chunks of the offer; may run in a thread. Raises as `check_chunk`."""
@@ -114,7 +130,7 @@ class Offers:
             raise RemoteProtocolError(
                 f"chunk {chunk} of {len(data)} bytes", f"{self.codec.encoded_bytes(stop - begin)}"
             )
-        if leaf_hash(data) != offer.hashes[chunk]:
+        if leaf_hash(data) != offer.hashes.get(chunk):
             raise RemoteProtocolError(f"chunk {chunk} with another hash", "the chunk that was signed")
 
     def get(self, peer: PeerId) -> Offer | None:

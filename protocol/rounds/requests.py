@@ -19,7 +19,8 @@ class ExchangeHello:
 
     Attributes:
         contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
-        chunk_hashes: leaf hashes (32 bytes each) of all chunks of the unit, in order; they make the header's root.
+        chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
+        path: what they need to make the header's root (protocol/merkle.py, `range_path`), 32 bytes each.
     """
 
     unit: UnitName
@@ -28,6 +29,7 @@ class ExchangeHello:
     first_chunk: int
     contribution: bytes
     chunk_hashes: bytes
+    path: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from averaging.network.directory import PeerRecord
+from averaging.rounds.result_word import ResultWord
 from protocol.coordination import (
     AdmitReply,
     CheckpointEntry,
@@ -62,7 +63,7 @@ def _wire() -> dict[str, str]:
     header = ContributionHeader(UNIT, BASE, MEMBERS[0], 77, "int8", ROOT, BASE, ROOT)
     start = encode_body(StartRecord(bytes(32), (StartUnit(UNIT, bytes(32), ROOT),), ("alice",), 500, 1))  # type: ignore[arg-type]
     invite = Invite(("host:7000",), b"certificate", RunId(b"r" * 32), b"s" * 16, 2_000_000_000, ("/ip4/1.2.3.4",), 3)
-    hello = ExchangeHello(UNIT, BASE, RECORD.ballot, 3, b"signed", bytes(64))
+    hello = ExchangeHello(UNIT, BASE, RECORD.ballot, 3, b"signed", bytes(64), bytes(range(32)))
     values = {
         "peer id": ALICE.peer_id,
         "identity file": ALICE.libp2p_private_key_bytes().hex(),
@@ -82,6 +83,7 @@ def _wire() -> dict[str, str]:
     for number, message in enumerate(MESSAGES):
         values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()
     beat = next(message for message in MESSAGES if isinstance(message, Heartbeat))
+    values["ResultWord"] = ResultWord(BASE, 3, 5, ROOT).encode().hex()
     values["short heartbeat"] = encode_short(beat, likeness(beat), 5).hex()
     for request in FETCHES:
         values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import LocalProtocolError
-from protocol.merkle import leaf_hash, merkle_root
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.merkle import leaf_hash, merkle_root, range_path, range_root
 
 
 def _leaves(count: int) -> list[bytes]:
@@ -35,3 +35,44 @@ def test_an_inner_node_cannot_be_passed_off_as_a_leaf() -> None:
 def test_no_leaves_have_no_root() -> None:
     with pytest.raises(LocalProtocolError):
         merkle_root([])
+
+
+# --- a range of leaves --------------------------------------------------------------------------------------------------------
+
+
+def _ranges(count: int) -> list[tuple[int, int]]:
+    return [(first, stop) for first in range(count) for stop in range(first + 1, count + 1)]
+
+
+def test_any_range_and_its_path_make_the_root_of_all_in_two_hashes_a_level() -> None:
+    for count in range(1, 20):
+        leaves = _leaves(count)
+        for first, stop in _ranges(count):
+            path = range_path(leaves, first, stop)
+            assert len(path) <= 2 * (count - 1).bit_length()
+            assert range_root(count, first, leaves[first:stop], path) == merkle_root(leaves)
+    assert range_path(leaves, 0, len(leaves)) == ()
+
+
+def test_another_leaf_another_place_or_another_path_makes_another_root() -> None:
+    leaves = _leaves(11)
+    root = merkle_root(leaves)
+    for first, stop in _ranges(11):
+        part, path = leaves[first:stop], range_path(leaves, first, stop)
+        for position in range(len(part)):
+            changed = [*part[:position], leaf_hash(b"other"), *part[position + 1 :]]
+            assert range_root(11, first, changed, path) != root
+        for position in range(len(path)):
+            changed = [*path[:position], leaf_hash(b"other"), *path[position + 1 :]]
+            assert range_root(11, first, part, changed) != root
+
+
+def test_a_path_of_another_length_and_a_range_beyond_the_leaves_are_refused() -> None:
+    leaves = _leaves(11)
+    path = range_path(leaves, 3, 6)
+    for wrong in (path[:-1], (*path, leaves[0])):
+        with pytest.raises(RemoteProtocolError, match="path"):
+            range_root(11, 3, leaves[3:6], wrong)
+    for first, part in ((9, leaves[:3]), (-1, leaves[:3]), (3, [])):
+        with pytest.raises(RemoteProtocolError, match="a range of 11"):
+            range_root(11, first, part, path)

@@ -11,10 +11,12 @@ import trio
 
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
+from averaging.rounds import exchange
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange, ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.reduction import Offers
+from averaging.rounds.result_word import NamedResult
 from protocol.errors import StorageError
 from protocol.ids import PeerId, Root
 from protocol.rounds.messages import ContributionHeader, Included, Proposal, ResultHeader, ResultReady
@@ -44,7 +46,7 @@ class Side:
     party: Party
     contribution: EncodedContribution | None
     offers: Offers = field(default_factory=lambda: Offers(RUN_ID, VERIFIER, CODEC, GRID))
-    kept: dict[int, tuple[ResultHeader, bytes]] = field(default_factory=dict)
+    kept: dict[int, tuple[NamedResult, bytes]] = field(default_factory=dict)
     announced: list[int] = field(default_factory=list)
     examined: dict[int, bytes] = field(default_factory=dict)
     num_kept: int = 0
@@ -52,7 +54,7 @@ class Side:
     exchange: Exchange | None = None
     num_serving: int = 0
 
-    async def _keep(self, header: ResultHeader, result: SliceBytes) -> None:
+    async def _keep(self, header: NamedResult, result: SliceBytes) -> None:
         if self.is_disk_full:
             raise StorageError("no space left on the disk", "room for a result")
         self.kept[header.first_chunk] = (header, result.data)
@@ -63,7 +65,7 @@ class Side:
         self.examined.update(zip(range(first_chunk, first_chunk + len(encoded)), hashes, strict=True))
         return hashes
 
-    async def _holds(self, header: ResultHeader) -> bool:
+    async def _holds(self, header: NamedResult) -> bool:
         return any(kept.result_hash == header.result_hash for kept, _ in self.kept.values())
 
     async def _announce(self, ready: ResultReady) -> None:
@@ -103,7 +105,13 @@ class Side:
 
     def omitted(self, first_chunk: int = 0) -> list[tuple[PeerId, str]]:
         """Who was left out of a slice, and why."""
-        return [(omission.peer, omission.reason) for omission in self.kept[first_chunk][0].omitted]
+        return [(omission.peer, omission.reason) for omission in self.header(first_chunk).omitted]
+
+    def header(self, first_chunk: int = 0) -> ResultHeader:
+        """What is known of a slice's result at its reducer, and at the leader."""
+        header = self.kept[first_chunk][0]
+        assert isinstance(header, ResultHeader)
+        return header
 
 
 @asynccontextmanager
@@ -159,10 +167,9 @@ def contribution_of(party: Party, seed: int) -> EncodedContribution:
     return replace(encoded, header=signed_header(party, encoded))
 
 
-def hello_of(proposal: Proposal, mine: EncodedContribution, **changes: object) -> ExchangeHello:
-    """What opens a stream with a contribution to the reducer of the first slice."""
-    hello = ExchangeHello(UNIT, proposal.base, proposal.ballot, 0, mine.header, b"".join(mine.hashes))
-    return replace(hello, **changes)  # type: ignore[arg-type]
+def hello_of(proposal: Proposal, mine: EncodedContribution, number: int = 0, **changes: object) -> ExchangeHello:
+    """What opens a stream with a contribution to the reducer of a slice, the first one by default."""
+    return replace(exchange.hello_of(proposal, proposal.slices[number], mine), **changes)  # type: ignore[arg-type]
 
 
 def chunk_frame(chunk: int, data: bytes) -> bytes:
@@ -213,7 +220,7 @@ def result_header(world: RoundWorld, chunks: Sequence[bytes], **changes: object)
     return replace(header, **changes)  # type: ignore[arg-type]
 
 
-async def answer_with(world: RoundWorld, side: Side, answers: list[list[bytes]]) -> None:
+async def answer_with(world: RoundWorld, side: Side, proposal: Proposal, answers: list[list[bytes]]) -> None:
     """Run one member against a reducer that gives these answers, one a stream; the last one is the true one."""
     left = list(answers)
 
@@ -225,5 +232,5 @@ async def answer_with(world: RoundWorld, side: Side, answers: list[list[bytes]])
             await stream.send_frame(frame)
 
     world.parties[0].network.serve_streams(EXCHANGE_CHANNEL, reduce)
-    await run_all([side], world.proposal(ONE_SLICE))
+    await run_all([side], proposal)
     assert left == []

@@ -11,9 +11,10 @@ import trio.testing
 from averaging.network.seams import MAX_FRAME_BYTES
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, UploadMeter
+from averaging.rounds.result_word import word_of
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.merkle import leaf_hash
-from protocol.rounds.messages import Member
+from protocol.rounds.messages import Ballot, Member
 from protocol.rounds.requests import ExchangeHello
 from protocol.wire import encode_body
 from tests.averaging.rounds.exchange_world import (
@@ -53,7 +54,7 @@ async def test_every_member_ends_with_the_same_results_of_all_slices(autojump_cl
             assert len({side.kept[first_chunk][1] for side in sides}) == 1
         update_N = CODEC.decode(sides[2].kept[0][1] + sides[2].kept[4][1], GRID.num_elements)
         torch.testing.assert_close(update_N, -(theta(0) + theta(1) + theta(2)) / 3, rtol=1e-5, atol=1e-6)
-        header = sides[2].kept[4][0]
+        header = sides[0].header(4)
         assert header.reducer == world.parties[1].peer
         assert [entry.peer for entry in header.included] == [party.peer for party in world.parties]
         assert [side.announced for side in sides] == [[0], [0], []], "each reducer tells of its slice once"
@@ -72,13 +73,14 @@ async def test_a_member_with_nothing_to_offer_is_named_and_gets_the_results(auto
         await run_all(sides, world.proposal(TWO_SLICES))
         assert trio.current_time() < 5.0, "nobody waits for the deadline"
         assert sorted(sides[2].kept) == [0, 4]
-        assert sides[2].omitted() == sides[0].omitted() == [(world.parties[2].peer, "nothing to offer")]
+        assert sides[0].omitted() == [(world.parties[2].peer, "nothing to offer")]
+        assert sides[2].kept[0][1] == sides[0].kept[0][1]
 
 
 async def test_a_reducer_with_nothing_to_offer_reduces_the_others(autojump_clock: Clock) -> None:
     async with three_sides(silent=(0,)) as (world, sides):
         await run_all(sides, world.proposal(ONE_SLICE))
-        assert sides[1].omitted() == [(world.parties[0].peer, "nothing to offer")]
+        assert sides[0].omitted() == [(world.parties[0].peer, "nothing to offer")]
 
 
 async def test_a_contribution_that_comes_after_the_exchange_began_is_counted(autojump_clock: Clock) -> None:
@@ -94,7 +96,7 @@ async def test_a_contribution_that_comes_after_the_exchange_began_is_counted(aut
             exchanges[number].offer(sides[number].contribution)
             exchanges[number].offer(None)  # the first word stands
         await until_over(exchanges)
-        assert sides[1].omitted() == []
+        assert sides[0].omitted() == []
         nursery.cancel_scope.cancel()
 
 
@@ -104,7 +106,8 @@ async def test_a_dropped_member_closes_the_slice_and_the_omission_is_named_to_ev
             await trio.sleep(1.0)
             assert sides[0].kept == {}
             exchanges[0].drop(world.parties[2].peer, "lost")
-        assert sides[0].omitted() == sides[1].omitted() == [(world.parties[2].peer, "lost")]
+        assert sides[0].omitted() == [(world.parties[2].peer, "lost")]
+        assert sides[1].kept[0][1] == sides[0].kept[0][1]
 
 
 async def test_a_suspect_that_speaks_again_is_waited_for_like_anybody(autojump_clock: Clock) -> None:
@@ -134,7 +137,7 @@ async def test_a_member_keeps_trying_while_its_reducer_cannot_be_reached(autojum
             assert sides[2].kept == {}
             world.swarm.heal()
         assert sides[2].kept[0][1] == sides[0].kept[0][1]
-        assert sides[2].omitted() == []
+        assert sides[0].omitted() == []
 
 
 async def test_a_chunk_once_sent_is_not_sent_again_in_a_later_attempt(autojump_clock: Clock) -> None:
@@ -149,7 +152,7 @@ async def test_a_chunk_once_sent_is_not_sent_again_in_a_later_attempt(autojump_c
         hello_bytes = len(encode_body(hello_of(again, contribution_of(world.parties[1], 1))))
         spent_bytes = world.parties[1].network.traffic().bulk_bytes_up - sent_bytes
         assert spent_bytes <= hello_bytes + len(END) + len(NEED)
-        assert sides[1].omitted() == [], "what came in the first attempt counts in the second"
+        assert sides[0].omitted() == [], "what came in the first attempt counts in the second"
 
 
 async def test_a_result_that_is_here_already_is_not_sent_again(autojump_clock: Clock) -> None:
@@ -218,7 +221,7 @@ async def test_a_member_that_does_not_say_whether_it_needs_the_result_is_not_wai
         assert mine is not None
         async with running([sides[0], sides[2]], proposal):
             answers = await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), all_frames(mine)[:-1])
-        assert len(answers) == 2, "the list of chunks and the header, and then the end"
+        assert len(answers) == 2, "the list of chunks and the word, and then the end"
         assert sides[0].num_serving == 0
 
 
@@ -286,7 +289,7 @@ async def test_a_mended_exchange_keeps_what_kept_its_reducer_and_sends_only_what
         assert sides[0].omitted(4) == [(world.parties[1].peer, "lost")]
         assert sides[0].announced == [0], "what kept its reducer is not summed again"
         mine = contribution_of(world.parties[0], 0)
-        moved_bytes = len(encode_body(hello_of(mended, mine, first_chunk=4))) + 2 * (5 + CHUNK_BYTES) + 2
+        moved_bytes = len(encode_body(hello_of(mended, mine, 1))) + 2 * (5 + CHUNK_BYTES) + 2
         assert living[0].party.network.traffic().bulk_bytes_up - before[0] == moved_bytes
 
 
@@ -300,7 +303,7 @@ async def test_a_slice_that_comes_to_us_counts_whom_we_were_told_to_leave_out(au
             for exchange in exchanges:
                 exchange.mend(world.proposal(ONE_SLICE, reduce_within_s=60.0))
         assert trio.current_time() < 10.0
-        assert sides[1].omitted() == [(world.parties[2].peer, "lost")]
+        assert sides[0].omitted() == [(world.parties[2].peer, "lost")]
 
 
 async def test_members_who_wait_for_a_slice_that_moves_away_are_let_go(autojump_clock: Clock) -> None:
@@ -337,7 +340,7 @@ async def test_a_slice_whose_result_cannot_be_kept_is_given_up_and_its_members_l
             for exchange in exchanges:
                 exchange.mend(world.proposal(((0, 6, 1),)))
             await until_over(exchanges[1:])
-            assert sides[2].omitted() == [], "the others go on without it"
+            assert sides[1].omitted() == [], "the others go on without it"
             sides[0].is_disk_full = False
         assert sides[0].kept[0][1] == sides[2].kept[0][1], "it takes the result as soon as there is room"
 
@@ -365,7 +368,7 @@ async def test_a_whole_contribution_by_hand_is_taken(autojump_clock: Clock) -> N
             again = await talk(world.parties[2], world.parties[0], hello_of(proposal, mine), [END, HAVE])
         assert answers[0] == bytes(GRID.num_chunks)
         assert b"".join(answers[2:]) == sides[0].kept[0][1]
-        assert again == [bytes([1] * GRID.num_chunks), answers[1]], "who has the bytes gets the signed header alone"
+        assert again == [bytes([1] * GRID.num_chunks), answers[1]], "who has the bytes gets the word alone"
         assert sides[0].omitted() == []
 
 
@@ -506,29 +509,50 @@ async def test_a_restarted_member_may_offer_again_in_an_attempt_that_names_its_s
 async def test_a_false_result_is_not_kept_and_the_true_one_is_asked_for_again(
     fault: str, autojump_clock: Clock
 ) -> None:
+    """At the leader, which a reducer sends its signed header."""
     async with three_sides() as (world, sides):
-        reducer = world.parties[0]
+        reducer, leader = world.parties[0], world.parties[1]
         chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
-        header = result_header(world, chunks)
-        true = [reducer.sign(encode_body(header)), *chunks]
+        proposal = replace(world.proposal(ONE_SLICE), ballot=Ballot(0, leader.peer))
+
+        def header(**changes: object) -> bytes:
+            return encode_body(result_header(world, chunks, **{"ballot": proposal.ballot, **changes}))
+
+        true = [reducer.sign(header()), *chunks]
         false = {
             "other bytes": [true[0], chunks[1], *chunks[1:]],
-            "another signer": [world.parties[2].sign(encode_body(header)), *chunks],
-            "another attempt": [
-                reducer.sign(
-                    encode_body(result_header(world, chunks, ballot=world.proposal(ONE_SLICE, attempt=1).ballot))
-                ),
-                *chunks,
-            ],
-            "another slice": [reducer.sign(encode_body(result_header(world, chunks, first_chunk=1))), *chunks],
+            "another signer": [world.parties[2].sign(header()), *chunks],
+            "another attempt": [reducer.sign(header(ballot=Ballot(1, leader.peer))), *chunks],
+            "another slice": [reducer.sign(header(first_chunk=1)), *chunks],
             "cut short": true[:-1],
             "too long": [true[0], chunks[0] + bytes(4), *chunks[1:]],
             "nothing": [],
             "garbage": [b"no envelope", *chunks],
         }[fault]
-        await answer_with(world, sides[1], [false, true])
+        await answer_with(world, sides[1], proposal, [false, true])
         assert sides[1].num_kept == 1
-        assert sides[1].kept[0] == (header, b"".join(chunks))
+        assert encode_body(sides[1].header()) == header()
+        assert sides[1].kept[0][1] == b"".join(chunks)
+
+
+@pytest.mark.parametrize("fault", ["other bytes", "another slice", "cut short", "too long", "nothing", "garbage"])
+async def test_what_a_false_word_names_is_not_kept_by_a_member_either(fault: str, autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        proposal = world.proposal(ONE_SLICE)
+        word = word_of(result_header(world, chunks))
+        true = [word.encode(), *chunks]
+        false = {
+            "other bytes": [true[0], chunks[1], *chunks[1:]],
+            "another slice": [replace(word, first_chunk=1).encode(), *chunks],
+            "cut short": true[:-1],
+            "too long": [true[0], chunks[0] + bytes(4), *chunks[1:]],
+            "nothing": [],
+            "garbage": [b"no word", *chunks],
+        }[fault]
+        await answer_with(world, sides[1], proposal, [false, true])
+        assert sides[1].num_kept == 1
+        assert sides[1].kept[0] == (word, b"".join(chunks))
 
 
 # --- how long an upload takes -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.lending import EXTRA_S, MAX_LENT, Lender, LenderTools, UnitShape
+from averaging.rounds.result_word import word_of
 from averaging.rounds.round_tools import Tasks
 from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, read_request
 from protocol.errors import PeerUnreachable
@@ -113,9 +114,9 @@ async def test_it_sums_what_the_holders_bring_and_tells_them(autojump_clock: Clo
             await until(lambda: bool(scene.sent), 5.0)
         (to, ready) = scene.sent[0]
         assert isinstance(ready, ResultReady)
-        assert set(to) == {party.peer for party in scene.holders}
-        (one, data), (other, _) = sides[0].kept[0], sides[1].kept[0]
-        assert one == other
+        assert to == (proposal.ballot.peer,)
+        one, data = sides[0].header(), sides[0].kept[0][1]
+        assert sides[1].kept[0] == (word_of(one), data)
         assert {entry.peer for entry in one.included} == {party.peer for party in scene.holders}
         request = FetchResult(UNIT, proposal.base, 0, 6, one.result_hash)
         assert b"".join(await ask_all(scene.holders[1].network, scene.party.peer, request, 1 << 20)) == data
@@ -219,7 +220,7 @@ async def test_a_proposal_of_who_takes_no_part_on_another_base_leaves_a_loan_alo
         sides = [Side(party, contribution_of(party, n)) for n, party in enumerate(scene.holders)]
         async with running(sides, first):
             pass
-        assert len(sides[0].kept[0][0].included) == len(scene.holders)
+        assert len(sides[0].header().included) == len(scene.holders)
 
 
 async def test_a_stranger_who_knows_the_base_cannot_end_a_loan(autojump_clock: Clock) -> None:
@@ -294,4 +295,4 @@ async def test_a_later_attempt_takes_over_what_was_brought_and_an_earlier_one_is
         assert scene.lender._loans[UNIT].offers.get(sender) is not None, "it is not sent again"
         async with running(sides, second):
             pass
-        assert len(sides[1].kept[0][0].included) == len(scene.holders)
+        assert len(sides[0].header().included) == len(scene.holders)

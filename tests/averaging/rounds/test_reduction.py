@@ -11,6 +11,7 @@ import trio.testing
 
 from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
+from averaging.rounds.exchange import hello_of
 from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
 from averaging.weighted_mean import WeightedSum
 from protocol.envelope import NEVER_MS, seal
@@ -51,7 +52,7 @@ def _hello(number: int, mine: EncodedContribution, tokens: int = 100, **changes:
     header = ContributionHeader(UNIT, BASE, MEMBERS[number], tokens, "fp32", mine.root, BASE, Root(bytes(32)))
     header = replace(header, **changes)  # type: ignore[arg-type]
     signed = seal(SIGNERS[number], ROUND_DOMAIN, RUN, 0, NEVER_MS, encode_body(header))
-    return ExchangeHello(UNIT, BASE, PROPOSAL.ballot, 1, signed, b"".join(mine.hashes))
+    return hello_of(PROPOSAL, PART, replace(mine, header=signed))
 
 
 def _offers() -> Offers:
@@ -66,7 +67,7 @@ def _add_chunk(offers: Offers, offer: Offer, chunk: int, data: bytes) -> None:
 
 def _offer(offers: Offers, number: int, tokens: int = 100) -> Offer:
     mine = _contribution(number)
-    offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, _hello(number, mine, tokens))
+    offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, _hello(number, mine, tokens))
     for chunk in range(PART.first_chunk, PART.stop_chunk):
         _add_chunk(offers, offer, chunk, mine.chunks[chunk])
     return offer
@@ -103,7 +104,7 @@ def _in_order_of_arrival(
         theta_N = torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(number))
         mine = encode_contribution(torch.zeros(grid.num_elements), theta_N, count, codec, grid)
         hello = _hello(number, mine, count, codec=codec.name)
-        offer = offers.admit(SIGNERS[number].peer_id, proposal, hello)
+        offer = offers.admit(SIGNERS[number].peer_id, proposal, PART, hello)
         arriving += [(offer, mine, chunk) for chunk in range(PART.first_chunk, PART.stop_chunk)]
     chance.shuffle(arriving)
     return offers, Reduction(proposal, PART, offers, codec, grid), arriving
@@ -164,7 +165,7 @@ def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was
     theta_N = torch.ones(40)
     theta_N[25] = 10 * MAX_DELTA
     spoilt = encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, spoilt))
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, spoilt))
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
     for chunk in range(PART.first_chunk, PART.stop_chunk):
         summing = reduction.take(offer, [(chunk, memoryview(spoilt.chunks[chunk]))])
@@ -204,7 +205,7 @@ def test_what_a_result_left_out_does_not_come_with_the_next_one() -> None:
 
 def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:
     offers, mine = _offers(), _contribution(1)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, mine))
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, mine))
     for chunk, data in ((1, mine.chunks[2]), (1, mine.chunks[1][:-4]), (9, mine.chunks[1])):
         with pytest.raises(RemoteProtocolError):
             _add_chunk(offers, offer, chunk, data)
@@ -212,16 +213,36 @@ def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() ->
 
 
 def test_hashes_that_do_not_make_the_signed_root_are_refused() -> None:
-    hello = replace(_hello(1, _contribution(1)), chunk_hashes=bytes(32 * 4))
-    with pytest.raises(RemoteProtocolError, match="signed root"):
-        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, hello)
+    good = _hello(1, _contribution(1))
+    for hello in (replace(good, chunk_hashes=bytes(32 * 3)), replace(good, path=bytes(len(good.path)))):
+        with pytest.raises(RemoteProtocolError, match="signed root"):
+            _offers().admit(SIGNERS[1].peer_id, PROPOSAL, PART, hello)
+
+
+def test_hashes_of_another_number_of_chunks_than_the_slice_has_are_refused() -> None:
+    mine = _contribution(1)
+    hello = replace(_hello(1, mine), chunk_hashes=b"".join(mine.hashes), path=b"")
+    with pytest.raises(RemoteProtocolError, match="chunk hashes"):
+        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, PART, hello)
+
+
+def test_the_hashes_of_one_slice_vouch_for_no_chunk_of_another_until_these_are_brought_too() -> None:
+    offers, mine = _offers(), _contribution(1)
+    other, sender = SliceSpec(0, 1, SIGNERS[0].peer_id), SIGNERS[1].peer_id
+    offer = offers.admit(sender, PROPOSAL, PART, _hello(1, mine))
+    with pytest.raises(RemoteProtocolError, match="another hash"):
+        _add_chunk(offers, offer, 0, mine.chunks[0])
+    second = hello_of(PROPOSAL, other, replace(mine, header=_hello(1, mine).contribution))
+    assert offers.admit(sender, PROPOSAL, other, second) is offer
+    _add_chunk(offers, offer, 0, mine.chunks[0])
+    _add_chunk(offers, offer, 1, mine.chunks[1])
 
 
 def test_a_second_root_of_one_member_on_one_base_is_refused() -> None:
     offers = _offers()
     _offer(offers, 1)
     with pytest.raises(RemoteProtocolError, match="two contributions"):
-        offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, _contribution(9)))
+        offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, _contribution(9)))
 
 
 def test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_before_counts_no_more() -> None:
@@ -230,18 +251,18 @@ def test_a_new_session_that_the_proposal_names_may_offer_again_and_the_one_befor
     reborn = replace(MEMBERS[1], session=2)
     proposal = replace(PROPOSAL, ballot=Ballot(1, SIGNERS[0].peer_id), members=(MEMBERS[0], reborn, MEMBERS[2]))
     mine = _contribution(9)
-    offer = offers.admit(SIGNERS[1].peer_id, proposal, _hello(1, mine, member=reborn))
+    offer = offers.admit(SIGNERS[1].peer_id, proposal, PART, _hello(1, mine, member=reborn))
     assert (offer.header.root, offer.chunks) == (mine.root, {})
     assert offers.get(SIGNERS[1].peer_id) is offer
     with pytest.raises(RemoteProtocolError):
-        offers.admit(SIGNERS[1].peer_id, proposal, _hello(1, _contribution(1)))
+        offers.admit(SIGNERS[1].peer_id, proposal, PART, _hello(1, _contribution(1)))
 
 
 def test_a_delta_beyond_all_measure_is_left_out_and_named() -> None:
     offers = _offers()
     _offer(offers, 0)
     huge = encode_contribution(torch.zeros(40), torch.full((40,), 10 * MAX_DELTA), 100, CODEC, GRID)
-    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, huge))
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, huge))
     offer.chunks.update(enumerate(huge.chunks))
     result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
     assert result is not None
@@ -256,12 +277,12 @@ def test_a_delta_beyond_all_measure_is_left_out_and_named() -> None:
 )
 def test_another_session_peer_base_or_codec_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
-        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, _contribution(1), **changes))
+        _offers().admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, _contribution(1), **changes))
 
 
 def test_a_stranger_cannot_bring_a_members_contribution() -> None:
     with pytest.raises(RemoteProtocolError):
-        _offers().admit(SIGNERS[2].peer_id, PROPOSAL, _hello(1, _contribution(1)))
+        _offers().admit(SIGNERS[2].peer_id, PROPOSAL, PART, _hello(1, _contribution(1)))
 
 
 async def test_a_slice_closes_when_the_absent_are_accounted_for_and_says_why(
@@ -284,7 +305,7 @@ async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock:
     reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
     _offer(offers, 0)
     half = _contribution(1)
-    partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, _hello(1, half))
+    partial = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, half))
     _add_chunk(offers, partial, 1, half.chunks[1])
     await reduction.wait_ready(5.0)
     assert trio.current_time() >= 5.0
