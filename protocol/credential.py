@@ -156,7 +156,8 @@ def make_ca(seed: bytes, *, now_unix_s: float) -> CertificateAuthority:
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+        # Always of 20 bytes: an invite carries it (protocol/invite.py) in a line that is as short as it can be.
+        .serial_number(x509.random_serial_number() | 1 << 158)
         .not_valid_before(begin)
         .not_valid_after(begin + timedelta(days=CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -1,24 +1,56 @@
 """Invites: one pasteable line that carries everything a newcomer needs, the coordinator's CA certificate included.
 
-"potluck1:" and base64url, without padding, of: checksum 4 | JSON. The CA authenticates the coordinator before the secret is sent.
+"potluck1:" and base64url, without padding, of:
+
+    checksum 4 | run id 32 | secret 16 | expiry u64 (unix s) | uses u32 | certificate | coordinator addresses | bootstrap
+
+Integers are big-endian. The certificate is a length u16 and its bytes; or 0, and what differs from one run's CA to another's: half as
+many bytes, and with it the line's QR code fits a terminal of 80 columns. Addresses are a count u8, then a length u16 and text each; of
+bootstrap each text is followed by 0, or by 1 and the public key 32 that its "/p2p/" names, which is then left out of it.
+The CA authenticates the coordinator before the secret is sent.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
+import re
+import struct
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from protocol.errors import ConfigError, RefusedError, VersionError
-from protocol.ids import RunId
+from protocol.errors import ConfigError, RefusedError, RemoteProtocolError, VersionError
+from protocol.identity import KEY_BYTES, peer_id_from_public_key, public_key_from_peer_id
+from protocol.ids import PeerId, RunId
 
 PREFIX: Final = "potluck1:"
 SECRET_BYTES: Final = 16
 _CHECKSUM_BYTES: Final = 4
 _MAX_LETTERS: Final = 8192
+_HEADER: Final = struct.Struct(f">32s{SECRET_BYTES}sQIH")
+"""Run id, secret, expiry, uses, length of the certificate."""
+
+_LENGTH: Final = struct.Struct(">H")
+_PEER_PART: Final = "/p2p/"
+
+_CA_NAME: Final = bytes.fromhex("3020311e301c06035504030c15") + b"potluck run authority"
+_CA_PARTS: Final = (
+    bytes.fromhex("308201173081caa0030201020214"),
+    bytes.fromhex("300506032b6570") + _CA_NAME + bytes.fromhex("301e170d"),
+    bytes.fromhex("5a170d"),
+    b"Z" + _CA_NAME + bytes.fromhex("302a300506032b6570032100"),
+    bytes.fromhex("a316301430120603551d130101ff040830060101ff020100300506032b6570034100"),
+)
+"""What is the same in the certificate (DER) of every run's CA, as protocol/credential.py makes it; a test says so."""
+
+_CA_OWN_BYTES: Final = (20, 12, 12, 32, 64)
+"""What follows each of these parts: serial number, first and last moment (yymmddhhmmss), public key, signature."""
+
+_CA_SHAPE: Final = re.compile(
+    b"".join(re.escape(part) + b"(.{%d})" % length for part, length in zip(_CA_PARTS, _CA_OWN_BYTES, strict=True)),
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +75,18 @@ class Invite:
 
     def encode(self) -> str:
         """The line to paste."""
-        body = json.dumps(
-            {
-                "a": list(self.coordinator_addresses),
-                "c": base64.b64encode(self.ca_certificate_der).decode(),
-                "r": self.run_id.hex(),
-                "s": self.secret.hex(),
-                "e": self.expires_unix_s,
-                "b": list(self.bootstrap),
-                "n": self.max_uses,
-            },
-            separators=(",", ":"),
-        ).encode()
+        own = _CA_SHAPE.fullmatch(self.ca_certificate_der)
+        length, certificate = (
+            (0, b"".join(own.groups())) if own else (len(self.ca_certificate_der), self.ca_certificate_der)
+        )
+        body = (
+            _HEADER.pack(self.run_id, self.secret, self.expires_unix_s, self.max_uses, length)
+            + certificate
+            + bytes([len(self.coordinator_addresses)])
+            + b"".join(map(_packed, self.coordinator_addresses))
+            + bytes([len(self.bootstrap)])
+            + b"".join(map(_packed_node, self.bootstrap))
+        )
         checksum = sha256(body).digest()[:_CHECKSUM_BYTES]
         return PREFIX + base64.urlsafe_b64encode(checksum + body).decode().rstrip("=")
 
@@ -96,28 +128,74 @@ def decode_invite(text: str) -> Invite:
     checksum, body = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
     if sha256(body).digest()[:_CHECKSUM_BYTES] != checksum:
         raise ConfigError("an invite that is cut off or mistyped (its checksum is wrong)", "a whole invite", remedy)
-    return _from_json(body)
+    return _parsed(body)
 
 
-def _from_json(body: bytes) -> Invite:
+def _packed(text: str) -> bytes:
+    coded = text.encode()
+    return _LENGTH.pack(len(coded)) + coded
+
+
+def _packed_node(address: str) -> bytes:
+    """A multiaddress; its peer id in less than two thirds of its letters."""
+    place, _, peer = address.rpartition(_PEER_PART)
     try:
-        values = json.loads(body)
-        invite = Invite(
-            coordinator_addresses=tuple(str(a) for a in values["a"]),
-            ca_certificate_der=base64.b64decode(values["c"], validate=True),
-            run_id=RunId(bytes.fromhex(values["r"])),
-            secret=bytes.fromhex(values["s"]),
-            expires_unix_s=int(values["e"]),
-            bootstrap=tuple(str(a) for a in values["b"]),
-            max_uses=int(values["n"]),
-        )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        key = public_key_from_peer_id(PeerId(peer))
+        is_whole = peer_id_from_public_key(key) == peer
+    except RemoteProtocolError:
+        is_whole = False
+    return _packed(place) + bytes([1]) + key if place and is_whole else _packed(address) + bytes([0])
+
+
+class _Reader:
+    """Takes a body apart from its front; ValueError where it ends too early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = data
+
+    def take(self, length: int) -> bytes:
+        if len(self._rest) < length:
+            raise ValueError(f"{length} bytes of which {len(self._rest)} are there")
+        taken, self._rest = self._rest[:length], self._rest[length:]
+        return taken
+
+    def number(self) -> int:
+        return self.take(1)[0]
+
+    def text(self) -> str:
+        (length,) = _LENGTH.unpack(self.take(_LENGTH.size))
+        return self.take(length).decode()
+
+    def node(self) -> str:
+        place = self.text()
+        return place + _PEER_PART + peer_id_from_public_key(self.take(KEY_BYTES)) if self.number() else place
+
+    def end(self) -> None:
+        if self._rest:
+            raise ValueError(f"{len(self._rest)} bytes more than its parts")
+
+
+def _certificate(reader: _Reader, length: int) -> bytes:
+    if length:
+        return reader.take(length)
+    return b"".join(part + reader.take(own) for part, own in zip(_CA_PARTS, _CA_OWN_BYTES, strict=True))
+
+
+def _parsed(body: bytes) -> Invite:
+    reader = _Reader(body)
+    try:
+        run_id, secret, expires_unix_s, max_uses, length = _HEADER.unpack(reader.take(_HEADER.size))
+        certificate = _certificate(reader, length)
+        addresses = tuple([reader.text() for _ in range(reader.number())])
+        bootstrap = tuple([reader.node() for _ in range(reader.number())])
+        reader.end()
+    except (ValueError, RemoteProtocolError) as error:
         raise ConfigError(
             f"an invite without its parts ({error})", "a whole invite", "ask the host for a new one"
         ) from error
-    if len(invite.run_id) != 32 or len(invite.secret) != SECRET_BYTES or not invite.coordinator_addresses:
-        raise ConfigError("an invite with parts of the wrong length", "a whole invite", "ask the host for a new one")
-    return invite
+    if not addresses:
+        raise ConfigError("an invite without an address", "a whole invite", "ask the host for a new one")
+    return Invite(addresses, certificate, RunId(run_id), secret, expires_unix_s, bootstrap, max_uses)
 
 
 def hash_secret(secret: bytes) -> bytes:

@@ -8,6 +8,10 @@ import pytest
 import segno
 
 from coordinator.qr_code import BORDER_MODULES, qr_lines
+from protocol.credential import make_ca
+from protocol.ids import RunId
+from protocol.invite import Invite
+from protocol.tables import WIDTH
 
 TEXT = "potluck1:" + "Ab3" * 100
 _HALVES = {"\u2588": (0, 0), "\u2580": (0, 1), "\u2584": (1, 0), " ": (1, 1), "\xa0": (1, 1)}
@@ -40,3 +44,11 @@ def test_each_line_brings_its_own_colours_and_puts_them_back() -> None:
 @pytest.mark.parametrize(("text", "columns"), [(TEXT, 40), ("x" * 4000, 4000)])
 def test_what_does_not_fit_is_not_drawn(text: str, columns: int) -> None:
     assert qr_lines(text, columns) is None
+
+
+@pytest.mark.parametrize("host", ["198.51.100.234", "a-host-at-home.example.org"])
+def test_the_invite_of_a_run_fits_the_narrowest_usual_terminal(host: str) -> None:
+    authority = make_ca(b"a" * 32, now_unix_s=1_700_000_000.0)
+    bootstrap = f"/ip4/{host}/tcp/58001/p2p/12D3KooWBusdnuoWmPRGJqG6Gok78MF91e5Y4PxhXRANgB6PaQwD"
+    places = ((f"{host}:54689",), authority.certificate_der, RunId(b"r" * 32), b"s" * 16, 1_800_000_000)
+    assert qr_lines(Invite(*places, (bootstrap,), 100).encode(), WIDTH) is not None

@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import pytest
 
+from protocol.credential import make_ca
 from protocol.errors import ConfigError, RefusedError, VersionError
 from protocol.ids import RunId
 from protocol.invite import Invite, decode_invite, hash_secret
@@ -68,10 +69,55 @@ def test_the_secret_is_neither_printed_nor_stored_as_it_is() -> None:
     assert hash_secret(secret) != hash_secret(b"1" * 16)
 
 
-@pytest.mark.parametrize("value", [b"Infinity", b"[" * 5_000], ids=["infinity", "nesting"])
-def test_an_invite_whose_checksum_is_right_and_whose_parts_are_not_is_one_clear_line(value: bytes) -> None:
-    raw = base64.urlsafe_b64decode(INVITE.encode().removeprefix("potluck1:") + "==")
-    body = raw[4:].replace(b"2000000000", value)
-    line = base64.urlsafe_b64encode(sha256(body).digest()[:4] + body).decode()
-    with pytest.raises(ConfigError, match="an invite"):
-        decode_invite(f"potluck1:{line}")
+def _line(body: bytes) -> str:
+    return "potluck1:" + base64.urlsafe_b64encode(sha256(body).digest()[:4] + body).decode().rstrip("=")
+
+
+BODY = base64.urlsafe_b64decode(INVITE.encode().removeprefix("potluck1:") + "==")[4:]
+
+
+def test_an_invite_that_ends_too_early_under_a_right_checksum_is_one_clear_line() -> None:
+    for length in range(len(BODY)):
+        with pytest.raises(ConfigError, match="an invite without its parts"):
+            decode_invite(_line(BODY[:length]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        BODY + b"x",
+        BODY.replace(b"10.0.0.1", b"\xff0.0.0.1"),
+        BODY[: BODY.index(b"certificate")] + b"certificate" + bytes(2),
+    ],
+    ids=["more than its parts", "no UTF-8", "no address"],
+)
+def test_an_invite_whose_checksum_is_right_and_whose_parts_are_not_is_one_clear_line(body: bytes) -> None:
+    with pytest.raises(ConfigError, match="an invite with"):
+        decode_invite(_line(body))
+
+
+NODE = "/dns4/host.example.org/tcp/1/p2p/12D3KooWBusdnuoWmPRGJqG6Gok78MF91e5Y4PxhXRANgB6PaQwD"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [NODE, NODE[:-1], NODE + "1", NODE + "l", NODE + "/p2p/", NODE + "/p2p-circuit", NODE[NODE.index("/p2p/") :]],
+)
+def test_any_bootstrap_address_comes_back_as_it_was(address: str) -> None:
+    for bootstrap in ((address,), (address, NODE), ()):
+        invite = replace(INVITE, bootstrap=bootstrap)
+        assert decode_invite(invite.encode()) == invite
+
+
+@pytest.mark.parametrize("seed", [b"a" * 32, b"b" * 32])
+def test_of_the_certificate_of_a_run_only_what_is_its_own_is_carried(seed: bytes) -> None:
+    invite = replace(INVITE, ca_certificate_der=make_ca(seed, now_unix_s=1_700_000_000.0).certificate_der)
+    line = invite.encode()
+    assert decode_invite(line) == invite
+    assert len(line) < 335
+
+
+def test_a_certificate_of_another_kind_is_carried_whole() -> None:
+    ours = make_ca(b"a" * 32, now_unix_s=1_700_000_000.0).certificate_der
+    other = replace(INVITE, ca_certificate_der=ours.replace(b"run authority", b"RUN authority"))
+    assert decode_invite(other.encode()) == other
