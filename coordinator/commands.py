@@ -9,9 +9,13 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from protocol.errors import ConfigError, StorageError, UnreachableError
 from protocol.tables import printable
+
+_MOST_USES: Final = 100_000
+"""As coordinator/config.py allows for the invite that is printed at the start."""
 
 
 def init_run(path: Path) -> None:
@@ -104,8 +108,8 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
     Raises:
         ConfigError: no run was ever hosted from there, or a number that cannot work.
     """
-    if uses < 1 or not 0 < hours <= 24 * 365:
-        raise ConfigError(f"an invite for {uses} uses and {hours} hours", "at least 1 use, and up to a year")
+    if not 1 <= uses <= _MOST_USES or not 0 < hours <= 24 * 365:
+        raise ConfigError(f"an invite for {uses} uses and {hours} hours", f"1 to {_MOST_USES:,} uses, and up to a year")
     folder = _state_dir(state_dir)
     ledger_file = _require_run(folder)
     from coordinator.invites import issue_invite, known_reach
