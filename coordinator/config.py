@@ -18,6 +18,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from averaging.network.host_names import HostName
 from protocol.errors import ConfigError
 
 CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "host.toml"
@@ -46,7 +47,7 @@ class HostConfig(BaseSettings):
 
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("potluck") / "host")
     listen_host: str = "0.0.0.0"
-    announce_host: str = ""
+    announce_host: HostName = ""
     grpc_port: Port = 0
     p2p_port: Port = 0
     http_host: str = "127.0.0.1"

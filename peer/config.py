@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from averaging.network.host_names import HostName
 from peer.hours_core import parse_hours
 from protocol.errors import ConfigError
 
@@ -72,7 +73,7 @@ class PeerConfig(BaseSettings):
     listen_host: str = "0.0.0.0"
     listen_port: Port = 0
     bulk_port: Port | None = None
-    announce_host: str = ""
+    announce_host: HostName = ""
     no_listen: bool = False
     http_host: str = "127.0.0.1"
     http_port: Port = 0

@@ -24,7 +24,12 @@ def test_flags_win_over_variables_and_none_is_not_given(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [({"grpc_port": 70000}, "grpc_port is 70000"), ({"invite_uses": 0}, "invite_uses is 0"), ({"typo": 1}, "typo")],
+    [
+        ({"grpc_port": 70000}, "grpc_port is 70000"),
+        ({"invite_uses": 0}, "invite_uses is 0"),
+        ({"typo": 1}, "typo"),
+        ({"announce_host": "http://a"}, "an address or a name alone"),
+    ],
 )
 def test_value_that_cannot_work_names_the_key_and_the_ways_to_set_it(flags: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
