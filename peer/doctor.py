@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from peer.doctor_host_core import HostReadings
 
 FAILED: Final = MachineError.exit_code
+NO_HOST: Final = "clock, ports and bandwidth are looked at with the line of a host: potluck doctor potluck1:..."
+"""The last line where there is neither an invite nor a last run: half a report that says it is whole would mislead."""
+
 HOST_WITHIN_S: Final = 40.0
 """Above the deadlines of peer/doctor_host.py, which say more when they pass."""
 
@@ -40,8 +43,8 @@ def run_doctor(config: PeerConfig, invite_text: str, *, as_json: bool) -> int:
     findings += host_findings
     if as_json:
         print(_json(findings, machine, host), flush=True)
-    elif host_findings:
-        print("\n".join(report_lines(host_findings)), flush=True)
+    else:
+        print("\n".join(report_lines(host_findings)) or NO_HOST, flush=True)
     return FAILED if worst(findings) is Level.FAIL else OK
 
 

@@ -91,6 +91,13 @@ class Torch:
 
 
 @dataclass(frozen=True, slots=True)
+class NoTorch:
+    """torch cannot be imported, and why. One that only takes too long to say anything is `Unread`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Of this machine, or of its container where that has less."""
 
@@ -133,7 +140,7 @@ class Readings:
     device: str
     num_parameters: int
     graphics: Card | NoCard | Unread
-    torch: Torch | Unread | None
+    torch: Torch | NoTorch | Unread | None
     memory: Memory | Unread
     disk: Disk | Unread
     open_files: int | Unread
@@ -218,10 +225,12 @@ def _graphics(readings: Readings) -> Finding:
     return Finding("gpu", Level.OK, f"no NVIDIA card; training runs on {where}")
 
 
-def _architecture(readings: Readings, torch: Torch | Unread) -> list[Finding]:
+def _architecture(readings: Readings, torch: Torch | NoTorch | Unread) -> list[Finding]:
     """Whether torch can use what is there; nothing where there is nothing to use."""
     name, device, card = "torch", readings.device, readings.graphics
     if isinstance(torch, Unread):
+        return [unread(name, torch)]
+    if isinstance(torch, NoTorch):
         return [Finding(name, Level.FAIL, f"torch cannot be imported: {torch.reason}", "install potluck again")]
     if device == "mps":
         return [_mps(torch)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from averaging.release import installed_release
-from peer.doctor_core import Card, Disk, Memory, NoCard, Readings, Torch, Unread, Versions
+from peer.doctor_core import Card, Disk, Memory, NoCard, NoTorch, Readings, Torch, Unread, Versions
 from protocol.ids import PROTOCOL_VERSION
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def has_nvidia_on_bus(devices: Path) -> bool:
     return False
 
 
-def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> Torch | Unread:
+def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> Torch | NoTorch | Unread:
     """Ask torch, in a process of its own."""
     try:
         done = subprocess.run(
@@ -135,7 +135,7 @@ def read_torch(limit_s: float = TORCH_WITHIN_S, program: str = _TORCH_SAYS) -> T
         return Unread(f"no process could be started ({error.strerror})")
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        return Unread(said[-1] if said else f"it ended with {done.returncode}")
+        return NoTorch(said[-1] if said else f"it ended with {done.returncode}")
     try:
         told = json.loads(done.stdout.splitlines()[-1])
         return Torch(

@@ -24,8 +24,9 @@ def test_fine_machine_ends_with_0_and_one_line_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_doctor(on_machine(monkeypatch, FINE), "", as_json=False) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, rest = capsys.readouterr().out.splitlines()
     assert [line[:4] for line in lines] == ["ok  "] * 6
+    assert rest == "clock, ports and bandwidth are looked at with the line of a host: potluck doctor potluck1:..."
 
 
 @pytest.mark.parametrize(("limit", "exit_code", "level"), [(1000, 0, "warn"), (10, 4, "fail")])

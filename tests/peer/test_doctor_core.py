@@ -14,6 +14,7 @@ from peer.doctor_core import (
     Level,
     Memory,
     NoCard,
+    NoTorch,
     Readings,
     Torch,
     Unread,
@@ -88,11 +89,12 @@ def test_card(device: str, graphics: Card | NoCard | Unread, level: Level, says:
         ("cuda", CARD, replace(CUDA_TORCH, can_use_cuda=False), Level.FAIL, "CUDA_VISIBLE_DEVICES"),
         ("mps", NO_CARD, CPU_TORCH, Level.FAIL, "--device auto"),
         ("mps", NO_CARD, replace(CPU_TORCH, can_use_mps=True), Level.OK, "on mps"),
-        ("cpu", NO_CARD, Unread("ImportError: libtorch.so"), Level.FAIL, "cannot be imported: ImportError"),
+        ("cpu", NO_CARD, NoTorch("ImportError: libtorch.so"), Level.FAIL, "cannot be imported: ImportError"),
+        ("cpu", NO_CARD, Unread("no answer within 60 s"), Level.WARN, "could not be read: no answer within 60 s"),
     ],
 )
 def test_torch_for_the_card(
-    device: str, graphics: Card | NoCard, torch: Torch | Unread, level: Level, says: str
+    device: str, graphics: Card | NoCard, torch: Torch | NoTorch | Unread, level: Level, says: str
 ) -> None:
     found = find(replace(FINE, device=device, graphics=graphics, torch=torch), "torch")
     assert found.level is level
@@ -180,7 +182,7 @@ def test_versions_name_what_is_not_installed() -> None:
 def test_what_could_not_be_read_is_a_warning_and_nothing_more() -> None:
     none = Unread("no answer within 2 s")
     findings = judge(
-        replace(FINE, graphics=none, torch=None, memory=none, disk=none, open_files=none, versions=none),
+        replace(FINE, graphics=none, torch=none, memory=none, disk=none, open_files=none, versions=none),
     )
     assert {(f.level, f.found) for f in findings} == {(Level.WARN, "could not be read: no answer within 2 s")}
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from peer.doctor_core import Card, Memory, NoCard, Torch, Unread
+from peer.doctor_core import Card, Memory, NoCard, NoTorch, Torch, Unread
 from peer.doctor_readings import (
     has_nvidia_on_bus,
     read_disk,
@@ -32,8 +32,8 @@ def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
 @pytest.mark.parametrize(
     ("program", "reading"),
     [
-        ("import os; os.abort()", Unread("it ended with -6")),
-        ("import no_such_package", Unread("ModuleNotFoundError: No module named 'no_such_package'")),
+        ("import os; os.abort()", NoTorch("it ended with -6")),
+        ("import no_such_package", NoTorch("ModuleNotFoundError: No module named 'no_such_package'")),
         ("print('hello')", Unread("its answer cannot be understood")),
         ("", Unread("its answer cannot be understood")),
         ("print('[]')", Unread("its answer cannot be understood")),
@@ -44,7 +44,7 @@ def test_reading_that_fails_or_hangs_is_told_and_ends_nothing() -> None:
     ],
     ids=["crash", "not installed", "no JSON", "nothing", "other JSON", "good"],
 )
-def test_torch_is_asked_where_it_can_do_no_harm(program: str, reading: Torch | Unread) -> None:
+def test_torch_is_asked_where_it_can_do_no_harm(program: str, reading: Torch | NoTorch | Unread) -> None:
     assert read_torch(30.0, program) == reading
 
 
