@@ -81,7 +81,7 @@ class Plan:
             share = -(-len(at_points) // (self.num_trials - cycle))
             planned += [*in_exchange, *at_points[:share]]
             del at_points[:share]
-        return [fault for fault in planned if self.only in fault.name]
+        return [fault for fault in planned if any(word in fault.name for word in self.only.split(","))]
 
     @property
     def left_s(self) -> float:
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="one trial of each kind, at most five minutes")
     parser.add_argument("--keep", type=Path, help="keep logs and state in this new folder")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="only kinds with this in their name")
+    parser.add_argument("--only", default="", help="only kinds with one of these words in their name, as session,leave")
     options = parser.parse_args(arguments)
     plan = Plan(1, 1, 3, 1, 285.0, options.seed) if options.quick else Plan(10, 2, 10, 10, 1740.0, options.seed)
     plan.only = options.only
