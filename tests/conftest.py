@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,9 @@ import trio
 import trio.testing
 
 TEST_LIMIT_S = 120.0
+
+# Many tests start processes of ours. They compile the sources once and not each: as on the machines of those who use it.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 @pytest.fixture
