@@ -270,6 +270,8 @@ class MemorySwarm:
         return host
 
     def _is_lost(self, sender: PeerId, receiver: PeerId) -> bool:
+        if not (self.loss or self.losses):
+            return False
         loss = self.loss_between(sender, receiver)
         return loss > 0 and self._random.random() < loss
 

@@ -95,7 +95,8 @@ def main() -> int:
     """Exit code 1 on any violation, or where a kind of fault or a transition of the profile never happened."""
     args = _arguments()
     if not args.verbose:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+        quiet = structlog.make_filtering_bound_logger(50)
+        structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=True)
     begin_s = time.monotonic()
     if args.scenario:
         return _scenarios(args)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from averaging.codecs import Codec
-from averaging.rounds import contribution, exchange, peer_rounds, transfer
+from averaging.rounds import contribution, exchange, peer_rounds, reduction, transfer
 from protocol import envelope, wire
 from protocol.envelope import Envelope
 from protocol.identity import Verifier
@@ -27,6 +27,9 @@ NUM_MESSAGES = 1024
 NUM_SIGNED = 4096
 """Signed parts of a round remembered at a time: 64 acks and 32 results for each of several units and attempts."""
 
+NUM_ACKS = 8192
+"""Acks: who is restarted reads those of all rounds again, and a day of a large swarm has a hundred rounds of 64."""
+
 
 @contextmanager
 def shared_decoding() -> Iterator[None]:
@@ -36,9 +39,9 @@ def shared_decoding() -> Iterator[None]:
     shared: list[tuple[ModuleType, str, Any]] = [
         (peer_rounds, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message)),
         (peer_rounds, "open_envelope", open_envelope),
-        (chain, "open_ack", functools.lru_cache(NUM_SIGNED)(chain.open_ack)),
-        *((module, "decode_body", decode_body) for module in (core, exchange)),
-        *((module, "open_envelope", open_envelope) for module in (core, exchange)),
+        (chain, "open_ack", functools.lru_cache(NUM_ACKS)(chain.open_ack)),
+        *((module, "decode_body", decode_body) for module in (core, exchange, reduction, wire)),
+        *((module, "open_envelope", open_envelope) for module in (core, exchange, reduction)),
         (transfer, "check_result", check_result),
     ]
     own = [(module, name, getattr(module, name)) for module, name, _ in shared]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds import peer_rounds, transfer
+from averaging.rounds import peer_rounds, reduction, transfer
+from protocol import wire
 from protocol.envelope import seal
 from protocol.errors import RemoteProtocolError
 from protocol.rounds import chain, core
@@ -46,6 +47,8 @@ def test_nothing_is_shared_once_the_world_has_ended() -> None:
         (chain, "open_ack"),
         (core, "decode_body"),
         (core, "open_envelope"),
+        (reduction, "decode_body"),
+        (wire, "decode_body"),
         (transfer, "check_result"),
     ]
     before = [getattr(module, name) for module, name in names]
