@@ -28,7 +28,7 @@ from protocol.rounds.state import (
     SwitchPrepared,
 )
 from protocol.rounds.views import is_gone, may_hold, own_heartbeat
-from protocol.wire import decode_record
+from protocol.wire import commit_id, decode_record
 
 NUM_FORWARDS = 2
 """Successors to whom a member forwards a certificate (rule 15); the leader sends it to everybody it knows."""
@@ -67,10 +67,15 @@ def commits_fetched(state: RoundState, event: CommitsFetched, now_s: float) -> S
 
 
 def _with_certificate(state: RoundState, certificate: Certificate) -> RoundState | None:
-    """The state with one more verified commit; None when its parent is not known."""
-    parent = state.tree.nodes.get(decode_record(certificate.record).parent)
+    """The state with one more verified commit; None when its parent is not known. A commit that is known was verified when it came:
+    a certificate of it is nothing but word of it, and everybody hears of each commit from its leader and from two others.
+    """
+    base = decode_record(certificate.record).parent
+    parent = state.tree.nodes.get(base)
     if parent is None:
         return None
+    if commit_id(base, certificate.record) in state.tree.nodes:
+        return state
     known = state.config
     link = verify_certificate(certificate, parent.link, verifier=known.verifier, run_id=known.run_id)
     return replace(state, tree=state.tree.add(link, certificate))

@@ -26,6 +26,7 @@ from protocol.rounds.state import (
 )
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, state_root
+from tests.simulation.signing import HashVerifier
 
 
 def _muted(num_peers: int = 5, spine: SpineView | None = None, **numbers: object) -> tuple[Table, Seat, Seat]:
@@ -79,6 +80,29 @@ def test_while_a_commit_is_applied_nothing_else_is_followed_and_then_the_next_on
     assert isinstance(orders[-1], Commit)
     assert orders[-1].link == second.link
     assert seat.head == first.link
+
+
+class _Counting(HashVerifier):
+    """Counts the signatures that it is asked about."""
+
+    num_asked = 0
+
+    def verify(self, public_key: bytes, message: bytes, signature: bytes) -> bool:
+        self.num_asked += 1
+        return super().verify(public_key, message, signature)
+
+
+def test_a_certificate_of_a_commit_that_is_known_is_word_of_it_and_not_verified_again() -> None:
+    table, seat, other = _muted()
+    made, verifier = commit_on(table.genesis, table.live()), _Counting()
+    seat.state = replace(seat.state, config=replace(seat.state.config, verifier=verifier))
+    seat.hear(other, _told(made))
+    num_asked, tree = verifier.num_asked, seat.state.tree
+    assert num_asked > 0
+    assert seat.hear(other, _told(made)) == ()
+    _apply(seat, made)
+    assert seat.hear(other, _told(made)) == ()
+    assert (verifier.num_asked, seat.state.tree) == (num_asked, tree)
 
 
 def test_a_commit_is_forwarded_to_two_successors_and_by_its_leader_to_all() -> None:
