@@ -24,7 +24,7 @@ from averaging.state import (
     UnitState,
     header_from_bytes,
     root_of,
-    state_chunk_views,
+    state_chunks,
     state_from_chunks,
 )
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError
@@ -87,8 +87,7 @@ class Generations:
 
         def parts() -> list[bytes | memoryview]:
             header = state.header.to_bytes()
-            views = (state_chunk_views(state, self._grid, chunk) for chunk in range(self._grid.num_chunks))
-            return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(views)]
+            return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(state_chunks(state, self._grid))]
 
         self._hashed = ("", ())  # a state that was healed is written under the name of the wrong one
         await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))

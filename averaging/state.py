@@ -21,7 +21,8 @@ from protocol.tensor_schema import ChunkGrid
 
 _HEADER: Final = struct.Struct("<32sQQH")
 MAX_UNIT_NAME_BYTES: Final = 256
-STATE_BYTES_PER_VALUE: Final = 8
+_VALUE_BYTES: Final = 4
+STATE_BYTES_PER_VALUE: Final = 2 * _VALUE_BYTES
 """Anchor and momentum, float32 each."""
 
 
@@ -72,35 +73,25 @@ class UnitState:
         return StateHeader(self.unit, self.head, self.index, self.total_tokens)
 
 
-def state_chunk(state: UnitState, grid: ChunkGrid, chunk: int) -> bytes:
-    """The bytes of one chunk: anchor, then momentum."""
-    return b"".join(state_chunk_views(state, grid, chunk))
+def state_chunks(state: UnitState, grid: ChunkGrid) -> list[tuple[memoryview, memoryview]]:
+    """The bytes of each chunk, anchor and momentum, as they lie in memory: hashing and writing a state need no copy of it."""
+    return chunk_views(state.anchor_N, state.momentum_N, grid, range(grid.num_chunks))
 
 
-def state_chunk_views(state: UnitState, grid: ChunkGrid, chunk: int) -> tuple[memoryview, memoryview]:
-    """The two parts of a chunk's bytes as they lie in memory: hashing and writing a state need no copy of it."""
-    return _chunk_views(state.anchor_N, state.momentum_N, grid, chunk)
-
-
-def _chunk_views(
-    anchor_N: torch.Tensor, momentum_N: torch.Tensor, grid: ChunkGrid, chunk: int
-) -> tuple[memoryview, memoryview]:
-    begin, stop = grid.bounds(chunk)
+def chunk_views(
+    anchor_N: torch.Tensor, momentum_N: torch.Tensor, grid: ChunkGrid, chunks: range
+) -> list[tuple[memoryview, memoryview]]:
+    """As `state_chunks`, of some chunks of a state with this anchor and momentum, (N,) float32 both."""
     anchor, momentum = (
-        vector_N[begin:stop].contiguous().numpy().astype("<f4", copy=False).data.cast("B")
-        for vector_N in (anchor_N, momentum_N)
+        vector_N.contiguous().numpy().astype("<f4", copy=False).data.cast("B") for vector_N in (anchor_N, momentum_N)
     )
-    return anchor, momentum
-
-
-def state_leaf(anchor_N: torch.Tensor, momentum_N: torch.Tensor, grid: ChunkGrid, chunk: int) -> bytes:
-    """The leaf hash of one chunk of a state with this anchor and momentum, (N,) float32 both."""
-    return leaf_hash(*_chunk_views(anchor_N, momentum_N, grid, chunk))
+    spans = [slice(*(_VALUE_BYTES * place for place in grid.bounds(chunk))) for chunk in chunks]
+    return [(anchor[span], momentum[span]) for span in spans]
 
 
 def chunk_hashes(state: UnitState, grid: ChunkGrid) -> tuple[bytes, ...]:
     """Leaf hashes of all chunks."""
-    return tuple(state_leaf(state.anchor_N, state.momentum_N, grid, chunk) for chunk in range(grid.num_chunks))
+    return tuple(leaf_hash(*parts) for parts in state_chunks(state, grid))
 
 
 def root_of(header: StateHeader, hashes: Sequence[bytes]) -> Root:

@@ -12,7 +12,7 @@ from averaging.chunk_runs import decode_run, run_chunks
 from averaging.codecs import Codec
 from averaging.outer_step import moved_vectors, step_into
 from averaging.rounds.batches import consecutive
-from averaging.state import UnitState, state_leaf
+from averaging.state import UnitState, chunk_views
 from protocol.errors import LocalProtocolError
 from protocol.merkle import leaf_hash
 from protocol.rounds.chain import ChainLink
@@ -77,8 +77,9 @@ class NextState:
         span, state = slice(*self._grid.span(run.start, run.stop)), self._state
         moved_n = self._anchor_N[span], self._momentum_N[span]
         step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
-        for chunk in run:  # while they are in the processor's cache
-            self._leaves[chunk] = state_leaf(self._anchor_N, self._momentum_N, self._grid, chunk)
+        views = chunk_views(self._anchor_N, self._momentum_N, self._grid, run)
+        leaves = [leaf_hash(*parts) for parts in views]  # while they are in the processor's cache
+        self._leaves.update(zip(run, leaves, strict=True))
 
     def at(self, link: ChainLink) -> tuple[UnitState, tuple[bytes, ...]]:
         """The state at this commit and the leaf hashes of its chunks.

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from averaging.generations import PIN_S, Generations
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.state import UnitState, root_of, state_chunk, state_root
+from averaging.state import UnitState, root_of, state_chunks, state_root
 from protocol.errors import StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.tensor_schema import ChunkGrid
@@ -146,7 +146,7 @@ async def test_a_crash_while_writing_leaves_the_generation_before(autojump_clock
 async def test_chunks_can_be_read_alone_and_their_hashes_make_the_root(autojump_clock: Clock) -> None:
     generations = _generations(MemoryDisk())
     ref = await generations.write(_state(4), state_root(_state(4), GRID))
-    chunks = [state_chunk(_state(4), GRID, chunk) for chunk in range(GRID.num_chunks)]
+    chunks = [b"".join(parts) for parts in state_chunks(_state(4), GRID)]
     for first in range(GRID.num_chunks):
         assert await generations.read_chunks(ref, first, GRID.num_chunks) == chunks[first:]
     for _ in range(2):

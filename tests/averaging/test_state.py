@@ -10,7 +10,7 @@ from averaging.state import (
     chunk_hashes,
     header_from_bytes,
     root_of,
-    state_chunk,
+    state_chunks,
     state_from_chunks,
     state_root,
 )
@@ -23,7 +23,7 @@ STATE = UnitState(UnitName("fragment-0"), CommitId(b"h" * 32), 3, 999, torch.ara
 
 
 def _chunks() -> list[bytes]:
-    return [state_chunk(STATE, GRID, chunk) for chunk in range(GRID.num_chunks)]
+    return [b"".join(parts) for parts in state_chunks(STATE, GRID)]
 
 
 def test_a_state_comes_back_from_its_header_and_chunks_with_the_same_root() -> None:
@@ -50,7 +50,7 @@ def test_the_root_sees_every_counter_and_both_vectors() -> None:
 
 def test_a_missing_short_or_infinite_chunk_is_refused() -> None:
     chunks = _chunks()
-    infinite = state_chunk(replace(STATE, anchor_N=torch.full((25,), float("inf"))), GRID, 0)
+    infinite = b"".join(state_chunks(replace(STATE, anchor_N=torch.full((25,), float("inf"))), GRID)[0])
     for wrong in (chunks[:-1], [*chunks[:-1], chunks[-1][:-1]], [infinite, *chunks[1:]]):
         with pytest.raises(RemoteProtocolError):
             state_from_chunks(STATE.header, wrong, GRID)
