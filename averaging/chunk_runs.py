@@ -6,33 +6,40 @@ then their codes, writes a run of whole chunks as one long vector, but for where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
-from averaging.codecs import E3M0_BLOCK_ELEMENTS, INT4_BLOCK_ELEMENTS, INT8_BLOCK_ELEMENTS, Codec
+from averaging.codecs import Codec
+from averaging.codecs.dense import BlockCodec
 from protocol.errors import RemoteProtocolError
 
 RUN_ELEMENTS: Final = 1 << 18
 """Values at a time: 1 MiB as float32, which stays in a core's cache."""
 
 _SCALE_BYTES: Final = 4
-_SCALED_BLOCKS: Final[Mapping[str, int]] = {
-    "int8": INT8_BLOCK_ELEMENTS,
-    "int4": INT4_BLOCK_ELEMENTS,
-    "e3m0": E3M0_BLOCK_ELEMENTS,
-}
 _PLAIN: Final = frozenset({"fp32", "fp16"})
 
 
-def _head_bytes(codec: Codec, chunk_elements: int) -> int | None:
-    """How much of a chunk's encoding is scales; None where a run is not one long vector."""
+def _as_vector(codec: Codec, chunk_elements: int) -> tuple[Codec, int] | None:
+    """What writes a run of whole chunks as one long vector, and how many bytes of each chunk are scales; None where nothing does."""
     if codec.name in _PLAIN:
-        return 0
-    block = _SCALED_BLOCKS.get(codec.name, 0)
-    return _SCALE_BYTES * (chunk_elements // block) if block and chunk_elements % block == 0 else None
+        return codec, 0
+    if not isinstance(codec, BlockCodec):
+        return None
+    if chunk_elements % codec.block_elements == 0:
+        return codec, _SCALE_BYTES * (chunk_elements // codec.block_elements)
+    # a short chunk is one block of its own; one with half a byte left over is not followed by the next one
+    is_short = chunk_elements < codec.block_elements and chunk_elements % 2 == 0
+    return (_in_short_blocks(type(codec), chunk_elements), _SCALE_BYTES) if is_short else None
+
+
+@functools.lru_cache(maxsize=64)
+def _in_short_blocks(kind: type[BlockCodec], block_elements: int) -> BlockCodec:
+    return kind(block_elements)
 
 
 def run_chunks(chunk_elements: int) -> int:
@@ -49,13 +56,14 @@ def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[rang
 def encode_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
     """The encodings of the chunks of a (n,) float32 vector; the last may be shorter. Raises as `Codec.encode`."""
     num_whole = values_n.numel() // chunk_elements
-    head = _head_bytes(codec, chunk_elements)
-    if head is None or num_whole < 2:
+    vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
+    if vector is None:
         starts = range(0, values_n.numel(), chunk_elements)
         return [codec.encode(values_n[start : start + chunk_elements]) for start in starts]
+    long, head = vector
     stop = num_whole * chunk_elements
     size_bytes = codec.encoded_bytes(chunk_elements)
-    whole = np.frombuffer(codec.encode(values_n[:stop]), dtype=np.uint8)
+    whole = np.frombuffer(long.encode(values_n[:stop]), dtype=np.uint8)
     if head:
         moved = np.empty((num_whole, size_bytes), dtype=np.uint8)
         moved[:, :head] = whole[: num_whole * head].reshape(num_whole, head)
@@ -75,13 +83,14 @@ def decode_run(
         RemoteProtocolError: not the lengths of these chunks, or as `Codec.decode`.
     """
     num_whole = num_elements // chunk_elements
-    head = _head_bytes(codec, chunk_elements)
-    if head is None or num_whole < 2:
+    vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
+    if vector is None:
         return _one_by_one(codec, chunks, chunk_elements, num_elements)
+    long, head = vector
     size_bytes = codec.encoded_bytes(chunk_elements)
     if len(chunks) < num_whole or any(len(chunk) != size_bytes for chunk in chunks[:num_whole]):
         raise RemoteProtocolError(f"{codec.name} chunks of other lengths", f"{size_bytes} bytes each")
-    values_n = codec.decode(_scales_first(chunks[:num_whole], head, size_bytes), num_whole * chunk_elements)
+    values_n = long.decode(_scales_first(chunks[:num_whole], head, size_bytes), num_whole * chunk_elements)
     rest = num_elements - num_whole * chunk_elements
     if not rest:
         return values_n

@@ -31,6 +31,7 @@ INT4_BLOCK_ELEMENTS: Final = 128
 E3M0_BLOCK_ELEMENTS: Final = 256
 
 FP16_MAX: Final = 65504.0
+_SMALLEST_NORMAL_BITS: Final = np.uint32(0x00800000)
 LARGEST_SAFE_SCALE: Final = np.finfo(np.float32).max / np.float32(128)
 """Times a code of at most 128 in size it stays finite, so that the products need not be looked at."""
 
@@ -107,8 +108,9 @@ def _absolute_maxima(grid: FloatArray) -> FloatArray:
 
 
 def _require_scales(scales: FloatArray, name: str) -> FloatArray:
-    is_right = (scales >= SMALLEST_NORMAL) | ((scales == 0) & ~np.signbit(scales))
-    if not (is_right & np.isfinite(scales)).all():
+    """Bits of floats are ordered as their sizes: those of normal numbers lie between two bounds, and what has a sign comes after."""
+    bits = scales.view("<u4")
+    if not ((bits == 0) | (bits - _SMALLEST_NORMAL_BITS < INFINITY_BITS - _SMALLEST_NORMAL_BITS)).all():
         raise RemoteProtocolError(f"{name} with a scale that is negative, not normal or not finite", "zero or normal")
     return scales
 
@@ -119,8 +121,13 @@ def _pairs_of(values: Sequence[float]) -> npt.NDArray[np.float32]:
     return np.stack([np.tile(single, 16), np.repeat(single, 16)], axis=1)
 
 
-class _BlockCodec(ABC):
-    """Blocks of values with a float32 scale each. Layout: all scales (little-endian float32), then all codes, values in order."""
+class BlockCodec(ABC):
+    """Blocks of values with a float32 scale each. Layout: all scales (little-endian float32), then all codes, values in order.
+
+    Args:
+        block_elements: of blocks of another length than the codec's own: vectors shorter than a block are written one by one as blocks
+            of their length are, so that many of one length can be written together.
+    """
 
     name: str
     block_elements: int
@@ -129,6 +136,10 @@ class _BlockCodec(ABC):
 
     _is_bounded = False
     """Whether every code stands for a number of at most 128 in size."""
+
+    def __init__(self, block_elements: int | None = None) -> None:
+        if block_elements is not None:
+            self.block_elements = block_elements
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """Scales, then codes."""
@@ -152,14 +163,21 @@ class _BlockCodec(ABC):
         for block in np.flatnonzero(scales == 0):
             if values[block * self.block_elements : (block + 1) * self.block_elements].any():
                 raise RemoteProtocolError(f"{self.name} with a scale of zero and codes that are not", "zeros")
-        num_full = num_elements // self.block_elements
-        end = num_full * self.block_elements
-        with np.errstate(over="ignore"):  # what overflows is refused below
-            values[:end].reshape(num_full, self.block_elements)[:] *= scales[:num_full, None]
-            values[end:] *= scales[num_full:]
-        if not self._is_bounded or scales.max(initial=0) > LARGEST_SAFE_SCALE:
+        if self._is_bounded and scales.max(initial=0) <= LARGEST_SAFE_SCALE:
+            self._multiply(values, scales)
+        else:
+            with np.errstate(over="ignore"):  # what overflows is refused
+                self._multiply(values, scales)
             require_finite(values, self.name)
         return torch.from_numpy(values)
+
+    def _multiply(self, values: FloatArray, scales: FloatArray) -> None:
+        num_full = len(values) // self.block_elements
+        end = num_full * self.block_elements
+        if num_full:
+            values[:end].reshape(num_full, self.block_elements)[:] *= scales[:num_full, None]
+        if end < len(values):
+            values[end:] *= scales[num_full:]
 
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a block, and the codes."""
@@ -178,7 +196,7 @@ class _BlockCodec(ABC):
         """Length of the codes of so many values."""
 
 
-class Int8Codec(_BlockCodec):
+class Int8Codec(BlockCodec):
     """Blocks of 256 values: scale = absolute maximum / 127, then round half to even of value / scale in int8."""
 
     name = "int8"
@@ -197,7 +215,7 @@ class Int8Codec(_BlockCodec):
         return num_elements
 
 
-class _FourBitCodec(_BlockCodec):
+class _FourBitCodec(BlockCodec):
     """Two codes a byte, the first one in the low half; an odd last one leaves the high half zero."""
 
     _pairs: npt.NDArray[np.float32]

@@ -7,7 +7,7 @@ from averaging.chunk_runs import RUN_ELEMENTS, decode_run, encode_run, run_chunk
 from averaging.codecs import codec_by_name, codec_names
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 
-CHUNKS = pytest.mark.parametrize("chunk_elements", [256, 512, 600, 37])
+CHUNKS = pytest.mark.parametrize("chunk_elements", [256, 512, 600, 37, 38])
 SIZES = pytest.mark.parametrize("num_elements", [512 * 7, 512 * 7 + 1, 512, 100])
 
 
