@@ -118,7 +118,9 @@ function checkpoint(c) {
   box.append(files);
   box.ontoggle = async () => {
     if (!box.open) return;
-    const found = await (await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/files`)).json();
+    const answer = await fetch(`api/checkpoints/${encodeURIComponent(c.name)}/files`).catch(() => null);
+    if (!answer || !answer.ok) { files.textContent = answer ? "its files are no longer there" : "the host did not answer"; return; }
+    const found = await answer.json();
     files.replaceChildren(...found.flatMap((f, i) => {
       const link = make("a", f.name);
       link.href = `checkpoints/${encodeURIComponent(c.name)}/${encodeURIComponent(f.name)}`;

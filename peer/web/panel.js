@@ -48,11 +48,11 @@ function nextRound(s) {
 function show(s) {
   el("name").textContent = s.name;
   document.title = `${s.name}: ${s.state} - Potluck`;
-  el("state").textContent = s.state;
+  el("state").textContent = s.state === "training" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
   el("state").className = `chip ${s.state}`;
   el("reason").textContent = s.reason === s.state ? "" : s.reason;
   el("waiting").textContent = [s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
-    .filter(Boolean).join("; ");
+    .filter((text, i, all) => text && !s.reason.includes(text) && all.indexOf(text) === i).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
     el("bytes").style.width = `${100 * s.download_bytes_here / s.download_bytes_all}%`;
@@ -69,7 +69,7 @@ function show(s) {
   facts("run", [["run", s.run], ["round", String(s.index)], ["trained by all", `${big(s.total_tokens)} tokens${done}`],
     ["time left", s.eta_s == null ? "" : span(s.eta_s)],
     ["not yet counted", `${big(s.tokens_ready)} tokens`],
-    ["in the last round", s.last_round ? `${s.last_round.members.length} peers, your share `
+    ["in the last round", s.last_round ? `${several(s.last_round.members.length, "peer")}, your share `
       + `${(100 * (s.last_round.weights[s.peer] || 0)).toFixed(0)}%` : ""],
     ["host", s.host_heard_ago_s == null ? "" : `heard ${span(s.host_heard_ago_s)} ago`],
     ["credential", s.credential_left_s == null ? "" : `good for ${span(s.credential_left_s)}`],
@@ -80,7 +80,7 @@ function show(s) {
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
     ["disk", `${big(s.disk_bytes)}B` + (s.disk_bound_bytes ? `, at most ${big(s.disk_bound_bytes)}B and the data` : "")],
-    ["training process", s.worker_restarts ? `brought back ${s.worker_restarts} times` : s.worker_state],
+    ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
     ["version", s.version], ["peer id", s.peer]]);
 }
 

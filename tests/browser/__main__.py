@@ -27,6 +27,7 @@ from tests.browser.runs import events, moment, volunteer
 
 VIEWS: Final = {"desktop": (1280, 900), "phone": (390, 844)}
 SETTLE_MS: Final = 1500
+PATIENCE_MS: Final = 120_000
 
 
 @contextmanager
@@ -34,6 +35,9 @@ def served(folder: Path) -> Iterator[tuple[str, str, str]]:
     """The host's view, the public one and a volunteer's panel, by URL."""
     unix_s = int(time.time())
     book = events(folder, unix_s)
+    for row in moment(folder, unix_s).picture.checkpoints[1:]:  # the oldest one's files are gone
+        (folder / row.path).mkdir(parents=True, exist_ok=True)
+        (folder / row.path / "fragment-0.safetensors").write_bytes(b"weights")
 
     def newest(most: int) -> tuple[RunEvent, ...]:
         return tuple(book.newest(most))
@@ -73,6 +77,32 @@ RUN_PARTS: Final = {
 PANEL_PARTS: Final = {".card": 6, "#speed path": 1, "#ready": 1, "#run dd": 8, "#machine dd": 7}
 
 
+SPILT: Final = """Math.max(...Array.from(document.querySelectorAll("section"), s => s.scrollHeight - s.clientHeight))"""
+
+
+def use(page: Page, name: str) -> list[str]:
+    """Everything on the run's page that can be used: a round, a checkpoint, its files, its verification; what is wrong with it."""
+    wrong: list[str] = []
+    page.locator("#timeline .cell").first.click()
+    if "% covered" not in page.locator("#round").inner_text():
+        wrong.append(f"{name}: the round that was pointed at is not read out")
+    newest, oldest = page.locator("#checkpoints details").first, page.locator("#checkpoints details").last
+    newest.locator("summary").click()
+    with page.expect_download() as download:
+        newest.locator("a").first.click()
+    if not download.value.suggested_filename.endswith("-fragment-0.safetensors"):
+        wrong.append(f"{name}: a checkpoint's file is saved as {download.value.suggested_filename}")
+    buttons = newest.locator("button")
+    if buttons.count() != int(name.startswith("host")):
+        wrong.append(f"{name}: {buttons.count()} buttons to verify a checkpoint")
+    if buttons.count():
+        buttons.first.click()
+        newest.locator(".good", has_text="verified").wait_for()
+    oldest.locator("summary").click()
+    oldest.locator("p", has_text="no longer there").wait_for()
+    return wrong
+
+
 def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str]:
     """One page in one window; what is wrong with it. `parts` are how many of each it has at least, by selector."""
     name = file.stem
@@ -82,7 +112,7 @@ def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str
     page.on("request", lambda r: None if r.url.startswith(url) else wrong.append(f"{name}: request to {r.url}"))
     page.on("dialog", lambda dialog: (wrong.append(f"{name}: a stranger's script ran"), dialog.dismiss()))
     page.goto(url)
-    page.wait_for_selector(".card", timeout=10_000)
+    page.wait_for_selector(".card", timeout=PATIENCE_MS)
     page.wait_for_timeout(SETTLE_MS)
     page.screenshot(path=file, full_page=True)
     if page.locator("img").count():
@@ -90,6 +120,15 @@ def look(page: Page, url: str, parts: Mapping[str, int], file: Path) -> list[str
     too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if too_wide > 0:
         wrong.append(f"{name}: {too_wide} pixels wider than the window")
+    spilt = page.evaluate(SPILT)
+    if spilt:
+        wrong.append(f"{name}: {spilt} pixels lie below the section that they belong to")
+    if "#checkpoints details" in parts:
+        errors_before = len(wrong)
+        wrong += use(page, name)
+        # Chromium itself writes the refused request of the checkpoint that is gone into the console.
+        wrong[errors_before:] = [line for line in wrong[errors_before:] if "404" not in line]
+        page.screenshot(path=file.with_stem(f"{name}-used"), full_page=True)
     for what, least in parts.items():
         if page.locator(what).count() < least:
             wrong.append(f"{name}: {page.locator(what).count()} of {what}, expected at least {least}")
@@ -104,7 +143,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     wrong: list[str] = []
-    with served(options.out) as (own, public, panel), sync_playwright() as playwright:
+    with served(options.out / "checkpoints") as (own, public, panel), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         for view, (width, height) in VIEWS.items():
             for scheme in ("light", "dark"):
@@ -114,6 +153,7 @@ def main() -> int:
                         viewport={"width": width, "height": height},
                         color_scheme="dark" if scheme == "dark" else "light",
                     )
+                    page.set_default_timeout(PATIENCE_MS)
                     wrong += look(page, url, parts, options.out / f"{kind}-{view}-{scheme}.png")
                     page.close()
         browser.close()
