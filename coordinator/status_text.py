@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import log
 
 from protocol.looks import rows_of
-from protocol.tables import duration, printable
+from protocol.tables import duration, printable, several
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -68,7 +68,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         f"{status.get('run')}: {status.get('phase')}, {status.get('reason')}",
         progress,
         _loss_line(status),
-        f"{len(peers)} peers",
+        several(len(peers), "peer"),
         *(_peer_line(row) for row in peers),
     ]
     if status.get("restarted"):

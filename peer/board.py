@@ -78,6 +78,11 @@ class Board:
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
+    shown_state: str = ""
+    """What the last reader was told, since `shown_since_s` of the clock: the owner's controls change it beside `say`."""
+
+    shown_since_s: float = 0.0
+
     def has_joined(self, roster: Roster, ways_in: tuple[str, ...], session: int) -> None:
         """The membership of this process, and where others listened when it began."""
         self.roster, self.ways_in, self.session = roster, ways_in, session
@@ -250,7 +255,14 @@ class Board:
         elif self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
+        updates["state_s"] = self._time_in(str(updates.get("state", self.state)))
         return status.model_copy(update=updates)
+
+    def _time_in(self, state: str) -> float:
+        now_s = self.clock.monotonic_s()
+        if state != self.shown_state:
+            self.shown_state, self.shown_since_s = state, now_s
+        return now_s - self.shown_since_s
 
     def _of_disk(self) -> dict[str, object]:
         room = self.disk.room if self.disk is not None else None

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from peer.flags import JoinFlags, PlaceFlags, taking
-from protocol.tables import examples
+from protocol.tables import examples, several
 
 _PANEL: Final = "For volunteers"
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
@@ -96,7 +96,9 @@ def pause(
     folder = load_peer_config({"state_dir": state_dir}).state_dir
     until_unix_s = None if minutes is None else time.time() + minutes * 60
     write_pause(folder, OwnerPause(until_unix_s))
-    end = "until `potluck resume`" if minutes is None else f"for {minutes:g} minutes, or until `potluck resume`"
+    end = (
+        "until `potluck resume`" if minutes is None else f"for {several(minutes, 'minute')}, or until `potluck resume`"
+    )
     typer.echo(f"paused {end}: a running peer stops training within 2 s, a later one starts paused")
 
 

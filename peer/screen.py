@@ -14,12 +14,12 @@ from rich.text import Text
 
 from peer.demo_screen import bits, in_bytes
 from peer.status import PeerStatus
-from peer.status_text import next_round, of_the_run
+from peer.status_text import next_round, of_the_run, state_told
 
 LIVE_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 1.0
 PLAIN_SILENCE_S = 600.0
-"""After so long without a change a line says how far the round is: rounds may take hours, and a silent log looks like a dead peer."""
+"""After so long without a change a line says how far the round is, or how long it has waited: a silent log looks like a dead peer."""
 
 _BAR_WIDTH = 50
 
@@ -48,9 +48,10 @@ async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) ->
     while True:
         status, now_s = read_status(), trio.current_time()
         key = f"{status.state} {status.index} {status.reason if status.state != 'training' else ''}"
-        is_quiet = status.state == "training" and now_s - told_s >= PLAIN_SILENCE_S
+        is_quiet = now_s - told_s >= PLAIN_SILENCE_S
         if key != last or is_quiet:
-            line = f"{peer_line(status)}; {next_round(status)}" if is_quiet else peer_line(status)
+            is_on_its_way = is_quiet and status.state == "training"
+            line = f"{peer_line(status)}; {next_round(status)}" if is_on_its_way else peer_line(status)
             console.print(line, highlight=False, soft_wrap=True)
             last, told_s = key, now_s
         await trio.sleep(PLAIN_INTERVAL_S)
@@ -58,7 +59,12 @@ async def _run_plain(read_status: Callable[[], PeerStatus], console: Console) ->
 
 def peer_line(status: PeerStatus) -> str:
     """One line: where this peer stands."""
-    told = [status.state, f"round {status.index}", f"{status.tokens_per_s:,.0f} tokens/s", f"loss {bits(status.loss)}"]
+    told = [
+        state_told(status),
+        f"round {status.index}",
+        f"{status.tokens_per_s:,.0f} tokens/s",
+        f"loss {bits(status.loss)}",
+    ]
     told += [of_the_run(status)] if status.eta_s is not None else []
     return f"{status.name}: {', '.join(told)}; {status.reason}"
 
@@ -66,7 +72,7 @@ def peer_line(status: PeerStatus) -> str:
 def peer_picture(status: PeerStatus) -> RenderableType:
     """The panel."""
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("state", Text(f"{status.state}: {status.reason}", style="bold"))
+    rows.add_row("state", Text(f"{state_told(status)}: {status.reason}", style="bold"))
     rows.add_row("training", f"{status.tokens_per_s:,.0f} tokens/s, loss {bits(status.loss)}")
     rows.add_row("yours", f"{status.tokens_trained:,} tokens trained, counted in {status.rounds_counted} rounds")
     direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""

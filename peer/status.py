@@ -48,6 +48,7 @@ class PeerStatus(BaseModel):
         peer: peer id.
         name: its stable two-word name.
         state: "joining", "catching up", "training", "paused", "waiting", "leaving" or "finished".
+        state_s: for how long so far, to a second or two; of a peer that waits, how long it has.
         reason: why, in one sentence.
         round_waiting: what the next round, or the open one, waits for; empty before there are rounds.
         restarted: where this process took up what an earlier one had on disk, and what of it was lost; empty for a newcomer.
@@ -103,6 +104,7 @@ class PeerStatus(BaseModel):
     name: str
     run: str = ""
     state: str = "joining"
+    state_s: float = 0.0
     reason: str = ""
     round_waiting: str = ""
     restarted: str = ""

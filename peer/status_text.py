@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from peer.status import PeerStatus
-from protocol.tables import bits, duration, in_bytes, printable, whole
+from protocol.tables import bits, duration, in_bytes, printable, several, whole
+
+_LEAST_TOLD_S: Final = 5.0
+
+
+def state_told(status: PeerStatus) -> str:
+    """As "training", or "waiting for 3 min": what is not training is told with how long it has been so."""
+    if status.state == "training" or status.state_s < _LEAST_TOLD_S:
+        return status.state
+    return f"{status.state} for {duration(status.state_s)}"
 
 
 def next_round(status: PeerStatus) -> str:
@@ -33,15 +44,17 @@ def status_lines(status: PeerStatus) -> list[str]:
         f" of {status.target_total_tokens:,} tokens, {of_the_run(status)}" if status.target_total_tokens else " tokens"
     )
     lines = [
-        f"{status.name} in {printable(status.run or 'no run yet')}: {status.state}, {printable(status.reason)}",
+        f"{status.name} in {printable(status.run or 'no run yet')}: {state_told(status)}, {printable(status.reason)}",
         f"round {status.index}, {status.total_tokens:,}{target}",
         *([next_round(status)] if status.round_target_tokens else []),
         f"training {whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte",
-        f"yours: {status.tokens_trained:,} tokens trained, counted in {status.rounds_counted} rounds",
+        f"yours: {status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}",
         f"traffic {in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down",
         f"disk {in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}",
         f"memory {in_bytes(status.memory_bytes)}",
     ]
+    if status.allowed_reason and status.allowed_reason != status.reason:
+        lines.append(f"controls: {printable(status.allowed_reason)}")
     if status.apart:
         lines.append(printable(status.apart))
     if status.round_waiting:
@@ -54,7 +67,7 @@ def status_lines(status: PeerStatus) -> list[str]:
     if status.restarted:
         lines.append(printable(status.restarted))
     if status.worker_restarts:
-        lines.append(f"the training process was brought back {status.worker_restarts} times")
+        lines.append(f"the training process was brought back {several(status.worker_restarts, 'time')}")
     if not status.is_sound:
         lines.append("the state differs from the one that the run attests; it is being made again")
     return lines

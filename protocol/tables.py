@@ -79,6 +79,11 @@ def whole(value: object) -> str:
     return "-" if found is None else f"{found:,.0f}"
 
 
+def several(count: float, thing: str) -> str:
+    """As "1 round", "3 rounds" or "1,234.5 minutes"; for words that take an s."""
+    return f"{count:,.10g} {thing}" if count == 1 else f"{count:,.10g} {thing}s"
+
+
 def short_count(value: object) -> str:
     """A count as "950", "12.3k", "14.7M" or "2.1G"; "-" for what is no number."""
     found = number(value)

@@ -13,6 +13,7 @@ from averaging.network.offload import InlineOffload
 from averaging.rounds.download import DownloadProgress
 from peer.apart import APART_AFTER_S
 from peer.board import Board
+from peer.controls_core import Decision
 from peer.roster import HOST_AWAY_S, Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.frozen import replace
@@ -58,14 +59,31 @@ async def test_room_on_the_disk_is_told_once_it_was_looked_at(
     assert (board.read().disk_free_bytes, board.read().disk_all_bytes) == (meter.room.free_bytes, meter.room.all_bytes)
 
 
-def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
+async def test_before_anything_is_there_the_board_says_where_we_are_and_why() -> None:
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     board.say("waiting", "for the run to start")
     status = board.read()
     assert (status.state, status.reason, status.head, status.index) == ("waiting", "for the run to start", "", 0)
 
 
-def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
+async def test_how_long_it_has_been_so_counts_from_the_change_of_what_is_shown(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    assert (board.read().state, board.read().state_s) == ("joining", 0.0)
+    await trio.sleep(7.0)
+    assert board.read().state_s == 7.0
+    board.say("training", "training")
+    assert board.read().state_s == 0.0
+    await trio.sleep(2.0)
+    board.allowed = Decision(share=0.0, reason="paused by its owner")
+    assert (board.read().state, board.read().state_s) == ("paused", 0.0)
+    await trio.sleep(3.0)
+    board.allowed = Decision(share=0.0, reason="on battery")
+    assert (board.read().reason, board.read().state_s) == ("on battery", 3.0)
+
+
+async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     board.publish("downloading", {"progress": DownloadProgress(index=3, bytes_here=10, bytes_all=40, num_donors=2)})
     status = board.read()
@@ -75,7 +93,7 @@ def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:
     assert (status.download_bytes_here, status.download_bytes_all, status.download_donors) == (0, 0, 0)
 
 
-def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
+async def test_what_a_start_found_on_the_disk_stays_in_the_status() -> None:
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     assert board.read().restarted == ""
     board.has_restarted("restarted at round 3; nothing was lost")
@@ -220,7 +238,7 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
     assert credited
 
 
-def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     views = {name: PeerView(PeerId(name), heard_at_s=heard_at_s) for name, heard_at_s in (("a", 0.0), ("b", 90.0))}
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
@@ -229,7 +247,7 @@ def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pyte
     assert [row["last_seen_s"] for row in board.known_peers()] == [None, 10.0]
 
 
-def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_once_ours_is_the_runs(
+async def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_once_ours_is_the_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     links = (ChainLink(UnitName("whole"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100),)
@@ -246,7 +264,7 @@ def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_once_o
     assert board.apart_told == ""
 
 
-def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     links = (ChainLink(UnitName("whole"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100),)
     now_s = 100.0
     board = Board(PeerId("peer"), VirtualClock(), 5.0)

@@ -67,6 +67,22 @@ async def test_plain_screen_says_how_far_a_long_round_is(autojump_clock: trio.te
     assert later == [f"{first}; next round: 50 of 200 tokens ready, at the latest in 2.0 h"] * 2
 
 
+async def test_plain_screen_says_now_and_then_that_it_still_waits(autojump_clock: trio.testing.MockClock) -> None:
+    console = Console(file=io.StringIO(), width=200)
+
+    def waiting() -> PeerStatus:
+        told = {"state": "waiting", "state_s": trio.current_time() - began_s, "reason": "for one more peer"}
+        return STATUS.model_copy(update=told)
+
+    began_s = trio.current_time()
+    with trio.move_on_after(PLAIN_SILENCE_S + 30):
+        await run_screen(waiting, mode="plain", console=console)
+    assert isinstance(console.file, io.StringIO)
+    first, later = console.file.getvalue().splitlines()
+    assert first.startswith("calm otter: waiting, ")
+    assert later.startswith("calm otter: waiting for 10 min, ")
+
+
 async def test_plain_screen_prints_each_change_once(autojump_clock: trio.testing.MockClock) -> None:
     console = Console(file=io.StringIO(), width=200)
     shown = STATUS

@@ -29,6 +29,13 @@ def test_peer_apart_from_the_run_says_so() -> None:
     assert "apart from the run for 2 min" in status_lines(apart)
 
 
+def test_what_its_owner_allows_is_told_once() -> None:
+    quarter = {"allowed_share": 0.25, "allowed_reason": "trains 25% of the time\x1b"}
+    assert "controls: trains 25% of the time\\x1b" in status_lines(STATUS.model_copy(update=quarter))
+    paused = {"state": "paused", "reason": "paused by its owner", "allowed_reason": "paused by its owner"}
+    assert "\n".join(status_lines(STATUS.model_copy(update=paused))).count("paused by its owner") == 1
+
+
 def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
     text = "\n".join(status_lines(STATUS))
     for said in (
@@ -43,6 +50,13 @@ def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
         "differs from the one",
     ):
         assert said in text
+
+
+def test_what_is_not_training_is_told_with_how_long_it_has_been_so() -> None:
+    waiting = STATUS.model_copy(update={"state": "waiting", "state_s": 200.0, "reason": "for one more peer"})
+    assert status_lines(waiting)[0] == "calm-otter in tiny: waiting for 3 min, for one more peer"
+    for update in ({"state_s": 200.0}, {"state": "waiting", "state_s": 1.0}):
+        assert " for " not in status_lines(STATUS.model_copy(update=update))[0]
 
 
 def test_next_round_is_told_by_its_tokens_and_by_when_it_is_opened_at_the_latest() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.tables import WIDTH, bits, duration, in_bytes, printable, short_count, table, whole
+from protocol.tables import WIDTH, bits, duration, in_bytes, printable, several, short_count, table, whole
 
 
 def test_table_lines_up_and_fits_a_terminal_however_long_the_last_cell_is() -> None:
@@ -68,3 +68,8 @@ def test_what_is_no_number_is_a_dash() -> None:
 def test_count_is_short_however_large_it_is() -> None:
     counts = (0, 950, 12_345, 14_745_600, 2_100_000_000, None, True)
     assert [short_count(count) for count in counts] == ["0", "950", "12.3k", "14.7M", "2.1G", "-", "-"]
+
+
+def test_one_of_a_thing_has_no_s() -> None:
+    found = [several(count, "round") for count in (0, 1, 2, 12_345, 0.5)]
+    assert found == ["0 rounds", "1 round", "2 rounds", "12,345 rounds", "0.5 rounds"]
