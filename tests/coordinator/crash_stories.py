@@ -7,6 +7,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -16,13 +17,15 @@ import trio.testing
 from coordinator.checkpoints import verify_checkpoint
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from coordinator.ledger_damage import COUNT_ROW
-from protocol.coordination import HeldoutResult, PeerReport
+from protocol.coordination import HeldoutResult, PeerReport, decode_admit_reply
 from protocol.errors import ConfigError
 from protocol.identity_file import open_identity
-from tests.coordinator.chain_world import PEERS, Chain
+from protocol.pb import coordinator_pb2 as pb
+from protocol.revocation import Revocation, seal_revocation
+from tests.coordinator.chain_world import HOST, PEERS, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
 from tests.coordinator.test_checkpointer import Donors, checkpointer, commit_and_report
-from tests.coordinator.test_service import READY, admit_all, start
+from tests.coordinator.test_service import READY, admit_all, ban, renew_request, start
 
 T = TypeVar("T")
 Value = Mapping[str, object]
@@ -206,6 +209,83 @@ class Admission(HostStory):
         await host.service.admit(self._request)
 
 
+class Renewal(HostStory):
+    """A peer's next credential is issued."""
+
+    name = "renewal"
+
+    def __init__(self) -> None:
+        self._request = b""
+
+    async def before(self, host: HostWorld) -> None:
+        """Three peers were admitted."""
+        await admit_all(host)
+        self._request = renew_request(host, PEERS[0])
+
+    async def write(self, host: HostWorld) -> None:
+        """One of them asks again."""
+        await host.service.renew(self._request)
+
+
+class Forgotten(HostStory):
+    """An old copy of the ledger does not know a peer, which shows its credential."""
+
+    name = "a peer that an old copy forgot"
+
+    def __init__(self) -> None:
+        self._report = b""
+
+    def prepare(self, folder: Path) -> None:
+        """The ledger from before the peer was admitted."""
+        in_host(folder, self.before)
+        for file in folder.glob(f"{LEDGER_FILE}*"):
+            file.unlink()
+
+    async def before(self, host: HostWorld) -> None:
+        """The peer is admitted."""
+        host.invite()
+        reply = decode_admit_reply(await host.service.admit(host.admit_request(PEERS[0])))
+        shown = pb.Sealed.FromString(host.report(PEERS[0], READY))
+        shown.credential = reply.credential
+        self._report = shown.SerializeToString()
+
+    async def write(self, host: HostWorld) -> None:
+        """It reports."""
+        await host.service.report(self._report)
+
+
+class Ban(HostStory):
+    """A peer is sent away, beside the running coordinator."""
+
+    name = "a ban"
+    lasting = (*HostStory.lasting, "revocations")
+
+    async def before(self, host: HostWorld) -> None:
+        """Three peers were admitted."""
+        await admit_all(host)
+
+    async def write(self, host: HostWorld) -> None:
+        """One of them is sent away."""
+        ban(host, PEERS[0])
+
+
+class BanBrought(HostStory):
+    """A ban that an old copy of the ledger has lost comes back with a report."""
+
+    name = "a ban that an old copy forgot"
+    lasting = (*HostStory.lasting, "revocations")
+
+    async def before(self, host: HostWorld) -> None:
+        """A peer was admitted; the other one was sent away, and the copy does not even know it."""
+        host.invite()
+        await host.service.admit(host.admit_request(PEERS[1]))
+
+    async def write(self, host: HostWorld) -> None:
+        """The peer brings the host's own word."""
+        entry = seal_revocation(HOST, host.run_id, Revocation(PEERS[0].peer_id, "equivocation", 1_700_000_000, 1))
+        await host.service.report(host.report(PEERS[1], replace(READY, revocations=(entry,))))
+
+
 class Start(HostStory):
     """The start record is signed."""
 
@@ -304,4 +384,5 @@ class Checkpoints(HostStory):
 
 def all_stories() -> Sequence[Story]:
     """Every way of writing, with nothing done yet."""
-    return FirstLedger(), OpeningTheRun(), Admission(), Start(), Rounds(), Checkpoints()
+    members = Admission(), Renewal(), Forgotten(), Ban(), BanBrought()
+    return FirstLedger(), OpeningTheRun(), *members, Start(), Rounds(), Checkpoints()
