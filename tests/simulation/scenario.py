@@ -24,6 +24,7 @@ from protocol.rounds.state import Event, RoundState, Step, Switched
 from protocol.wire import encode_record
 from tests.simulation import virtual_time
 from tests.simulation.invariants import KnownCommit, Violation
+from tests.simulation.lives import COUNTED, MINTED, READY
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
 from tests.simulation.stories import Outcome, come_together, summary
@@ -329,6 +330,9 @@ class Scenario:
     num_seeds: int = 1
     """How many of its seeds belong to the tests."""
 
+    loses_nothing: bool = False
+    """Nobody dies and no disk is lost, so that every token that was trained is counted or ready in the end."""
+
 
 SCENARIOS: dict[str, Scenario] = {}
 
@@ -339,13 +343,19 @@ def add(scenario: Scenario) -> None:
 
 
 def scenario(
-    num_peers: int, profile: Profile = CALM, *, num_late: int = 0, is_even: bool = False, num_seeds: int = 1
+    num_peers: int,
+    profile: Profile = CALM,
+    *,
+    num_late: int = 0,
+    is_even: bool = False,
+    num_seeds: int = 1,
+    loses_nothing: bool = False,
 ) -> Callable[[Script], Script]:
     """Put a script into the collection, under its own name."""
 
     def put(script: Script) -> Script:
         name = getattr(script, "__name__").replace("_", "-")  # noqa: B009 - a callable
-        add(Scenario(name, script, num_peers, profile, num_late, is_even, num_seeds))
+        add(Scenario(name, script, num_peers, profile, num_late, is_even, num_seeds, loses_nothing))
         return script
 
     return put
@@ -399,6 +409,8 @@ async def _play(told: Scenario, outcome: Outcome, scenes: list[Scene], keeps_tra
             await scene.rounds(1, within_s=10 * told.profile.longest_interval_s)
             await told.script(scene)
             await scene.together()
+            if told.loses_nothing:
+                expect(set(world.tokens) <= {MINTED, COUNTED, READY}, f"no work is lost; {dict(world.tokens)}")
         finally:
             outcome.rounds = world.rounds()
             outcome.virtual_s = trio.current_time()

@@ -15,7 +15,7 @@ from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, Scenario, Scene, Seen, add, expect, replaced, scenario
 
 BRISK = replace(CALM, round_s=3.0, list_every_s=2.0)
-FED = replace(BRISK, codec="int4", error_feedback=0.95)
+FED = replace(BRISK, codec="topk", result_codec="top6", num_elements=8 * 130, error_feedback=0.95)
 STRIDE = 8
 """Points of a round from one crash to the next: so many seeds have crashed at each point."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from averaging.network.memory_network import LinkSpeed
+from protocol.rounds.orders import BeginExchange
 from protocol.rounds.plan import consumed_tokens, covered_chunks
 from tests.simulation import accounting
 from tests.simulation.invariants import KnownCommit
 from tests.simulation.node import Node
-from tests.simulation.scenario import CALM, Scene, expect, scenario
+from tests.simulation.scenario import CALM, Scene, Seen, expect, scenario
 
 FLAP_S = 2.0
 NUM_FLAPS = 6
@@ -17,11 +18,23 @@ NUM_FLAPS = 6
 
 @scenario(5)
 async def flapping_peer(scene: Scene) -> None:
-    """Two seconds here, two seconds away, first as the opener, then as whoever it is, then with a thin line: rounds go on."""
+    """Two seconds here, two seconds away, as the opener, as a reducer, and as a sender with a thin line: rounds go on."""
     await scene.everybody_votes()
     flapping = scene.opener()
     others = scene.without(flapping)
     before = max(node.index for node in others)
+    roles = set[str]()
+
+    def note_roles(seen: Seen) -> None:
+        opened, is_thin = seen.after.open, flapping.peer in scene.world.swarm.speeds
+        if seen.node is flapping and opened.leading is not None:
+            roles.add("opener")
+        if opened.proposal is not None and flapping.peer in {part.reducer for part in opened.proposal.slices}:
+            roles.add("reducer")
+        if seen.node is flapping and is_thin and seen.orders(BeginExchange):
+            roles.add("slow sender")
+
+    scene.hooks.append(note_roles)
     for is_thin in (False, True):
         if is_thin:
             scene.world.swarm.speeds[flapping.peer] = LinkSpeed(0.3, 2_000.0)
@@ -29,6 +42,7 @@ async def flapping_peer(scene: Scene) -> None:
             with scene.cut([flapping], others):
                 await scene.sleep(FLAP_S)
             await scene.sleep(FLAP_S)
+    expect(roles == {"opener", "reducer", "slow sender"}, f"it was everything in turn; it was {sorted(roles)}")
     lasted_s = 4 * NUM_FLAPS * FLAP_S
     rounds = max(node.index for node in others) - before
     expect(rounds >= lasted_s / scene.world.profile.longest_interval_s, f"rounds go on; there were {rounds}")

@@ -72,10 +72,11 @@ async def _split(scene: Scene, sizes: Sequence[int]) -> None:
 
 
 for _sizes in ((5, 3), (4, 4), (3, 3, 2), (1, 1)):
-    add(Scenario(f"split-{'-'.join(map(str, _sizes))}", partial(_split, sizes=_sizes), sum(_sizes), QUIET))
+    _name = f"split-{'-'.join(map(str, _sizes))}"
+    add(Scenario(_name, partial(_split, sizes=_sizes), sum(_sizes), QUIET, loses_nothing=True))
 
 
-@scenario(5, QUIET)
+@scenario(5, QUIET, loses_nothing=True)
 async def split_again_during_resync(scene: Scene) -> None:
     """Three times the cut comes back while the losing side brings the other lineage here; the third time in three."""
     one, two = _sides(scene, (3, 2))
@@ -94,7 +95,7 @@ def _is_resyncing(scene: Scene) -> bool:
     return any(scene.state(node).switching is not None for node in scene.nodes)
 
 
-@scenario(5, QUIET)
+@scenario(5, QUIET, loses_nothing=True)
 async def half_healed(scene: Scene) -> None:
     """Three lineages; first two sides meet, then the third one appears."""
     sides = _sides(scene, (2, 2, 1))

@@ -122,6 +122,7 @@ for _sizes in ((3, 2), (2, 2)):
             partial(_fragments, sizes=_sizes),
             sum(_sizes),
             replace(QUIET, layout=FRAGMENTS),
+            loses_nothing=True,
         )
     )
 
@@ -129,7 +130,7 @@ for _sizes in ((3, 2), (2, 2)):
 # --- experts ------------------------------------------------------------------------------------------------------------------
 
 
-@scenario(6, APART)
+@scenario(6, APART, loses_nothing=True)
 async def expert_of_the_losing_side(scene: Scene) -> None:
     """Only the side that loses holds expert 2: nobody else moved it, so that its work stands, and goes on with the other spine."""
     lost = [node for node in scene.nodes if "expert-2" in node.units]
@@ -151,7 +152,7 @@ async def expert_of_the_losing_side(scene: Scene) -> None:
     expect(record is not None and record.spine in trunk, "it cites the followed trunk from then on")
 
 
-@scenario(6, APART)
+@scenario(6, APART, loses_nothing=True)
 async def only_holders_apart(scene: Scene) -> None:
     """The two holders of expert 0 cannot reach each other, everybody else can reach both. The trunk goes on with all; the expert parts
     after the patience, and becomes one again when they meet.
@@ -194,7 +195,7 @@ async def holders_behind_walls(scene: Scene) -> None:
 # --- stages -------------------------------------------------------------------------------------------------------------------
 
 
-@scenario(4, replace(QUIET, layout=STAGES), num_seeds=2)
+@scenario(4, replace(QUIET, layout=STAGES), num_seeds=2, loses_nothing=True)
 async def stages_cut_across(scene: Scene) -> None:
     """Two replicas of each of two stages, cut so that each side has one of each. Both stages end up with the same side's work, also
     for those who hold the second stage only and follow the first one by its records.
