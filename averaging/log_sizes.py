@@ -5,10 +5,11 @@ nobody reads it for that.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from protocol.frozen import replace
 from protocol.ids import CommitId
 
 MAX_DISPLACED: Final = 256
@@ -21,7 +22,7 @@ MAX_DISPLACED_BYTES: Final = 1 << 20
 """What they take of the log at most: a certificate of 64 members is 12 kB, so 80 rounds of a side, and little beside one state."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Votes:
     """Bytes of what stands of the votes on one base: the highest promise, the last ack, and the last of a lone record."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
@@ -25,6 +25,7 @@ import trio
 from averaging.log_sizes import LoggedCertificate, LogSizes
 from averaging.network.seams import LOG_FRAME_BYTES, Storage
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import AckedRecord, Ballot
 from protocol.wire import decode_certificate, decode_record
@@ -60,7 +61,7 @@ class LoggedContribution:
     next_step: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoggedBase:
     """What was written about one base before the process ended; `has_forgotten`: acks on it were dropped since."""
 
@@ -272,7 +273,9 @@ class UnitLog:
             logged, sizes = _read(await self._storage.read_records(LOG_NAME))
             entries = _entries(logged, sizes.whole_bases(newest, self._limits.kept_bases))
             await self._storage.replace_log(LOG_NAME, entries)
-            _, self._sizes = _read(entries)
+            self._sizes = LogSizes()
+            for entry in entries:
+                _count(entry, self._sizes)
             self._live_bytes = self._sizes.total_bytes
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -156,7 +155,7 @@ class MemoryStream:
 
     def count_as(self, unit: str, codec: str) -> None:
         """Count under these from now on."""
-        self._kind = replace(self._kind, unit=unit, codec=codec)
+        self._kind = BulkKind(Way.MEMORY, self._kind.channel, unit, codec)
 
     def _check(self, is_broken: bool) -> None:
         if is_broken or self._pipe.is_reset or self._is_closed or not self._here.is_alive:
