@@ -67,12 +67,20 @@ def _fields(cls: Hashable) -> tuple[_Field, ...]:
     return tuple(_describe(kind, f) for f in dataclasses.fields(kind))
 
 
+@functools.cache
+def _scalars_and_others(cls: Hashable) -> tuple[tuple[str, ...], tuple[_Field, ...]]:
+    fields = _fields(cls)
+    scalars = tuple(field.name for field in fields if field.kind == "scalar")
+    return scalars, tuple(field for field in fields if field.kind != "scalar")
+
+
 def _fill(value: object, target: Message) -> None:
-    for field in _fields(cast("Hashable", type(value))):
+    scalars, others = _scalars_and_others(cast("Hashable", type(value)))
+    for name in scalars:
+        setattr(target, name, getattr(value, name))
+    for field in others:
         part = getattr(value, field.name)
-        if field.kind == "scalar":
-            setattr(target, field.name, part)
-        elif field.kind == "many scalars":
+        if field.kind == "many scalars":
             getattr(target, field.name).extend(part)
         elif field.kind == "many messages":
             repeated = getattr(target, field.name)
@@ -179,8 +187,9 @@ def decode_body(cls: type[D], data: bytes) -> D:
     return _take(cls, _parse(_proto_class(cls), data))
 
 
-def _oneof_name(cls: type) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+@functools.cache
+def _oneof_name(cls: Hashable) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cast("type", cls).__name__).lower()
 
 
 _ROUND_CLASSES: Final[dict[str, type]] = {_oneof_name(cls): cls for cls in typing.get_args(RoundMessage)}
@@ -188,7 +197,7 @@ _FETCH_CLASSES: Final[dict[str, type]] = {_oneof_name(cls): cls for cls in typin
 
 
 def _encode_oneof(outer: Message, value: object) -> bytes:
-    body = getattr(outer, _oneof_name(type(value)))
+    body = getattr(outer, _oneof_name(cast("Hashable", type(value))))
     body.SetInParent()
     _fill(value, body)
     return outer.SerializeToString(deterministic=True)

@@ -278,18 +278,17 @@ class RoundService:
 
     async def _step(self, event: Event) -> None:
         before = self.state
-        step = self._judge(event)
-        self._state = step.state
+        step = self._judge(before, event)
+        state = self._state = step.state
         self._tell_why(step)
         for action in step.actions:
             await self._tasks.guarded(self._perform, action)
         if isinstance(event, LeaveLogged) and not any(isinstance(action, Send) for action in step.actions):
             self._has_left.set()
-        if before.link.commit != self.state.link.commit:
+        if before.link.commit != state.link.commit:
             self._exchanging.head_moved()
             self._changes.notify()
-        self._tell_spine(before)
-        state = self.state
+        self._tell_spine(before, state)
         if state.open is not before.open and liveness.next_tick_s(state) < liveness.next_tick_s(before):
             hurry, self._hurry = self._hurry, trio.Event()
             hurry.set()
@@ -314,23 +313,22 @@ class RoundService:
             if not isinstance(action, SendHeartbeat):
                 log.debug("round_order", order=type(action).__name__, reason=action.reason, index=index, peer=peer)
 
-    def _tell_spine(self, before: RoundState) -> None:
+    def _tell_spine(self, before: RoundState, state: RoundState) -> None:
         """Where this unit is the spine, the others hear where it stands; not between a flip and the machine's word of it."""
-        state = self.state
-        is_flipping = state.switching is not None and state.switching.is_flipping
         has_moved = state.link is not before.link or state.tree is not before.tree
-        if self.config.is_spine and has_moved and not is_flipping:
+        is_flipping = state.switching is not None and state.switching.is_flipping
+        if has_moved and self.config.is_spine and not is_flipping:
             self._peer.spine_moved(SpineView(state.link.commit, state.tree))
 
-    def _judge(self, event: Event) -> Step:
+    def _judge(self, state: RoundState, event: Event) -> Step:
         """One step of the machine. What a stranger says may be refused, never end us."""
         now_s = self._tools.clock.monotonic_s()
         try:
-            return core.step(self.state, event, now_s)
+            return core.step(state, event, now_s)
         except PotluckError as error:
             if not isinstance(event, MessageArrived):
                 raise
-            return Step(self.state, remark=f"dropped a message of {short(event.sender)}: {error.one_line()}")
+            return Step(state, remark=f"dropped a message of {short(event.sender)}: {error.one_line()}")
 
     async def _perform(self, action: Action) -> None:
         match action:

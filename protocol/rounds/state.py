@@ -85,7 +85,7 @@ class RoundConfig:
     @property
     def is_spine(self) -> bool:
         """Whether this unit decides for all others."""
-        return self.spine in (None, self.unit)
+        return self.spine is None or self.spine == self.unit
 
 
 @dataclass(frozen=True)
