@@ -34,6 +34,12 @@ from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 M: Final = 1_000_000
 TRIAL_LIMIT_S: Final = 150.0
+IDLE_S: Final = 45.0
+SMALL: Final = tuple(
+    Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_S) for peers in (2, 4, 8, 16, 32)
+)
+"""Where what is said beside the data weighs most."""
+
 KILLED_AT: Final = (4, 100, "int8")
 """Members, Mbit/s and codec at which one is killed in the end."""
 
@@ -46,7 +52,7 @@ FULL: Final = (
     Setting(25 * M, 2, 1000, ("fp32", "int8")),
     Setting(100 * M, 2, 0, ("int8",)),
     Setting(100 * M, 4, 0, ("int8",)),
-    *(Setting(1 * M, peers, 0, ("int8",), has_baselines=False) for peers in (2, 4, 8, 16, 32)),
+    *SMALL,
     Setting(100 * M, 4, 1000, ("int8",), has_baselines=False),
     Setting(100 * M, 4, 100, ("int8",), has_baselines=False),
 )
@@ -54,7 +60,7 @@ QUICK: Final = (
     Setting(25 * M, 4, 0, ("int8",)),
     Setting(25 * M, 4, 100, ("int8",)),
     Setting(25 * M, 4, 1000, ("fp32",)),
-    *(Setting(1 * M, peers, 0, ("int8",), has_baselines=False) for peers in (2, 8)),
+    *(setting for setting in SMALL if setting.num_peers in (2, 8)),
 )
 
 
@@ -77,7 +83,7 @@ class Plan:
         started_s = 20.0 + 4.0 * setting.num_peers
         encoded = setting.bound_bytes("fp32" if setting.has_baselines else setting.codecs[0])
         link_s = 2.5 * encoded * 8 / (setting.rate_mbit_s * 1e6) if setting.rate_mbit_s else setting.num_elements / 25e6
-        return self.left_s > started_s + 3 * link_s
+        return self.left_s > started_s + 3 * link_s + setting.idle_s
 
 
 @contextmanager
@@ -89,12 +95,14 @@ def _places(setting: Setting) -> Iterator[Places]:
         yield places
 
 
-def take_turns(ours: Group, others: Sequence[Group], plan: Plan) -> None:
-    """One warm-up each, then trials of all in turn."""
+def take_turns(ours: Group, others: Sequence[Group], plan: Plan, idle_s: float = 0.0) -> None:
+    """One warm-up each, then trials of all in turn, the last ones after a pause."""
     for group in (ours, *others):
         if not group.num_done:
             group.trial(TRIAL_LIMIT_S, is_warm_up=True)
-    for _ in range(plan.num_trials):
+    for number in range(plan.num_trials):
+        if number == plan.num_trials - 1 and not ours.failed:
+            time.sleep(idle_s)
         for group in (ours, *others):
             begin_s = time.monotonic()
             trial = group.trial(min(TRIAL_LIMIT_S, max(5.0, plan.left_s)))
@@ -139,7 +147,7 @@ def _measure_codec(
     begun = {group.name: len(group.trials) for group in beside}
     killed: list[Row] = []
     with open_ours(children, directory, places, config) as ours:
-        take_turns(ours, beside, plan)
+        take_turns(ours, beside, plan, setting.idle_s)
         if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT and not ours.failed:
             killed = kill_rows(kill_one(ours, places, setting, codec), ours.trials, f"{setting.name}, {codec}", {})
             ours.failed = ""

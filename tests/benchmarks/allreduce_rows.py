@@ -32,6 +32,8 @@ class Setting:
     codecs: tuple[str, ...]
     chunk_elements: int = 16384
     has_baselines: bool = True
+    idle_s: float = 0.0
+    """Before the last trial nothing is ordered for so long, to see what is said then."""
 
     @property
     def name(self) -> str:
@@ -155,19 +157,23 @@ def _link_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
 
 
 def _byte_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
-    bound = measured.setting.bound_bytes(measured.codec)
+    """Of all peers of a trial in the mean: who reduces a chunk more than others sends its result once more to each of them."""
+    setting, bound = measured.setting, measured.setting.bound_bytes(measured.codec)
+
+    def means(*keys: str) -> list[float]:
+        told = [[sum(each["spent"][key] for key in keys) / bound for each in trial.told] for trial in measured.ours]
+        return [statistics.mean(each) for each in told]
+
     rows = []
     for way in ("up", "down"):
-        payload = [
-            (told["spent"][f"bulk_bytes_{way}"] + told["spent"][f"control_bytes_{way}"]) / bound
-            for trial in measured.ours
-            for told in trial.told
-        ]
-        row = _row(f"{name}: payload bytes {way} a peer over the bound", payload, "ratio", about)
+        bulk, control = f"bulk_bytes_{way}", f"control_bytes_{way}"
+        row = _row(f"{name}: payload bytes {way} a peer over the bound", means(bulk, control), "ratio", about)
         met = row.value is not None and row.value <= BYTES_OVER_BOUND
         rows.append(replace(row, target=f"<= {BYTES_OVER_BOUND}", met=met))
-        if measured.setting.rate_mbit_s:
-            wire = [told["spent"][f"interface_{way}"] / bound for trial in measured.ours for told in trial.told]
+        rows.append(_row(f"{name}: bulk bytes {way} a peer over the bound", means(bulk), "ratio", about))
+        rows.append(_row(f"{name}: control bytes {way} a peer over the bound", means(control), "ratio", about))
+        if setting.rate_mbit_s:
+            wire = means(f"interface_{way}")
             rows.append(_row(f"{name}: interface bytes {way} a peer over the bound", wire, "ratio", about))
     return [*rows, _direct_row(measured, name, about)]
 
@@ -180,18 +186,28 @@ def _direct_row(measured: Measured, name: str, about: Mapping[str, object]) -> R
 
 
 def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
-    """What goes over the wire between two rounds, up and down together, ours and all."""
-    idle = [told["idle"] for trial in measured.ours for told in trial.told if told["idle"] is not None]
+    """What a peer says and hears between two rounds, ours and all; where there was a long pause, in that alone."""
+    told = [each["idle"] for trial in measured.ours for each in trial.told if each["idle"] is not None]
+    idle = [each for each in told if each["at_s"] >= measured.setting.idle_s]
     if not idle:
         return []
-    ours = [sum(each[key] for key in each if "_bytes_" in key) / each["at_s"] for each in idle]
-    row = _row(f"{name}: idle bytes a peer, ours", ours, "B/s", about)
+    about = {**about, "seconds": statistics.median(each["at_s"] for each in idle)}
+    both = [_idle_bytes(each, "up") + _idle_bytes(each, "down") for each in idle]
+    row = _row(f"{name}: idle bytes a peer, ours, up and down", both, "B/s", about)
     met = row.value is not None and row.value <= IDLE_BYTES_PER_S
     rows = [replace(row, target=f"<= {IDLE_BYTES_PER_S:g}", met=met)]
+    rows.append(
+        _row(f"{name}: idle bytes a peer, ours, up alone", [_idle_bytes(each, "up") for each in idle], "B/s", about)
+    )
     if measured.setting.rate_mbit_s:
         wire = [(each["interface_up"] + each["interface_down"]) / each["at_s"] for each in idle]
         rows.append(_row(f"{name}: idle bytes a peer, all on its interface", wire, "B/s", about))
     return rows
+
+
+def _idle_bytes(idle: Mapping[str, float], way: str) -> float:
+    """Payload bytes a second of both lanes."""
+    return (idle[f"control_bytes_{way}"] + idle[f"bulk_bytes_{way}"]) / idle["at_s"]
 
 
 def _part_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
