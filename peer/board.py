@@ -325,7 +325,7 @@ class Board:
             "index": chain.head.index,
             "state_root": chain.root.hex(),
             "is_sound": chain.is_sound,
-            "state_commit": chain.head.commit.hex(),
+            "state_commit": chain.rooted.hex(),
             "total_tokens": chain.head.total_tokens,
             "eta_s": self.pace.left_s(chain.head.total_tokens, self.target_total_tokens),
             **round_progress(state, now_s),

@@ -1,17 +1,23 @@
-"""What of a unit stays on this peer's disk, and how much that may come to. Only questions; unit.py acts on the answers."""
+"""What of a unit stays on this peer's disk, and how much that may come to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
+
+import structlog
+import trio
 
 from averaging.codecs import Codec
 from averaging.generations import MAX_PINNED
 from averaging.rounds.updates import UnitTools
-from averaging.state import STATE_BYTES_PER_VALUE
-from protocol.ids import CommitId
+from averaging.state import STATE_BYTES_PER_VALUE, UnitState
+from protocol.errors import StorageError
+from protocol.ids import CommitId, Root
 from protocol.rounds.chain import ChainLink
 from protocol.tensor_schema import ChunkGrid
+
+log = structlog.get_logger()
 
 KEPT_UPDATE_SNAPSHOTS: Final = 4
 """One snapshot's weight would do for safety; four give a slow joiner time to finish its download."""
@@ -86,3 +92,23 @@ def disk_bound_bytes(tools: UnitTools) -> int:
     files_bytes = num_states * STATE_BYTES_PER_VALUE * tools.grid.num_elements + updates_bytes
     feedback_bytes = tools.feedback.bound_bytes if tools.feedback is not None else 0
     return files_bytes + feedback_bytes + tools.log.bound_bytes
+
+
+async def keep_generation(
+    tools: UnitTools, links: Sequence[ChainLink], state: UnitState, root: Root, doubtful: Collection[CommitId] = ()
+) -> None:
+    """Write the state at the head of a lineage, drop what is too old or `doubtful`. The log is the truth: a disk that refuses costs
+    only a longer replay.
+    """
+    head = links[-1]
+    try:
+        await tools.generations.write(state, root)
+        await tools.generations.keep_only(kept_generations(tools, links) - set(doubtful), trio.current_time())
+        if head.record is not None:
+            names = [part.result_hash for part in head.record.slices]
+            await tools.log.drop_results(head.record.parent, names)
+        kept = num_kept_updates(tools)
+        if len(links) > kept + 1:
+            await tools.log.drop_results(links[-kept - 2].commit, ())
+    except StorageError as error:
+        log.warning("generation_not_written", reason=error.one_line(), index=head.index)

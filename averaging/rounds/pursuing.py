@@ -90,7 +90,9 @@ class Pursuer:
     # --- the next commit ------------------------------------------------------------------------------------------------------
 
     async def commit(self, action: Commit, contribution: EncodedContribution | None) -> None:
-        """Bring its bytes to disk, log it, apply it; the trainer hears of it beside the next round."""
+        """Bring its bytes to disk, log it, apply it; the trainer hears of it beside the next round, and before anything that a restart
+        can do without.
+        """
         link, record = action.link, action.link.record
         why = "it names no bytes"
         if record is not None:
@@ -109,8 +111,9 @@ class Pursuer:
         applied = await self._chain.apply(link, action.certificate)
         # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
         await self._adopter.commit(link, record, applied, contribution)
-        await self._tell(Applied(link, action.certificate, applied.root))
+        await self._tell(Applied(link, action.certificate, await self._chain.prove(applied)))
         self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
+        await self._chain.keep()
 
     def _with_everybody(self, holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         """Who should have it first, then anybody."""

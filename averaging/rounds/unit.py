@@ -36,10 +36,9 @@ _Lineage: TypeAlias = tuple[list[ChainLink], list[bytes], CommitTree]
 
 @dataclass(frozen=True)
 class AppliedCommit:
-    """What one commit did here: the shift of the anchor and the new root."""
+    """What one commit did here: the new state, and the anchor before it, (N,) float32."""
 
     state: UnitState
-    root: Root
     previous_anchor_N: torch.Tensor
 
 
@@ -71,6 +70,9 @@ class UnitChain:
         self.certificates: list[bytes] = []
         self.state = genesis
         self.root = Root(bytes(32))
+        self.rooted = CommitId(bytes(32))
+        """The commit that `root` is the state root of: the head, or the one before while the head's is being computed."""
+
         self._roots: dict[CommitId, Root] = {}
         self.moving = trio.Lock()
         """Held while the head moves; taken from outside where several units move together."""
@@ -252,7 +254,8 @@ class UnitChain:
 
     async def apply(self, link: ChainLink, certificate: Certificate) -> AppliedCommit:
         """Log the certificate, then apply the commit (rule 19); its bytes must be on disk. Whatever can fail comes before anything
-        is changed, so a commit that could not be applied may be tried again.
+        is changed, so a commit that could not be applied may be tried again. Its trainer need not wait for what comes after: `prove`,
+        then `keep`.
 
         Raises:
             LocalProtocolError: the bytes are not here, or the link does not follow our head.
@@ -274,19 +277,32 @@ class UnitChain:
         except StorageError:
             await self.updates.read_good(link)  # what is damaged goes, so that it is fetched again
             raise
-        root = await self.updates.root(state)
         await self.tools.log.log_certificate(self.head.commit, raw)
         self.links.append(link)
         self.certificates.append(raw)
-        self._stand_at(state, root)
+        self.state = state
         if self._differs(link):
             self._doubt()
-        await self._keep_generation()
-        await self._tidy_log()
-        return AppliedCommit(state, root, previous.anchor_N)
+        return AppliedCommit(state, previous.anchor_N)
+
+    async def prove(self, applied: AppliedCommit) -> Root:
+        """The state root of a commit that was applied. The next contribution tells it: the machine hears of the commit after it."""
+        async with self.moving:
+            if self.state.head != applied.state.head:  # switched to another lineage meanwhile
+                return await self.updates.root(applied.state)
+            if self.rooted != self.state.head:
+                self._stand_at(self.state, await self.updates.root(self.state))
+            return self.root
+
+    async def keep(self) -> None:
+        """Write the state at the head as a generation, and drop what is not kept any more. Who is killed before it has the log."""
+        async with self.moving:
+            if self.rooted == self.state.head:
+                await self._keep_generation()
+            await self._tidy_log()
 
     def _stand_at(self, state: UnitState, root: Root) -> None:
-        self.state, self.root = state, root
+        self.state, self.root, self.rooted = state, root, state.head
         self._roots[state.head] = root
         while len(self._roots) > KEPT_ROOTS:
             del self._roots[next(iter(self._roots))]
@@ -343,22 +359,9 @@ class UnitChain:
             return shift_N
 
     async def _keep_generation(self, doubtful: Sequence[CommitId] = ()) -> None:
-        """Write the state, drop what is too old or `doubtful`. The log is the truth: a disk that refuses costs only a longer replay.
-
-        A state that is not the attested one is not written, and nothing goes for it: a restart must not take it for good.
-        """
-        if not self.is_sound:
-            return
-        try:
-            await self.tools.generations.write(self.state, self.root)
-            kept = keeping.kept_generations(self.tools, self.links) - set(doubtful)
-            await self.tools.generations.keep_only(kept, trio.current_time())
-            if self.head.record is not None:
-                names = [part.result_hash for part in self.head.record.slices]
-                await self.tools.log.drop_results(self.head.record.parent, names)
-            await self._drop_old_updates()
-        except StorageError as error:
-            log.warning("generation_not_written", reason=error.one_line(), index=self.head.index)
+        """A state that is not the attested one is not written, and nothing goes for it: a restart must not take it for good."""
+        if self.is_sound:
+            await keeping.keep_generation(self.tools, self.links, self.state, self.root, doubtful)
 
     @property
     def last_agreed(self) -> ChainLink:
@@ -382,11 +385,6 @@ class UnitChain:
     def disk_bound_bytes(self) -> int:
         """What this unit takes of the disk at most."""
         return keeping.disk_bound_bytes(self.tools)
-
-    async def _drop_old_updates(self) -> None:
-        kept = self.num_kept_updates
-        if len(self.links) > kept + 1:
-            await self.tools.log.drop_results(self.links[-kept - 2].commit, ())
 
     async def _sweep_updates(self, lineage: Sequence[CommitId]) -> None:
         """Whatever of this lineage is kept stays, and nothing else: after an absence the head is far ahead of what was kept before,

@@ -18,7 +18,7 @@ from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
 from protocol.manifest import CheckpointSection, DataSection, InnerSection, RoundSection, RunConfig, RunSection
 from tests.benchmarks.allreduce_files import order, ready_file, result_file
-from tests.benchmarks.allreduce_marks import spans
+from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_peer import FOLDER_VARIABLE, TOKENS
 from tests.benchmarks.places import Places, free_port
 from tests.benchmarks.processes import Children, family, kill_all_of
@@ -97,7 +97,7 @@ class Group:
         spent_s = sum(each["spent"]["cpu_process_s"] + each["spent"]["cpu_p2pd_s"] for each in told)
         keeping_s = sum(each["offloaded_s"].get("generation", 0.0) for each in told)
         parts = spans([each["steps"] for each in told])
-        wall_s = sum(seconds for step, seconds in parts.items() if step != "kept")
+        wall_s = sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS)
         if len({each["digest"] for each in told}) > 1:
             self.failed = f"{self.name}: peers with different states"
         return Trial(wall_s, spent_s - keeping_s, spent_s, told)

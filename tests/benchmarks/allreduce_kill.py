@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tests.benchmarks.allreduce_files import order, result_file
 from tests.benchmarks.allreduce_groups import Group, Trial
-from tests.benchmarks.allreduce_marks import spans
+from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_rows import BENCH, Setting
 from tests.benchmarks.places import Places
 from tests.benchmarks.processes import kill_all_of
@@ -54,7 +54,7 @@ def kill_one(group: Group, places: Places, setting: Setting, codec: str) -> Kill
         return None
     told = [json.loads(file.read_text()) for file in files]
     parts = spans([each["steps"] for each in told])
-    return Killed(sum(seconds for step, seconds in parts.items() if step != "kept"), told)
+    return Killed(sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS), told)
 
 
 def kill_rows(killed: Killed | None, calm: Sequence[Trial], name: str, about: Mapping[str, object]) -> list[Row]:

@@ -9,7 +9,8 @@ kind of work there costs. Steps, in their order:
     reduced      the result of our own slice is on disk
     held         all results that the record names are on disk
     certified    the certificate is on disk
-    applied      the new state stands in memory
+    applied      the new state stands in memory, and the trainer is told
+    rooted       its root is known
     kept         it is on disk as a generation
 """
 
@@ -38,7 +39,10 @@ from protocol.rounds.messages import Certificate, CommitRecord
 
 T = TypeVar("T")
 
-STEPS: Final = ("ordered", "offered", "closed", "reduced", "held", "certified", "applied", "kept")
+STEPS: Final = ("ordered", "offered", "closed", "reduced", "held", "certified", "applied", "rooted", "kept")
+AFTERWARDS: Final = frozenset({"rooted", "kept"})
+"""Steps for which nobody's trainer waits."""
+
 KEEPING: Final = "generation"
 _TICKS_PER_S: Final = 100.0
 _part_of: contextvars.ContextVar[str] = contextvars.ContextVar("part_of", default="")
@@ -110,22 +114,31 @@ def _wrap_steps(marks: Marks) -> None:
 
 
 def _wrap_keeping(marks: Marks) -> None:
-    applied, written = UnitChain.apply, Generations.write
+    applied, proved, kept, written = UnitChain.apply, UnitChain.prove, UnitChain.keep, Generations.write
 
     async def apply(chain: UnitChain, link: ChainLink, certificate: Certificate) -> AppliedCommit:
         done = await applied(chain, link, certificate)
-        marks.mark("kept")
+        marks.mark("applied")
         return done
 
+    async def prove(chain: UnitChain, commit: AppliedCommit) -> Root:
+        root = await proved(chain, commit)
+        marks.mark("rooted")
+        return root
+
+    async def keep(chain: UnitChain) -> None:
+        await kept(chain)
+        marks.mark("kept")
+
     async def write(generations: Generations, state: UnitState, root: Root) -> GenerationRef:
-        marks.mark("applied")
         token = _part_of.set(KEEPING)
         try:
             return await written(generations, state, root)
         finally:
             _part_of.reset(token)
 
-    setattr(UnitChain, "apply", apply)  # noqa: B010
+    for wrapped in (apply, prove, keep):
+        setattr(UnitChain, wrapped.__name__, wrapped)
     setattr(Generations, "write", write)  # noqa: B010
 
 

@@ -140,7 +140,8 @@ async def _replay(chain: UnitChain, network: Network, donors: Sequence[PeerId], 
                 return
             if link.record is None or not await gatherer.gather(link.record, tuple(donors)):
                 raise LocalProtocolError("a commit whose bytes nobody has", "bytes")
-            await chain.apply(link, certificate)
+            await chain.prove(await chain.apply(link, certificate))
+            await chain.keep()
 
 
 def rows(caught: Sequence[Caught], settings: dict[str, object]) -> list[Row]:

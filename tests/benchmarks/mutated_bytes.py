@@ -23,7 +23,7 @@ from averaging.state import state_root
 from protocol.errors import PotluckError, StorageError, UnreachableError
 from protocol.ids import PeerId, Root, short
 from protocol.rounds.requests import FetchHashes, FetchRequest, FetchResult, FetchState
-from tests.averaging.rounds.round_world import CODEC, GRID, UNIT, MadeCommit, Party, RoundWorld, open_world
+from tests.averaging.rounds.round_world import CODEC, GRID, UNIT, MadeCommit, Party, RoundWorld, apply_whole, open_world
 from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
 
 Trial = Callable[["Swarm", random.Random], Awaitable[Told]]
@@ -260,7 +260,7 @@ async def result_on_disk_at_start(swarm: Swarm, chance: random.Random) -> Told:
     is_unused = party.chain.head.index == number
     for commit in swarm.made[number:]:
         await _gatherer(party).gather(commit.record, (honest.peer,))
-        await party.chain.apply(commit.link, commit.certificate)
+        await apply_whole(party.chain, commit.link, commit.certificate)
     is_right = is_unused and party.chain.root == swarm.root
     return how, "replaced" if is_right else "missed", reasons
 
@@ -280,7 +280,7 @@ async def result_on_disk_at_commit(swarm: Swarm, chance: random.Random) -> Told:
         lines.append(error.one_line())
     is_unused = bool(lines) and state_root(party.chain.state, GRID) == before and party.chain.head.index == 0
     await _gatherer(party).gather(commit.record, (honest.peer,))
-    await party.chain.apply(commit.link, commit.certificate)
+    await apply_whole(party.chain, commit.link, commit.certificate)
     is_right = is_unused and _holds(party, commit)
     return how, "replaced" if is_right else "missed", lines
 

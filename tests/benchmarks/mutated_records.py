@@ -23,7 +23,17 @@ from protocol.pb import coordinator_pb2 as pb
 from protocol.rounds.chain import ChainLink, verify_certificate
 from protocol.rounds.messages import Ballot
 from protocol.wire import decode_certificate
-from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
+from tests.averaging.rounds.round_world import (
+    CODEC,
+    GRID,
+    RUN_ID,
+    UNIT,
+    VERIFIER,
+    Party,
+    RoundWorld,
+    apply_whole,
+    open_world,
+)
 from tests.benchmarks.mutating import Outcome, Told, heard, mutated, outcome_of
 from tests.coordinator import chain_world
 from tests.coordinator.host_world import HostWorld, open_host
@@ -153,7 +163,7 @@ class _Life:
             await chain.tools.log.log_promise(base, Ballot(1, peer))
             await chain.tools.log.log_ack(base, Ballot(2, peer), commit.certificate.record)
             await commit.write_to(chain.tools.log)
-            await chain.apply(commit.link, commit.certificate)
+            await apply_whole(chain, commit.link, commit.certificate)
         await chain.tools.log.log_promise(chain.head.commit, Ballot(3, self.party.peer))
 
 

@@ -169,7 +169,7 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
     seat = table.live()[0]
     board = Board(seat.peer, VirtualClock(), 0.0)
     assert board.read().is_sound
-    chain = SimpleNamespace(head=seat.head, root=bytes(32), disk_bound_bytes=0, is_sound=False)
+    chain = SimpleNamespace(head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False)
     state = replace(seat.state, open=OpenRound())
     board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="round 2 is due")  # type: ignore[assignment]
     assert not board.read().is_sound
@@ -187,7 +187,7 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
     assert path is not None
     missed, newest = path[-2].link, path[-1].link
     board = Board(seat.peer, VirtualClock(), 0.0, target_total_tokens=3 * newest.total_tokens)
-    chain = SimpleNamespace(head=newest, root=bytes(32), disk_bound_bytes=0, is_sound=True)
+    chain = SimpleNamespace(head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True)
     state = replace(seat.state, open=OpenRound(), committed_at_s=trio.current_time())
     board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
     await trio.sleep(12.0)

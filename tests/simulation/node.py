@@ -160,6 +160,12 @@ class WatchedChain(UnitChain):
         self.look()
         return applied
 
+    async def prove(self, applied: AppliedCommit) -> Root:
+        """Look at the state once more, now that its root is known."""
+        root = await super().prove(applied)
+        self.look()
+        return root
+
     async def replace_state(self, state: UnitState) -> torch.Tensor:
         """What is made again must be right."""
         shift_N = await super().replace_state(state)
@@ -170,11 +176,12 @@ class WatchedChain(UnitChain):
 
     def look(self) -> None:
         """Where it stands; a rotten state is nobody's yardstick."""
-        self.node.applied[self.tools.unit] = self.state.head
+        head, root = self.state.head, self.root if self.rooted == self.state.head else None
+        self.node.applied[self.tools.unit] = head
         is_rotten = self.node.is_rotten and self.tools.unit == self.node.units[0]
-        if is_rotten and self.observed.roots.get(self.state.head) == self.root:
+        if is_rotten and root is not None and self.observed.roots.get(head) == root:
             self.node.is_rotten = is_rotten = False
-        self.observed.hold(self.links, self.state.head, None if is_rotten else self.root)
+        self.observed.hold(self.links, head, None if is_rotten else root)
 
 
 class Node:

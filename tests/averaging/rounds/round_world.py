@@ -145,9 +145,9 @@ class Party:
         return self.sign(payload)
 
     async def apply(self, commit: MadeCommit) -> AppliedCommit:
-        """As the service does it: bytes on disk, then the commit."""
+        """As the service does it: bytes on disk, then the commit, its root and its generation."""
         await commit.write_results(self)
-        return await self.chain.apply(commit.link, commit.certificate)
+        return await apply_whole(self.chain, commit.link, commit.certificate)
 
     def serve_fetches(self) -> None:
         """Answer on the channel "fetch" from our disk and note who asked for what."""
@@ -170,6 +170,14 @@ class Party:
                 await stream.send_frame(frame)
 
         self.network.serve_streams(FETCH_CHANNEL, serve)
+
+
+async def apply_whole(chain: UnitChain, link: ChainLink, certificate: Certificate) -> AppliedCommit:
+    """A commit with all that comes after it."""
+    applied = await chain.apply(link, certificate)
+    await chain.prove(applied)
+    await chain.keep()
+    return applied
 
 
 class RoundWorld:

@@ -493,7 +493,7 @@ async def test_a_liar_ahead_of_us_moves_nothing_and_an_honest_peer_still_can(aut
         await honest.apply(commit)
         honest.serve_fetches()
         await tell(honest, life.party, Committed(life.service.config.unit, commit.certificate))
-        await until(lambda: life.index == 1, 10.0)
+        await until(lambda: life.index == 1 and life.service.has_adopted, 10.0)
         assert life.service.chain.root == honest.chain.root
 
 
@@ -513,7 +513,7 @@ async def test_a_commit_that_stalled_is_applied_when_somebody_speaks_of_it_again
         await donor.apply(commit)
         life.party.disk.capacity_bytes = UNBOUNDED_BYTES
         await tell(donor, life.party, heartbeat_at(donor, commit.link))
-        await until(lambda: life.index == 1, 10.0)
+        await until(lambda: life.index == 1 and life.service.has_adopted, 10.0)
         assert life.service.chain.root == donor.chain.root
 
 

@@ -36,6 +36,7 @@ from tests.averaging.rounds.round_world import (
     MadeCommit,
     Party,
     RoundWorld,
+    apply_whole,
     open_world,
     tree_nodes,
 )
@@ -69,7 +70,7 @@ async def apply_to(chain: UnitChain, *commits: MadeCommit) -> AppliedCommit:
     """As the service does it: bytes on disk, then the commit."""
     for commit in commits:
         await commit.write_to(chain.tools.log)
-        applied = await chain.apply(commit.link, commit.certificate)
+        applied = await apply_whole(chain, commit.link, commit.certificate)
     return applied
 
 
