@@ -235,14 +235,18 @@ class Exchange:
         result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
         if result is None:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
+            await self._announce(await self._tools.seal(encode_body(reduction.without_contributions())))
             return
         await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes))
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
         reduction.closed.set()
-        proposal = self.proposal
-        await self._tools.announce(ResultReady(proposal.unit, proposal.base, proposal.ballot, reduction.signed_header))
+        await self._announce(reduction.signed_header)
         await self._examine_own(result)
+
+    async def _announce(self, signed_header: bytes) -> None:
+        proposal = self.proposal
+        await self._tools.announce(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed_header))
 
     async def _examine_own(self, result: SliceResult) -> None:
         """What is done with others' results as they come, while ours goes out."""

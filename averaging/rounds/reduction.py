@@ -266,6 +266,10 @@ class Reduction:
                 counted = [(peer, offer) for peer, offer in counted if peer != error.peer]
         return None
 
+    def without_contributions(self) -> ResultHeader:
+        """What the leader is told where there was nothing to sum: who was waited for, and why nobody is counted."""
+        return self._header((), 0, Root(bytes(HASH_BYTES)))
+
     def _closed(self, counted: _Counted) -> SliceResult:
         of = _names(counted)
         # a copy in one step: the last chunks may be summed in another thread at this moment

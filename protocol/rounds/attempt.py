@@ -22,6 +22,7 @@ from protocol.rounds.messages import (
     Member,
     Mend,
     Proposal,
+    ResultHeader,
     Settle,
     SliceSpec,
 )
@@ -184,6 +185,19 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     return _settling(
         state, settle, tuple(sorted(to)), now_s, f"settling round {proposal.index}: every slice has a result"
     )
+
+
+def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> Step:
+    """A reducer says that nobody who is there has anything to offer: waiting would not change that, so the attempt ends. Where we
+    offer something ourselves it does not have what it could have, and its slice goes to another.
+    """
+    led, proposal = state.open.leading, state.open.proposal
+    if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
+        return Step(state, remark="a slice without contributions; the leader of its attempt decides")
+    if state.open.contribution is None:
+        return failed(state, now_s, f"nobody in attempt {led.ballot.attempt} who is there has anything to offer")
+    lost = [part for part in proposal.slices if part.first_chunk == header.first_chunk]
+    return _mend(state, led, proposal, lost, now_s)
 
 
 def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, ...], now_s: float) -> Step:

@@ -421,6 +421,8 @@ def _result(state: RoundState, message: ResultReady, now_s: float) -> Step:
         header = open_result(state.config, opened.proposal, message)
     except (RemoteProtocolError, VersionError) as error:
         return Step(state, remark=f"dropped a result: {error.one_line()}")
+    if not header.included:
+        return attempt.nothing_to_sum(state, header, now_s)
     results = MappingProxyType({**opened.results, header.first_chunk: header})
     return attempt.results_changed(replace(state, open=replace(opened, results=results)), now_s)
 

@@ -2,7 +2,6 @@
 
 A round is named `(unit, base)`, base being the commit id of its parent; the index is only a label (rule 1). The bytes of a
 commit record are made once, by the opener that settles, and carried as received ever after: nobody serialises them again.
-
 Each class checks its own bounds when made. The wire form is protocol/wire.py and protocol/proto/round.proto.
 """
 
@@ -191,8 +190,8 @@ class ResultHeader:
     """A reducer's result for one slice, signed in an envelope (rule 10).
 
     Attributes:
-        included: the contributions summed, in the fixed order of peer ids.
-        result_hash: Merkle root over the hashes of the slice's encoded result chunks.
+        included: the contributions summed, in the fixed order of peer ids. None: nobody there has anything to offer, no result.
+        result_hash: Merkle root over the hashes of the slice's encoded result chunks; zeros without a result.
         weight_sum: sum of min(tokens, cap) over `included`.
     """
 
@@ -210,9 +209,10 @@ class ResultHeader:
     def __post_init__(self) -> None:
         require_hash("base", self.base)
         require_hash("result_hash", self.result_hash)
-        require(1 <= len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"1 to {MAX_MEMBERS}")
+        require(len(self.included) <= MAX_MEMBERS, f"{len(self.included)} contributions", f"at most {MAX_MEMBERS}")
         require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
-        require(0 < self.weight_sum <= MAX_TOKENS * MAX_MEMBERS, f"weight sum {self.weight_sum}", "more than 0")
+        most = MAX_TOKENS * len(self.included)
+        require(bool(most) <= self.weight_sum <= most, f"weight sum {self.weight_sum}", f"{int(bool(most))} to {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +416,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ResultReady:
-    """A reducer tells the opener and the members that a slice is closed; `header` is its signed ResultHeader envelope."""
+    """A reducer tells its attempt's leader that a slice is closed; `header` is its signed ResultHeader envelope."""
 
     unit: UnitName
     base: CommitId

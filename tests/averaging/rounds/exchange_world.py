@@ -17,8 +17,10 @@ from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange, ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
+from protocol.envelope import open_envelope
 from protocol.errors import StorageError
 from protocol.ids import PeerId, Root
+from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import ContributionHeader, Included, Proposal, ResultHeader, ResultReady
 from protocol.rounds.requests import ExchangeHello
 from protocol.wire import decode_body, encode_body
@@ -48,6 +50,9 @@ class Side:
     offers: Offers = field(default_factory=lambda: Offers(RUN_ID, VERIFIER, CODEC, GRID))
     kept: dict[int, tuple[NamedResult, bytes]] = field(default_factory=dict)
     announced: list[int] = field(default_factory=list)
+    included: dict[int, list[PeerId]] = field(default_factory=dict)
+    """By first chunk: whom the announcement of a slice counts."""
+
     examined: dict[int, bytes] = field(default_factory=dict)
     num_kept: int = 0
     is_disk_full: bool = False
@@ -70,6 +75,13 @@ class Side:
 
     async def _announce(self, ready: ResultReady) -> None:
         self.announced.append(ready.ballot.attempt)
+        header = decode_body(
+            ResultHeader,
+            open_envelope(
+                ready.header, verifier=VERIFIER, domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None
+            ).payload,
+        )
+        self.included[header.first_chunk] = [entry.peer for entry in header.included]
 
     async def _serve(self, sender: PeerId, stream: Stream) -> None:
         self.num_serving += 1

@@ -83,6 +83,21 @@ async def test_a_reducer_with_nothing_to_offer_reduces_the_others(autojump_clock
         assert sides[0].omitted() == [(world.parties[0].peer, "nothing to offer")]
 
 
+async def test_a_slice_to_which_nobody_has_anything_to_offer_is_told_to_the_leader_at_once(
+    autojump_clock: Clock,
+) -> None:
+    async with three_sides(silent=(0, 1, 2)) as (world, sides):
+        async with trio.open_nursery() as nursery:
+            for side in sides:
+                nursery.start_soon(side.begin(world.proposal(ONE_SLICE)).run)
+            with trio.fail_after(5.0):
+                while not sides[0].announced:
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        assert sides[0].included == {0: []}
+        assert not any(side.kept for side in sides)
+
+
 async def test_a_contribution_that_comes_after_the_exchange_began_is_counted(autojump_clock: Clock) -> None:
     """A reducer's own, and a member's."""
     async with three_sides() as (world, sides), trio.open_nursery() as nursery:

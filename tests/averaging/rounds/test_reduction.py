@@ -321,3 +321,6 @@ async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.t
         reduction.set_absent(member.peer, "nothing to offer")
     await reduction.wait_ready(5.0)
     assert reduction.reduce() is None
+    told = reduction.without_contributions()
+    assert (told.included, told.weight_sum, told.result_hash) == ((), 0, bytes(32))
+    assert {(o.peer, o.reason) for o in told.omitted} == {(member.peer, "nothing to offer") for member in MEMBERS}

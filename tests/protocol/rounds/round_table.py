@@ -517,9 +517,8 @@ class Table:
             if part.reducer != seat.peer or key in seat.reduced:
                 continue
             here = {m.peer for m in proposal.members if self._offers(seat, m)}
-            if not here:
-                continue
-            seat.reduced.add(key)
+            if here:
+                seat.reduced.add(key)
             included = tuple(self._included(m, proposal.base) for m in proposal.members if m.peer in here)
             omitted = tuple(Omission(m.peer, "lost") for m in proposal.members if m.peer not in here)
             header = ResultHeader(
@@ -532,9 +531,10 @@ class Table:
                 included,
                 omitted,
                 sum(min(entry.tokens, proposal.weight_cap_tokens) for entry in included),
-                result_hash(proposal.base, proposal.ballot, part),
+                result_hash(proposal.base, proposal.ballot, part) if here else Root(bytes(32)),
             )
-            seat.disk.results.add(header.result_hash)
+            if here:
+                seat.disk.results.add(header.result_hash)
             ready = ResultReady(proposal.unit, proposal.base, proposal.ballot, seat.sealed(encode_body(header)))
             self._send(seat, tuple(m.peer for m in proposal.members), ready)
 

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lineage import known_commits
@@ -358,6 +358,50 @@ def test_after_the_spine_moved_the_next_round_cites_where_it_went() -> None:
 
 
 # --- results and mending ------------------------------------------------------------------------------------------------------
+
+
+def _collecting(*, has_delta: bool) -> tuple[Table, Seat, SliceSpec, Proposal]:
+    """A leader that waits for results, which are lost on their way, and the slice of another reducer."""
+    table = Table(3, reduce_within_s=60.0)
+    leader = table.opener()
+    leader.has_trainer = has_delta
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: bool(leader.sent(Proposal)), 10.0)
+    proposal = leader.state.open.proposal
+    assert proposal is not None
+    return table, leader, next(part for part in proposal.slices if part.reducer != leader.peer), proposal
+
+
+def _nothing(table: Table, proposal: Proposal, part: SliceSpec) -> ResultReady:
+    """The reducer of this slice says that there is nothing to sum."""
+    nothing = Root(bytes(32))
+    return _result(table.seats[part.reducer], proposal, part, included=(), weight_sum=0, result_hash=nothing)
+
+
+def test_an_attempt_in_which_nobody_who_is_there_has_anything_to_offer_ends_at_once_and_the_next_one_comes() -> None:
+    table, leader, part, proposal = _collecting(has_delta=False)
+    leader.hear(table.seats[part.reducer], _nothing(table, proposal, part))
+    assert leader.reasons[-1] == "nobody in attempt 0 who is there has anything to offer"
+    assert leader.state.open.leading is None
+    table.drops = lambda sender, to, message: False
+    leader.has_trainer = True
+    table.run_until(lambda: table.all_at(1), 10.0)
+
+
+def test_a_reducer_that_lacks_what_its_leader_offers_loses_its_slice_to_another() -> None:
+    table, leader, part, proposal = _collecting(has_delta=True)
+    orders = leader.hear(table.seats[part.reducer], _nothing(table, proposal, part))
+    (mend,) = [order.message for order in orders if isinstance(order, Send)]
+    assert isinstance(mend, Mend)
+    assert all(moved.reducer != part.reducer for moved in mend.slices if moved.first_chunk == part.first_chunk)
+    assert leader.state.open.leading is not None
+
+
+def test_who_does_not_lead_the_attempt_does_nothing_about_a_slice_without_contributions() -> None:
+    table, leader, part, proposal = _collecting(has_delta=False)
+    (member, *_) = table.others(leader)
+    assert member.hear(table.seats[part.reducer], _nothing(table, proposal, part)) == ()
+    assert member.state.open.proposal == proposal
 
 
 def test_results_count_only_with_the_signature_of_their_reducer_and_contributions_of_members() -> None:
