@@ -9,13 +9,12 @@ from typing import Final
 
 import structlog
 
-from peer.memory_use import memory_of_family
+from peer.memory_use import Family
 
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 1.0
-"""Walking all processes takes milliseconds, and status is read at every request; a temperature must not be older when its ceiling is
-kept."""
+"""Status is read at every request, asking the card takes milliseconds; no temperature must be older when its ceiling is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class MachineMeter:
         self._now_s = now_s
         self._looked_at_s: float | None = None
         self._last = MachineUse()
+        self._family = Family()
         self._has_card = True
         self._had_card = False
 
@@ -52,11 +52,11 @@ class MachineMeter:
         now_s = self._now_s()
         if self._looked_at_s is None or now_s - self._looked_at_s >= LOOK_EVERY_S:
             self._looked_at_s = now_s
-            self._last = self._look()
+            self._last = self._look(now_s)
         return self._last
 
-    def _look(self) -> MachineUse:
-        memory_bytes = memory_of_family()
+    def _look(self, now_s: float) -> MachineUse:
+        memory_bytes = self._family.resident_bytes(now_s)
         if self._has_card:
             try:
                 use, self._had_card = _with_card(memory_bytes), True

@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-from peer.memory_use import forget_own_peak, memory_of_family, memory_use, own_peak_bytes
+from peer.memory_use import FIND_EVERY_S, Family, forget_own_peak, memory_of_family, memory_use, own_peak_bytes
 
 
 def test_memory_counts_the_processes_that_we_started() -> None:
@@ -17,6 +17,17 @@ def test_memory_counts_the_processes_that_we_started() -> None:
         assert child.stdout.readline() == b"up\n"
         assert memory_of_family() > alone_bytes + (48 << 20)
         child.stdin.close()
+
+
+def test_who_was_started_is_looked_for_now_and_then_and_who_ended_counts_no_longer() -> None:
+    family, block = Family(), "import sys; block = bytearray(64 << 20); print('up', flush=True); sys.stdin.read()"
+    alone_bytes = family.resident_bytes(100.0)
+    with subprocess.Popen([sys.executable, "-c", block], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        assert family.resident_bytes(100.0 + FIND_EVERY_S / 2) < alone_bytes + (48 << 20)
+        assert family.resident_bytes(100.0 + FIND_EVERY_S) > alone_bytes + (48 << 20)
+    assert family.resident_bytes(101.0 + FIND_EVERY_S) < alone_bytes + (48 << 20)
 
 
 def test_a_family_that_is_gone_holds_nothing() -> None:
