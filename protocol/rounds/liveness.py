@@ -36,6 +36,11 @@ QUICK_HEARTBEAT_S: Final = 5.0
 
 NEVER_HEARD_S: Final = 3600.0
 
+LEAST_LAG_S: Final = 0.01
+"""So late a tick may always come. Forgiving that would rewrite what is known of every peer at every tick, for a few hundredths of a
+second beside the two of a suspicion.
+"""
+
 
 def next_tick_s(state: RoundState) -> float:
     """How long the machine may be left alone: a quarter of a second while a round is open, longer where one is due and heartbeats
@@ -51,7 +56,7 @@ def next_tick_s(state: RoundState) -> float:
 
 def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
-    if event.lag_s > 0:
+    if event.lag_s > LEAST_LAG_S:
         state = _forgive(state, event.lag_s, now_s)
     state = _watch_quorum(state, now_s)
     state, beats = _heartbeats(state, now_s)

@@ -103,6 +103,17 @@ def test_our_own_sleep_makes_nobody_silent_and_no_patience_shorter() -> None:
     assert seat.state.alone_since_s is None
 
 
+def test_a_tick_that_comes_as_late_as_ticks_do_leaves_what_is_known_of_peers_alone() -> None:
+    table = Table(3)
+    acquaint(table)
+    seat = table.live()[0]
+    known = seat.state.peers
+    seat.feed(Ticked(lag_s=0.009))
+    assert seat.state.peers is known
+    seat.feed(Ticked(lag_s=0.5))
+    assert seat.state.peers is not known
+
+
 def test_a_sleeper_that_was_alone_before_goes_on_waiting_from_where_it_was() -> None:
     table = Table(3)
     seat = table.live()[0]
