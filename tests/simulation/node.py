@@ -27,7 +27,7 @@ from averaging.rounds.transfer import FETCH_CHANNEL
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
-from averaging.unit_log import LogLimits, UnitLog
+from averaging.unit_log import UnitLog
 from peer.roster import Roster
 from protocol.envelope import seal
 from protocol.errors import PotluckError
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MESSAGE_LIFE_S = 300.0
 _ROTTING = ("generations/", "results/", "feedback/")
-OFTEN = LogLimits(kept_bases=2, growth=1, slack_bytes=0)
-"""A log is written anew whenever there is anything in it that says nothing any more."""
 
 
 class SimulatedOffload:
@@ -333,7 +331,8 @@ class Node:
         """All units, restored from the disk."""
         world, storage = self.world, self._storage("")
         vector, spine = HeadVector(storage), world.layout.spine
-        logs = {unit: UnitLog(self._storage(self._folder(unit)), OFTEN) for unit in (*self.units, spine)}
+        limits = world.profile.log_limits
+        logs = {unit: UnitLog(self._storage(self._folder(unit)), limits) for unit in (*self.units, spine)}
         self.follower, self.services, self.trainers = None, {}, {}
         await vector.finish(logs)
         if spine not in self.units:
@@ -398,7 +397,8 @@ class Node:
         """Raises Violation where anything takes more of the disk than it may."""
         self._check_disk()
         for unit, service in self.services.items():
-            await check_log(self.name, self.disk, self._folder(unit) and f"{unit}/", service.chain, OFTEN)
+            folder = self._folder(unit) and f"{unit}/"
+            await check_log(self.name, self.disk, folder, service.chain, self.world.profile.log_limits)
 
     def _chain(self, unit: UnitName, log: UnitLog) -> WatchedChain:
         world = self.world

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from averaging.unit_log import LogLimits
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
 from tests.simulation.transitions import (
@@ -51,6 +52,7 @@ class Profile:
         codec: of contributions and results.
         error_feedback: the share of what that left out which is offered again; 0 for none.
         has_credentials: credentials end, within minutes, and are renewed.
+        log_slack_bytes: a log may hold so much that says nothing any more before it is written anew.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
 
@@ -80,6 +82,12 @@ class Profile:
     reaches: tuple[str, ...] = ()
     error_feedback: float = 0.0
     has_credentials: bool = False
+    log_slack_bytes: int = 0
+
+    @property
+    def log_limits(self) -> LogLimits:
+        """When a log is written anew: mostly whenever there is anything in it that says nothing any more."""
+        return LogLimits(kept_bases=2, growth=1, slack_bytes=self.log_slack_bytes)
 
     @property
     def has_skew(self) -> bool:
@@ -214,6 +222,7 @@ PROFILES = {
             converge_s=4000.0,
             turnover=0.3,
             hours=4.0,
+            log_slack_bytes=1 << 17,  # of 64 members twenty rounds, else each would hash all certificates of a day
         ),
     )
 }
