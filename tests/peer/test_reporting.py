@@ -179,7 +179,7 @@ async def test_the_last_report_says_that_we_left(autojump_clock: Clock) -> None:
     assert client.reports[0].state == "left"
 
 
-def test_a_report_before_the_rounds_names_no_certificates() -> None:
+async def test_a_report_before_the_rounds_names_no_certificates() -> None:
     report = make_report(Board(ME, VirtualClock(), 0.0), is_ready_to_start=True, want_from_index=9)
     assert (report.certificates, report.is_ready_to_start) == ((), True)
 
