@@ -104,6 +104,7 @@ class CoordinatorService:
             "Renew": self.renew,
             "Report": self.report,
             "ListCheckpoints": self.list_checkpoints,
+            "Describe": self.describe,
         }
 
     def calls_from(self) -> dict[str, CallFrom]:
@@ -239,6 +240,11 @@ class CoordinatorService:
             ]
         )
 
+    async def describe(self, request: bytes) -> bytes:
+        """What the run is, for whoever may take part. Raises as `report`, and as an invite is refused."""
+        await self._allow_probe(_parse(pb.DescribeRequest, request))
+        return pb.DescribeReply(manifest=self._run.signed_manifest, dataset=self._run.dataset).SerializeToString()
+
     async def dial_back(self, request: bytes, caller_host: str) -> bytes:
         """Connect back to the caller. Raises as `report`, as an invite is refused, and as Probes.is_reached."""
         body = _parse(pb.DialBackRequest, request)
@@ -253,7 +259,7 @@ class CoordinatorService:
         padding = self._probes.pass_bytes(caller_host, body.padding, body.wanted_bytes)
         return pb.BandwidthReply(padding=padding).SerializeToString()
 
-    async def _allow_probe(self, body: pb.DialBackRequest | pb.BandwidthRequest) -> None:
+    async def _allow_probe(self, body: pb.DialBackRequest | pb.BandwidthRequest | pb.DescribeRequest) -> None:
         """Whether the caller holds a good invite, which is not used up, or is admitted."""
         if not body.invite_secret:
             await self._open(body.sealed.SerializeToString(), PROBE_DOMAIN)

@@ -337,6 +337,13 @@ class CoordinatorClient:
         if len(pb.BandwidthReply.FromString(reply).padding) != down_bytes:
             raise RemoteProtocolError("a reply of another length", f"{down_bytes} bytes", "tell the host")
 
+    async def describe(self, proof: ProbeProof) -> tuple[bytes, bytes]:
+        """The run's signed manifest and its data set's canonical JSON, both to be checked. Raises as `dial_back`."""
+        secret, sealed = await self._proof(proof)
+        request = pb.DescribeRequest(invite_secret=secret, sealed=sealed)
+        reply = pb.DescribeReply.FromString(await self._call("Describe", request.SerializeToString()))
+        return reply.manifest, reply.dataset
+
     async def _proof(self, proof: ProbeProof) -> tuple[bytes, pb.Sealed | None]:
         if proof.secret:
             return proof.secret, None

@@ -10,7 +10,7 @@ from protocol.estimates import PEER_MEMORY_BASE_BYTES, peer_disk_bytes, peer_mem
 from protocol.manifest import RunConfig
 from protocol.tables import in_bytes, whole
 
-_UNKNOWN: Final = "unknown until the host was asked"
+_UNKNOWN: Final = "unknown without the host"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,22 @@ class BandwidthReply(_message.Message):
     padding: bytes
     def __init__(self, padding: _Optional[bytes] = ...) -> None: ...
 
+class DescribeRequest(_message.Message):
+    __slots__ = ("invite_secret", "sealed")
+    INVITE_SECRET_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    invite_secret: bytes
+    sealed: Sealed
+    def __init__(self, invite_secret: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("manifest", "dataset")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    dataset: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., dataset: _Optional[bytes] = ...) -> None: ...
+
 class AdmitRequest(_message.Message):
     __slots__ = ("protocol_version", "run_id", "invite_secret", "credential_request", "unix_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]

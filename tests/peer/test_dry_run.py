@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from peer import config
 from peer.commands import add_commands
+from peer.kept_run import find_kept_run
 from protocol.dry_run import END
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, UnreachableError
 from protocol.ids import RunId
 from tests.peer.test_kept_run import MANIFEST, TO_IT, keep
 
@@ -21,6 +22,11 @@ from tests.peer.test_kept_run import MANIFEST, TO_IT, keep
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "peer.toml"
     monkeypatch.setattr(config, "CONFIG_FILE", path)
+
+    def nobody(*_arguments: object) -> None:
+        raise UnreachableError("no coordinator answers at 127.0.0.1:7000", "a running `potluck host`")
+
+    monkeypatch.setattr("peer.asked_run.ask_for_run", nobody)
     return path
 
 
@@ -46,7 +52,7 @@ def test_nothing_is_written_or_started_whatever_is_known(tmp_path: Path, monkeyp
     for invite in ((), (TO_IT.encode(),)):
         lines = _dry_run(*invite, "--state-dir", str(state))
         assert lines[-1] == END
-        assert "  model    unknown until the host was asked" in lines
+        assert "  model    unknown without the host" in lines
         assert not list(tmp_path.iterdir())
     keep(state)
     before = _listing(tmp_path)
@@ -81,6 +87,19 @@ def test_the_invite_is_told_without_its_secret(tmp_path: Path) -> None:
     assert fresh.secret.hex() not in text
     assert fresh.encode() not in text
     assert "expired" in "\n".join(_dry_run(TO_IT.encode(), "--state-dir", str(tmp_path)))
+
+
+def test_a_newcomer_is_told_what_the_host_says_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _dry_run(TO_IT.encode(), "--state-dir", str(tmp_path / "none"))
+    (line,) = [line for line in lines if "could not be asked" in line]
+    assert line.startswith("  was not joined from here before; its host could not be asked: no coordinator answers at")
+    keep(tmp_path / "other")
+    told = find_kept_run(tmp_path / "other", None)
+    monkeypatch.setattr("peer.asked_run.ask_for_run", lambda *_arguments: told)
+    lines = _dry_run(TO_IT.encode(), "--state-dir", str(tmp_path / "none"))
+    assert f"  {MANIFEST.config.run.name}, was not joined from here before; as its host tells it" in lines
+    assert "  model         771,328 parameters" in lines
+    assert not (tmp_path / "none").exists()
 
 
 def test_an_invite_is_asked_for_where_there_is_none(tmp_path: Path) -> None:

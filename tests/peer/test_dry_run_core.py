@@ -37,9 +37,9 @@ def test_what_the_owner_sets_changes_the_estimates(offer: Offer, told: str) -> N
 def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:
     lines = estimate_lines(peer_estimates(None, 0, Offer(2_000_000_000, False, 1.0)))
     assert lines == [
-        "  model       unknown until the host was asked",
-        "  memory      unknown until the host was asked; 1.1 GB beside the model",
-        "  disk        unknown until the host was asked; of it at most 2.0 GB of data",
-        "  traffic     unknown until the host was asked",
+        "  model       unknown without the host",
+        "  memory      unknown without the host; 1.1 GB beside the model",
+        "  disk        unknown without the host; of it at most 2.0 GB of data",
+        "  traffic     unknown without the host",
         "  your quota  ends all that at 1 GB a day, up and down together",
     ]
