@@ -71,6 +71,7 @@ class Board:
     restarted: str = ""
     caught_up: str = ""
     allowed: Decision = field(default_factory=Decision)
+    cpu_celsius: float | None = None
     apart: Apart = field(default_factory=Apart)
     apart_told: str = ""
     pace: Pace = field(default_factory=Pace)
@@ -240,6 +241,7 @@ class Board:
             is_outbound_only=self.is_outbound_only,
             allowed_share=self.allowed.share,
             allowed_reason=self.allowed.reason,
+            cpu_celsius=self.cpu_celsius,
             apart=self.apart_told,
         )
         updates = {

@@ -77,7 +77,9 @@ class Controls:
 
     async def look(self) -> None:
         """One look and what follows from it, for all but the training process."""
-        self._state, decision = decide(self._settings, self._state, await self._sensors.read())
+        readings = await self._sensors.read()
+        self._board.cpu_celsius = readings.cpu_celsius
+        self._state, decision = decide(self._settings, self._state, readings)
         before, self.decision, self._board.allowed = self.decision, decision, decision
         if (before.share, before.is_kept) != (decision.share, decision.is_kept):
             log.info("controls", training=f"{decision.share:.0%}", reason=decision.reason or "nothing holds it back")

@@ -55,6 +55,9 @@ class JoinFlags(PlaceFlags):
     download_bytes_per_s: Annotated[int | None, typer.Option(help="Cap on fetching them; 0 for none.")] = None
     daily_quota_gb: Annotated[float | None, typer.Option(help="Most to send and receive in a day; 0 for any.")] = None
     max_gpu_celsius: Annotated[int | None, typer.Option(help="Train only while the card is cooler; 0 for any.")] = None
+    max_cpu_celsius: Annotated[
+        int | None, typer.Option(help="Train only while the processor is cooler; 0 for any.")
+    ] = None
     max_gpu_memory_gb: Annotated[
         float | None, typer.Option(help="Most that training takes of the card's memory, in GB of 1e9 bytes.")
     ] = None

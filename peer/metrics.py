@@ -178,6 +178,7 @@ PEER_METRICS: Final = (
     ),
     PeerMetric("potluck_peer_gpu_busy_ratio", "gauge", "Share of time computing.", lambda s: _one(s.gpu_busy)),
     PeerMetric("potluck_peer_gpu_celsius", "gauge", "Temperature of the card.", lambda s: _one(s.gpu_celsius)),
+    PeerMetric("potluck_peer_cpu_celsius", "gauge", "Temperature of the processor.", lambda s: _one(s.cpu_celsius)),
     PeerMetric(
         "potluck_peer_allowed_ratio",
         "gauge",

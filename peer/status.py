@@ -90,6 +90,7 @@ class PeerStatus(BaseModel):
         memory_bytes: resident memory of all processes of this peer.
         gpu_memory_bytes: in use on the first NVIDIA card, None without one; `gpu_busy` (0 to 1), `gpu_celsius` and `gpu_watts`
             likewise, each None alone where the card does not tell it.
+        cpu_celsius: temperature of the processor's hottest part, None where no driver measures it.
         started_unix_s: when this process started.
         version: of this program.
         is_outbound_only: it takes no connections.
@@ -154,6 +155,7 @@ class PeerStatus(BaseModel):
     gpu_busy: float | None = None
     gpu_celsius: int | None = None
     gpu_watts: float | None = None
+    cpu_celsius: float | None = None
     started_unix_s: float = 0.0
     version: str = ""
     is_outbound_only: bool = False

@@ -79,6 +79,7 @@ function show(s) {
     ["card's memory", s.gpu_memory_bytes == null ? "" : big(s.gpu_memory_bytes) + "B"],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
+    ["processor's temperature", s.cpu_celsius == null ? "" : `${s.cpu_celsius.toFixed(0)} °C`],
     ["disk", `${big(s.disk_bytes)}B` + (s.disk_bound_bytes ? `, at most ${big(s.disk_bound_bytes)}B and the data` : "")],
     ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
     ["version", s.version], ["peer id", s.peer]]);

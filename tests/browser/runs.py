@@ -146,6 +146,7 @@ def volunteer() -> PeerStatus:
         gpu_busy=0.93,
         gpu_celsius=71,
         gpu_watts=243.7,
+        cpu_celsius=63.5,
         gpu_memory_bytes=9_100_000_000,
         disk_bytes=412_000_000,
         disk_bound_bytes=900_000_000,

@@ -125,6 +125,16 @@ async def test_a_pause_is_obeyed_within_two_seconds_and_so_is_its_end(autojump_c
     await _tell(story)
 
 
+async def test_the_status_has_the_processors_temperature_where_one_is_measured(autojump_clock: Clock) -> None:
+    async def story(scene: _Scene) -> None:
+        assert scene.board.read().cpu_celsius is None
+        scene.finds(cpu_celsius=63.5)
+        await trio.sleep(OBEYED_WITHIN_S)
+        assert scene.board.read().cpu_celsius == 63.5
+
+    await _tell(story)
+
+
 async def test_each_limit_stops_training_within_two_seconds(autojump_clock: Clock) -> None:
     async def story(scene: _Scene) -> None:
         for bad, fine in (
