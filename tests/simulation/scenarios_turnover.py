@@ -87,3 +87,27 @@ async def one_of_five_is_reachable(scene: Scene) -> None:
     late = [known for known in scene.lineage(reachable) if known.index > before + 1]
     expect(all({part.reducer for part in known.record.slices} == {reachable.peer} for known in late), "one reducer")
     expect(all(len(known.counted) == len(scene.nodes) for known in late), "all are counted")
+
+
+@scenario(5, num_seeds=2)
+async def two_of_five_come_back(scene: Scene) -> None:
+    """The power goes for everybody, and comes back for two: they take up what they hold, learn that the others refuse connections, and
+    go on, once without a quorum and then with one. The other three come back to them later.
+    """
+    await scene.everybody_votes()
+    survivors = scene.chooser.sample(scene.nodes, 2)
+    rest = scene.without(*survivors)
+    if scene.chooser.random() < 0.5:
+        await scene.happened(scene.when(lambda seen: seen.orders(BeginExchange)), "an exchange")
+    for node in scene.nodes:
+        node.crash()
+    await scene.sleep(1.0)
+    for node in survivors:
+        scene.boot(node)
+        await scene.sleep(scene.chooser.choice((0.0, 3.0)))
+    await scene.rounds(2, survivors, within_s=GONE_S + 2 * scene.world.profile.longest_interval_s)
+    expect(scene.lone_rosters() == [frozenset(survivors)], "the two commit once without a quorum")
+    head = scene.state(survivors[0]).link.commit
+    scene.boot(*rest)
+    await scene.back(*rest)
+    expect(scene.is_followed(head), "the three follow what the two have made")
