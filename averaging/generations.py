@@ -140,10 +140,10 @@ class Generations:
         num_bytes = begin + STATE_BYTES_PER_VALUE * self._grid.num_elements
         if len(data) != num_bytes:
             raise RemoteProtocolError(f"{len(data)} bytes", f"{num_bytes}")
-        chunks = []
+        view, chunks = memoryview(data), list[memoryview]()
         for chunk in range(self._grid.num_chunks):
             start, stop = self._grid.bounds(chunk)
-            chunks.append(data[begin + STATE_BYTES_PER_VALUE * start : begin + STATE_BYTES_PER_VALUE * stop])
+            chunks.append(view[begin + STATE_BYTES_PER_VALUE * start : begin + STATE_BYTES_PER_VALUE * stop])
         if root_of(header, [leaf_hash(chunk) for chunk in chunks]) != root:
             raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
         return state_from_chunks(header, chunks, self._grid), root

@@ -10,14 +10,18 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from protocol.tensor_schema import TensorSchema, TensorSpec
+
+FloatArray = npt.NDArray[np.float32]
 
 INIT_STD: Final = 0.02
 """Standard deviation of the weights (GPT-2 report, section 2.3); uniform, so the bound is sqrt(3) times it."""
 
 _RESIDUAL_OUTPUTS: Final = ("wo.weight", "w_down.weight")
+_AT_ONCE: Final = 1 << 18
 
 
 def genesis_anchor(schema: TensorSchema, seed: int) -> torch.Tensor:
@@ -25,17 +29,26 @@ def genesis_anchor(schema: TensorSchema, seed: int) -> torch.Tensor:
     1 / sqrt(2 layers) (GPT-2 report, section 2.3).
     """
     num_layers = max(1, sum(spec.name.endswith("wo.weight") for spec in schema.tensors))
-    parts = [_values(spec, index, seed, num_layers) for index, spec in enumerate(schema.tensors)]
-    return torch.from_numpy(np.concatenate(parts))
+    anchor = np.empty(schema.num_elements, dtype=np.float32)
+    for index, spec in enumerate(schema.tensors):
+        begin = schema.offset(spec.name)
+        _fill(anchor[begin : begin + spec.num_elements], spec, index, seed, num_layers)
+    return torch.from_numpy(anchor)
 
 
-def _values(spec: TensorSpec, index: int, seed: int, num_layers: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _fill(values: FloatArray, spec: TensorSpec, index: int, seed: int, num_layers: int) -> None:
+    """Write the (n,) values of a tensor, some at a time: raw integers take twice the room of what is made of them."""
     if spec.name.endswith("norm.weight"):
-        return np.ones(spec.num_elements, dtype=np.float32)
+        values[:] = 1.0
+        return
     bound = sqrt(3.0) * INIT_STD
     if spec.name.endswith(_RESIDUAL_OUTPUTS):
         bound /= sqrt(2.0 * num_layers)
-    raw = np.random.PCG64([seed, index]).random_raw(spec.num_elements)
-    # 24 bits fill a float32's mantissa: k / 2^23 - 1 is exact, and one multiplication rounds once.
-    unit = (raw >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1.0)
-    return (unit * np.float32(bound)).astype(np.float32)
+    source = np.random.PCG64([seed, index])
+    for begin in range(0, len(values), _AT_ONCE):
+        part = values[begin : begin + _AT_ONCE]
+        # 24 bits fill a float32's mantissa: k / 2^23 - 1 is exact, and one multiplication rounds once.
+        part[:] = source.random_raw(len(part)) >> np.uint64(40)
+        part /= np.float32(1 << 23)
+        part -= np.float32(1.0)
+        part *= np.float32(bound)

@@ -37,7 +37,9 @@ def start_state(schema: TensorSchema, seed: int, head: CommitId = NO_HEAD, given
         RemoteProtocolError: together they are not the unit's values.
     """
     anchor_N = _given_anchor(schema, given) if given else genesis_anchor(schema, seed)
-    return UnitState(schema.unit, head, 0, 0, anchor_N, torch.zeros_like(anchor_N))
+    # NumPy's zeros take no memory until they are written
+    momentum_N = torch.from_numpy(np.zeros(anchor_N.numel(), dtype=np.float32))
+    return UnitState(schema.unit, head, 0, 0, anchor_N, momentum_N)
 
 
 def start_root(schema: TensorSchema, grid: ChunkGrid, seed: int, given: Sequence[Path] = ()) -> Root:

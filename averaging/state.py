@@ -104,7 +104,7 @@ def state_root(state: UnitState, grid: ChunkGrid) -> Root:
     return root_of(state.header, chunk_hashes(state, grid))
 
 
-def state_from_chunks(header: StateHeader, chunks: Sequence[bytes], grid: ChunkGrid) -> UnitState:
+def state_from_chunks(header: StateHeader, chunks: Sequence[bytes | memoryview], grid: ChunkGrid) -> UnitState:
     """Put a state together from its chunks, in order; the caller has checked them against a root.
 
     Raises:

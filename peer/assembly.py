@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -82,8 +83,9 @@ async def open_chain(
     )
     own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed, given))
     check_start(start, schema, own_root)
-    genesis = await offload.run(lambda: start_state(schema, manifest.config.run.seed, genesis_id(start), given))
-    chain = UnitChain(tools, start, genesis)
+    make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given)
+    # shards that are given may go from the disk; what comes from the seed need not be held
+    chain = UnitChain(tools, start, await offload.run(make), None if given else make)
     await chain.restore()
     if was_here:
         look = chain.tools.generations.last_look

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeAlias
 
 import structlog
 import trio
 
 from averaging.codecs import Codec
 from averaging.generations import MAX_PINNED
-from averaging.rounds.updates import UnitTools
+from averaging.rounds.updates import APPLY_COST_S, UnitTools
 from averaging.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import StorageError
 from protocol.ids import CommitId, Root
@@ -30,6 +30,17 @@ OPEN_UPDATES: Final = 3
 
 KEPT_VOTES: Final = 64
 """Acks are kept in full on at least so many bases of the lineage, the newest."""
+
+
+Genesis: TypeAlias = UnitState | Callable[[], UnitState]
+"""The state before the first commit, or what makes it once more and blocks: it is wanted only where no generation on the disk is good,
+and need not be held in memory for that.
+"""
+
+
+async def genesis_state(genesis: Genesis, tools: UnitTools) -> UnitState:
+    """The state before the first commit."""
+    return genesis if isinstance(genesis, UnitState) else await tools.offload.run(genesis, cost_s=APPLY_COST_S)
 
 
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:

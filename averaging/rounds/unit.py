@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -60,12 +60,14 @@ class PreparedSwitch:
 
 
 class UnitChain:
-    """The lineage that is followed here, and the outer state at its head."""
+    """The lineage that is followed here, and the outer state at its head. `remake` is as of `keeping.Genesis`."""
 
-    def __init__(self, tools: UnitTools, start_record: bytes, genesis: UnitState) -> None:
+    def __init__(
+        self, tools: UnitTools, start_record: bytes, genesis: UnitState, remake: Callable[[], UnitState] | None = None
+    ) -> None:
         self.tools = tools
         self.updates = Updates(tools)
-        self.genesis = genesis
+        self._genesis: keeping.Genesis = remake or genesis
         self.links: list[ChainLink] = [genesis_link(start_record, tools.unit)]
         self.certificates: list[bytes] = []
         self.state = genesis
@@ -176,7 +178,7 @@ class UnitChain:
     async def _restore_state(self) -> None:
         commits, attested = [link.commit for link in self.links], attested_roots(self.links)
         newest = await self.tools.generations.load_newest(commits, attested)
-        state = self.genesis
+        state = self.state
         if newest is not None:
             for problem in newest[2]:
                 log.warning("generation_damaged", reason=problem)
@@ -321,7 +323,7 @@ class UnitChain:
         """The state at some commit of ours whose root the run attests, from our own disk; None when the log leads to another one."""
         attested = attested_roots(self.links)
         newest = await self.tools.generations.load_newest(attested, attested)
-        state = newest[0] if newest is not None else self.genesis
+        state = newest[0] if newest is not None else await keeping.genesis_state(self._genesis, self.tools)
         last_good: UnitState | None = None
         for link in self.links[[link.commit for link in self.links].index(state.head) :]:
             if link.commit != state.head:
@@ -406,7 +408,7 @@ class UnitChain:
             return None
         before = [link.commit for link in self.links[: position + 1]]
         newest = await self.tools.generations.load_newest(before, attested_roots(self.links))
-        state = newest[0] if newest is not None else self.genesis
+        state = newest[0] if newest is not None else await keeping.genesis_state(self._genesis, self.tools)
         for link in self.links[before.index(state.head) + 1 : position + 1]:
             data = await self.updates.read_good(link)
             if data is None:

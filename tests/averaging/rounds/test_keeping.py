@@ -11,6 +11,7 @@ import trio.testing
 from averaging.codecs import codec_by_name, codec_names
 from averaging.network.memory_storage import MemoryStorage
 from averaging.rounds import keeping, unit
+from averaging.state import UnitState
 from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
 from protocol.errors import StorageError
 from protocol.ids import CommitId
@@ -180,3 +181,17 @@ def test_what_a_commit_weighs_is_the_sum_of_its_chunks(codec_name: str, num_elem
     codec, grid = codec_by_name(codec_name), ChunkGrid(num_elements, 600)
     spans = map(grid.bounds, range(grid.num_chunks))
     assert keeping.update_bytes(codec, grid) == sum(codec.encoded_bytes(stop - start) for start, stop in spans)
+
+
+async def test_a_genesis_state_that_is_not_held_is_made_once_more(autojump_clock: Clock) -> None:
+    async with open_world() as world:
+        tools, times = world.parties[0].chain.tools, list[int]()
+
+        def make() -> UnitState:
+            times.append(1)
+            return world.genesis
+
+        assert await keeping.genesis_state(world.genesis, tools) is world.genesis
+        assert not times
+        assert await keeping.genesis_state(make, tools) is world.genesis
+        assert times == [1]
