@@ -20,7 +20,7 @@ from peer.adamw import AdamW, ParameterGroup
 from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
 from peer.memory_core import MemoryUse, may_double
 from peer.memory_use import forget_own_peak, memory_use
-from peer.model import Decoder, flatten_parameters, load_flat, parameters_in_order
+from peer.model import Decoder, load_flat, parameters_in_order, parts_of, write_flat
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
 
@@ -246,17 +246,25 @@ class LocalTrainer:
 
     def theta(self) -> torch.Tensor:
         """(N,) float32, a copy."""
-        return flatten_parameters(self._model, self.schema)
+        theta_N = torch.empty(self.schema.num_elements, dtype=torch.float32)
+        self.theta_into(theta_N)
+        return theta_N
+
+    def theta_into(self, room_N: torch.Tensor) -> None:
+        """Write theta into a (N,) float32 vector on the CPU."""
+        write_flat(self._model, self.schema, room_N)
 
     def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int) -> None:
         """Theta <- theta + shift; tokens ready -= credited."""
-        load_flat(self._model, self.schema, torch.add(self.theta(), shift_N))
+        with torch.no_grad():
+            for parameter, shift in zip(self._parameters, parts_of(shift_N, self.schema), strict=True):
+                parameter.add_(shift.to(self._device))
         self._schedule_tokens = schedule_tokens
         left = max(0, self.counters.tokens_ready - credited_tokens)
         self.counters = replace(self.counters, tokens_ready=left, steps_ready=left // self.plan.inner.batch_tokens)
 
     def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of other parameters in nats per byte on the fixed windows; theta is put back after it."""
+        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is."""
         return self._evaluate(self._heldout, anchor_N) / self.plan.heldout_bytes_per_token
 
     def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
@@ -268,9 +276,11 @@ class LocalTrainer:
         return self._evaluate(self._prose, anchor_N) / self.plan.prose_bytes_per_token
 
     def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor) -> float:
-        theta_N = self.theta()
-        load_flat(self._model, self.schema, anchor_N)
+        # theta steps aside: on the CPU the anchor is computed with where it lies, and nothing is copied
+        theta = [parameter.data for parameter in self._parameters]
         try:
+            for parameter, anchor in zip(self._parameters, parts_of(anchor_N, self.schema), strict=True):
+                parameter.data = anchor.to(self._device)
             window = self.plan.model.context_tokens + 1
             starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, window)
             with torch.no_grad():
@@ -279,4 +289,5 @@ class LocalTrainer:
                 losses = [float(self._loss(self._batch(reader, part, window))) * len(part) for part in parts]
             return sum(losses) / len(starts)
         finally:
-            load_flat(self._model, self.schema, theta_N)
+            for parameter, own in zip(self._parameters, theta, strict=True):
+                parameter.data = own

@@ -119,20 +119,26 @@ def parameters_in_order(model: nn.Module, schema: TensorSchema) -> list[nn.Param
     return ordered
 
 
-def flatten_parameters(model: nn.Module, schema: TensorSchema) -> torch.Tensor:
-    """(N,) float32 on the CPU: a copy of all parameters in the schema's order."""
-    return torch.cat([p.detach().reshape(-1).float().cpu() for p in parameters_in_order(model, schema)])
-
-
-def load_flat(model: nn.Module, schema: TensorSchema, flat_N: torch.Tensor) -> None:
-    """Set all parameters from a (N,) float32 vector.
+def parts_of(flat_N: torch.Tensor, schema: TensorSchema) -> list[torch.Tensor]:
+    """Views of a (N,) vector, one of each tensor's shape, in the schema's order.
 
     Raises:
         LocalProtocolError: the vector has another length than the schema.
     """
     if flat_N.numel() != schema.num_elements:
         raise LocalProtocolError(f"a vector of {flat_N.numel()} values", f"{schema.num_elements}")
+    parts = torch.split(flat_N, [spec.num_elements for spec in schema.tensors])
+    return [part.view(spec.shape) for part, spec in zip(parts, schema.tensors, strict=True)]
+
+
+def write_flat(model: nn.Module, schema: TensorSchema, room_N: torch.Tensor) -> None:
+    """Write all parameters into a (N,) float32 vector on the CPU. Raises as `parts_of`."""
+    for parameter, room in zip(parameters_in_order(model, schema), parts_of(room_N, schema), strict=True):
+        room.copy_(parameter.detach())
+
+
+def load_flat(model: nn.Module, schema: TensorSchema, flat_N: torch.Tensor) -> None:
+    """Set all parameters from a (N,) float32 vector. Raises as `parts_of`."""
     with torch.no_grad():
-        for spec, parameter in zip(schema.tensors, parameters_in_order(model, schema), strict=True):
-            begin = schema.offset(spec.name)
-            parameter.copy_(flat_N[begin : begin + spec.num_elements].view(spec.shape))
+        for parameter, part in zip(parameters_in_order(model, schema), parts_of(flat_N, schema), strict=True):
+            parameter.copy_(part)

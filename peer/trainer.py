@@ -83,7 +83,8 @@ class WorkerTrainer:
         self._memory_fd = early.memory_fd if early is not None else shared_memory()
         os.ftruncate(self._memory_fd, mapping_bytes(self._num_elements))
         self._vectors = SharedVectors(self._memory_fd, self._num_elements)
-        self._vectors.write(Area.ANCHOR, anchor_N)
+        self._anchor_N = anchor_N
+        """Where a worker begins that starts from now on."""
         self._command_lock = trio.Lock()
         self._stream: trio.SocketStream | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -116,7 +117,7 @@ class WorkerTrainer:
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
         """Theta <- anchor; a worker that dies meanwhile comes back from it as well."""
-        self._vectors.write(Area.ANCHOR, anchor_N)
+        await self.set_anchor(anchor_N)
         self._schedule_tokens = schedule_tokens
         await self._order("load", vector_N=anchor_N, schedule_tokens=schedule_tokens)
 
@@ -131,7 +132,9 @@ class WorkerTrainer:
             reply = await self._exchange("snapshot")
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
-            return Snapshot(self._vectors.read(Area.OUT), reply.tokens, reply.num_steps, reply.step)
+            theta_N = self._vectors.read(Area.OUT)
+            self._vectors.empty(Area.OUT)
+            return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step)
 
     async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
         """Theta <- theta + shift; a worker that died since the snapshot loads the anchor instead.
@@ -142,15 +145,15 @@ class WorkerTrainer:
         async with self._command_lock:
             await self._until_ready()
             if self._restarts == self._life_of_theta:
-                self._vectors.write(Area.IN, shift_N)
-                await self._exchange("shift", schedule_tokens=schedule_tokens, credited_tokens=credited_tokens)
+                await self._give("shift", shift_N, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens)
             else:
-                self._vectors.write(Area.IN, self._vectors.read(Area.ANCHOR))
-                await self._exchange("load", schedule_tokens=schedule_tokens)
+                await self._give("load", self._anchor_N, schedule_tokens=schedule_tokens)
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """Where a worker that dies from now on is brought back."""
-        self._vectors.write(Area.ANCHOR, anchor_N)
+        """Where a worker that dies from now on is brought back. The vector is kept as it is, not copied."""
+        self._anchor_N = anchor_N
+        if not self._ready.is_set():  # one that is starting reads it at the end of its start
+            self._vectors.write(Area.IN, anchor_N)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
         """Held-out loss in nats per byte.
@@ -236,8 +239,18 @@ class WorkerTrainer:
         async with self._command_lock:
             await self._until_ready()
             if vector_N is not None:
-                self._vectors.write(Area.IN, vector_N)
-            return await self._exchange(op, schedule_tokens=schedule_tokens, factor=factor)
+                return await self._give(op, vector_N, schedule_tokens=schedule_tokens)
+            return await self._exchange(op, factor=factor)
+
+    async def _give(
+        self, op: _Op, vector_N: torch.Tensor, *, schedule_tokens: int = 0, credited_tokens: int = 0
+    ) -> Reply | None:
+        """A command with a vector; its memory is free again once the worker has used it."""
+        self._vectors.write(Area.IN, vector_N)
+        reply = await self._exchange(op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens)
+        if reply is not None:
+            self._vectors.empty(Area.IN)
+        return reply
 
     async def _until_ready(self) -> None:
         while not self._ready.is_set():
@@ -359,6 +372,7 @@ class WorkerTrainer:
                 f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
             ) from error
         self._process = worker.process
+        self._vectors.write(Area.IN, self._anchor_N)
         worker.channel.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
         self._stream = stream
@@ -419,6 +433,7 @@ class WorkerTrainer:
             if not self._ready.is_set():
                 self._say_what_it_does()
                 self._starting.deadline = math.inf
+                self._vectors.empty(Area.IN)
                 self._ready.set()
         self._wake()
 

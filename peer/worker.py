@@ -47,7 +47,8 @@ class Worker:
         if not self._trainer.micro_batch and not self._is_paused:
             self._trainer.find_micro_batch()
         # Read last: the daemon may have written a newer anchor while the micro-batch was measured.
-        self._trainer.load(self._vectors.read(Area.ANCHOR), self._trainer.plan.schedule_tokens)
+        self._trainer.load(self._vectors.view(Area.IN), self._trainer.plan.schedule_tokens)
+        self._vectors.put_down()
         self._tell_progress()
         while self._obey(wait_s=None if self._is_paused else 0.0):
             if self._is_paused:
@@ -77,7 +78,9 @@ class Worker:
             command = self._early.popleft() if self._early else self._next_command()
             if command is None or command.op == "stop":
                 return False
-            self._channel.sendall(frame(self._do(command)))
+            reply = self._do(command)
+            self._vectors.put_down()
+            self._channel.sendall(frame(reply))
             wait_s = 0.0
         return True
 
@@ -95,15 +98,15 @@ class Worker:
         return all(command is not None and command.op not in ("pause", "stop") for command in self._early)
 
     def _do(self, command: Command) -> Reply:
-        trainer, vectors = self._trainer, self._vectors
+        trainer, given_N = self._trainer, self._vectors.view(Area.IN)
         match command.op:
             case "load":
-                trainer.load(vectors.read(Area.IN), command.schedule_tokens)
+                trainer.load(given_N, command.schedule_tokens)
                 self._was_loaded = True
             case "shift":
-                trainer.shift(vectors.read(Area.IN), command.credited_tokens, command.schedule_tokens)
+                trainer.shift(given_N, command.credited_tokens, command.schedule_tokens)
             case "snapshot":
-                vectors.write(Area.OUT, trainer.theta())
+                trainer.theta_into(self._vectors.view(Area.OUT))
                 counters = trainer.counters
                 return Reply(
                     number=command.number,
@@ -112,9 +115,9 @@ class Worker:
                     step=counters.step,
                 )
             case "evaluate":
-                return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.read(Area.IN)))
+                return Reply(number=command.number, loss_nats=trainer.evaluate(given_N))
             case "evaluate_prose":
-                return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.read(Area.IN)))
+                return Reply(number=command.number, loss_nats=trainer.evaluate_prose(given_N))
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":

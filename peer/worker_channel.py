@@ -1,7 +1,8 @@
 """The channel between the daemon and its training process: length-prefixed JSON over a socket pair, vectors in shared memory.
 
-No pickle, no multiprocessing. The shared mapping has three areas of N float32: what the daemon gives (`IN`), what the worker gives
-(`OUT`), and the anchor from which a worker that was brought back begins (`ANCHOR`).
+No pickle, no multiprocessing. The shared mapping has two areas of N float32: what the daemon gives (`IN`), which is also where a
+worker that starts finds the anchor, and what the worker gives (`OUT`). An area takes memory only between being written and having
+been used: whoever has used it gives its pages back, where the system can do that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import mmap
 import socket
 import struct
+from contextlib import suppress
 from enum import IntEnum
 from typing import Annotated, Final, Literal
 
@@ -27,7 +29,6 @@ class Area(IntEnum):
 
     IN = 0
     OUT = 1
-    ANCHOR = 2
 
 
 class _Message(BaseModel):
@@ -133,12 +134,17 @@ def parse_event(data: bytes) -> Reply | Progress | OutOfMemory:
 
 
 class SharedVectors:
-    """Three float32 vectors of N in one mapping, each (N,) and writable; both processes see them."""
+    """Two float32 vectors of N in one mapping, each (N,) and writable; both processes see them."""
 
     def __init__(self, descriptor: int, num_elements: int) -> None:
+        self._area_bytes = _area_bytes(num_elements)
         self._mapping = mmap.mmap(descriptor, mapping_bytes(num_elements))
         whole = torch.frombuffer(memoryview(self._mapping), dtype=torch.float32)
-        self._areas = whole.view(len(Area), num_elements)
+        self._areas = whole.view(len(Area), self._area_bytes // 4)[:, :num_elements]
+
+    def view(self, area: Area) -> torch.Tensor:
+        """The area itself: what is written there is seen on both sides."""
+        return self._areas[area]
 
     def read(self, area: Area) -> torch.Tensor:
         """A copy of an area."""
@@ -148,7 +154,23 @@ class SharedVectors:
         """Fill an area."""
         self._areas[area].copy_(values_N)
 
+    def empty(self, area: Area) -> None:
+        """Nobody needs what is in the area: its memory is free until it is written again. What it holds then is not defined."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            with suppress(OSError):  # a file system that cannot do it
+                self._mapping.madvise(mmap.MADV_REMOVE, area * self._area_bytes, self._area_bytes)
+
+    def put_down(self) -> None:
+        """What is in the areas stays there for the other process, and no longer counts as held by this one."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
 
 def mapping_bytes(num_elements: int) -> int:
     """Length of the mapping."""
-    return 4 * num_elements * len(Area)
+    return len(Area) * _area_bytes(num_elements)
+
+
+def _area_bytes(num_elements: int) -> int:
+    """Whole pages, so that each can be given back by itself."""
+    return -(-4 * num_elements // mmap.PAGESIZE) * mmap.PAGESIZE

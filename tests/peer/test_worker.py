@@ -73,7 +73,7 @@ def _memory() -> Iterator[tuple[BinaryIO, SharedVectors]]:
     with tempfile.TemporaryFile() as file:
         os.ftruncate(file.fileno(), mapping_bytes(ANCHOR_N.numel()))
         vectors = SharedVectors(file.fileno(), ANCHOR_N.numel())
-        vectors.write(Area.ANCHOR, ANCHOR_N)
+        vectors.write(Area.IN, ANCHOR_N)
         yield file, vectors
 
 

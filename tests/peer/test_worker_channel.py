@@ -93,3 +93,24 @@ def test_both_sides_see_the_areas_and_no_area_runs_into_another() -> None:
         copy = theirs.read(Area.OUT)
         ours.write(Area.OUT, torch.zeros(5))
         assert torch.equal(copy, torch.full((5,), 1.5))
+
+
+def test_an_area_takes_memory_from_being_written_until_it_is_emptied_whoever_looked_at_it() -> None:
+    with tempfile.TemporaryFile() as file:
+        num_elements = 1 << 16
+        os.ftruncate(file.fileno(), mapping_bytes(num_elements))
+        ours, theirs = SharedVectors(file.fileno(), num_elements), SharedVectors(file.fileno(), num_elements)
+        for area in Area:
+            ours.write(area, torch.full((num_elements,), 2.5))
+        theirs.put_down()
+        ours.put_down()
+        assert theirs.view(Area.IN).sum() == 2.5 * num_elements
+        full_bytes = 512 * os.fstat(file.fileno()).st_blocks
+        ours.empty(Area.OUT)
+        assert torch.equal(theirs.view(Area.IN), torch.full((num_elements,), 2.5))
+        assert full_bytes - 512 * os.fstat(file.fileno()).st_blocks in (
+            0,
+            4 * num_elements,
+        )  # 0 where it cannot be done
+        theirs.view(Area.OUT)[7] = 3.0
+        assert ours.read(Area.OUT)[7] == 3.0
