@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from averaging.vectors import new_vector
 from protocol.errors import RemoteProtocolError
 from protocol.rounds.messages import OuterStep
 
@@ -34,9 +35,9 @@ def moved_vectors(
         RemoteProtocolError: a kind that this version does not know.
     """
     if outer.kind == "mean":
-        return torch.empty_like(anchor_N), momentum_N
+        return new_vector(anchor_N.numel()), momentum_N
     if outer.kind == "nesterov":
-        return torch.empty_like(anchor_N), torch.empty_like(momentum_N)
+        return new_vector(anchor_N.numel()), new_vector(momentum_N.numel())
     raise RemoteProtocolError(f"outer step {outer.kind!r}", "mean or nesterov", "install the run's version of potluck")
 
 

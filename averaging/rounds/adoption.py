@@ -13,6 +13,7 @@ from averaging.error_feedback import Feedback
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.feedback import counted_chunks, counts_of
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch
+from averaging.vectors import new_vector
 from protocol.ids import PeerId, Root
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord
@@ -43,7 +44,7 @@ def adoption_shift(
     """What to add to the local parameters (rule 20), (N,) float32: A' - theta_snapshot where our contribution was counted, so
     that only the work since the snapshot remains on top of A'; A' - A elsewhere, so that uncounted work is kept.
     """
-    anchor_N, shift_N = applied.state.anchor_N, torch.empty_like(applied.state.anchor_N)
+    anchor_N, shift_N = applied.state.anchor_N, new_vector(grid.num_elements)
     covered = covered_chunks(record, me) if theta_N is not None else ()
     for part in record.slices:
         begin, stop = grid.span(part.first_chunk, part.stop_chunk)
