@@ -21,8 +21,10 @@ from typing import Final
 import numpy as np
 import torch
 
+from averaging.chunk_runs import decode_run, encode_run, runs_in
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
+from averaging.vectors import new_vector
 from protocol.errors import LocalProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.tensor_schema import ChunkGrid
@@ -100,14 +102,21 @@ def no_residual(grid: ChunkGrid) -> Residual:
 
 def norm_of(values_n: torch.Tensor) -> float:
     """Euclidean norm of a (n,) float32 vector: exact squares in float64, added by halves, so that every machine gets the same one."""
-    squares = values_n.numpy().astype(np.float64)
+    return chunk_norms(values_n, max(1, values_n.numel()))[0] if values_n.numel() else 0.0
+
+
+def chunk_norms(values_n: torch.Tensor, chunk_elements: int) -> list[float]:
+    """`norm_of` each chunk of a (n,) float32 vector, of which the last may be shorter."""
+    stop = values_n.numel() // chunk_elements * chunk_elements
+    squares = values_n[:stop].numpy().astype(np.float64).reshape(-1, chunk_elements)
     np.multiply(squares, squares, out=squares)
-    length = len(squares)
+    length = chunk_elements
     while length > 1:
         half = length // 2
-        np.add(squares[:half], squares[length - half : length], out=squares[:half])
+        np.add(squares[:, :half], squares[:, length - half : length], out=squares[:, :half])
         length -= half
-    return float(np.sqrt(squares[0])) if length else 0.0
+    norms: list[float] = np.sqrt(squares[:, 0]).tolist()
+    return norms if stop == values_n.numel() else [*norms, norm_of(values_n[stop:])]
 
 
 def bounded(left_n: torch.Tensor, most: float) -> tuple[torch.Tensor, bool]:
@@ -123,7 +132,8 @@ def bounded(left_n: torch.Tensor, most: float) -> tuple[torch.Tensor, bool]:
 def encode_fed(
     anchor_N: torch.Tensor, theta_N: torch.Tensor, residual: Residual, beta: float, codec: Codec, grid: ChunkGrid
 ) -> FedDelta:
-    """The work of a snapshot and the residual, encoded together: chunk by chunk, so that no whole vector is held but what is left.
+    """The work of a snapshot and the residual, encoded together: some chunks at a time, so that no whole vector is held but what is
+    left; the bytes and the numbers are those of chunk by chunk work.
 
     Args:
         anchor_N, theta_N: (N,) float32.
@@ -131,27 +141,50 @@ def encode_fed(
     Raises:
         LocalProtocolError: the local parameters are not finite; nothing is offered.
     """
-    left_N = torch.empty(grid.num_elements, dtype=torch.float32)
+    left_N, size = new_vector(grid.num_elements), grid.chunk_elements
     chunks, norms = list[bytes](), list[float]()
     num_clipped = num_dropped = 0
-    for chunk in range(grid.num_chunks):
-        begin, stop = grid.bounds(chunk)
+    for run in runs_in(0, grid.num_chunks, size):
+        begin, stop = grid.span(run.start, run.stop)
         delta_n = pseudo_gradient(anchor_N[begin:stop], theta_N[begin:stop])
-        norm = norm_of(delta_n)
-        if not np.isfinite(norm):
+        found = chunk_norms(delta_n, size)
+        if not np.isfinite(found).all():
             raise LocalProtocolError(
                 "a delta with values that are not finite", "finite values", "skip this contribution"
             )
+        norms += [max(norm, NORM_DECAY * residual.norms[chunk]) for norm, chunk in zip(found, run, strict=True)]
         fed_n = torch.add(torch.mul(residual.values_N[begin:stop], beta), delta_n)
-        if not bool(torch.isfinite(fed_n).all()):
-            fed_n, num_dropped = delta_n, num_dropped + 1
-        data = codec.encode(fed_n)
-        norms.append(max(norm, NORM_DECAY * residual.norms[chunk]))
-        left_n = torch.sub(fed_n, codec.decode(data, stop - begin))
-        left_N[begin:stop], is_clipped = bounded(left_n, MAX_RATIO * norms[-1])
-        num_clipped += is_clipped
-        chunks.append(data)
+        num_dropped += _drop_overflown(fed_n, delta_n, size)
+        data = encode_run(codec, fed_n, size)
+        left_n = left_N[begin:stop]
+        torch.sub(fed_n, decode_run(codec, data, size, stop - begin), out=left_n)
+        num_clipped += _bound(left_n, norms[run.start :], size)
+        chunks += data
     return FedDelta(tuple(chunks), left_N, tuple(norms), num_clipped, num_dropped)
+
+
+def _drop_overflown(fed_n: torch.Tensor, delta_n: torch.Tensor, chunk_elements: int) -> int:
+    """Leave the residual out of chunks that are not finite with it; how many."""
+    if bool(torch.isfinite(fed_n).all()):
+        return 0
+    num_dropped = 0
+    for begin in range(0, fed_n.numel(), chunk_elements):
+        span = slice(begin, begin + chunk_elements)
+        if not bool(torch.isfinite(fed_n[span]).all()):
+            fed_n[span] = delta_n[span]
+            num_dropped += 1
+    return num_dropped
+
+
+def _bound(left_n: torch.Tensor, norms: Sequence[float], chunk_elements: int) -> int:
+    """Scale down the chunks whose rest is beyond the bound of their norms; how many."""
+    num_clipped = 0
+    for chunk, norm in enumerate(chunk_norms(left_n, chunk_elements)):
+        if not norm <= MAX_RATIO * norms[chunk]:
+            span = slice(chunk * chunk_elements, (chunk + 1) * chunk_elements)
+            left_n[span] = bounded(left_n[span], MAX_RATIO * norms[chunk])[0]
+            num_clipped += 1
+    return num_clipped
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.codecs import codec_by_name
+from averaging.codecs import Codec, codec_by_name
 from averaging.error_feedback import (
     MAX_RATIO,
     NO_ORIGIN,
     NORM_DECAY,
+    FedDelta,
     Feedback,
+    Residual,
     bounded,
     encode_fed,
     no_residual,
@@ -235,3 +237,33 @@ def test_local_parameters_that_are_not_finite_are_refused() -> None:
     theta_N[7] = float("nan")
     with pytest.raises(LocalProtocolError, match="not finite"):
         encode_fed(torch.zeros(600), theta_N, no_residual(GRID), 1.0, codec_by_name("int4"), GRID)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4", "topk"])
+def test_several_chunks_at_a_time_give_the_bytes_and_numbers_of_each_by_itself(codec: str) -> None:
+    """With one whose residual would overflow, one whose rest is beyond the bound, and a shorter last one."""
+    grid, used = ChunkGrid(4096 * 4 + 300, 4096), codec_by_name(codec)
+    generator = torch.Generator().manual_seed(5)
+    theta_N = torch.randn(grid.num_elements, generator=generator)
+    residual_N = torch.randn(grid.num_elements, generator=generator)
+    residual_N[:4096] = 3e38
+    theta_N[4096:8192] *= 1e-4
+    residual_N[4096:8192] *= 100.0
+    norms = tuple(float(chunk % 2) for chunk in range(grid.num_chunks))
+    whole = _encode_with(residual_N, norms, theta_N, used, grid)
+    for chunk in range(grid.num_chunks):
+        span = slice(*grid.bounds(chunk))
+        alone_grid = ChunkGrid(span.stop - span.start, 4096)
+        alone = _encode_with(residual_N[span], norms[chunk : chunk + 1], theta_N[span], used, alone_grid)
+        assert alone.chunks == whole.chunks[chunk : chunk + 1]
+        assert torch.equal(alone.left_N, whole.left_N[span])
+        assert alone.norms == whole.norms[chunk : chunk + 1]
+    assert whole.num_dropped == 1
+    assert whole.num_clipped == (0 if codec == "fp32" else 1)
+
+
+def _encode_with(
+    residual_N: torch.Tensor, norms: tuple[float, ...], theta_N: torch.Tensor, codec: Codec, grid: ChunkGrid
+) -> FedDelta:
+    residual = Residual(residual_N, (NO_ORIGIN,) * grid.num_chunks, norms)
+    return encode_fed(torch.zeros(grid.num_elements), theta_N, residual, 2.0, codec, grid)
