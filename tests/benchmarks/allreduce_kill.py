@@ -57,6 +57,21 @@ def kill_one(group: Group, places: Places, setting: Setting, codec: str) -> Kill
     return Killed(sum(seconds for step, seconds in parts.items() if step not in AFTERWARDS), told)
 
 
+def least_again(num_peers: int) -> float:
+    """What survivors must send beyond an undisturbed upload of 2 (N - 1) / N of a vector, as a share of that, when one is killed that
+    has sent all its chunks and no result: one of them takes its slice, to which the others send their chunks once more, and sends that
+    result to them; all send theirs to one member less. What they had sent to it of their results comes on top, up to a sixth at four.
+    Where the leader is killed there is another attempt (`attempts` says so): of fewer members, so all results are others, and what
+    had been sent of the first ones comes on top, up to half.
+    """
+    survivors = num_peers - 1
+    moved = (
+        (survivors - 1) / survivors / num_peers
+    )  # a survivor's mean, in vectors, once for chunks and once for the result
+    results = (survivors - 1) / num_peers
+    return round((survivors / num_peers + 2 * moved + results) / (2 * survivors / num_peers) - 1, 4)
+
+
 def kill_rows(killed: Killed | None, calm: Sequence[Trial], name: str, about: Mapping[str, object]) -> list[Row]:
     """Whether they are identical, how long it took, and what was sent again, as a share of an undisturbed upload."""
     if killed is None or not calm:
@@ -69,6 +84,7 @@ def kill_rows(killed: Killed | None, calm: Sequence[Trial], name: str, about: Ma
     calm_bytes = statistics.median(told["spent"]["bulk_bytes_up"] for trial in calm for told in trial.told)
     sent_bytes = statistics.fmean(told["spent"]["bulk_bytes_up"] for told in killed.told)
     again = max(0.0, sent_bytes / calm_bytes - 1.0)
+    about = {**about, "attempts": sorted({told["attempt"] for told in killed.told}), "least": least_again(num_peers)}
     wall = Row(BENCH, f"{name}, wall", round(killed.wall_s, 3), "s", calm_s, round(killed.wall_s / calm_s, 3))
     return [
         Row(BENCH, f"{name}, survivors identical", identical, "share", target="= 1", met=identical == 1.0, trials=1),

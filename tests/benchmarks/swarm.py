@@ -28,6 +28,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 HOST_START_LIMIT_S: Final = 60.0
 PEER_START_LIMIT_S: Final = 120.0
+MOST_STARTS: Final = 3
+"""Of one peer, until it trains."""
+
 HTTP_TIMEOUT_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.05
 _POTLUCK: Final = (sys.executable, "-m", "potluck")
@@ -164,12 +167,28 @@ def start_swarm(
     invite = wait_for_invite(host, HOST_START_LIMIT_S)
     url = f"http://127.0.0.1:{port}/api/status"
     swarm = Swarm(children, directory, places, peer_environment, peer_flags, peer_module, command, host, url, invite)
+    if not wait_until(lambda: swarm.host_status() is not None, HOST_START_LIMIT_S):
+        raise MachineError(f"the host answers nobody: {last_line(host)}", "an open run")
     for number in range(1, len(places.peers) + 1):
         swarm.start_peer(number)
-    for peer in swarm.peers.values():
-        if not wait_until(lambda peer=peer: _is_training(peer), PEER_START_LIMIT_S):  # type: ignore[misc]
-            raise MachineError(f"peer {peer.number} did not start: {last_line(peer.running)}", "a training peer")
+    for number in tuple(swarm.peers):
+        _await_training(swarm, number)
     return swarm
+
+
+def _await_training(swarm: Swarm, number: int) -> None:
+    """Until a peer trains. One that ended instead is started again, as its owner would do: on a busy machine the host may answer late,
+    and somebody else may have taken the port that was free a moment before.
+    """
+    deadline_s, num_starts = time.monotonic() + PEER_START_LIMIT_S, 1
+    while not _is_training(swarm.peers[number]):
+        peer = swarm.peers[number]
+        if time.monotonic() >= deadline_s or (not peer.is_running and num_starts == MOST_STARTS):
+            raise MachineError(f"peer {number} did not start: {last_line(peer.running)}", "a training peer")
+        if not peer.is_running:
+            num_starts += 1
+            swarm.start_peer(number)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _is_training(peer: BenchPeer) -> bool:
