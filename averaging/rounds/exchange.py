@@ -237,10 +237,10 @@ class Exchange:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
             await self._announce(await self._tools.seal(encode_body(reduction.without_contributions())))
             return
-        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes))
         reduction.signed_header = await self._tools.seal(encode_body(result.header))
         reduction.result = result
-        reduction.closed.set()
+        reduction.closed.set()  # members take it while we write it: each acks what is on its own disk
+        await self._tools.keep_result(result.header, SliceBytes(result.data, result.hashes))
         await self._announce(reduction.signed_header)
         await self._examine_own(result)
 
