@@ -1,7 +1,8 @@
 """Several chunks encoded or decoded at once: one call of a codec costs as much as 15,000 values, and a default chunk has 16,384.
 
-The bytes are those of chunk by chunk encoding. A codec that writes one thing after another in blocks of values, or blocks' scales and
-then their codes, writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap.
+The bytes are those of chunk by chunk encoding. A codec that writes values one after another, or blocks' scales and then their codes,
+writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap. `Codec.head_bytes` says which do.
+A `ChunkCodec` takes several chunks in its own way.
 """
 
 from __future__ import annotations
@@ -13,28 +14,23 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.codecs import Codec
+from averaging.codecs import ChunkCodec, Codec
 from averaging.codecs.dense import BlockCodec
 from protocol.errors import RemoteProtocolError
 
 RUN_ELEMENTS: Final = 1 << 18
 """Values at a time: 1 MiB as float32, which stays in a core's cache."""
 
-_SCALE_BYTES: Final = 4
-_PLAIN: Final = frozenset({"fp32", "fp16"})
-
 
 def _as_vector(codec: Codec, chunk_elements: int) -> tuple[Codec, int] | None:
-    """What writes a run of whole chunks as one long vector, and how many bytes of each chunk are scales; None where nothing does."""
-    if codec.name in _PLAIN:
-        return codec, 0
-    if not isinstance(codec, BlockCodec):
-        return None
-    if chunk_elements % codec.block_elements == 0:
-        return codec, _SCALE_BYTES * (chunk_elements // codec.block_elements)
+    """What writes a run of whole chunks as one long vector, and how many bytes of each chunk come first; None where nothing does."""
+    head = codec.head_bytes(chunk_elements)
+    if head is not None:
+        return codec, head
     # a short chunk is one block of its own; one with half a byte left over is not followed by the next one
-    is_short = chunk_elements < codec.block_elements and chunk_elements % 2 == 0
-    return (_in_short_blocks(type(codec), chunk_elements), _SCALE_BYTES) if is_short else None
+    if not isinstance(codec, BlockCodec) or chunk_elements >= codec.block_elements or chunk_elements % 2:
+        return None
+    return _as_vector(_in_short_blocks(type(codec), chunk_elements), chunk_elements)
 
 
 @functools.lru_cache(maxsize=64)
@@ -55,6 +51,8 @@ def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[rang
 
 def encode_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
     """The encodings of the chunks of a (n,) float32 vector; the last may be shorter. Raises as `Codec.encode`."""
+    if isinstance(codec, ChunkCodec):
+        return codec.encode_chunks(values_n, chunk_elements)
     num_whole = values_n.numel() // chunk_elements
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
     if vector is None:
@@ -82,6 +80,8 @@ def decode_run(
     Raises:
         RemoteProtocolError: not the lengths of these chunks, or as `Codec.decode`.
     """
+    if isinstance(codec, ChunkCodec):
+        return codec.decode_chunks(chunks, chunk_elements, num_elements)
     num_whole = num_elements // chunk_elements
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
     if vector is None:

@@ -4,13 +4,18 @@ Everything is built from single IEEE operations whose rounding is stated: divisi
 to even, clamp, conversions, sums in a fixed order, integer operations on the bits. Lengths are checked before anything is
 allocated, and what decodes is finite. A scale is a normal number or zero, and zero only for a block of zeros: what is smaller than
 that is written as zeros.
+
+What no encoder writes is refused where the bytes alone show it. Some vectors still have several encodings: a scale half as large
+under codes twice as large, a level of a codebook that no code names, two levels that are equal. What an encoder would have made of
+the values before they were rounded cannot be told from those that are left, so nobody asks. Nothing rests on it: hashes, signatures
+and commits are over bytes, never over what they decode to, and all decode the same bytes.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from averaging.codecs.codec import SMALLEST_NORMAL, Codec
+from averaging.codecs.codec import SMALLEST_NORMAL, ChunkCodec, Codec
 from averaging.codecs.dense import (
     E3M0_BLOCK_ELEMENTS,
     INT4_BLOCK_ELEMENTS,
@@ -29,6 +34,7 @@ __all__ = [
     "INT4_BLOCK_ELEMENTS",
     "INT8_BLOCK_ELEMENTS",
     "SMALLEST_NORMAL",
+    "ChunkCodec",
     "Codec",
     "codec_by_name",
     "codec_names",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,11 @@ class Codec(Protocol):
         """The name in the manifest."""
         ...
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it writes some of the values alone, and takes the others for zeros."""
+        ...
+
     def encode(self, values_n: torch.Tensor) -> bytes:
         """Bytes of a (n,) float32 CPU vector. Raises LocalProtocolError for values that are not finite."""
         ...
@@ -35,6 +41,27 @@ class Codec(Protocol):
 
     def encoded_bytes(self, num_elements: int) -> int:
         """Exact length of the encoding of so many values."""
+        ...
+
+    def head_bytes(self, num_elements: int) -> int | None:
+        """Where parts of so many values are encoded as one long vector: all their heads come first, each of this length, then all that
+        is behind the heads, part by part. None where the long encoding is not made of those of its parts.
+        """
+        ...
+
+
+@runtime_checkable
+class ChunkCodec(Codec, Protocol):
+    """One that takes several chunks in one call, where `head_bytes` knows no way to make them one long vector."""
+
+    def encode_chunks(self, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
+        """Chunks of a vector, the last of which may be shorter, each as by `encode`."""
+        ...
+
+    def decode_chunks(
+        self, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
+    ) -> torch.Tensor:
+        """The values of chunks that follow one another. Raises RemoteProtocolError for too many or few, and as `decode`."""
         ...
 
 

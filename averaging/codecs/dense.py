@@ -45,6 +45,7 @@ class Fp32Codec:
     """Little-endian float32 as they are."""
 
     name = "fp32"
+    leaves_out = False
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """4 bytes a value."""
@@ -61,11 +62,16 @@ class Fp32Codec:
         """4 bytes a value."""
         return 4 * num_elements
 
+    def head_bytes(self, num_elements: int) -> int | None:
+        """One value after another."""
+        return 0
+
 
 class Fp16Codec:
     """Little-endian float16, round half to even; values beyond +-65504 are clamped there."""
 
     name = "fp16"
+    leaves_out = False
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """2 bytes a value."""
@@ -82,6 +88,10 @@ class Fp16Codec:
     def encoded_bytes(self, num_elements: int) -> int:
         """2 bytes a value."""
         return 2 * num_elements
+
+    def head_bytes(self, num_elements: int) -> int | None:
+        """One value after another."""
+        return 0
 
 
 def _in_blocks(values: FloatArray, block_elements: int) -> FloatArray:
@@ -130,6 +140,7 @@ class BlockCodec(ABC):
     """
 
     name: str
+    leaves_out = False
     block_elements: int
     largest_code: float
     """What the block's absolute maximum is written as: its scale is the maximum divided by it."""
@@ -182,6 +193,10 @@ class BlockCodec(ABC):
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a block, and the codes."""
         return 4 * -(-num_elements // self.block_elements) + self._code_bytes(num_elements)
+
+    def head_bytes(self, num_elements: int) -> int | None:
+        """The scales; of whole blocks alone, which make whole bytes of codes, too."""
+        return 4 * (num_elements // self.block_elements) if num_elements % self.block_elements == 0 else None
 
     @abstractmethod
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:

@@ -16,6 +16,7 @@ sign above a level. A block that has less to say repeats its last place with a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -102,6 +103,8 @@ class SparseCodec:
     float64 in the order of places (`np.bincount`).
     """
 
+    leaves_out = True
+
     def __init__(self, name: str, numbers: SparseNumbers) -> None:
         self.name = name
         self.numbers = numbers
@@ -120,24 +123,40 @@ class SparseCodec:
         num_bits = self.num_places(num_elements) * (self._low_bits + 2 + self._code_bits)
         return 4 * self.numbers.num_levels + -(-num_elements // BLOCK_ELEMENTS) + -(-num_bits // 8)
 
+    def head_bytes(self, num_elements: int) -> int | None:
+        """Every encoding has levels of its own."""
+        return None
+
     # --- encoding -------------------------------------------------------------------------------------------------------------
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         """Codebook, scales, bits."""
         require_vector(values_n)
-        if values_n.numel() == 0:
-            return b""
+        return self._encoded(values_n, 1)[0] if values_n.numel() else b""
+
+    def encode_chunks(self, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
+        """Chunks of a (n,) vector, the last of which may be shorter, each as by `encode`: chunks of whole blocks together."""
+        require_vector(values_n)
+        num_whole = values_n.numel() // chunk_elements if chunk_elements % BLOCK_ELEMENTS == 0 else 0
+        stop = num_whole * chunk_elements
+        chunks = self._encoded(values_n[:stop], num_whole) if num_whole else []
+        starts = range(stop, values_n.numel(), chunk_elements)
+        return [*chunks, *(self.encode(values_n[start : start + chunk_elements]) for start in starts)]
+
+    def _encoded(self, values_n: torch.Tensor, num_chunks: int) -> list[bytes]:
+        """Chunks of one size, of whole blocks where there are several. Places and blocks are counted through all of them."""
         values, layout = np.ascontiguousarray(values_n.numpy()), _layout(values_n.numel(), self.numbers.stride)
         places = self._largest_places(values)
         kept = values[np.minimum(layout.first + places, len(values) - 1)]
         if places.max() == _NOWHERE:
             kept[places == _NOWHERE] = 0.0
-        codebook, scales, codes = self._quantised(np.abs(kept), layout)
+        codebooks, scales, codes = self._quantised(np.abs(kept), layout, num_chunks)
         if codes.min() < 0:
             places, codes, kept = _filled_up(places, codes, kept, layout)
         codes += np.signbit(kept) * np.int64(self.numbers.num_levels)
-        bits = self._bits(places, codes, layout)
-        return codebook.astype("<f4").tobytes() + scales.tobytes() + np.packbits(bits, bitorder="little").tobytes()
+        packed = np.packbits(self._bits(places, codes, layout, num_chunks), axis=1, bitorder="little")
+        heads = codebooks.astype("<f4").view(np.uint8), scales.reshape(num_chunks, -1)
+        return [row.tobytes() for row in np.concatenate([*heads, packed], axis=1)]
 
     def _largest_places(self, values: FloatArray) -> IntArray:
         """(K,) places in their blocks, ascending in each, `_NOWHERE` behind those that are not zero.
@@ -154,51 +173,63 @@ class SparseCodec:
             found.append(_largest(rest, self.num_places(len(values) - end)))
         return np.concatenate(found)
 
-    def _quantised(self, sizes: FloatArray, layout: _Layout) -> tuple[FloatArray, ByteArray, IntArray]:
-        """Codebook, scale bytes, and (K,) levels of (K,) magnitudes; -1 for what is not worth writing."""
+    def _quantised(self, sizes: FloatArray, layout: _Layout, num_chunks: int) -> tuple[FloatArray, ByteArray, IntArray]:
+        """(chunks, levels) codebooks, scale bytes, and (K,) levels of (K,) magnitudes; -1 for what is not worth writing."""
         counts = np.bincount(layout.blocks[sizes > 0], minlength=layout.num_blocks)
         sums = np.bincount(layout.blocks, weights=sizes, minlength=layout.num_blocks)
-        means = (sums / np.maximum(counts, 1)).astype(np.float32)
-        largest = means.max()
-        if largest < SMALLEST_NORMAL:
-            return self._nothing(layout)
-        scales = _scale_bytes(means / largest)
+        means = (sums / np.maximum(counts, 1)).astype(np.float32).reshape(num_chunks, -1)
+        largest = means.max(axis=1, keepdims=True)
+        is_nothing = largest < SMALLEST_NORMAL
+        scales = _scale_bytes(means / np.where(is_nothing, np.float32(1), largest))
         absolute = _SCALES[scales] * largest
         # Values of a block without a scale are divided by infinity, which makes them zeros.
-        relative = sizes / np.where(absolute >= SMALLEST_NORMAL, absolute, np.float32(np.inf))[layout.blocks]
-        levels = self._levels(relative[relative > 0])
-        codebook = np.minimum(levels * np.float64(largest), _LARGEST).astype(np.float32)
+        divisors = np.where((absolute >= SMALLEST_NORMAL) & ~is_nothing, absolute, np.float32(np.inf)).reshape(-1)
+        relative = (sizes / divisors[layout.blocks]).reshape(num_chunks, -1)
+        levels = self._levels(relative)
+        codebooks = np.minimum(levels * largest.astype(np.float64), _LARGEST).astype(np.float32)
         codes = _level_numbers(relative, levels)
-        codes[relative <= np.float32(levels[0] / 2)] = -1
-        codes[(_SCALES[scales] * codebook[0] < SMALLEST_NORMAL)[layout.blocks]] = -1
-        scales[np.bincount(layout.blocks[codes >= 0], minlength=layout.num_blocks) == 0] = 0
-        return (codebook, scales, codes) if scales.any() else self._nothing(layout)
-
-    def _nothing(self, layout: _Layout) -> tuple[FloatArray, ByteArray, IntArray]:
-        codebook = np.zeros(self.numbers.num_levels, dtype=np.float32)
-        return codebook, np.zeros(layout.num_blocks, dtype=np.uint8), np.full(layout.num_places, -1)
+        codes[relative <= (levels[:, :1] / 2).astype(np.float32)] = -1
+        codes = codes.reshape(-1)
+        codes[(_SCALES[scales] * codebooks[:, :1] < SMALLEST_NORMAL).reshape(-1)[layout.blocks]] = -1
+        is_written = np.bincount(layout.blocks[codes >= 0], minlength=layout.num_blocks) > 0
+        scales[~is_written.reshape(num_chunks, -1)] = 0
+        codebooks[~scales.any(axis=1)] = 0.0
+        return codebooks, scales, codes
 
     def _levels(self, relative: FloatArray) -> FloatArray64:
-        """(levels,) ascending, in means of a block, for magnitudes that are not zero."""
-        numbers, relative = self.numbers, relative[:: max(1, len(relative) // _SAMPLES)]
-        levels = np.array(numbers.first_levels, dtype=np.float64)
+        """(chunks, levels) ascending, in means of a block, for (chunks, K) magnitudes; zeros do not count."""
+        counts = np.count_nonzero(relative, axis=1)
+        if counts.max() >= 2 * _SAMPLES:
+            thinned = [row[row > 0][:: max(1, count // _SAMPLES)] for row, count in zip(relative, counts, strict=True)]
+            return np.concatenate([self._levels_of(row[None], np.zeros(1, dtype=np.int64)) for row in thinned])
+        return self._levels_of(relative, relative.shape[1] - counts)
+
+    def _levels_of(self, relative: FloatArray, num_zeros: IntArray) -> FloatArray64:
+        """(chunks, levels) for (chunks, n) magnitudes of which so many are zeros. Adding a zero changes no sum."""
+        numbers, num_chunks = self.numbers, len(relative)
+        levels = np.tile(np.array(numbers.first_levels, dtype=np.float64), (num_chunks, 1))
         if not numbers.first_levels:
-            levels = np.full(numbers.num_levels, relative.max(initial=SMALLEST_NORMAL), dtype=np.float64)
+            levels = np.empty((num_chunks, numbers.num_levels), dtype=np.float64)
+            levels[:, -1] = relative.max(axis=1, initial=SMALLEST_NORMAL)
             for number in reversed(range(numbers.num_levels - 1)):
-                levels[number] = levels[number + 1] / RATIO
+                levels[:, number] = levels[:, number + 1] / RATIO
+        first = np.arange(num_chunks)[:, None] * numbers.num_levels
+        weights = relative.reshape(-1).astype(np.float64)
         for _ in range(numbers.num_passes):
-            nearest = _level_numbers(relative, levels)
-            counts = np.bincount(nearest, minlength=len(levels))
-            sums = np.bincount(nearest, weights=relative, minlength=len(levels))
+            nearest = (_level_numbers(relative, levels) + first).reshape(-1)
+            counts = np.bincount(nearest, minlength=levels.size).reshape(levels.shape)
+            counts[:, 0] -= num_zeros
+            sums = np.bincount(nearest, weights=weights, minlength=levels.size).reshape(levels.shape)
             levels = np.where(counts > 0, sums / np.maximum(counts, 1), levels)
         return levels
 
-    def _bits(self, places: IntArray, codes: IntArray, layout: _Layout) -> ByteArray:
-        """Low bits, high bits in unary, codes, of all places."""
+    def _bits(self, places: IntArray, codes: IntArray, layout: _Layout, num_chunks: int) -> ByteArray:
+        """(chunks, bits): low bits, high bits in unary, codes, of all places of a chunk."""
         highs = np.zeros(2 * layout.num_places, dtype=np.uint8)
         highs[(places >> self._low_bits) + layout.bits_before] = 1
-        lows = _to_bits(places & (self.numbers.stride - 1), self._low_bits)
-        return np.concatenate([lows, highs, _to_bits(codes, self._code_bits)])
+        lows = _to_bits((places & (self.numbers.stride - 1)).reshape(num_chunks, -1), self._low_bits)
+        told = _to_bits(codes.reshape(num_chunks, -1), self._code_bits)
+        return np.concatenate([lows, highs.reshape(num_chunks, -1), told], axis=1)
 
     # --- decoding -------------------------------------------------------------------------------------------------------------
 
@@ -212,14 +243,38 @@ class SparseCodec:
         require_length(self, data, num_elements)
         if num_elements == 0:
             return torch.zeros(0)
+        return self._decoded(np.frombuffer(data, dtype=np.uint8)[None], num_elements)
+
+    def decode_chunks(
+        self, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
+    ) -> torch.Tensor:
+        """The values of chunks that follow one another, (num_elements,); raises as `decode` would for one of them."""
+        num_whole = num_elements // chunk_elements if chunk_elements % BLOCK_ELEMENTS == 0 else 0
+        stop = num_whole * chunk_elements
+        if len(chunks) != -(-num_elements // chunk_elements):
+            raise self._wrong(f"{len(chunks)} chunks", f"those of {num_elements} values")
+        parts = []
+        if num_whole:
+            for chunk in chunks[:num_whole]:
+                require_length(self, chunk, chunk_elements)
+            rows = np.frombuffer(b"".join(chunks[:num_whole]), dtype=np.uint8)
+            parts.append(self._decoded(rows.reshape(num_whole, -1), stop))
+        for number in range(num_whole, len(chunks)):
+            begin = number * chunk_elements
+            parts.append(self.decode(chunks[number], min(chunk_elements, num_elements - begin)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.zeros(0)
+
+    def _decoded(self, rows: ByteArray, num_elements: int) -> torch.Tensor:
+        """(num_elements,) of all of the (chunks, bytes) together."""
         layout, num_levels = _layout(num_elements, self.numbers.stride), self.numbers.num_levels
-        codebook = np.frombuffer(data, dtype="<f4", count=num_levels).astype(np.float32)
-        scales = np.frombuffer(data, dtype=np.uint8, count=layout.num_blocks, offset=4 * num_levels)
-        table = self._table(codebook, scales)
-        packed = np.frombuffer(data, dtype=np.uint8, offset=4 * num_levels + layout.num_blocks)
-        indices, codes = self._indices_and_codes(np.unpackbits(packed, bitorder="little"), layout)
+        codes_at = 4 * num_levels + layout.num_blocks // len(rows)
+        codebooks = np.ascontiguousarray(rows[:, : 4 * num_levels]).view("<f4").astype(np.float32)
+        scales = rows[:, 4 * num_levels : codes_at]
+        table = self._table(codebooks, scales)
+        bits = np.unpackbits(rows[:, codes_at:], axis=1, bitorder="little")
+        indices, codes = self._indices_and_codes(bits, layout)
         told = table.reshape(-1)[layout.blocks * (2 * num_levels) + codes]
-        is_told = self._told(indices, codes, scales, layout)
+        is_told = self._told(indices, codes, scales.reshape(-1), layout)
         if is_told is not None:
             indices, told = indices[is_told], told[is_told]
         values = np.zeros(num_elements, dtype=np.float32)
@@ -229,30 +284,31 @@ class SparseCodec:
     def _wrong(self, found: str, expected: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self.name} with {found}", expected)
 
-    def _table(self, codebook: FloatArray, scales: ByteArray) -> FloatArray:
-        """(blocks, codes) what each code stands for."""
-        if not np.isfinite(codebook).all() or np.signbit(codebook).any():
+    def _table(self, codebooks: FloatArray, scales: ByteArray) -> FloatArray:
+        """(blocks, codes) what each code stands for, by (chunks, levels) codebooks and (chunks, blocks of one) scales."""
+        if not np.isfinite(codebooks).all() or np.signbit(codebooks).any():
             raise self._wrong("a codebook that is negative or not finite", "magnitudes")
-        if (codebook[1:] < codebook[:-1]).any():
+        if (codebooks[:, 1:] < codebooks[:, :-1]).any():
             raise self._wrong("a codebook that is not in order", "ascending magnitudes")
         values = _SCALES[scales]
         if np.isnan(values).any():
             raise self._wrong("a block's scale that nobody writes", f"0, or {_LEAST_SCALE} to {_SCALE_OF_ONE}")
-        if codebook.any() and not values.any():
+        if (codebooks.any(axis=1) & ~values.any(axis=1)).any():
             raise self._wrong("a codebook and no block that uses it", "zeros")
-        table: FloatArray = values[:, None] * codebook
+        table: FloatArray = values[:, :, None] * codebooks[:, None, :]
         if (table[values > 0, 0] < SMALLEST_NORMAL).any():
             raise self._wrong("values that are not normal numbers", "normal ones")
-        return np.concatenate([table, -table], axis=1)
+        return np.concatenate([table, -table], axis=2)
 
     def _indices_and_codes(self, bits: ByteArray, layout: _Layout) -> tuple[IntArray, IntArray]:
-        """(K,) each, the indices in the vector."""
-        begin = layout.num_places * self._low_bits
-        end = begin + 2 * layout.num_places
-        stop = end + layout.num_places * self._code_bits
-        if bits[stop:].any():
+        """(K,) each, of (chunks, bits): the indices in the vector, and the codes."""
+        num_places = layout.num_places // len(bits)
+        begin = num_places * self._low_bits
+        end = begin + 2 * num_places
+        stop = end + num_places * self._code_bits
+        if bits[:, stop:].any():
             raise self._wrong("bits behind its last code", "zeros there")
-        highs = np.flatnonzero(bits[begin:end])
+        highs = np.flatnonzero(bits[:, begin:end])
         if len(highs) != layout.num_places:
             raise self._wrong(f"{len(highs)} places", f"{layout.num_places}")
         highs -= layout.bits_before
@@ -260,10 +316,10 @@ class SparseCodec:
         if highs.min() < 0 or (highs >= layout.num_highs).any():
             raise self._wrong("more or fewer places in a block than it has", f"{self._block_places}, in order")
         indices = (highs << self._low_bits) + layout.first
-        indices += _from_bits(bits[:begin], self._low_bits)
+        indices += _from_bits(bits[:, :begin], self._low_bits)
         if indices[-1] >= layout.num_elements:
             raise self._wrong("a place behind the last value", f"indices below {layout.num_elements}")
-        return indices, _from_bits(bits[end:stop], self._code_bits)
+        return indices, _from_bits(bits[:, end:stop], self._code_bits)
 
     def _told(
         self, indices: IntArray, codes: IntArray, scales: ByteArray, layout: _Layout
@@ -357,10 +413,11 @@ def _scale_bytes(shares: FloatArray) -> ByteArray:
 
 
 def _level_numbers(relative: FloatArray, levels: FloatArray64) -> IntArray:
-    """Which of the ascending levels is the nearest, the lower one at the border."""
+    """Which of a chunk's ascending (chunks, levels) is the nearest to each of its (chunks, n), the lower one at the border."""
     numbers = np.zeros(relative.shape, dtype=np.uint8)
-    for border in ((levels[1:] + levels[:-1]) / 2).astype(np.float32):
-        numbers += (relative > border).view(np.uint8)
+    borders = ((levels[:, 1:] + levels[:, :-1]) / 2).astype(np.float32)
+    for place in range(borders.shape[1]):
+        numbers += (relative > borders[:, place : place + 1]).view(np.uint8)
     return numbers.astype(np.int64)
 
 
@@ -382,19 +439,19 @@ def _filled_up(
 
 
 def _to_bits(numbers: IntArray, num_bits: int) -> ByteArray:
-    """(num_bits x n,) the lowest bits of all numbers, then the next ones."""
+    """(chunks, num_bits x n) of (chunks, n): the lowest bits of all of a chunk's numbers, then the next ones."""
     shifts = np.arange(num_bits, dtype=np.uint8)[:, None]
-    bits: ByteArray = (numbers.astype(np.uint8) >> shifts) & np.uint8(1)
-    return bits.reshape(-1)
+    bits: ByteArray = (numbers.astype(np.uint8)[:, None, :] >> shifts) & np.uint8(1)
+    return bits.reshape(len(numbers), -1)
 
 
 def _from_bits(bits: ByteArray, num_bits: int) -> IntArray:
-    """(n,) numbers from their bits."""
-    planes = bits.reshape(num_bits, -1)
-    numbers = planes[0].copy()
+    """(chunks x n,) numbers from their bits."""
+    planes = bits.reshape(len(bits), num_bits, -1)
+    numbers = planes[:, 0].copy()
     for shift in range(1, num_bits):
-        numbers |= planes[shift] << np.uint8(shift)
-    wide: IntArray = numbers.astype(np.int64)
+        numbers |= planes[:, shift] << np.uint8(shift)
+    wide: IntArray = numbers.reshape(-1).astype(np.int64)
     return wide
 
 

@@ -34,6 +34,26 @@ def test_a_run_has_the_bytes_and_the_values_of_chunk_by_chunk(
     assert together_n.numpy().tobytes() == decoded_n.numpy().tobytes()
 
 
+@pytest.mark.parametrize("chunk_elements", [1 << 13, 1 << 16])
+@pytest.mark.parametrize("codec_name", ["topk", "top6", "top12", "top25"])
+def test_sparse_chunks_of_whole_blocks_are_written_together_as_each_would_be(
+    codec_name: str, chunk_elements: int
+) -> None:
+    codec, values_n = codec_by_name(codec_name), _values(4 * chunk_elements + 50)
+    values_n[chunk_elements : 2 * chunk_elements] = 0.0
+    values_n[2 * chunk_elements :] *= (torch.arange(2 * chunk_elements + 50) // 4096 % 5 + 1.0) ** 20
+    values_n[3 * chunk_elements + 9 :: 3] = 0.0
+    parts = values_n.split(chunk_elements)
+    alone = [codec.encode(part_n) for part_n in parts]
+    assert encode_run(codec, values_n, chunk_elements) == alone
+    decoded_n = torch.cat([codec.decode(c, p.numel()) for c, p in zip(alone, parts, strict=True)])
+    together_n = decode_run(codec, [memoryview(chunk) for chunk in alone], chunk_elements, values_n.numel())
+    assert together_n.numpy().tobytes() == decoded_n.numpy().tobytes()
+    for spoilt in (alone[:-1], [alone[0][:-1], *alone[1:]], [*alone, alone[0]], [*alone[1:], b""]):
+        with pytest.raises(RemoteProtocolError):
+            decode_run(codec, spoilt, chunk_elements, values_n.numel())
+
+
 @pytest.mark.parametrize("codec_name", codec_names())
 def test_chunks_of_other_lengths_or_too_few_are_refused(codec_name: str) -> None:
     codec = codec_by_name(codec_name)

@@ -35,6 +35,7 @@ class WholeNumbers:
     """A codec that keeps the multiples of eight below each value: what it leaves out is exact."""
 
     name = "whole"
+    leaves_out = False
 
     def encode(self, values_n: torch.Tensor) -> bytes:
         return torch.mul(torch.floor(torch.div(values_n, 8.0)), 8.0).numpy().tobytes()
@@ -44,6 +45,9 @@ class WholeNumbers:
 
     def encoded_bytes(self, num_elements: int) -> int:
         return 4 * num_elements
+
+    def head_bytes(self, num_elements: int) -> int | None:
+        return 0
 
 
 def _sent(chunks: tuple[bytes, ...], chunk: int) -> torch.Tensor:
