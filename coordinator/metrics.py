@@ -133,6 +133,12 @@ COORDINATOR_METRICS: Final = (
         lambda m: _one(m.picture.rounds[-1].row.coverage if m.picture.rounds else None),
     ),
     CoordinatorMetric(
+        "potluck_run_round_lost_ratio",
+        "gauge",
+        "Share of the last round's mean, by its squares, that the codec of results had no room for.",
+        lambda m: _one(m.picture.rounds[-1].row.lost if m.picture.rounds else None),
+    ),
+    CoordinatorMetric(
         "potluck_run_missing_heads",
         "gauge",
         "Commits that somebody told of and nobody has brought.",

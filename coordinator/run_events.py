@@ -140,6 +140,8 @@ def _round(timed: TimedRound) -> _Told:
     text = f"round {row.index}: {number} counted" if number != 1 else f"round {row.index}: one counted"
     if row.coverage < 1.0:
         text += f", {row.coverage:.0%} covered"
+    if row.lost:
+        text += f", {row.lost:.1%} of the mean had no room"
     if row.omitted:
         text += "; left out: " + ", ".join(f"{peer_name(peer)} ({reason})" for peer, reason in row.omitted)
     if row.is_lone:

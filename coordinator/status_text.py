@@ -44,7 +44,9 @@ def _round_line(row: Mapping[str, object], names: Mapping[object, object]) -> st
     left_out = "; left out: " + ", ".join(
         f"{names.get(o.get('peer'), o.get('peer'))} ({o.get('reason')})" for o in omitted
     )
-    return f"last round {row.get('index')}: {members}{left_out if omitted else ''}"
+    lost = _number(row, "lost")
+    no_room = f"; {lost:.1%} of the mean had no room" if lost else ""
+    return f"last round {row.get('index')}: {members}{left_out if omitted else ''}{no_room}"
 
 
 def _missing_line(row: Mapping[str, object]) -> str:

@@ -27,7 +27,7 @@ from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
-from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
+from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
 from protocol.rounds.state import PeerView
 from protocol.rounds.views import is_suspected
 
@@ -153,7 +153,7 @@ class Board:
             1, record.slices[-1].stop_chunk * len(record.contributors)
         )
         members = tuple(str(c.peer) for c in record.contributors)
-        moved = self._round_bytes(link)
+        moved, lost = self._round_bytes(link), lost_share(record)
         self.last_round = LastRound(
             index=link.index,
             members=members,
@@ -161,8 +161,16 @@ class Board:
             coverage=max(0.0, coverage),
             bytes_up=moved.up,
             bytes_down=moved.down,
+            lost=lost,
         )
-        log.info("round_came", index=link.index, members=len(members), bytes_up=moved.up, bytes_down=moved.down)
+        log.info(
+            "round_came",
+            index=link.index,
+            members=len(members),
+            bytes_up=moved.up,
+            bytes_down=moved.down,
+            lost=round(lost, 6),
+        )
         entry = record.contributor(self.peer)
         if entry is not None and entry.root in self.own_roots:
             self.rounds_counted += 1

@@ -99,6 +99,12 @@ PEER_METRICS: Final = (
         lambda s: _one(s.last_round.bytes_down if s.last_round is not None else None),
     ),
     PeerMetric(
+        "potluck_peer_round_lost_ratio",
+        "gauge",
+        "Share of the last round's mean, by its squares, that the codec of results had no room for.",
+        lambda s: _one(s.last_round.lost if s.last_round is not None else None),
+    ),
+    PeerMetric(
         "potluck_peer_rounds_counted",
         "counter",
         "Committed rounds that count this process.",

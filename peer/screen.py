@@ -81,7 +81,8 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     if status.last_round is not None:
         share = status.last_round.weights.get(status.peer, 0.0)
         moved = f"{in_bytes(status.last_round.bytes_up)} up, {in_bytes(status.last_round.bytes_down)} down"
-        rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}, {moved}")
+        lost = f", {status.last_round.lost:.1%} of the mean had no room" if status.last_round.lost else ""
+        rows.add_row("last round", f"{len(status.last_round.members)} members, your share {share:.0%}, {moved}{lost}")
     if status.allowed_reason and status.allowed_reason != status.reason:
         rows.add_row("controls", status.allowed_reason)
     if status.apart:

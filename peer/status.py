@@ -15,7 +15,8 @@ FINAL_STATUS_FILE: Final = "final_status.json"
 class LastRound(BaseModel):
     """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id.
 
-    `bytes_up` and `bytes_down` are payload of both lanes since the commit before.
+    `bytes_up` and `bytes_down` are payload of both lanes since the commit before. `lost` is the share of the mean, by its squares,
+    that the codec of results had no room for.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -26,6 +27,7 @@ class LastRound(BaseModel):
     coverage: float = 1.0
     bytes_up: int = 0
     bytes_down: int = 0
+    lost: float = 0.0
 
 
 class BulkTraffic(BaseModel):

@@ -177,6 +177,11 @@ _RESULT_ROOM: Final = (("top6", 4), ("top12", 8), ("top25", 16))
 """Of the codecs for means of sparse contributions: as many members' values have room (averaging/codecs/sparse.py)."""
 
 
+def leaves_out(codec: str) -> bool:
+    """Whether a result in this codec may be without values that its mean has."""
+    return codec in ("topk", *dict(_RESULT_ROOM))
+
+
 class RoundSection(_Section):
     """When a round is due and how its bytes look.
 

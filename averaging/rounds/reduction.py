@@ -10,8 +10,9 @@ root, then each chunk's length and hash, then decoding within the budget and fin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import fsum
 from typing import Final
 
 import torch
@@ -19,6 +20,7 @@ import trio
 
 from averaging.chunk_runs import decode_run, encode_run, run_chunks
 from averaging.codecs import Codec
+from averaging.energy import left_out, lost_ppm
 from averaging.rounds.batches import Batch, consecutive
 from averaging.rounds.contribution import split_hashes
 from averaging.weighted_mean import WeightedSum
@@ -150,11 +152,15 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class _Sum:
-    """One chunk of the result: of whose contributions, its bytes, and their leaf hash."""
+    """One chunk of the result: of whose contributions, its bytes, their leaf hash; the energy of its mean, and what of that had no
+    room.
+    """
 
     of: tuple[tuple[PeerId, Root], ...]
     encoded: bytes
     leaf: bytes
+    lost: float = 0.0
+    energy: float = 0.0
 
 
 class _UndecodableError(Exception):
@@ -278,7 +284,10 @@ class Reduction:
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
         sums = [early[chunk] for chunk in numbers]
         chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
-        header = self._header(counted, sum(self._weights(counted)), merkle_root(hashes))
+        header = replace(
+            self._header(counted, sum(self._weights(counted)), merkle_root(hashes)),
+            lost_ppm=lost_ppm(fsum(each.lost for each in sums), fsum(each.energy for each in sums)),
+        )
         return SliceResult(header, chunks, hashes, b"".join(chunks))
 
     def _weights(self, counted: _Counted) -> list[int]:
@@ -289,11 +298,26 @@ class Reduction:
         found: dict[int, _Sum] = {}
         of = _names(counted)
         for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
-            encoded = self._sum(run, counted)
-            found.update({chunk: _Sum(of, data, leaf_hash(data)) for chunk, data in zip(run, encoded, strict=True)})
+            mean_n = self._mean(run, counted)
+            encoded = encode_run(self._result_codec, mean_n, self._grid.chunk_elements)
+            losses = self._losses(mean_n, encoded)
+            found.update(
+                {
+                    chunk: _Sum(of, data, leaf_hash(data), *loss)
+                    for chunk, data, loss in zip(run, encoded, losses, strict=True)
+                }
+            )
         return found
 
-    def _sum(self, run: range, counted: _Counted) -> list[bytes]:
+    def _losses(self, mean_n: torch.Tensor, encoded: Sequence[bytes]) -> list[tuple[float, float]]:
+        """By chunk, as of `left_out`; nothing where the codec writes all."""
+        if not self._result_codec.leaves_out:
+            return [(0.0, 0.0)] * len(encoded)
+        size = self._grid.chunk_elements
+        written_n = decode_run(self._result_codec, encoded, size, mean_n.numel())
+        return [left_out(*pair) for pair in zip(torch.split(mean_n, size), torch.split(written_n, size), strict=True)]
+
+    def _mean(self, run: range, counted: _Counted) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)
         total = WeightedSum(stop - begin)
         for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
@@ -301,7 +325,7 @@ class Reduction:
                 total.add(weight, self._decode(offer, run), is_spent=True)
             except RemoteProtocolError as error:
                 raise _UndecodableError(peer, error) from error
-        return encode_run(self._result_codec, total.mean(), self._grid.chunk_elements)
+        return total.mean()
 
     def _decode(self, offer: Offer, run: range) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)

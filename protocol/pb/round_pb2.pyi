@@ -118,7 +118,7 @@ class Included(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ...) -> None: ...
 
 class ResultHeader(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash")
+    __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class ResultHeader(_message.Message):
     OMITTED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_SUM_FIELD_NUMBER: _ClassVar[int]
     RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
+    LOST_PPM_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
@@ -139,21 +140,24 @@ class ResultHeader(_message.Message):
     omitted: _containers.RepeatedCompositeFieldContainer[Omission]
     weight_sum: int
     result_hash: bytes
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ...) -> None: ...
+    lost_ppm: int
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., included: _Optional[_Iterable[_Union[Included, _Mapping]]] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., weight_sum: _Optional[int] = ..., result_hash: _Optional[bytes] = ..., lost_ppm: _Optional[int] = ...) -> None: ...
 
 class SliceRecord(_message.Message):
-    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted")
+    __slots__ = ("first_chunk", "stop_chunk", "reducer", "result_hash", "omitted", "lost_ppm")
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     STOP_CHUNK_FIELD_NUMBER: _ClassVar[int]
     REDUCER_FIELD_NUMBER: _ClassVar[int]
     RESULT_HASH_FIELD_NUMBER: _ClassVar[int]
     OMITTED_FIELD_NUMBER: _ClassVar[int]
+    LOST_PPM_FIELD_NUMBER: _ClassVar[int]
     first_chunk: int
     stop_chunk: int
     reducer: str
     result_hash: bytes
     omitted: _containers.RepeatedCompositeFieldContainer[Omission]
-    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ...) -> None: ...
+    lost_ppm: int
+    def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ...) -> None: ...
 
 class Contributor(_message.Message):
     __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens")

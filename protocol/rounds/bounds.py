@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
@@ -9,6 +10,8 @@ from protocol.ids import HASH_BYTES
 
 MAX_TOKENS: Final = 1 << 53
 """Exact as a float64, and more than any run counts."""
+
+LOST_ALL_PPM: Final = 1_000_000
 
 
 def require(is_fine: bool, found: str, expected: str) -> None:
@@ -25,3 +28,16 @@ def require_hash(name: str, value: bytes) -> None:
 def require_tokens(tokens: int) -> None:
     """A count of tokens."""
     require(0 <= tokens <= MAX_TOKENS, f"{tokens} tokens", "0 to 2^53")
+
+
+def require_lost(lost_ppm: int) -> None:
+    """A share that a codec left out, in millionths."""
+    require(0 <= lost_ppm <= LOST_ALL_PPM, f"{lost_ppm} millionths left out", f"0 to {LOST_ALL_PPM}")
+
+
+def require_tiling(slices: Sequence[tuple[int, int]]) -> None:
+    """First and stop chunk of slices that follow one another from chunk 0 on."""
+    expected = 0
+    for first_chunk, stop_chunk in slices:
+        require(first_chunk == expected, f"slice starts at chunk {first_chunk}", f"{expected}: slices tile the vector")
+        expected = stop_chunk

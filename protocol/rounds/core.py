@@ -17,6 +17,7 @@ from protocol.envelope import open_envelope
 from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import PeerId, Root, short
+from protocol.manifest import leaves_out
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
 from protocol.rounds.lineage import CommitTree, SpineView, Standing, tree_of
@@ -447,4 +448,9 @@ def open_result(config: RoundConfig, proposal: Proposal, message: ResultReady) -
     incarnations = {m.peer: m.incarnation for m in proposal.members}
     if len(set(peers)) < len(peers) or any(incarnations.get(e.peer) != e.incarnation for e in header.included):
         raise RemoteProtocolError("a result that counts strangers, or somebody twice", "members, each once")
+    codec = proposal.result_codec or proposal.codec
+    if header.lost_ppm and not leaves_out(codec):
+        raise RemoteProtocolError(
+            f"a result in {codec} that leaves out {header.lost_ppm} millionths", "0: all is written"
+        )
     return header

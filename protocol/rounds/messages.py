@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.bounds import MAX_TOKENS, require, require_hash, require_tokens
+from protocol.rounds.bounds import MAX_TOKENS, require, require_hash, require_lost, require_tiling, require_tokens
 
 MAX_MEMBERS: Final = 64
 MAX_SLICES: Final = 32
@@ -104,7 +104,7 @@ class Proposal:
         require(len({m.peer for m in self.members}) == len(self.members), "a member listed twice", "each once")
         require(0 < self.weight_cap_tokens <= MAX_TOKENS, f"weight cap {self.weight_cap_tokens}", "1 to 2^53 tokens")
         require(0 < self.reduce_within_s <= 86400, f"reduce_within_s {self.reduce_within_s}", "0 to 86400 s")
-        _require_tiling(self.slices)
+        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
 
     def member(self, peer: PeerId) -> Member | None:
         """The member entry of `peer`, or None when it takes no part."""
@@ -124,17 +124,6 @@ class Proposal:
 def _require_spine(spine: CommitId) -> None:
     if spine != NO_SPINE:
         require_hash("spine", spine)
-
-
-def _require_tiling(slices: tuple[SliceSpec, ...] | tuple[SliceRecord, ...]) -> None:
-    expected = 0
-    for part in slices:
-        require(
-            part.first_chunk == expected,
-            f"slice starts at chunk {part.first_chunk}",
-            f"{expected}: slices tile the vector",
-        )
-        expected = part.stop_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +182,8 @@ class ResultHeader:
         included: the contributions summed, in the fixed order of peer ids. None: nobody there has anything to offer, no result.
         result_hash: Merkle root over the hashes of the slice's encoded result chunks; zeros without a result.
         weight_sum: sum of min(tokens, cap) over `included`.
+        lost_ppm: how much of the mean's energy (its sum of squares) the result's codec had no room for, in millionths, rounded up;
+            0 for a codec that writes every value.
     """
 
     unit: UnitName
@@ -205,6 +196,7 @@ class ResultHeader:
     omitted: tuple[Omission, ...]
     weight_sum: int
     result_hash: Root
+    lost_ppm: int = 0
 
     def __post_init__(self) -> None:
         require_hash("base", self.base)
@@ -213,17 +205,24 @@ class ResultHeader:
         require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
         most = MAX_TOKENS * len(self.included)
         require(bool(most) <= self.weight_sum <= most, f"weight sum {self.weight_sum}", f"{int(bool(most))} to {most}")
+        require_lost(self.lost_ppm)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
-    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why."""
+    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why, and what share of the mean was
+    (`lost_ppm`, as its reducer signed it).
+    """
 
     first_chunk: int
     stop_chunk: int
     reducer: PeerId
     result_hash: Root
     omitted: tuple[Omission, ...]
+    lost_ppm: int = 0
+
+    def __post_init__(self) -> None:
+        require_lost(self.lost_ppm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +289,7 @@ class CommitRecord:
         require(1 <= len(self.roster) <= MAX_MEMBERS, f"roster of {len(self.roster)}", f"1 to {MAX_MEMBERS}")
         require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
         require(len(self.incarnations) == len(self.roster), f"{len(self.incarnations)} incarnations", "one a voter")
-        _require_tiling(self.slices)
+        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
 
     def contributor(self, peer: PeerId) -> Contributor | None:
         """The entry of `peer`, or None when nothing of it was counted."""
@@ -348,7 +347,7 @@ class Mend:
     def __post_init__(self) -> None:
         require(1 <= len(self.slices) <= MAX_SLICES, f"{len(self.slices)} slices", f"1 to {MAX_SLICES}")
         require(0 < self.revision <= MAX_SLICES, f"revision {self.revision}", f"1 to {MAX_SLICES}")
-        _require_tiling(self.slices)
+        require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,9 @@ def make_record(
         parent=parent.commit,
         index=parent.index + 1,
         ballot=ballot,
-        slices=tuple(SliceRecord(r.first_chunk, r.stop_chunk, r.reducer, r.result_hash, r.omitted) for r in results),
+        slices=tuple(
+            SliceRecord(r.first_chunk, r.stop_chunk, r.reducer, r.result_hash, r.omitted, r.lost_ppm) for r in results
+        ),
         contributors=contributors,
         codec=proposal.codec,
         weight_cap_tokens=proposal.weight_cap_tokens,

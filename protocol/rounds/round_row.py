@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.bounds import LOST_ALL_PPM
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.messages import CommitRecord
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
     """One commit for people. Shares are of the summed weights, coverage of members times chunks; both 0 to 1. `tokens` are what each
-    member is credited with.
+    member is credited with. `lost` is as of `lost_share`.
     """
 
     index: int
@@ -24,6 +26,7 @@ class RoundRow:
     omitted: tuple[tuple[PeerId, str], ...]
     is_lone: bool
     tokens: tuple[int, ...] = ()
+    lost: float = 0.0
 
 
 def round_row(link: ChainLink) -> RoundRow:
@@ -53,7 +56,14 @@ def round_row(link: ChainLink) -> RoundRow:
         omitted=tuple(omitted),
         is_lone=record.lone,
         tokens=tuple(c.credited_tokens for c in record.contributors),
+        lost=lost_share(record),
     )
+
+
+def lost_share(record: CommitRecord) -> float:
+    """The share of the mean's energy that its codec had no room for, 0 to 1: of the slices, by their chunks."""
+    lost = sum((part.stop_chunk - part.first_chunk) * part.lost_ppm for part in record.slices)
+    return lost / (LOST_ALL_PPM * record.slices[-1].stop_chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ def round_json(row: RoundRow, total_tokens: int, unix_s: int | None) -> dict[str
         "weights": dict(zip(row.members, row.shares, strict=True)),
         "tokens": dict(zip(row.members, row.tokens, strict=False)),
         "coverage": row.coverage,
+        "lost": row.lost,
         "omitted": [{"peer": peer, "reason": reason} for peer, reason in row.omitted],
         "lone": row.is_lone,
         "total_tokens": total_tokens,

@@ -80,10 +80,12 @@ def test_a_round_is_told_with_who_was_left_out_and_why() -> None:
     one, other = timed(3, 900, 30), CommitId(b"d" * 32)
     whole = at(one, commit=other, coverage=1.0, omitted=())
     alone = at(whole, members=(A,), shares=(1.0,), is_lone=True)
+    lossy = at(whole, lost=0.056)
     assert told(picture(), picture((at(one, commit=other),))) == [
         ("round", f"round 3: 2 counted, 90% covered; left out: {peer_name(C)} (too late)")
     ]
     assert told(picture(), picture((whole,))) == [("round", "round 3: 2 counted")]
+    assert told(picture(), picture((lossy,))) == [("round", "round 3: 2 counted, 5.6% of the mean had no room")]
     assert told(picture(), picture((alone,))) == [
         ("trouble", "round 3: one counted; committed alone, without a quorum")
     ]

@@ -35,7 +35,7 @@ from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_short, likeness
 from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
-from tests.protocol.test_wire import BASE, FETCHES, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
+from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
 GOLDEN = Path(__file__).with_name("wire_bytes.json")
 ALICE = Identity(bytes(range(32)))
@@ -74,6 +74,9 @@ def _wire() -> dict[str, str]:
         "merkle root of 5": merkle_root([leaf_hash(bytes([i])) for i in range(5)]).hex(),
         "invite": invite.encode(),
         "commit record": encode_record(RECORD).hex(),
+        "commit record of a lossy result": encode_record(LOSSY).hex(),
+        "ResultHeader": encode_body(HEADER).hex(),
+        "ResultHeader of a lossy result": encode_body(replace(HEADER, lost_ppm=1234)).hex(),
         "commit id": commit_id(BASE, encode_record(RECORD)).hex(),
         "start record": start.hex(),
         "genesis id": genesis_id(start).hex(),

@@ -44,7 +44,7 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     assert (status.rounds_counted, status.first_counted_unix_s) == (1, board.clock.unix_s())
     assert status.last_round is not None
     assert abs(sum(status.last_round.weights.values()) - 1.0) < 1e-9
-    assert status.last_round.coverage == 1.0
+    assert (status.last_round.coverage, status.last_round.lost) == (1.0, 0.0)
 
 
 async def test_room_on_the_disk_is_told_once_it_was_looked_at(

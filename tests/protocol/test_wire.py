@@ -10,6 +10,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds import messages as m
 from protocol.rounds import requests as r
+from protocol.rounds.bounds import LOST_ALL_PPM
 from protocol.wire import (
     commit_id,
     decode_body,
@@ -47,6 +48,8 @@ RECORD = m.CommitRecord(
     (1, 2),
     m.Attestation(BASE, ROOT),
 )
+LOSSY = replace(RECORD, slices=(m.SliceRecord(0, 9, A, ROOT, (), 1234),))
+HEADER = m.ResultHeader(UNIT, BASE, BALLOT, 0, 9, A, (m.Included(A, 1, ROOT, 10, BASE, ROOT),), (), 10, ROOT)
 HEAD = m.UnitHead(UNIT, BASE, 4, 89, 17, True, BASE, ROOT)
 ACKED = m.AckedRecord(BALLOT, b"record")
 MESSAGES = [
@@ -94,6 +97,7 @@ def test_every_fetch_request_survives_the_wire(request_: r.FetchRequest) -> None
 
 def test_records_and_certificates_survive_the_wire_and_the_lone_flag_does_too() -> None:
     assert decode_record(encode_record(RECORD)) == RECORD
+    assert decode_record(encode_record(LOSSY)) == LOSSY
     lone = replace(RECORD, lone=True, attested=None)
     assert decode_record(encode_record(lone)) == lone
     certificate = m.Certificate(b"record", (b"a", b"b"), (b"leave",))
@@ -164,6 +168,14 @@ def test_a_proposal_out_of_bounds_cannot_be_made(change: dict[str, object]) -> N
 def test_a_record_out_of_bounds_cannot_be_made(change: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         replace(RECORD, **change)
+
+
+@pytest.mark.parametrize("lost_ppm", [-1, LOST_ALL_PPM + 1, 1 << 32])
+def test_more_left_out_than_there_is_cannot_be_said(lost_ppm: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="millionths left out"):
+        m.SliceRecord(0, 9, A, ROOT, (), lost_ppm)
+    with pytest.raises(RemoteProtocolError, match="millionths left out"):
+        replace(HEADER, lost_ppm=lost_ppm)
 
 
 def test_other_messages_out_of_bounds_cannot_be_made() -> None:

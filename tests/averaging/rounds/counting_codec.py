@@ -15,7 +15,9 @@ class CountingCodec:
 
     name: str = "fp32"
     num_decoded: int = 0
+    leaves_out = False
     encode = staticmethod(CODEC.encode)
+    head_bytes = staticmethod(CODEC.head_bytes)
     encoded_bytes = staticmethod(CODEC.encoded_bytes)
 
     def decode(self, data: bytes | memoryview, num_elements: int) -> torch.Tensor:

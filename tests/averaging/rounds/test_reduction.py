@@ -203,6 +203,31 @@ def test_what_a_result_left_out_does_not_come_with_the_next_one() -> None:
     assert second.chunks == first.chunks
 
 
+def test_a_result_says_how_much_of_the_mean_its_codec_had_no_room_for() -> None:
+    grid, lost = ChunkGrid(4 * 4096 - 77, 4096), {}
+    for name in ("top6", "int8"):
+        offers, whole, arriving = _in_order_of_arrival(CODEC, grid, (100, 300), random.Random(1))
+        for offer, mine, chunk in arriving:
+            _add_chunk(offers, offer, chunk, mine.chunks[chunk])
+        mean, result = (
+            reduction.reduce() for reduction in (whole, Reduction(PROPOSAL, PART, offers, codec_by_name(name), grid))
+        )
+        assert mean is not None
+        assert result is not None
+        assert mean.header.lost_ppm == 0
+        lost[name] = result.header.lost_ppm
+        if name == "top6":
+            lengths = (4096, 4096, 4096 - 77)
+            values_n, written_n = (
+                torch.cat([codec.decode(data, n) for data, n in zip(each.chunks, lengths, strict=True)]).double()
+                for codec, each in ((CODEC, mean), (codec_by_name(name), result))
+            )
+            share = float((values_n**2 * (written_n == 0)).sum() / (values_n**2).sum())
+    assert lost["int8"] == 0
+    assert lost["top6"] == pytest.approx(1e6 * share, abs=1.0)
+    assert lost["top6"] > 500_000, "noise, of which six in a hundred values have room"
+
+
 def test_a_chunk_with_another_hash_length_or_number_is_refused_and_not_kept() -> None:
     offers, mine = _offers(), _contribution(1)
     offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, mine))

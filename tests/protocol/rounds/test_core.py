@@ -419,6 +419,7 @@ def test_results_count_only_with_the_signature_of_their_reducer_and_contribution
         _result(opener, proposal, part),
         _result(third, proposal, replace(part, stop_chunk=part.stop_chunk + 1)),
         _result(third, proposal, part, included=(stranger,)),
+        _result(third, proposal, part, lost_ppm=5),
         replace(good, header=good.header[:-1] + b"!"),
         replace(good, header=b""),
     ):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.rounds.chain import link_of
 from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
-from protocol.wire import decode_certificate
+from protocol.wire import decode_certificate, decode_record, encode_record
 from tests.coordinator.chain_world import PEERS, Chain
 
 
@@ -24,8 +26,18 @@ def test_round_row_says_shares_coverage_and_omissions() -> None:
     shown = round_json(row, 600, None)
     assert (shown["index"], shown["total_tokens"], shown["unix_s"]) == (1, 600, None)
     assert shown["omitted"] == [{"peer": "late", "reason": "too late"}]
+    assert (row.lost, shown["lost"]) == (0.0, 0.0)
     with pytest.raises(RemoteProtocolError):
         round_row(chain.genesis)
+
+
+def test_what_the_codec_had_no_room_for_is_the_mean_over_the_chunks_of_all_slices() -> None:
+    chain = Chain()
+    chain.commit((100, 200, 350))
+    record = decode_record(decode_certificate(chain.certificates[0]).record)
+    slices = tuple(replace(part, lost_ppm=lost) for part, lost in zip(record.slices, (200_000, 1_000_000), strict=True))
+    row = round_row(link_of(encode_record(replace(record, slices=slices))))
+    assert row.lost == pytest.approx((3 * 0.2 + 1 * 1.0) / 4)
 
 
 def test_tokens_are_counted_by_peer_over_rounds() -> None:
