@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -259,8 +260,10 @@ def test_host_without_its_run_file_is_one_line_and_exit_3(tmp_path: Path) -> Non
 
 def test_dry_run_ends_with_0_or_the_code_of_what_is_wrong_and_leaves_nothing(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
-    done = _potluck("join", INVITE.encode(), "--dry-run", *state)
+    # one that has expired: its host is not asked
+    done = _potluck("join", replace(INVITE, expires_unix_s=1).encode(), "--dry-run", *state)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "could not be asked: the invite expired" in done.stdout
     assert done.stdout.endswith("nothing was started, written or used up\n")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "run.toml").write_text("[run\n", encoding="utf8")
