@@ -105,7 +105,7 @@ async def two_of_five_come_back(scene: Scene) -> None:
     for node in survivors:
         scene.boot(node)
         await scene.sleep(scene.chooser.choice((0.0, 3.0)))
-    await scene.rounds(2, survivors, within_s=GONE_S + 2 * scene.world.profile.longest_interval_s)
+    await scene.rounds(2, survivors, within_s=GONE_S + scene.world.profile.longest_interval_s)
     expect(scene.lone_rosters() == [frozenset(survivors)], "the two commit once without a quorum")
     head = scene.state(survivors[0]).link.commit
     scene.boot(*rest)
