@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+WORKER_MODULE = "peer.worker"
+"""What is run as the training process; a benchmark sets another one around it."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
@@ -71,7 +74,7 @@ def start_worker(memory_fd: int) -> WorkerProcess:
         OSError: the system gives no process.
     """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "peer.worker", str(theirs.fileno()), str(memory_fd)]
+    command = [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(memory_fd)]
     # Ctrl-C is the daemon's to answer. Until the worker can say so itself, while it imports, it inherits that the signal waits.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

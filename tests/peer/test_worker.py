@@ -34,6 +34,7 @@ from peer.worker_channel import (
     read_message,
 )
 from protocol.decoder_schema import decoder_schema
+from tests.benchmarks.timed_worker import Trained, TrainingTimes, read_times, trained_share
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
@@ -315,3 +316,21 @@ def test_a_model_that_does_not_fit_at_all_is_told_as_out_of_memory_too(
         data = read_message(ours)
         assert data is not None
         assert parse_event(data) == OutOfMemory(micro_batch=0)
+
+
+def test_timed_it_trains_in_its_steps_and_in_the_waits_that_its_slowdown_asks_for(tmp_path: Path) -> None:
+    now_s, times = [0.0], TrainingTimes(tmp_path / "times", lambda: now_s[0])
+
+    def passes(seconds: float) -> bool:
+        now_s[0] += seconds
+        return True
+
+    for step_s, wait_s, asked_s in ((2.0, 6.0, 6.0), (2.0, 7.0, 6.0), (1.0, 0.5, 0.0)):
+        times.step(lambda step_s=step_s: passes(step_s))  # type: ignore[misc]
+        assert times.idle(lambda wait_s=wait_s: passes(wait_s), asked_s)  # type: ignore[misc]
+        passes(1.0)
+    assert [one.trained_s for one in read_times(tmp_path / "times")] == [8.0, 16.0, 17.0]
+    told = [Trained(100.0, 8.0), Trained(110.0, 17.0), Trained(111.0, 18.0)]
+    assert trained_share(told, 99.0, 110.5) == 0.9
+    assert trained_share(told, 105.0, 110.5) is None
+    assert read_times(tmp_path / "none") == []
