@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import torch
 
 from peer.adamw import AdamW, ParameterGroup
@@ -45,20 +42,3 @@ def test_there_are_no_moments_before_the_first_step() -> None:
     parameter.grad = torch.ones(2)
     optimizer.step(0.1)
     assert optimizer.has_moments
-
-
-def test_training_steps_without_torchs_compiler() -> None:
-    """A second or two of each training process's start."""
-    story = """
-import sys, torch
-from peer.adamw import AdamW, ParameterGroup
-from peer import worker
-parameter = torch.nn.Parameter(torch.ones(2))
-optimizer = AdamW((ParameterGroup((parameter,), 0.1),), beta1=0.9, beta2=0.95)
-torch.autograd.backward((parameter * parameter).sum())
-torch.nn.utils.clip_grad_norm_([parameter], 1.0)
-optimizer.step(0.1)
-optimizer.zero_grad()
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", story], check=False, timeout=100).returncode == 0
