@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Network
-from averaging.rounds.transfer import fetch_result
+from averaging.rounds.transfer import OPEN_WITHIN_S, fetch_result
 from averaging.rounds.unit import UnitChain
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, short
@@ -23,6 +23,11 @@ GATHER_WITHIN_S: Final = 60.0
 GATHER_RETRY_S: Final = 0.3
 FETCHES_AT_ONCE: Final = 4
 MAX_FAILING: Final = 256
+FIRST_OPEN_WITHIN_S: Final = 1.5
+"""For a first try where others may have it, too: who was cut off a moment ago is suspected by nobody yet, and takes no connection. Who
+is asked once more, after all others, gets the time that a line around the world may need.
+"""
+
 EXCHANGE_PATIENCE_S: Final = 1.0
 """How long a running exchange may bring nothing before what is missing is asked for elsewhere, which would move it twice."""
 
@@ -99,13 +104,16 @@ class Gatherer:
     async def _fetch(self, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
         tools = self._chain.tools
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
-        for peer in sorted(sources, key=self._failing.__contains__):
+        others = [peer for peer in sources if peer != self._network.peer_id]
+        for peer in sorted(others, key=self._failing.__contains__):
             if await self._holds(record.parent, part.result_hash):
                 return
-            if peer == self._network.peer_id:
-                continue
+            is_first = len(others) > 1 and peer not in self._failing
+            within_s = FIRST_OPEN_WITHIN_S if is_first else OPEN_WITHIN_S
             try:
-                data = await fetch_result(self._network, peer, request, tools.result_codec, tools.grid)
+                data = await fetch_result(
+                    self._network, peer, request, tools.result_codec, tools.grid, open_within_s=within_s
+                )
             except PotluckError as error:
                 log.debug("result_not_fetched", source=short(peer), reason=error.one_line())
                 self._note_failure(peer)

@@ -65,6 +65,7 @@ async def ask(
     take: Callable[[bytes], None],
     *,
     within_s: float = math.inf,
+    open_within_s: float = OPEN_WITHIN_S,
 ) -> None:
     """Ask a peer; `take` gets the frames of its answer and may raise to stop. The answer may take `within_s` seconds, and one more for
     each LEAST_BYTES_PER_S bytes that have come. Without it the caller has a deadline of its own.
@@ -73,7 +74,7 @@ async def ask(
         TransportError: the peer is gone, silent or too slow.
         RemoteProtocolError: it sent an empty frame.
     """
-    stream = await network.open_stream(peer, FETCH_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    stream = await network.open_stream(peer, FETCH_CHANNEL, timeout_s=open_within_s)
     stream.count_as(request.unit, "")
     try:
         until_s = trio.current_time() + within_s
@@ -98,7 +99,13 @@ async def ask(
 
 
 async def ask_all(
-    network: Network, peer: PeerId, request: FetchRequest, max_bytes: int, *, within_s: float = math.inf
+    network: Network,
+    peer: PeerId,
+    request: FetchRequest,
+    max_bytes: int,
+    *,
+    within_s: float = math.inf,
+    open_within_s: float = OPEN_WITHIN_S,
 ) -> list[bytes]:
     """All frames of a peer's answer, at most `max_bytes` of them together, within the time that `ask` allows.
 
@@ -119,17 +126,26 @@ async def ask_all(
             raise RemoteProtocolError(f"{short(peer)} sent more than {max_frames} frames", "larger frames")
         frames.append(frame)
 
-    await ask(network, peer, request, take, within_s=within_s)
+    await ask(network, peer, request, take, within_s=within_s, open_within_s=open_within_s)
     return frames
 
 
 async def fetch_result(
-    network: Network, peer: PeerId, request: FetchResult, codec: Codec, grid: ChunkGrid
+    network: Network,
+    peer: PeerId,
+    request: FetchResult,
+    codec: Codec,
+    grid: ChunkGrid,
+    *,
+    open_within_s: float = OPEN_WITHIN_S,
 ) -> bytes | None:
-    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none."""
+    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none. Raises as `ask_all`,
+    and where the bytes are others.
+    """
     spans = map(grid.bounds, range(request.first_chunk, request.stop_chunk))
     max_bytes = sum(codec.encoded_bytes(stop - begin) for begin, stop in spans)
-    data = b"".join(await ask_all(network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S))
+    frames = await ask_all(network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S, open_within_s=open_within_s)
+    data = b"".join(frames)
     if not data:
         return None
     chunks = split_chunks(data, codec, grid, request.first_chunk, request.stop_chunk)

@@ -7,8 +7,9 @@ import pytest
 import trio
 import trio.testing
 
+from averaging.network.memory_network import LinkSpeed
 from averaging.network.seams import Stream
-from averaging.rounds.gathering import EXCHANGE_PATIENCE_S, GATHER_WITHIN_S, Gatherer
+from averaging.rounds.gathering import EXCHANGE_PATIENCE_S, FIRST_OPEN_WITHIN_S, GATHER_WITHIN_S, Gatherer
 from averaging.rounds.transfer import ANSWER_WITHIN_S, FETCH_CHANNEL, FRAME_WITHIN_S, read_request
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.requests import FetchResult
@@ -121,6 +122,25 @@ async def test_a_holder_that_went_silent_does_not_hold_up_the_deadline(autojump_
             world.swarm.freeze(party.peer)
         assert not await _gatherer(gathering).gather(commit.record, ())
         assert trio.current_time() < GATHER_WITHIN_S + 2.0
+
+
+async def test_a_reducer_that_was_cut_off_a_moment_ago_costs_little_where_another_has_the_bytes(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[1])
+        world.swarm.cut((world.parties[0].peer,), (gathering.peer,))
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[1].peer,))
+        assert trio.current_time() < FIRST_OPEN_WITHIN_S + 0.5
+
+
+async def test_a_slow_line_to_the_only_one_who_has_the_bytes_gets_its_time_when_it_is_asked_again(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=FIRST_OPEN_WITHIN_S * 0.75)
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[1].peer, world.parties[0].peer))
 
 
 def _trickle(party: Party, frame: bytes, every_s: float) -> None:
