@@ -75,6 +75,9 @@ class UnitChain:
         self.rooted = CommitId(bytes(32))
         """The commit that `root` is the state root of: the head, or the one before while the head's is being computed."""
 
+        self.is_kept = True
+        """False between a commit and the end of `keep`: the log leads to the head, its generation is still to be written."""
+
         self._roots: dict[CommitId, Root] = {}
         self.moving = trio.Lock()
         """Held while the head moves; taken from outside where several units move together."""
@@ -282,7 +285,7 @@ class UnitChain:
         await self.tools.log.log_certificate(self.head.commit, raw)
         self.links.append(link)
         self.certificates.append(raw)
-        self.state = state
+        self.state, self.is_kept = state, False
         if self._differs(link):
             self._doubt()
         return AppliedCommit(state, previous.anchor_N)
@@ -299,9 +302,11 @@ class UnitChain:
     async def keep(self) -> None:
         """Write the state at the head as a generation, and drop what is not kept any more. Who is killed before it has the log."""
         async with self.moving:
-            if self.rooted == self.state.head:
-                await self._keep_generation()
+            if self.rooted != self.state.head:
+                return  # one more commit came first: what is kept for that is on its way
+            await self._keep_generation()
             await self._tidy_log()
+            self.is_kept = True
 
     def _stand_at(self, state: UnitState, root: Root) -> None:
         self.state, self.root, self.rooted = state, root, state.head

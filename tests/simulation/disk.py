@@ -95,13 +95,15 @@ def check_unit(who: str, disk: BoundedDisk, folder: str, log: UnitLog, room: Roo
 
 async def check_log(who: str, disk: BoundedDisk, folder: str, chain: UnitChain, limits: LogLimits) -> None:
     """The log takes no more than its limits say of what would stay of it, beside the round that is open. Raises Violation."""
-    records = tuple(disk.logs.get(folder + LOG_NAME, ()))
+    # all of one moment: the rounds go on while the copy is written anew
+    records, head = tuple(disk.logs.get(folder + LOG_NAME, ())), chain.head.commit
+    followed = [link.commit for link in chain.links[-chain.num_kept_votes :]]
     copy = MemoryDisk()
     copy.logs[LOG_NAME] = list(records)
     anew = UnitLog(MemoryStorage(copy), limits)
     await anew.load()
-    await anew.compact([link.commit for link in chain.links[-chain.num_kept_votes :]])
-    written_bytes = _log_bytes(record for record in records if record[_BASE] != chain.head.commit)
+    await anew.compact(followed)
+    written_bytes = _log_bytes(record for record in records if record[_BASE] != head)
     bound_bytes = limits.growth * _log_bytes(copy.logs[LOG_NAME]) + limits.slack_bytes
     _require(who, "bytes of a log that was to be written anew", written_bytes, bound_bytes)
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MESSAGE_LIFE_S = 300.0
+TIDY_WITHIN_S = 60.0
+"""A commit's generation is written and its log tidied beside the next round."""
 _ROTTING = ("generations/", "results/", "feedback/")
 
 
@@ -180,6 +182,10 @@ class WatchedChain(UnitChain):
         if is_rotten and root is not None and self.observed.roots.get(head) == root:
             self.node.is_rotten = is_rotten = False
         self.observed.hold(self.links, head, None if is_rotten else root)
+
+
+def _is_kept(service: RoundService) -> bool:
+    return service.chain.is_kept
 
 
 class Node:
@@ -398,6 +404,7 @@ class Node:
         self._check_disk()
         for unit, service in self.services.items():
             folder = self._folder(unit) and f"{unit}/"
+            await self.world.wait_for(partial(_is_kept, service), TIDY_WITHIN_S, f"the log of {self.name} written anew")
             await check_log(self.name, self.disk, folder, service.chain, self.world.profile.log_limits)
 
     def _chain(self, unit: UnitName, log: UnitLog) -> WatchedChain:

@@ -242,9 +242,8 @@ async def come_together(world: World) -> None:
         return is_sound and agree(world) and all(is_together(unit) for unit in world.layout.units)
 
     await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
+    # what follows is judged at this moment: all stand together, and the rounds go on with the first wait
     world.host.check()
-    for node in world.live_nodes():
-        await node.check_disk()
     check_spine(world)
     _check_tokens(world)
     for node in world.live_nodes():
@@ -252,6 +251,8 @@ async def come_together(world: World) -> None:
             head = node.head_of(unit)
             if head is not None:
                 world.observed_of[unit].hold(service.chain.links, head, service.chain.root)
+    for node in world.live_nodes():
+        await node.check_disk()
 
 
 def check_spine(world: World) -> None:

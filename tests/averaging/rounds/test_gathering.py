@@ -139,7 +139,7 @@ async def test_a_slow_line_to_the_only_one_who_has_the_bytes_gets_its_time_when_
 ) -> None:
     async with _one_commit() as (world, commit, gathering):
         await commit.write_results(world.parties[0])
-        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=FIRST_OPEN_WITHIN_S * 0.75)
+        world.swarm.speeds[world.parties[0].peer] = LinkSpeed(latency_s=FIRST_OPEN_WITHIN_S * 1.25)
         assert await _gatherer(gathering).gather(commit.record, (world.parties[1].peer, world.parties[0].peer))
 
 
