@@ -459,7 +459,7 @@ def test_bugreport_has_no_secret_wherever_it_was_planted(
         (folder / secret.replace("/", "_")[:200]).write_bytes(b"")
     write_final_status(folder, PeerStatus(peer="p", name="n", reason=" ".join(planted)))
     monkeypatch.setenv("POTLUCK_HOST_ANNOUNCE_HOST", "192.0.2.7")
-    monkeypatch.setenv("POTLUCK_PEER_ANNOUNCE_HOST", GOOD)
+    monkeypatch.setenv("POTLUCK_PEER_HTTP_HOST", GOOD)
     potluck.bugreport(folder, out)
     with zipfile.ZipFile(out) as archive:
         kept = {name: archive.read(name).decode() for name in archive.namelist()}

@@ -205,6 +205,7 @@ class _Rounds:
             links=followed,
             head=followed[-1],
             root=Root(bytes(32)),
+            rooted=followed[-1].commit,
             is_sound=True,
             disk_bound_bytes=0,
         )
