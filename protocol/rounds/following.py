@@ -10,9 +10,8 @@ from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, verify_certificate
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
-from protocol.rounds.messages import Certificate, CommitRecord, Committed
+from protocol.rounds.messages import Certificate, Committed
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
-from protocol.rounds.plan import consumed_tokens
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import (
     Applied,
@@ -229,7 +228,6 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
         switching=_still_wanted(state, event.link.commit),
         state_commit=event.link.commit,
         state_root=event.state_root,
-        tokens_ready=_left_ready(state, record),
     )
     counted = len(record.contributors) if record is not None else 0
     alone = " without a quorum" if event.link.is_lone else ""
@@ -239,17 +237,6 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
         actions.append(Send(forward, Committed(state.config.unit, event.certificate), reason))
     considered = consider(state, None, now_s)
     return Step(considered.state, (*actions, *_tell_opener(state, now_s), *considered.actions), reason)
-
-
-def _left_ready(state: RoundState, record: CommitRecord | None) -> int:
-    """Our ready tokens without those that the commit counted. The trainer says so with the next tick; until then we would tell the
-    next opener of them once more, and it would open a round on nothing.
-    """
-    offered, me = state.open.contribution, state.config.me.peer
-    entry = record.contributor(me) if record is not None else None
-    if record is None or entry is None or offered is None or entry.root != offered.root:
-        return state.tokens_ready
-    return max(0, state.tokens_ready - consumed_tokens(record, me))
 
 
 def _tell_opener(state: RoundState, now_s: float) -> tuple[Action, ...]:

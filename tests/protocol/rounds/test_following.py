@@ -130,23 +130,6 @@ def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
         assert all(beat.heartbeat.heads[0].head == made.link.commit for beat in beats)
 
 
-def test_what_a_commit_counted_of_ours_is_not_told_as_ready_once_more() -> None:
-    """The trainer says so a little later: the next opener would find the next round due at once."""
-    table = Table(3)
-    table.run_until(lambda: table.all_at(1))
-    for seat in table.live():
-        (step,) = (step for event, step in seat.steps if isinstance(event, Applied))
-        assert step.state.tokens_ready == 0
-        assert all(a.heartbeat.heads[0].tokens_ready == 0 for a in step.actions if isinstance(a, SendHeartbeat))
-
-
-def test_what_a_commit_counted_of_an_earlier_process_or_of_others_is_no_token_of_ours() -> None:
-    table, seat, _ = _muted()
-    made = commit_on(table.genesis, table.live())
-    _apply(seat, made)
-    assert seat.state.tokens_ready == seat.tokens
-
-
 def test_a_commit_whose_parent_is_unknown_makes_us_ask_its_sender() -> None:
     table, seat, other = _muted()
     _, second = lineage_on(table.genesis, table.live(), 2)
