@@ -12,7 +12,8 @@ FEW, MANY = 2, 12
 
 def test_missed_rounds_come_by_the_way_of_fewer_bytes_and_lead_to_the_same_bytes() -> None:
     few, many = measure((FEW, MANY))
-    assert (few.missed, many.missed) == (FEW, MANY)
+    assert few.missed == FEW
+    assert MANY <= many.missed <= MANY + 2, "one or two more may be made while it is on its way back"
     assert max(few.over, many.over) <= MOST_OVER
     assert few.is_equal
     assert many.is_equal
