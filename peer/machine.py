@@ -9,12 +9,13 @@ from typing import Final
 
 import structlog
 
-from peer.memory_use import Family
+from peer.memory_use import memory_of_family
 
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 1.0
-"""Status is read at every request, asking the card takes milliseconds; no temperature must be older when its ceiling is kept."""
+"""Walking all processes takes milliseconds, and status is read at every request; a temperature must not be older when its ceiling is
+kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,6 @@ class MachineMeter:
         self._now_s = now_s
         self._looked_at_s: float | None = None
         self._last = MachineUse()
-        self._family = Family()
         self._has_card = True
         self._had_card = False
 
@@ -52,11 +52,11 @@ class MachineMeter:
         now_s = self._now_s()
         if self._looked_at_s is None or now_s - self._looked_at_s >= LOOK_EVERY_S:
             self._looked_at_s = now_s
-            self._last = self._look(now_s)
+            self._last = self._look()
         return self._last
 
-    def _look(self, now_s: float) -> MachineUse:
-        memory_bytes = self._family.resident_bytes(now_s)
+    def _look(self) -> MachineUse:
+        memory_bytes = memory_of_family()
         if self._has_card:
             try:
                 use, self._had_card = _with_card(memory_bytes), True

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+import pytest
 
-from peer.memory_use import FIND_EVERY_S, Family, forget_own_peak, memory_of_family, memory_use, own_peak_bytes
+from peer.memory_use import forget_own_peak, memory_of_family, memory_use, own_peak_bytes
 
 
 def test_memory_counts_the_processes_that_we_started() -> None:
@@ -19,15 +22,24 @@ def test_memory_counts_the_processes_that_we_started() -> None:
         child.stdin.close()
 
 
-def test_who_was_started_is_looked_for_now_and_then_and_who_ended_counts_no_longer() -> None:
-    family, block = Family(), "import sys; block = bytearray(64 << 20); print('up', flush=True); sys.stdin.read()"
-    alone_bytes = family.resident_bytes(100.0)
-    with subprocess.Popen([sys.executable, "-c", block], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_what_a_child_started_counts_whether_or_not_the_system_lists_children(
+    is_listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlisted(_: Path) -> Iterator[Path]:
+        raise FileNotFoundError("no list of tasks")
+
+    if not is_listed:
+        monkeypatch.setattr(Path, "iterdir", unlisted)
+    block = "block = bytearray(64 << 20); print('up', flush=True); import sys; sys.stdin.read()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {block!r}])"
+    alone_bytes = memory_of_family()
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
+        assert child.stdin is not None
         assert child.stdout.readline() == b"up\n"
-        assert family.resident_bytes(100.0 + FIND_EVERY_S / 2) < alone_bytes + (48 << 20)
-        assert family.resident_bytes(100.0 + FIND_EVERY_S) > alone_bytes + (48 << 20)
-    assert family.resident_bytes(101.0 + FIND_EVERY_S) < alone_bytes + (48 << 20)
+        assert memory_of_family() > alone_bytes + (64 << 20)
+        child.stdin.close()
 
 
 def test_a_family_that_is_gone_holds_nothing() -> None:

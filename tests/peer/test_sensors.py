@@ -56,7 +56,7 @@ async def test_one_look_brings_pause_power_heat_and_the_owners_clock(
     (tmp_path / "identity").write_bytes(b"somebody")
     write_pause(tmp_path, OwnerPause())
     meter = MachineMeter(lambda: 0.0)
-    monkeypatch.setattr(meter, "_look", lambda now_s: MachineUse(7_000, gpu_celsius=71))
+    monkeypatch.setattr(meter, "_look", lambda: MachineUse(7_000, gpu_celsius=71))
     clock = VirtualClock()
     readings = await MachineSensors(tmp_path, clock, meter, ZoneInfo("UTC")).read()
     assert readings.pause == OwnerPause()
