@@ -33,6 +33,7 @@ from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
+from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
@@ -430,51 +431,6 @@ def hello_of(proposal: Proposal, part: SliceSpec, mine: EncodedContribution | No
     hashes = mine.hashes[part.first_chunk : part.stop_chunk]
     path = range_path(mine.hashes, part.first_chunk, part.stop_chunk)
     return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))
-
-
-class UploadMeter:
-    """How long an upload takes: measured when it ends, extrapolated while it does not (rule 11: late arrivals are samples)."""
-
-    def __init__(self) -> None:
-        self._begun_s = 0.0
-        self._ended_s = 0.0
-        self._wanted: dict[int, int] = {}
-        self._sent: set[int] = set()
-
-    def begin(self, now_s: float) -> None:
-        """The attempt begins."""
-        self._begun_s = now_s
-
-    def want(self, chunk: int, num_bytes: int) -> None:
-        """A chunk of so many bytes is to be sent."""
-        self._wanted[chunk] = num_bytes
-
-    def spare(self, chunk: int) -> None:
-        """A chunk need not be sent: its reducer has it already, or its slice has gone to another."""
-        if chunk not in self._sent:
-            self._wanted.pop(chunk, None)
-
-    def sent(self, chunk: int, num_bytes: int, now_s: float) -> None:
-        """A chunk left; one that is sent again counts once."""
-        self._wanted[chunk] = num_bytes
-        self._sent.add(chunk)
-        self._ended_s = now_s
-
-    def seconds(self, now_s: float) -> float | None:
-        """The time of the whole upload; None when there is nothing to tell."""
-        wanted_bytes = sum(self._wanted.values())
-        sent_bytes = sum(self._wanted[chunk] for chunk in self._sent)
-        if not wanted_bytes:
-            return None
-        if sent_bytes >= wanted_bytes:
-            return max(0.001, self._ended_s - self._begun_s)
-        elapsed_s = now_s - self._begun_s
-        return elapsed_s * wanted_bytes / sent_bytes if sent_bytes else 2.0 * elapsed_s
-
-    def bytes_per_s(self, now_s: float) -> int:
-        """The pace so far; 0 when nothing was sent."""
-        seconds = self.seconds(now_s)
-        return round(sum(self._wanted.values()) / seconds) if seconds and self._sent else 0
 
 
 def _joined(named: NamedResult, frames: Sequence[memoryview], hashes: Sequence[bytes]) -> SliceBytes:

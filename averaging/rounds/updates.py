@@ -127,7 +127,7 @@ class Updates:
             return None
         pairs = list(zip(record.slices, data, strict=True))
         good = await self._tools.offload.run(
-            lambda: [part.result_hash for part, blob in pairs if self._is_result(part, blob)], cost_s=APPLY_COST_S
+            lambda: [part.result_hash for part, blob in pairs if self._hashes(part, blob)], cost_s=APPLY_COST_S
         )
         if len(good) < len(pairs):
             log.warning("result_damaged", index=link.index, good=len(good), of=len(pairs))
@@ -135,14 +135,13 @@ class Updates:
             return None
         return data
 
-    def _is_result(self, part: SliceRecord, data: bytes) -> bool:
+    def _hashes(self, part: SliceRecord, data: bytes) -> tuple[bytes, ...] | None:
+        """The leaf hashes of a result's chunks; None where these are not the bytes that the record names."""
         try:
-            return merkle_root(self._hashes(part, data)) == part.result_hash
+            hashes = tuple(leaf_hash(chunk) for chunk in self._chunks(part, data))
         except RemoteProtocolError:
-            return False
-
-    def _hashes(self, part: SliceRecord, data: bytes) -> tuple[bytes, ...]:
-        return tuple(leaf_hash(chunk) for chunk in self._chunks(part, data))
+            return None
+        return hashes if merkle_root(hashes) == part.result_hash else None
 
     def _chunks(self, part: SliceRecord, data: bytes) -> tuple[memoryview, ...]:
         return split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
@@ -178,11 +177,8 @@ class Updates:
     ) -> tuple[UnitState, tuple[bytes, ...]]:
         for part, blob in zip(record.slices, data, strict=True):
             known = fresh.get(part.result_hash)
-            if known is not None and known.data is blob:
-                hashes = known.hashes
-            elif self._is_result(part, blob):
-                hashes = self._hashes(part, blob)
-            else:
+            hashes = known.hashes if known is not None and known.data is blob else self._hashes(part, blob)
+            if hashes is None:
                 raise StorageError(
                     f"a result of commit {link.index} damaged on our disk", "the bytes that were checked"
                 )

@@ -10,7 +10,7 @@ import trio.testing
 
 from averaging.network.seams import MAX_FRAME_BYTES
 from averaging.rounds.contribution import EncodedContribution
-from averaging.rounds.exchange import EXCHANGE_CHANNEL, UploadMeter
+from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.result_word import word_of
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.merkle import leaf_hash
@@ -568,51 +568,3 @@ async def test_what_a_false_word_names_is_not_kept_by_a_member_either(fault: str
         await answer_with(world, sides[1], proposal, [false, true])
         assert sides[1].num_kept == 1
         assert sides[1].kept[0] == (word, b"".join(chunks))
-
-
-# --- how long an upload takes -------------------------------------------------------------------------------------------------
-
-
-def _meter(num_chunks: int = 4) -> UploadMeter:
-    meter = UploadMeter()
-    meter.begin(10.0)
-    for chunk in range(num_chunks):
-        meter.want(chunk, 100)
-    return meter
-
-
-def test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not() -> None:
-    meter = _meter()
-    assert meter.seconds(13.0) == 6.0, "nothing left in three seconds: it takes twice that, at least"
-    assert meter.bytes_per_s(13.0) == 0
-    meter.sent(0, 100, 14.0)
-    assert meter.seconds(15.0) == 4 * 5.0
-    for chunk in (1, 2, 3):
-        meter.sent(chunk, 100, 18.0)
-    assert meter.seconds(99.0) == 8.0
-    assert meter.bytes_per_s(99.0) == 50
-
-
-def test_a_chunk_that_is_sent_twice_counts_once() -> None:
-    meter = _meter()
-    meter.want(3, 100)  # its slice has another reducer now
-    for chunk in (0, 1, 2, 3, 3):
-        meter.sent(chunk, 100, 18.0)
-    assert meter.seconds(99.0) == 8.0
-
-
-def test_what_need_not_be_sent_any_more_is_not_waited_for() -> None:
-    """Its slice came to ourselves, or its reducer has it of an attempt before."""
-    meter = _meter()
-    for chunk in (0, 1, 2):
-        meter.sent(chunk, 100, 18.0)
-    for chunk in (2, 3):
-        meter.spare(chunk)
-    assert meter.seconds(99.0) == 8.0
-
-
-def test_an_upload_of_nothing_has_no_measure() -> None:
-    assert UploadMeter().seconds(5.0) is None
-    meter = _meter(1)
-    meter.spare(0)
-    assert (meter.seconds(5.0), meter.bytes_per_s(5.0)) == (None, 0)
