@@ -1,8 +1,9 @@
 """Peers that train while somebody joins: how much longer their steps take while they give it 50 MB of state.
 
-Steps are timed at both incumbents by their own counters, in windows with a download and in equal ones before and after it. The
-joiner has a processor of its own, as in life, and the incumbents share the others. Single windows differ by more than the target even
-when nothing happens, so the median over the trials is judged, and beside it stands how much the windows without a joiner differ.
+Steps are paced, as those on a graphics card are: each takes STEP_S on the wall, most of it a wait, and the training processes write
+down when each ended (timed_worker.py). They are timed in windows with a download and in equal ones before and after it. The joiner has
+a processor of its own, as in life, and the incumbents share the others. The median over the trials is judged, and beside it stands how
+much the windows without a joiner differ.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from peer.membership_file import last_run_folder
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import MachineError
 from tests.benchmarks.processes import kill_all_of
-from tests.benchmarks.recovery_swarm import BENCH, LARGE, Budget, await_whole
+from tests.benchmarks.recovery_swarm import BENCH, Budget, await_whole
 from tests.benchmarks.results import Row
 from tests.benchmarks.swarm import BenchPeer, Swarm, wait_until
+from tests.benchmarks.timed_peer import TIMED_PEER
+from tests.benchmarks.timed_worker import STEP_VARIABLE, TIMES_VARIABLE, mean_step_s, read_times
 
 UPLOAD_BYTES_PER_S: Final = 2_500_000
 """20 Mbit/s each."""
@@ -33,40 +36,31 @@ JOIN_LIMIT_S: Final = 120.0
 ROUNDS_BEFORE: Final = 12
 """A snapshot is fewer bytes than replaying so many rounds, and one of them is attested."""
 
-LOOK_EVERY_S: Final = 0.05
-SLOWDOWN: Final = 6.0
-"""Short steps, so that a window holds many, and two peers that share a processor seldom meet there."""
+STEP_S: Final = 0.4
+"""Two to three times what two peers need that share a processor."""
 
-LEAST_STEPS: Final = 8
+SLOWDOWN: Final = 1.0
+"""The pace says how long a step takes, not a divisor of its own speed."""
 
 
-@dataclass
-class Steps:
-    """The ends of the steps of some peers in one window: when a counter was seen to have grown, and to what."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of Unix time."""
 
-    seen: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    begin_unix_s: float
+    end_unix_s: float
 
-    def look(self, peers: Sequence[BenchPeer]) -> None:
-        """One look at each."""
-        for peer in peers:
-            status = peer.status()
-            told = self.seen.setdefault(peer.number, [])
-            if status is not None and (not told or told[-1][1] != status.tokens_trained):
-                told.append((time.monotonic(), status.tokens_trained))
-
-    def step_s(self) -> float:
-        """Mean time of a step, over all peers. The first look falls into the middle of a step and is left out.
+    def step_s(self, times_files: Sequence[Path]) -> float:
+        """Mean time of a step, over all peers.
 
         Raises:
             MachineError: a peer made fewer than two steps.
         """
-        times = []
-        for told in self.seen.values():
-            if len(told) < 3:
-                raise MachineError("a window with fewer than two steps", "peers that train")
-            num_steps = (told[-1][1] - told[1][1]) / LARGE.context_tokens
-            times.append((told[-1][0] - told[1][0]) / num_steps)
-        return sum(times) / len(times)
+        means_s = [mean_step_s(read_times(file), self.begin_unix_s, self.end_unix_s) for file in times_files]
+        found_s = [mean_s for mean_s in means_s if mean_s is not None]
+        if len(found_s) < len(times_files):
+            raise MachineError("a window with fewer than two steps", "peers that train")
+        return statistics.fmean(found_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +86,20 @@ class Join:
 def measure(swarm: Swarm, budget: Budget) -> list[Join]:
     """The last peer of the swarm joins again and again with an emptied unit folder; the others give."""
     *incumbents, joiner = [swarm.peers[number] for number in sorted(swarm.peers)]
-    incumbents = _capped(swarm, incumbents, joiner)
+    files = [_times_file(swarm, peer) for peer in incumbents]
+    _capped(swarm, incumbents, joiner)
     budget = Budget(budget.num_trials, budget.limit_s)
     seen: list[Join] = []
     longest_s = 0.0
     while len(seen) < budget.num_trials and budget.left_s >= longest_s:
         begin_s = time.monotonic()
-        before = _calm(incumbents)
-        joiner, during, download_s = _join(swarm, incumbents, joiner)
-        after = _calm(incumbents)
+        before = _calm()
+        joiner, during = _join(swarm, joiner)
+        after = _calm()
         longest_s = max(longest_s, time.monotonic() - begin_s)
+        download_s = during.end_unix_s - during.begin_unix_s
         try:
-            seen.append(Join(before.step_s(), during.step_s(), after.step_s(), round(download_s, 2)))
+            seen.append(Join(before.step_s(files), during.step_s(files), after.step_s(files), round(download_s, 2)))
         except MachineError as error:
             print(f"incumbents: {error.one_line()}", flush=True)
             continue
@@ -111,24 +107,31 @@ def measure(swarm: Swarm, budget: Budget) -> list[Join]:
     return seen
 
 
-def _capped(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) -> list[BenchPeer]:
-    """Without the joiner, and with a cap on every upload, which peers read when they start."""
+def _times_file(swarm: Swarm, peer: BenchPeer) -> Path:
+    return swarm.directory / f"times-{peer.number}.jsonl"
+
+
+def _capped(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) -> None:
+    """Without the joiner, with a pace, and with a cap on every upload, which peers read when they start."""
     await_whole(swarm, ROUNDS_BEFORE)
     for peer in (*incumbents, joiner):
         kill_all_of(peer.running)
     flags = swarm.peer_flags
     swarm.peer_flags = (*flags[: flags.index("--slowdown")], "--slowdown", str(SLOWDOWN))
-    swarm.peer_environment = {"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S)}
-    *places, last = swarm.places.peers
+    swarm.peer_environment = {"POTLUCK_PEER_UPLOAD_BYTES_PER_S": str(UPLOAD_BYTES_PER_S), STEP_VARIABLE: str(STEP_S)}
+    swarm.peer_module = TIMED_PEER
     theirs, own = _processors()
-    swarm.places = replace(
-        swarm.places,
-        peers=(*(replace(place, prefix=theirs) for place in places), replace(last, prefix=own)),
-    )
+    timed = [
+        replace(place, prefix=(*processors, "env", f"{TIMES_VARIABLE}={_times_file(swarm, peer)}"))
+        for place, peer, processors in zip(
+            swarm.places.peers, (*incumbents, joiner), (*[theirs] * len(incumbents), own), strict=True
+        )
+    ]
+    swarm.places = replace(swarm.places, peers=tuple(timed))
     del swarm.peers[joiner.number]
-    capped = [swarm.start_peer(peer.number) for peer in incumbents]
+    for peer in incumbents:
+        swarm.start_peer(peer.number)
     await_whole(swarm)
-    return capped
 
 
 def _processors() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -143,26 +146,14 @@ def _processors() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("taskset", "-c", ",".join(map(str, theirs))), ("taskset", "-c", str(own))
 
 
-def _calm(peers: Sequence[BenchPeer]) -> Steps:
-    """A window without a joiner: so long, and at least some steps of each."""
-    steps, begin_s = Steps(), time.monotonic()
-    while time.monotonic() < begin_s + JOIN_LIMIT_S:
-        steps.look(peers)
-        if time.monotonic() > begin_s + CALM_S and min(map(len, steps.seen.values())) > LEAST_STEPS:
-            break
-        time.sleep(LOOK_EVERY_S)
-    return steps
+def _calm() -> Window:
+    """A window without a joiner."""
+    begin_unix_s = time.time()
+    time.sleep(CALM_S)
+    return Window(begin_unix_s, time.time())
 
 
-def _window(peers: Sequence[BenchPeer], is_over: Callable[[], bool]) -> Steps:
-    steps = Steps()
-    while not is_over():
-        steps.look(peers)
-        time.sleep(LOOK_EVERY_S)
-    return steps
-
-
-def _join(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) -> tuple[BenchPeer, Steps, float]:
+def _join(swarm: Swarm, joiner: BenchPeer) -> tuple[BenchPeer, Window]:
     """One download from its first byte to its last; the joiner is killed before it takes part in a round."""
     folder = last_run_folder(joiner.state_dir)
     if folder is None:
@@ -172,14 +163,11 @@ def _join(swarm: Swarm, incumbents: Sequence[BenchPeer], joiner: BenchPeer) -> t
     del swarm.peers[joiner.number]  # nobody waits for it
     if not wait_until(lambda: _is_downloading(joiner), JOIN_LIMIT_S):
         raise MachineError(f"peer {joiner.number} took no snapshot", "a download")
-    begin_s = time.monotonic()
-    # asked beside the looks at the incumbents: busy with its download it takes its time to answer
-    ends = threading.Thread(target=wait_until, args=(lambda: _has_downloaded(joiner), JOIN_LIMIT_S), daemon=True)
-    ends.start()
-    during = _window(incumbents, lambda: not ends.is_alive())
-    download_s = time.monotonic() - begin_s
+    begin_unix_s = time.time()
+    wait_until(lambda: _has_downloaded(joiner), JOIN_LIMIT_S)
+    during = Window(begin_unix_s, time.time())
     kill_all_of(joiner.running)
-    return joiner, during, download_s
+    return joiner, during
 
 
 def _is_downloading(joiner: BenchPeer) -> bool:

@@ -3,6 +3,9 @@
 The worker is the real one. Its steps are timed, and its waits after them as far as its slowdown asks for these: such a peer stands for
 one whose steps take that long. Everything else, snapshots, shifts, loads and whatever else it is told to do between two steps, is time
 in which it does not train.
+
+With STEP_VARIABLE a step takes so long on the wall, as one on a graphics card does: the real step, and then a wait for what is left of
+that time. What the daemon does beside it can make such a step longer only by keeping it from its next step.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from peer.worker import Worker
 
 TIMES_VARIABLE: Final = "TRAINING_TIMES"
 """Environment of a timed worker: the file to write to. What begins with POTLUCK_ is kept from training processes."""
+
+STEP_VARIABLE: Final = "TRAINING_STEP_S"
+"""Environment of a timed worker: seconds that a step takes, its wait included. None: as the slowdown says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +78,31 @@ def trained_share(times: list[Trained], begin_unix_s: float, end_unix_s: float) 
     return (inside[-1].trained_s - inside[0].trained_s) / (inside[-1].unix_s - inside[0].unix_s)
 
 
-def install(times: TrainingTimes) -> None:
-    """Time every step and every wait of this process's worker."""
+def mean_step_s(times: list[Trained], begin_unix_s: float, end_unix_s: float) -> float | None:
+    """Seconds from the end of a step to the end of the next, over those that ended in this window; None with fewer than two."""
+    ends_s = [one.unix_s for one in times if begin_unix_s <= one.unix_s <= end_unix_s]
+    return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else None
+
+
+def install(times: TrainingTimes, paced_s: float | None) -> None:
+    """Time every step and every wait of this process's worker; with `paced_s` a step and its wait take so long together."""
     step, idle = LocalTrainer.step, Worker._idle
+    began_s = 0.0
 
     def timed_step(trainer: LocalTrainer, goes_on: Callable[[], bool]) -> None:
+        nonlocal began_s
+        began_s = time.perf_counter()
         times.step(lambda: step(trainer, goes_on))
 
     def timed_idle(worker: Worker, idle_s: float) -> bool:
-        return times.idle(lambda: idle(worker, idle_s), idle_s)
+        asked_s = idle_s if paced_s is None else began_s + paced_s - time.perf_counter()
+        return times.idle(lambda: idle(worker, asked_s), asked_s)
 
     setattr(LocalTrainer, "step", timed_step)  # noqa: B010 - mypy takes no plain assignment
     setattr(Worker, "_idle", timed_idle)  # noqa: B010
 
 
 if __name__ == "__main__":
-    install(TrainingTimes(Path(os.environ[TIMES_VARIABLE])))
+    told = os.environ.get(STEP_VARIABLE)
+    install(TrainingTimes(Path(os.environ[TIMES_VARIABLE])), None if told is None else float(told))
     sys.exit(peer.worker.main())

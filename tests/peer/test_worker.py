@@ -34,7 +34,7 @@ from peer.worker_channel import (
     read_message,
 )
 from protocol.decoder_schema import decoder_schema
-from tests.benchmarks.timed_worker import Trained, TrainingTimes, read_times, trained_share
+from tests.benchmarks.timed_worker import Trained, TrainingTimes, mean_step_s, read_times, trained_share
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
@@ -345,4 +345,6 @@ def test_timed_it_trains_in_its_steps_and_in_the_waits_that_its_slowdown_asks_fo
     told = [Trained(100.0, 8.0), Trained(110.0, 17.0), Trained(111.0, 18.0)]
     assert trained_share(told, 99.0, 110.5) == 0.9
     assert trained_share(told, 105.0, 110.5) is None
+    assert mean_step_s(told, 99.0, 111.0) == 5.5
+    assert mean_step_s(told, 105.0, 110.5) is None
     assert read_times(tmp_path / "none") == []
