@@ -67,7 +67,7 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
         f"{ROUND}::test_the_heaviest_member_missing_every_deadline_stops_no_round",
         f"{CORE}attempt::test_deadlines_are_learned_from_the_slowest_upload_up_to_the_longest_interval",
         f"{CORE}attempt::test_each_failed_attempt_doubles_the_deadline",
-        f"{SHELL}exchange::test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not",
+        f"{SHELL}upload_meter::test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not",
         "heaviest-is-always-late",
     ),
     "too few can be reached to place all slices": (
