@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -10,6 +11,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Network
+from averaging.rounds.round_tools import Changes
 from averaging.rounds.transfer import OPEN_WITHIN_S, fetch_result
 from averaging.rounds.unit import UnitChain
 from protocol.errors import PotluckError
@@ -32,28 +34,30 @@ EXCHANGE_PATIENCE_S: Final = 1.0
 """How long a running exchange may bring nothing before what is missing is asked for elsewhere, which would move it twice."""
 
 
-def _never() -> float:
-    return -inf
+@dataclass(frozen=True, slots=True)
+class ExchangeView:
+    """What gathering knows of the exchange that may still bring what it looks for; by itself, that there is none.
+
+    Attributes:
+        is_running: whether an exchange on this base may still deliver.
+        changes: told when something happened to it.
+        moved_s: when it last took something, by trio's clock.
+        is_silent: whether a peer is suspected now: it will bring nothing, and is asked after all others.
+    """
+
+    is_running: Callable[[CommitId], bool] = lambda base: False
+    changes: Changes = field(default_factory=Changes)
+    moved_s: Callable[[], float] = lambda: -inf
+    is_silent: Callable[[PeerId], bool] = lambda peer: False
 
 
 class Gatherer:
-    """Fetches results for one unit. `is_exchanging(base)` tells whether an exchange may still deliver, `moved_s()` when it last took
-    something, and `wait_changed` waits for the next thing to happen to it.
-    """
+    """Fetches results for one unit."""
 
-    def __init__(
-        self,
-        network: Network,
-        chain: UnitChain,
-        is_exchanging: Callable[[CommitId], bool],
-        wait_changed: Callable[[], Awaitable[None]],
-        moved_s: Callable[[], float] = _never,
-    ) -> None:
+    def __init__(self, network: Network, chain: UnitChain, exchange: ExchangeView | None = None) -> None:
         self._network = network
         self._chain = chain
-        self._is_exchanging = is_exchanging
-        self._wait_changed = wait_changed
-        self._moved_s = moved_s
+        self._exchange = exchange or ExchangeView()
         self._failing: set[PeerId] = set()
         """Who did not give what it was asked for last: asked after all others, for one that only stalls costs a whole deadline."""
 
@@ -68,7 +72,7 @@ class Gatherer:
         with trio.move_on_after(GATHER_WITHIN_S):
             while wanted():
                 for part in await self._missing(record):
-                    await self._wait_for_exchange(record.parent, part.result_hash, asked_s)
+                    await self._wait_for_exchange(record.parent, part, asked_s)
                 async with trio.open_nursery() as nursery:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
                     for part in await self._missing(record):
@@ -87,13 +91,17 @@ class Gatherer:
     async def _holds(self, base: CommitId, result_hash: Root) -> bool:
         return await self._chain.tools.log.holds_results(base, [result_hash])
 
-    async def _wait_for_exchange(self, base: CommitId, result_hash: Root, asked_s: float) -> None:
-        while self._is_exchanging(base) and not await self._holds(base, result_hash):
-            patient_until_s = max(asked_s, self._moved_s()) + EXCHANGE_PATIENCE_S
+    async def _wait_for_exchange(self, base: CommitId, part: SliceRecord, asked_s: float) -> None:
+        """Until the slice is here, or the exchange brings nothing more: who alone brings this slice is silent, or it stands still."""
+        exchange = self._exchange
+        while exchange.is_running(base) and not exchange.is_silent(part.reducer):
+            if await self._holds(base, part.result_hash):
+                return
+            patient_until_s = max(asked_s, exchange.moved_s()) + EXCHANGE_PATIENCE_S
             if trio.current_time() >= patient_until_s:
                 return
             with trio.move_on_at(patient_until_s):
-                await self._wait_changed()
+                await exchange.changes.wait()
 
     async def _fetch_one_of_many(
         self, at_once: trio.Semaphore, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]
@@ -105,7 +113,7 @@ class Gatherer:
         tools = self._chain.tools
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         others = [peer for peer in sources if peer != self._network.peer_id]
-        for peer in sorted(others, key=self._failing.__contains__):
+        for peer in sorted(others, key=lambda peer: (self._exchange.is_silent(peer), peer in self._failing)):
             if await self._holds(record.parent, part.result_hash):
                 return
             is_first = len(others) > 1 and peer not in self._failing
@@ -124,6 +132,7 @@ class Gatherer:
             if data is not None:
                 self._failing.discard(peer)
                 await tools.log.write_result(record.parent, part.result_hash, data)
+                self._exchange.changes.notify()  # who waits for the same bytes, for the ack or for the commit, has them
                 return
 
     def _note_failure(self, peer: PeerId) -> None:

@@ -15,7 +15,7 @@ import trio
 from averaging.network.seams import Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.exchanging import Exchanging
-from averaging.rounds.gathering import Gatherer
+from averaging.rounds.gathering import ExchangeView, Gatherer
 from averaging.rounds.healing import Healer
 from averaging.rounds.pursuing import Pursuer
 from averaging.rounds.round_tools import Peerwide, RoundTools, Tasks
@@ -64,7 +64,7 @@ from protocol.rounds.state import (
     SwitchFailed,
     Ticked,
 )
-from protocol.rounds.views import own_heartbeat
+from protocol.rounds.views import is_suspected, own_heartbeat
 from protocol.wire import decode_certificate, decode_record
 
 log = structlog.get_logger()
@@ -97,9 +97,8 @@ class RoundService:
         self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes
         exchanging, changes = self._exchanging, self._changes
-        self._gatherer = Gatherer(
-            tools.network, chain, exchanging.is_exchanging, changes.wait, lambda: exchanging.moved_s
-        )
+        view = ExchangeView(exchanging.is_exchanging, changes, lambda: exchanging.moved_s, self._is_silent)
+        self._gatherer = Gatherer(tools.network, chain, view)
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
         self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)
         self._transfer = TransferService(
@@ -425,6 +424,9 @@ class RoundService:
         first = (*settle.holders, settle.ballot.peer, *reducers)
         if await self._gatherer.gather(record, tuple(dict.fromkeys((*first, *self._live_peers())))):
             await self.tell(BytesHeld(settle))
+
+    def _is_silent(self, peer: PeerId) -> bool:
+        return is_suspected(self.state, peer, self._tools.clock.monotonic_s())
 
     def _live_peers(self) -> tuple[PeerId, ...]:
         return tuple(peer for peer, view in sorted(self.state.peers.items()) if not (view.lost or view.left))

@@ -27,7 +27,7 @@ from protocol.rounds.views import (
     whom_we_ping,
 )
 
-BUSY_TICK_S: Final = 0.25
+BUSY_TICK_S: Final = 0.2
 DUE_TICK_S: Final = 1.0
 """Who waits for the opener looks as often as the delay from one rank to the next."""
 
@@ -43,7 +43,7 @@ second beside the two of a suspicion.
 
 
 def next_tick_s(state: RoundState) -> float:
-    """How long the machine may be left alone: a quarter of a second while a round is open, longer where one is due and heartbeats
+    """How long the machine may be left alone: a fifth of a second while a round is open, longer where one is due and heartbeats
     are slow anyway, else half of a heartbeat, or a whole slow one.
     """
     opened, heartbeat_s = state.open, state.config.heartbeat_s

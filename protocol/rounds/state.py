@@ -46,7 +46,7 @@ class RoundConfig:
         total_tokens: the run ends when so many are committed; no round is opened after that.
         longest_interval_s: a round is due at the latest this long after the last commit.
         heartbeat_s: between two heartbeats while nothing is open.
-        ping_s: between two signs of life to every member of an exchange (rule 12: twice a second).
+        ping_s: between two signs of life to every member of an exchange (rule 12: twice a second, ticks' delays included).
         suspect_after_s: silence that makes a suspect (rule 12), to which the caller adds its own lag (`Ticked.lag_s`).
         promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener first
             answer after `suspect_after_s`.
@@ -72,7 +72,7 @@ class RoundConfig:
     total_tokens: int = 1 << 53
     is_inbound_reachable: bool = True
     heartbeat_s: float = 1.0
-    ping_s: float = 0.5
+    ping_s: float = 0.4
     suspect_after_s: float = 2.0
     promise_within_s: float = 4.0
     reduce_within_s: float = 20.0

@@ -131,7 +131,7 @@ def _chain(world: World) -> UnitChain:
 
 async def _replay(chain: UnitChain, network: Network, donors: Sequence[PeerId], until: int) -> None:
     """Fetch and apply one commit after another, as the round service does."""
-    gatherer = Gatherer(network, chain, lambda base: False, trio.sleep_forever)
+    gatherer = Gatherer(network, chain)
     while chain.head.index < until:
         for raw in await fetch_commits(network, donors[0], chain.tools.unit, [chain.head.commit]):
             certificate = decode_certificate(raw)

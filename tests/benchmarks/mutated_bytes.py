@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-import trio
-
 from averaging.incoming import Incoming
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
@@ -220,7 +218,7 @@ async def result_from_liar(swarm: Swarm, chance: random.Random) -> Told:
 
 
 def _gatherer(party: Party) -> Gatherer:
-    return Gatherer(party.network, party.chain, lambda base: False, trio.sleep_forever)
+    return Gatherer(party.network, party.chain)
 
 
 def _holds(party: Party, commit: MadeCommit) -> bool:

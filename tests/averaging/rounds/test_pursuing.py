@@ -86,7 +86,7 @@ class Scene:
 async def _scene(trainer: HandTrainer | None = None) -> AsyncIterator[Scene]:
     async with open_world() as world, bench_in(world, trainer=trainer) as (bench, nursery):
         party = bench.party
-        gatherer = Gatherer(party.network, party.chain, lambda base: False, trio.sleep_forever)
+        gatherer = Gatherer(party.network, party.chain)
         pursuer = Pursuer(
             party.chain, bench.tools, gatherer, bench.adopter, bench.tell, OneUnit(party), lambda: bench.state
         )
