@@ -25,13 +25,15 @@ GATHER_WITHIN_S: Final = 60.0
 GATHER_RETRY_S: Final = 0.3
 FETCHES_AT_ONCE: Final = 4
 MAX_FAILING: Final = 256
-FIRST_OPEN_WITHIN_S: Final = 1.5
+FIRST_OPEN_WITHIN_S: Final = 0.8
 """For a first try where others may have it, too: who was cut off a moment ago is suspected by nobody yet, and takes no connection. Who
 is asked once more, after all others, gets the time that a line around the world may need.
 """
 
-EXCHANGE_PATIENCE_S: Final = 1.0
-"""How long a running exchange may bring nothing before what is missing is asked for elsewhere, which would move it twice."""
+EXCHANGE_PATIENCE_S: Final = 0.6
+"""How long a running exchange may bring nothing before what is missing is asked for elsewhere, which would move it twice. Frames are a
+tenth of a second long, whatever the line.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,9 @@ def _reduce_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
 
 
 def results_changed(state: RoundState, now_s: float) -> Step:
-    """A result arrived at the leader: settle when every slice has one (rule 13)."""
+    """A result arrived at the leader: settle when every slice has one (rule 13). One whose reducer is gone counts if its bytes are
+    here: a record that names bytes which nobody can give costs a whole attempt, and another sum of the slice a moment.
+    """
     led, proposal = state.open.leading, state.open.proposal
     if led is None or proposal is None or led.stage != "collecting" or proposal.ballot != led.ballot:
         return Step(state, remark="a result is here; the leader of its attempt settles")
@@ -177,6 +179,13 @@ def results_changed(state: RoundState, now_s: float) -> Step:
         return Step(
             state, remark=f"{len(results)} of {len(proposal.slices)} results are here; expected all before settling"
         )
+    lost = [
+        part
+        for part in proposal.slices
+        if part.first_chunk not in state.open.held and is_suspected(state, part.reducer, now_s)
+    ]
+    if lost:
+        return _give_away(state, led, proposal, lost, now_s)
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, config.target_tokens)
@@ -256,6 +265,11 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
     lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
     if not lost:
         return Step(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
+    return _give_away(state, led, proposal, lost, now_s)
+
+
+def _give_away(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float) -> Step:
+    """Slices of reducers that are gone or late: they get none in our next attempts either (rule 7)."""
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
     return _mend(state, led, proposal, lost, now_s)

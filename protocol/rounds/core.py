@@ -215,7 +215,7 @@ def _message(state: RoundState, event: MessageArrived, now_s: float) -> Step:
         case Mend():
             return _mend(state, sender, message)
         case ResultReady():
-            return _result(state, message, now_s)
+            return _result(state, sender, message, now_s)
         case Ack():
             return attempt.ack(state, sender, message, event.raw)
         case _:
@@ -319,6 +319,7 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
         proposal_at_s=now_s,
         exchange=proposal.ballot,
         results=MappingProxyType({}),
+        held=frozenset(),
         revision=0,
         highest_attempt=max(opened.highest_attempt, proposal.ballot.attempt),
     )
@@ -380,7 +381,8 @@ def _mend(state: RoundState, sender: PeerId, mend: Mend) -> Step:
         for first, header in opened.results.items()
         if first in kept and (kept[first].stop_chunk, kept[first].reducer) == (header.stop_chunk, header.reducer)
     }
-    opened = replace(opened, proposal=proposal, revision=mend.revision, results=MappingProxyType(results))
+    held = opened.held & results.keys()
+    opened = replace(opened, proposal=proposal, revision=mend.revision, results=MappingProxyType(results), held=held)
     reason = f"round {proposal.index}: slices were given to other reducers"
     return Step(replace(state, open=opened), (BeginExchange(proposal, reason),), reason)
 
@@ -411,7 +413,8 @@ def _contribution_settled(state: RoundState, event: ContributionReady | Contribu
     return Step(replace(state, open=opened), orders, reason)
 
 
-def _result(state: RoundState, message: ResultReady, now_s: float) -> Step:
+def _result(state: RoundState, sender: PeerId, message: ResultReady, now_s: float) -> Step:
+    """A slice is summed. What we tell ourselves is on our disk: our own result, or one that came on our stream."""
     opened = state.open
     if opened.proposal is None or message.ballot != opened.proposal.ballot:
         expected = (
@@ -425,7 +428,8 @@ def _result(state: RoundState, message: ResultReady, now_s: float) -> Step:
     if not header.included:
         return attempt.nothing_to_sum(state, header, now_s)
     results = MappingProxyType({**opened.results, header.first_chunk: header})
-    return attempt.results_changed(replace(state, open=replace(opened, results=results)), now_s)
+    held = opened.held | {header.first_chunk} if sender == state.config.me.peer else opened.held
+    return attempt.results_changed(replace(state, open=replace(opened, results=results, held=held)), now_s)
 
 
 def open_result(config: RoundConfig, proposal: Proposal, message: ResultReady) -> ResultHeader:

@@ -172,7 +172,7 @@ class OpenRound:
         acked: the highest ballot acked here and its record (durable likewise); lone records apart, in `acked_lone`: they decide
             nothing for those who still have a quorum.
         proposal: the plan of the highest ballot seen, and `proposal_at_s` when it came.
-        results: reducers' signed results of the proposal's ballot, by first chunk.
+        results: reducers' signed results of the proposal's ballot, by first chunk; `held` are those whose bytes are on our disk.
         gathering: the settled record whose bytes are being fetched to disk.
         committing: the commit that is being written and applied.
         stalled: a commit whose bytes were with nobody who answered.
@@ -195,6 +195,7 @@ class OpenRound:
     proposal_at_s: float = 0.0
     exchange: Ballot | None = None
     results: Mapping[int, ResultHeader] = field(default_factory=lambda: MappingProxyType({}))
+    held: frozenset[int] = frozenset()
     gathering: Settle | None = None
     committing: CommitId | None = None
     stalled: CommitId | None = None

@@ -270,6 +270,8 @@ class Table:
         self.gathers = True
         self.prepares = True
         self.no_uploads: set[PeerId] = set()
+        self.withheld: set[PeerId] = set()
+        """Reducers that announce results whose bytes nobody gets."""
         self.certified: dict[CommitId, bytes] = {}
         signers = sorted((HashSigner(b"seat %d" % i) for i in range(num_peers)), key=lambda s: s.peer_id)
         roster = tuple(signer.peer_id for signer in signers[:num_founders])
@@ -378,11 +380,33 @@ class Table:
         elif seat.frozen_since_s is not None:
             seat.mailbox.append(item)
         else:
-            if isinstance(item.message, ResultReady):  # the bytes come with it
+            brings_bytes = isinstance(item.message, ResultReady) and item.sender not in self.withheld
+            if brings_bytes and isinstance(item.message, ResultReady):
                 seat.disk.results.add(_hash_in(item.message))
             seat.feed(MessageArrived(item.sender, item.message, item.raw))
+            if brings_bytes and seat.peer != item.sender:  # what came on our own stream is on our disk
+                seat.feed(MessageArrived(seat.peer, item.message, item.raw))
             if hears_back:
                 sender.feed(PeersAnswered(((item.to, self.now_s),)))
+
+    def hold_results(self, seat: Seat) -> list[tuple[PeerId, RoundMessage]]:
+        """From now on its results reach nobody; what it says goes into this list."""
+        held: list[tuple[PeerId, RoundMessage]] = []
+
+        def drops(sender: PeerId, to: PeerId, message: RoundMessage) -> bool:
+            if isinstance(message, ResultReady) and sender == seat.peer:
+                held.append((to, message))
+                return True
+            return False
+
+        self.drops = drops
+        return held
+
+    def let_go(self, seat: Seat, held: list[tuple[PeerId, RoundMessage]]) -> None:
+        """What was held comes now, and what is said from now on at once."""
+        self.drops = lambda sender, to, message: False
+        for to, message in held:
+            self._send(seat, (to,), message)
 
     def run_until(self, is_true: Callable[[], bool], limit_s: float = 200.0) -> None:
         """Tick until the condition holds."""

@@ -131,6 +131,46 @@ def test_the_slice_of_a_dead_reducer_is_given_to_others_within_the_attempt() -> 
     assert victim.peer not in record.roster
 
 
+def test_a_slice_that_was_summed_by_one_who_is_gone_is_summed_again_where_its_bytes_are_nowhere() -> None:
+    """Found by cutting processes off: the leader settled on an announcement whose bytes were at the cut-off reducer alone, and the
+    attempt after it cost 2 s.
+    """
+    table = Table(4)
+    opener = table.opener()
+    victim, slow, *_ = table.others(opener)
+    table.withheld.add(victim.peer)
+    held = table.hold_results(slow)
+    proposal = _proposed(table)[1]
+    table.run_for(0.5)
+    assert len(opener.state.open.results) == 3
+    table.kill(victim)
+    table.run_for(0.5)
+    table.let_go(slow, held)
+    table.run_until(lambda: table.all_at(1), 10.0)
+    assert opener.sent(Mend)
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert record.ballot == proposal.ballot
+    assert all(part.reducer != victim.peer for part in record.slices)
+
+
+def test_a_slice_that_was_summed_by_one_who_is_gone_counts_where_the_leader_has_its_bytes() -> None:
+    table = Table(4)
+    opener = table.opener()
+    victim, slow, *_ = table.others(opener)
+    held = table.hold_results(slow)
+    _proposed(table)
+    table.run_for(0.5)
+    table.kill(victim)
+    table.run_for(0.5)
+    table.let_go(slow, held)
+    table.run_until(lambda: table.all_at(1), 10.0)
+    assert not opener.sent(Mend)
+    record = opener.disk.chain[0][0].record
+    assert record is not None
+    assert any(part.reducer == victim.peer for part in record.slices)
+
+
 def test_a_reset_connection_mends_at_once_and_silence_after_the_suspicion() -> None:
     table = Table(4)
     opener, victim, _ = _with_dead_reducer(table)
