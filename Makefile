@@ -22,8 +22,9 @@ help:
 	@sed -n 's/^# //p;/^SHELL/q' Makefile
 
 $(BIN)/python:
-	"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Potluck needs Python 3.11 or newer; found " + sys.version)'
+	@"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Potluck needs Python 3.11 or newer; found " + sys.version)'
 	"$(PYTHON)" -m venv "$(VENV)"
+	@echo "installing into $(VENV) takes some minutes; most of it is torch, with CUDA several GB"
 
 $(VENV)/.stamp-install: $(INPUTS) | $(BIN)/python
 	$(PIP_INSTALL) -e .

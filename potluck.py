@@ -149,7 +149,8 @@ def peers(
 ) -> None:
     """List the peers of the run, as the host or the peer of this machine knows them.
 
-    COUNTED are tokens of theirs in the rounds that are shown, HERE for how long the host has heard them without a break.
+    COUNTED are tokens of theirs in the rounds that are shown, HERE for how long
+    the host has heard them without a break.
     """
     from protocol.looks import peers_json, peers_text, sorted_peers
 
@@ -263,7 +264,8 @@ def bugreport(
 ) -> None:
     """Write a zip file to go with a bug report: versions, settings, last status, newest logs, names and sizes of files.
 
-    Keys, invites, credentials, tokens and passwords are taken out, and addresses of others unless told otherwise.
+    Keys, invites, credentials, tokens and passwords are taken out, and addresses
+    of others unless told otherwise.
     """
     from averaging.network import bug_report as gather
     from protocol.redaction import Redactor

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from protocol.errors import MachineError
 
@@ -62,9 +63,16 @@ def reach_note(host: str) -> str:
         return ""
     who = "this machine" if is_this_machine else "its own network"
     return (
-        f"the invite carries {host}, which only {who} reaches; for volunteers elsewhere forward two TCP ports of the router to "
-        "this machine and start with --announce-host ADDRESS --grpc-port PORT --p2p-port PORT"
+        f"the invite carries {host}, which only {who} reaches; for volunteers elsewhere forward three TCP ports of the router to "
+        "this machine, PORT, NEXT and the one after NEXT, and start with --announce-host ADDRESS --grpc-port PORT --p2p-port NEXT"
     )
+
+
+def public_url(url: str, host: str) -> str:
+    """The URL at which others reach a page that is served at `url`: one on all addresses by `host`, which invites carry."""
+    parts = urlsplit(url)
+    listens_on = parts.hostname or ""
+    return f"http://{_bracketed(host if listens_on in _ANY else listens_on)}:{parts.port}/"
 
 
 def _bracketed(host: str) -> str:

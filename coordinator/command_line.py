@@ -44,21 +44,34 @@ def init(run_file: Annotated[Path, typer.Argument(help="The file to write.")] = 
 def host(
     run_file: Annotated[Path, typer.Argument(help="The run's manifest, as `potluck init` writes it.")],
     state_dir: StateDir = None,
-    listen_host: Annotated[str | None, typer.Option(help="Address on which peers reach this host.")] = None,
+    listen_host: Annotated[
+        str | None, typer.Option(help="Address on which peers reach this host; 0.0.0.0, the default, for all.")
+    ] = None,
     announce_host: Annotated[
         str | None, typer.Option(help="Name or address that invites carry, where a router forwards the ports.")
     ] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="Port for admission; 0 for any.")] = None,
-    p2p_port: Annotated[int | None, typer.Option(help="Port of the bootstrap node; 0 for any.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of the status page and metrics; 0 for any.")] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port for admission; 0, the default, for any, which later starts keep.")
+    ] = None,
+    p2p_port: Annotated[
+        int | None, typer.Option(help="Port of the bootstrap node; 0, the default, for any, which later starts keep.")
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="Port of the status page and metrics; 0, the default, for any.")
+    ] = None,
     public_http_port: Annotated[
-        int | None, typer.Option(help="Serve a read-only status page for anybody on this port; 0 for any.")
+        int | None,
+        typer.Option(help="Serve a read-only status page for anybody on this port, 0 for any; none if not given."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the settings are and what to expect, and do nothing else.")
     ] = False,
 ) -> None:
-    """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address."""
+    """Open a run and keep it healthy: prints the line to paste for volunteers, and the status page's address.
+
+    Flags win over POTLUCK_HOST_* variables, and those over host.toml.
+    --dry-run shows every setting and where it comes from.
+    """
     given = {key: value for key, value in locals().items() if value is not None}
     flags = {key: value for key, value in given.items() if key not in ("run_file", "dry_run")}
     from coordinator import commands

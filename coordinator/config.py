@@ -5,6 +5,7 @@ Sources, the later winning: defaults, `host.toml` in the configuration folder, P
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,6 +20,7 @@ from pydantic_settings import (
 )
 
 from averaging.network.host_names import HostName
+from averaging.network.variables import check_variables
 from protocol.errors import ConfigError
 
 CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "host.toml"
@@ -74,8 +76,10 @@ def load_host_config(flags: Mapping[str, object]) -> HostConfig:
     """Merge the sources; flags that are None were not given.
 
     Raises:
-        ConfigError: a value that cannot work, naming the key, what was found and what was expected.
+        ConfigError: a value that cannot work, naming the key, what was found and what was expected; a variable of ours that is
+            no setting.
     """
+    check_variables("POTLUCK_HOST_", HostConfig.model_fields, os.environ)
     build: Callable[..., HostConfig] = HostConfig
     given = {key: value for key, value in flags.items() if value is not None}
     try:

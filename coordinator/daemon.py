@@ -35,7 +35,7 @@ from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
 from averaging.network.tls_identity import TlsCredential, credential_check
-from coordinator.addresses import HostAddresses, reach_note, settle_addresses
+from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
@@ -194,7 +194,9 @@ async def _serve(host: Host, say: Say) -> None:
                 node.network = network
                 await _greet(host, addresses, network.addresses(), local_address(urls[0]), say)
                 for url in public_urls:
-                    say(f"public   {local_address(url)}/   (read-only, for anybody who can reach it)")
+                    say(
+                        f"public   {public_url(url, addresses.public_host)}   (read-only, for anybody who can reach it)"
+                    )
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)

@@ -162,7 +162,7 @@ def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tup
 
 def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ...], str]:
     if state.total_tokens < rules.target_tokens:
-        return state, (), f"{state.total_tokens} of {rules.target_tokens} tokens are committed"
+        return state, (), f"{state.total_tokens:,} of {rules.target_tokens:,} tokens are committed"
     reason = f"the target of {rules.target_tokens} tokens is reached"
     return replace(state, phase=Phase.FINISHED), (AnnounceFinished(),), reason
 
@@ -191,4 +191,4 @@ def step(state: RunState, event: RunEvent, rules: RunRules, now: float) -> tuple
         case Phase.TRAINING:
             return _train(state, rules)
         case Phase.FINISHED:
-            return state, (), f"the run is over: {state.total_tokens} tokens are committed"
+            return state, (), f"the run is over: {state.total_tokens:,} tokens are committed"

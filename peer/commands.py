@@ -42,6 +42,9 @@ def join(
     """Join a run with one pasted line: be admitted, fetch data and state, train, average.
 
     Ctrl-C leaves cleanly; run it again to go on with the same identity.
+
+    Flags win over POTLUCK_PEER_* variables, and those over peer.toml.
+    --dry-run shows every setting and where it comes from.
     """
     from peer.config import load_peer_config
 
@@ -142,8 +145,9 @@ def doctor(
 ) -> None:
     """Look for what would stand in the way of a run on this machine, and say how to mend it.
 
-    With an invite, or a run that was joined before, also on the way to its host; the invite is not used up. Each line is
-    ok, warn or fail; ends with 4 when one fails, else with 0. Writes nothing.
+    With an invite, or a run that was joined before, also on the way to its host;
+    the invite is not used up. Each line is ok, warn or fail; ends with 4 when
+    one fails, else with 0. Writes nothing.
     """
     from peer.config import load_peer_config
     from peer.doctor import run_doctor
@@ -166,7 +170,8 @@ def demo(
 ) -> None:
     """Run a host and three peers on this machine and train a small model on Python's own source text.
 
-    One peer is slowed to a third; one is killed half-way, comes back and catches up.
+    One peer is slowed to a third; one is killed half-way, comes back and
+    catches up.
     """
     from peer.demo import run_demo
     from peer.demo_options import DemoOptions

@@ -5,6 +5,7 @@ Sources, the later winning: defaults, `peer.toml` in the configuration folder, P
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -20,6 +21,7 @@ from pydantic_settings import (
 )
 
 from averaging.network.host_names import HostName
+from averaging.network.variables import check_variables
 from peer.hours_core import parse_hours
 from protocol.errors import ConfigError
 
@@ -148,8 +150,10 @@ def load_peer_config(flags: Mapping[str, object]) -> PeerConfig:
     """Merge the sources; flags that are None were not given.
 
     Raises:
-        ConfigError: a value that cannot work, naming the key, what was found and what was expected.
+        ConfigError: a value that cannot work, naming the key, what was found and what was expected; a variable of ours that is
+            no setting.
     """
+    check_variables("POTLUCK_PEER_", PeerConfig.model_fields, os.environ)
     build: Callable[..., PeerConfig] = PeerConfig
     given = {key: value for key, value in flags.items() if value is not None}
     try:

@@ -74,9 +74,8 @@ class PlainScreen:
         self._last = key
         heldout = bits(latest_heldout(seen))
         tokens = f"{host.total_tokens:,}/{host.target_total_tokens:,} tokens" if host else "0 tokens"
-        self._console.print(
-            f"{state.stage.value:<10} round {index:<3} {tokens}  held-out {heldout}  {reason}", highlight=False
-        )
+        line = f"{state.stage.value:<10} round {index:<3} {tokens}  held-out {heldout}  {reason}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def picture(seen: Observation, state: DemoState, reason: str) -> RenderableType:
@@ -187,11 +186,16 @@ def sparkline(values: list[float]) -> str:
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
 
 
+def _after_failure(kept: Path | None) -> str:
+    logs = f"the logs in {kept / 'logs'}" if kept else "the logs that `potluck demo --dir DIR` keeps in DIR/logs"
+    return f"to do            if this machine was busy, try again when it is not; else report it, with {logs}"
+
+
 def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
     """The last words: what was reached, what the model writes, what failed."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if sample:
-        console.print(Panel(Text(sample), title="What the model writes after this training"))
+        console.print(Panel(Text(sample), title="What the model writes after this training"), soft_wrap=False)
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
     console.print(f"held-out loss    {start} -> {end} (pair model {bits(summary.heldout_loss_pairs)})")
     console.print(f"rounds           {summary.rounds_committed}, members {list(summary.members_per_round)}")
@@ -204,4 +208,6 @@ def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
     console.print(f"time             {summary.seconds:.0f} s")
     for failure in summary.failures:
         console.print(f"FAILED: {failure}", style="bold red")
+    if summary.failures:
+        console.print(_after_failure(kept))
     console.print("ok" if summary.ok else "not ok", style="bold green" if summary.ok else "bold red")

@@ -74,13 +74,17 @@ def summarise(seen: Observation, final: Mapping[int, PeerReport], facts: Facts, 
     pairs = seen.host.yardsticks.pairs_nats_per_byte if seen.host and seen.host.yardsticks else None
     roots = {report.peer: report.state_root for report in final.values()}
     checkpoint_root = checkpoint.root if checkpoint else ""
-    failures = [
-        *([gave_up] if gave_up else []),
-        *_root_failures(final, checkpoint_root, verified=facts.checkpoint_verified),
-        *_loss_failures(points[-1] if points else None, pairs),
-        *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
-        *_outage_failures(seen),
-    ]
+    # What it was given up for is told alone: all else that is missing then follows from it.
+    failures = (
+        [gave_up]
+        if gave_up
+        else [
+            *_root_failures(final, checkpoint_root, verified=facts.checkpoint_verified),
+            *_loss_failures(points[-1] if points else None, pairs),
+            *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
+            *_outage_failures(seen),
+        ]
+    )
     return DemoSummary(
         ok=not failures,
         failures=tuple(failures),

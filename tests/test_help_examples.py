@@ -50,5 +50,7 @@ def test_example_with_a_flag_or_value_that_does_not_exist_would_be_noticed(wrong
         COMMANDS["potluck", "invite"].make_context("invite", wrong.split())
 
 
-def test_examples_fit_a_terminal() -> None:
-    assert [line for command in COMMANDS.values() for line in _examples(command) if len(line) > 78] == []
+def test_examples_and_what_help_prints_as_it_stands_fit_a_terminal() -> None:
+    examples = [line for command in COMMANDS.values() for line in _examples(command)]
+    further = [line for command in COMMANDS.values() for line in command.help.partition("\n\n")[2].splitlines()]
+    assert [line for line in (*examples, *further) if len(line) > 78] == []

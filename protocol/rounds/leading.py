@@ -85,7 +85,7 @@ def tick(state: RoundState, now_s: float) -> Step:
 
 def _until_due(state: RoundState) -> str:
     if state.run_tokens >= state.config.total_tokens:
-        return f"the run is over: all {state.config.total_tokens} tokens are committed"
+        return f"the run is over: all {state.config.total_tokens:,} tokens are committed"
     return (
         f"training: round {state.link.index + 1} is opened at {state.link.target_tokens} ready tokens, "
         f"or {state.config.longest_interval_s:g} s after the last one"

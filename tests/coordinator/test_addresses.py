@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.addresses import multiaddress, reach_note, settle_addresses
+from coordinator.addresses import multiaddress, public_url, reach_note, settle_addresses
 from coordinator.config import HostConfig
 from coordinator.ledger import open_ledger
 from protocol.errors import MachineError
@@ -104,3 +104,15 @@ def test_invite_that_volunteers_elsewhere_cannot_use_is_said_with_the_flag(host:
     assert who in note
     assert bool(note) == bool(who)
     assert ("--announce-host" in note) == bool(who)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "told"),
+    [
+        ("http://0.0.0.0:80", "train.example.org", "http://train.example.org:80/"),
+        ("http://[::]:80", "2001:db8::1", "http://[2001:db8::1]:80/"),
+        ("http://127.0.0.1:80", "train.example.org", "http://127.0.0.1:80/"),
+    ],
+)
+def test_public_page_is_told_by_the_address_that_others_reach(url: str, host: str, told: str) -> None:
+    assert public_url(url, host) == told

@@ -41,3 +41,9 @@ def test_file_nested_without_end_is_named() -> None:
     module.CONFIG_FILE.write_text("a = " + "[" * 100_000)
     with pytest.raises(ConfigError, match=r"host\.toml cannot be read"):
         load_host_config({})
+
+
+def test_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POTLUCK_HOST_GRPC_PRT", "4000")
+    with pytest.raises(ConfigError, match="POTLUCK_HOST_GRPC_PORT"):
+        load_host_config({})

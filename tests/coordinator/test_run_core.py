@@ -104,7 +104,7 @@ def test_trains_until_the_target_and_finishes_once() -> None:
     last = CommitVerified(CommitId(b"b" * 32), 2, 1200)
     state, actions, reason = play(*started, (1.0, last), (2.0, Ticked()))
     assert (state.phase, actions) == (Phase.FINISHED, [AnnounceFinished()])
-    assert "1200" in reason
+    assert "1,200" in reason
 
 
 def test_a_start_record_found_after_a_restart_begins_training() -> None:

@@ -129,6 +129,17 @@ def test_nothing_but_the_two_protocols_is_reachable_from_other_machines() -> Non
             assert port.startswith("127.0.0.1:") or port.split(":")[-1] in ("7600", "7610", "7611"), name
 
 
+def test_peer_that_others_can_connect_to_is_forwarded_under_the_ports_that_it_announces() -> None:
+    assert all(port.startswith("127.0.0.1:") for port in services()["peer"]["ports"])
+    for name, service in yaml_of("compose.reachable.yml")["services"].items():
+        given = service["environment"]
+        ports = [given["POTLUCK_PEER_LISTEN_PORT"], given["POTLUCK_PEER_BULK_PORT"]]
+        assert service["ports"] == [f"{port}:{port}" for port in ports], name
+        assert not {port.split(":")[0] for port in service["ports"]} & {
+            port.split(":")[0] for port in services()["host"]["ports"]
+        }, "a host on the same machine has them"
+
+
 def test_invite_is_a_file_and_in_no_environment() -> None:
     assert yaml_of("compose.yml")["secrets"] == {"invite": {"file": "./invite.txt"}}
     for service in services().values():

@@ -50,6 +50,12 @@ def test_unknown_key_in_the_file_is_refused(config_file: Path) -> None:
         load_peer_config({})
 
 
+def test_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POTLUCK_PEER_SLOWDONW", "3.0")
+    with pytest.raises(ConfigError, match="POTLUCK_PEER_SLOWDOWN"):
+        load_peer_config({})
+
+
 def test_broken_file_is_named(config_file: Path) -> None:
     config_file.write_text("slowdown = = 3\n", encoding="utf8")
     with pytest.raises(ConfigError, match=r"peer\.toml"):

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from peer.demo_core import DemoState, Stage
 from peer.demo_observation import Omission
-from peer.demo_screen import bits, in_bytes, open_screen, picture, sparkline, weights_line
+from peer.demo_screen import bits, in_bytes, open_screen, picture, print_summary, sparkline, weights_line
+from peer.demo_summary import Facts, summarise
 from tests.peer.demo_world import observation, round_row
 
 STATE = DemoState(started_s=0.0, limit_s=600.0, stage=Stage.TRAINING)
@@ -45,6 +47,24 @@ def test_plain_screen_prints_a_line_only_when_something_changed() -> None:
         screen.show(SEEN, STATE, "training")
         screen.show(observation((round_row(3),), (5.6,)), STATE, "training")
     assert len(_text(console).splitlines()) == 2
+
+
+def test_plain_line_stays_one_line_however_narrow_rich_thinks_the_pipe_is() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    with open_screen(console) as screen:
+        screen.show(SEEN, STATE, "training")
+    assert len(_text(console).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("kept", "where"), [(None, "--dir DIR"), (Path("here"), "here/logs")])
+def test_failed_demo_says_what_to_do_and_where_the_logs_are(
+    kept: Path | None, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = Facts(checkpoint_verified=False, rejoin_s=None, plot="p.png", seconds=1.0)
+    print_summary(summarise(SEEN, {}, facts, "not finished within 9 s"), "", kept)
+    said = capsys.readouterr().out
+    assert "FAILED: not finished within 9 s" in said
+    assert where in said
 
 
 def test_weights_line_names_who_was_left_out_and_why() -> None:

@@ -57,3 +57,8 @@ def test_summary_has_every_documented_key() -> None:
 def test_summary_names_the_promise_that_did_not_hold(summary: DemoSummary, expected: str) -> None:
     assert not summary.ok
     assert any(expected in failure for failure in summary.failures)
+
+
+def test_what_the_demo_was_given_up_for_is_told_alone() -> None:
+    summary = summarise(observation(()), {}, FACTS.model_copy(update={"rejoin_s": None}), "not finished within 9 s")
+    assert summary.failures == ("not finished within 9 s",)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import pytest
 import typer
@@ -44,3 +44,12 @@ def test_a_flag_of_another_kind_or_command_is_refused(arguments: list[str]) -> N
 @pytest.mark.parametrize("kind", [PlaceFlags, JoinFlags])
 def test_every_flag_is_a_setting(kind: type[PlaceFlags]) -> None:
     assert {field.name for field in fields(kind)} <= set(PeerConfig.model_fields)
+
+
+def test_every_flag_says_what_holds_without_it() -> None:
+    for name, kind in get_type_hints(JoinFlags, include_extras=True).items():
+        default = PeerConfig.model_fields[name].default
+        if isinstance(default, bool) or name in ("state_dir", "announce_host"):
+            continue
+        says = "if not given" if default in (None, "") else f"{default}".removesuffix(".0") + ", the default"
+        assert says in kind.__metadata__[0].help, name
