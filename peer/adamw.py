@@ -40,6 +40,12 @@ class AdamW:
         """Whether a step was made, and with it the moments: two values for each parameter."""
         return any(group.moments for group in self._groups)
 
+    @property
+    def moments_bytes(self) -> int:
+        """What the moments take once they are made."""
+        parameters = [parameter for group in self._groups for parameter in group.parameters]
+        return 2 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for group in self._groups:

@@ -1,4 +1,4 @@
-"""Local training as plain torch: steps of AdamW on the peer's own windows, and the few things that happen between steps."""
+"""Local training as plain torch: the optimizer's steps on the peer's own windows, and the few things that happen between steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from torch.nn import functional
 
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
-from peer.adamw import AdamW, ParameterGroup
 from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
 from peer.memory_core import MemoryUse, may_double
 from peer.memory_use import forget_own_peak, memory_use
 from peer.model import Decoder, load_flat, parameters_in_order, parts_of, write_flat
+from peer.optimizer import make_optimizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
-
-ADAM_BYTES_PER_VALUE: Final = 8
-"""Two float32 moments, made at the first step."""
 
 HELDOUT_WINDOWS: Final = 64
 MEASURED_STEPS: Final = 2
@@ -113,13 +110,7 @@ class LocalTrainer:
         self._dtype = autocast_dtype(self._device)
         self._model = Decoder(plan.model).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
-        matrices = [p for p in self._parameters if p.dim() >= 2]
-        vectors = [p for p in self._parameters if p.dim() < 2]
-        self._optimizer = AdamW(
-            (ParameterGroup(matrices, plan.inner.weight_decay), ParameterGroup(vectors, 0.0)),
-            beta1=plan.inner.beta1,
-            beta2=plan.inner.beta2,
-        )
+        self._optimizer = make_optimizer(plan.inner, self.schema, self._parameters)
         self._train = TokenReader(plan.train_shards, plan.token_bytes)
         self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
@@ -163,7 +154,7 @@ class LocalTrainer:
 
     def _may_double(self, before: MemoryUse) -> bool:
         is_to_come = self._device.type == "cpu" and not self._optimizer.has_moments
-        moments_bytes = ADAM_BYTES_PER_VALUE * self.schema.num_elements if is_to_come else 0
+        moments_bytes = self._optimizer.moments_bytes if is_to_come else 0
         return may_double(self.plan.max_memory_bytes, moments_bytes, before, memory_use())
 
     def _time_micro_batch(self, size: int) -> float:
@@ -186,7 +177,7 @@ class LocalTrainer:
             torch.mps.synchronize()
 
     def step(self, goes_on: Callable[[], bool] = lambda: True) -> Counters:
-        """One local step: `batch_tokens` tokens, gradient clipped, AdamW. `goes_on` is asked between micro-batches; where it says no
+        """One local step: `batch_tokens` tokens, gradient clipped. `goes_on` is asked between micro-batches; where it says no
         the step is given up and has changed nothing.
 
         A step whose gradient is not finite changes nothing but the data position, and its tokens do not count: applied, it would
@@ -239,7 +230,7 @@ class LocalTrainer:
     # --- between steps ---
 
     def load(self, anchor_N: torch.Tensor, schedule_tokens: int) -> None:
-        """Theta <- A; tokens ready <- 0. Adam's moments stay (DiLoCo keeps them local)."""
+        """Theta <- A; tokens ready <- 0. The optimizer's moments stay (DiLoCo keeps them local)."""
         load_flat(self._model, self.schema, anchor_N)
         self._schedule_tokens = schedule_tokens
         self.counters = replace(self.counters, tokens_ready=0, steps_ready=0)

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from protocol.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
+from protocol.default_run import DEFAULT_TOML
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Signer, Verifier
@@ -48,6 +49,11 @@ _FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_e
 
 _FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
 """The same of the round section."""
+
+_FIRST_INNER_KEYS: Final = frozenset(
+    ["learning_rate", "beta1", "beta2", "weight_decay", "clip_norm", "warmup_tokens", "decay_fraction", "batch_tokens"]
+)
+"""The same of the inner section."""
 
 _SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet", "hf"])
 
@@ -152,7 +158,11 @@ class DataSection(_Section):
 
 
 class InnerSection(_Section):
-    """Local training: AdamW; warm-up, stable, decay, by the run's tokens."""
+    """Local training: AdamW; warm-up, stable, decay, by the run's tokens.
+
+    `optimizer` "muon" moves the matrices inside the model by Muon, and embeddings, head and norms by AdamW (peer/optimizer.py).
+    `matrix_learning_rate` is Muon's; left out it is `learning_rate`, for its updates are as long as AdamW's (peer/muon.py).
+    """
 
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)]
     beta1: Fraction = 0.9
@@ -162,6 +172,25 @@ class InnerSection(_Section):
     warmup_tokens: Annotated[int, Field(ge=0, le=1 << 53)] = 0
     decay_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
     batch_tokens: Count
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    matrix_learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    matrix_momentum: Fraction = 0.95
+
+    @property
+    def matrix_rate(self) -> float:
+        """Of the matrices inside the model."""
+        return self.learning_rate if self.matrix_learning_rate is None else self.matrix_learning_rate
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self._used(handler(self), _FIRST_INNER_KEYS)
+
+    @model_validator(mode="after")
+    def _check_matrix_keys(self) -> InnerSection:
+        for key in ("matrix_learning_rate", "matrix_momentum"):
+            if key in self.model_fields_set and self.optimizer != "muon":
+                raise ValueError(f'{key} {getattr(self, key)} belongs to optimizer = "muon"')
+        return self
 
 
 class OuterSection(_Section):
@@ -406,58 +435,6 @@ def _version_of(payload: bytes) -> object:
     return values.get("protocol_version") if isinstance(values, dict) else None
 
 
-_DEFAULT_TOML: Final = """\
-# A Potluck run. `potluck host run.toml` opens it and prints an invite for volunteers.
-
-[run]
-name = "first-light"
-seed = 1
-total_tokens = 20_000_000      # the run ends when this many tokens have been committed
-min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
-# start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
-
-[model]                        # a decoder-only model: 0.8M parameters with these numbers
-vocab_size = 257               # bytes and an end mark
-dim = 128
-num_layers = 4
-num_heads = 4
-num_kv_heads = 2
-ffn_dim = 352
-context_tokens = 128
-is_tied = true                 # one matrix for embedding and output
-
-[data]
-source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"; or "hf"
-# dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
-heldout_every = 20             # one file in so many is kept for evaluation; of jsonl, parquet and hf one row
-# prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own
-# tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
-
-[inner]                        # AdamW on every peer
-learning_rate = 0.003
-warmup_tokens = 400_000
-decay_fraction = 0.2           # the last fifth of the run decays to zero
-batch_tokens = 2048            # per local step
-
-[outer]                        # plain mean suits short rounds; for long ones try "nesterov", 0.7, 0.9
-kind = "mean"
-learning_rate = 1.0
-momentum = 0.0
-
-[round]
-target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
-longest_interval_s = 60.0
-codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
-                               # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
-# error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
-
-[checkpoint]
-every_rounds = 5
-keep = 3                       # the newest ones
-keep_every = 10                # and for ever one in so many
-"""
-
-
 def default_run_toml() -> str:
     """The commented file that `potluck init` writes."""
-    return _DEFAULT_TOML
+    return DEFAULT_TOML

@@ -191,13 +191,16 @@ def test_the_process_imports_nothing_of_the_network_and_trains_without_torchs_co
     story = """
 import sys, torch
 from peer.adamw import AdamW, ParameterGroup
+from peer.muon import Muon
 from peer import worker
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = AdamW((ParameterGroup((parameter,), 0.1),), beta1=0.9, beta2=0.95)
-torch.autograd.backward((parameter * parameter).sum())
+matrix = torch.nn.Parameter(torch.ones(2, 2))
+torch.autograd.backward((parameter * parameter).sum() + (matrix * matrix).sum())
 torch.nn.utils.clip_grad_norm_([parameter], 1.0)
 optimizer.step(0.1)
 optimizer.zero_grad()
+Muon([matrix], momentum=0.9, weight_decay=0.1).step(0.1)
 print([m for m in ("hivemind", "trio", "grpc", "rich", "starlette", "torch._dynamo") if m in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", story], capture_output=True, text=True, timeout=100, check=True)

@@ -1,0 +1,57 @@
+"""The commented run.toml that `potluck init` writes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFAULT_TOML: Final = """\
+# A Potluck run. `potluck host run.toml` opens it and prints an invite for volunteers.
+
+[run]
+name = "first-light"
+seed = 1
+total_tokens = 20_000_000      # the run ends when this many tokens have been committed
+min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
+# start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
+
+[model]                        # a decoder-only model: 0.8M parameters with these numbers
+vocab_size = 257               # bytes and an end mark
+dim = 128
+num_layers = 4
+num_heads = 4
+num_kv_heads = 2
+ffn_dim = 352
+context_tokens = 128
+is_tied = true                 # one matrix for embedding and output
+
+[data]
+source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"; or "hf"
+# dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
+heldout_every = 20             # one file in so many is kept for evaluation; of jsonl, parquet and hf one row
+# prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own
+# tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
+
+[inner]                        # on every peer
+# optimizer = "muon"           # for the matrices inside the model; else AdamW for all
+learning_rate = 0.003
+warmup_tokens = 400_000
+decay_fraction = 0.2           # the last fifth of the run decays to zero
+batch_tokens = 2048            # per local step
+
+[outer]                        # plain mean suits short rounds; for long ones try "nesterov", 0.7, 0.9
+kind = "mean"
+learning_rate = 1.0
+momentum = 0.0
+
+[round]
+target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
+longest_interval_s = 60.0
+codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
+                               # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
+# error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
+
+[checkpoint]
+every_rounds = 5
+keep = 3                       # the newest ones
+keep_every = 10                # and for ever one in so many
+"""
