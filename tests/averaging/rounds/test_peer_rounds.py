@@ -197,7 +197,7 @@ async def test_in_an_exchange_of_any_unit_heartbeats_are_spared_for_half_of_the_
         opened = replace(service.state.open, exchange=Ballot(0, one))
         service._state = replace(service.state, open=opened)
         await beats.beat(UNIT, one)
-        await trio.sleep(0.2)
+        await trio.sleep(0.15)
         assert await beats.beat(SIDE, one) == []
         await trio.sleep(0.1)
         assert await beats.beat(SIDE, one) == [(one,)]
