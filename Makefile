@@ -1,11 +1,12 @@
 # make install   create .venv and install Potluck in it
-# make test      install what tests need, run them all
+# make test      install what tests need, run them all, in two processes beside one another (tests/lanes.py)
 # make check     format, lint and types
 # make proto     protocol/pb from protocol/proto
 # make demo      a host and three peers on this machine, about three minutes
 #
 # VENV=path      use another environment (it is created when absent)
 # PYTEST_ARGS=.. passed on to pytest
+# WORKERS=N      so many processes of tests; 0 for one alone. Each takes 1 GB of memory, what they start 4 GB more
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
@@ -13,6 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PYTEST_ARGS ?=
+WORKERS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt
 
@@ -41,7 +43,7 @@ $(VENV)/.stamp-dev: $(INPUTS) | $(BIN)/python
 install: $(VENV)/.stamp-install
 
 test: $(VENV)/.stamp-test
-	GRPC_VERBOSITY=ERROR $(BIN)/python -m pytest $(PYTEST_ARGS)
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # Fails on what `make format` would change.
 check: $(VENV)/.stamp-dev

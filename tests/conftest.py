@@ -44,6 +44,22 @@ async def _within_limit(test: Any, is_real_time: bool) -> None:
         await test()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In one of several processes, the same order in all of them."""
+    if hasattr(config, "workerinput"):
+        from tests.lanes import put_longest_first
+
+        put_longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Who runs what, where there are several processes."""
+    from tests.lanes import Lanes
+
+    return Lanes(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     """Simulated worlds freeze what they need not look through; plugins that follow look at who refers to whom."""

@@ -1,4 +1,8 @@
-"""The command line as a user meets it: fast help, one-line errors, exit codes."""
+"""The command line as a user meets it: fast help, one-line errors, exit codes.
+
+Each command is started as a user does somewhere: here, or in tests/e2e. What else it says is said by processes that are forked off one
+whose Python has started (tests/forked.py): that start is most of the work of saying one line.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +35,7 @@ from peer.status import PeerStatus, write_final_status
 from protocol.errors import ConfigError
 from protocol.identity import Identity
 from protocol.log_lines import log_line
+from tests.forked import Forked, open_forked
 from tests.peer.test_kept_run import keep
 from tests.protocol.test_invite import INVITE
 
@@ -50,13 +56,33 @@ MOST_IMPORTS = 550
 """Modules, the interpreter's own among them: 440 when this was written, in 0.3 s of processor time."""
 
 
-def _potluck(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
-    command = [sys.executable, "-m", "potluck", *arguments]
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """What `_potluck` forks off."""
+    with open_forked() as forked:
+        _FORKED.append(forked)
+        yield
+    _FORKED.clear()
+
+
+_FORKED: list[Forked] = []
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **variables}
+
+
+def _potluck(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, whose Python has started already."""
+    return _FORKED[0].run(*arguments, cwd=ROOT, environment=_environment(variables))
+
+
+def _potluck_from_its_start(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As a shell starts it."""
     return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment,
+        [sys.executable, "-m", "potluck", *arguments],
+        cwd=ROOT,
+        env=_environment(variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -66,7 +92,7 @@ def _potluck(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.
 
 
 def test_help_is_fast_because_nothing_heavy_is_imported() -> None:
-    done = _potluck("--help", PYTHONPROFILEIMPORTTIME="1")
+    done = _potluck_from_its_start("--help", PYTHONPROFILEIMPORTTIME="1")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert {"peer", "coordinator", "typer"} <= {name.partition(".")[0] for name in imported}
     assert {name.partition(".")[0] for name in imported} & HEAVY == set()
@@ -106,7 +132,7 @@ def test_help_groups_the_commands_by_whom_they_are_for() -> None:
 
 
 def test_version_names_the_protocol_too() -> None:
-    done = _potluck("--version")
+    done = _potluck_from_its_start("--version")
     assert done.returncode == 0
     assert "protocol 1" in done.stdout
 
@@ -170,13 +196,13 @@ def test_pipe_in_the_place_of_a_run_file_is_one_line_and_exit_3_and_waits_for_no
 
 
 def test_health_without_a_daemon_is_one_line_and_exit_5(tmp_path: Path) -> None:
-    assert "no daemon runs from" in _one_line(_potluck("health", "--state-dir", str(tmp_path)), 5)
+    assert "no daemon runs from" in _one_line(_potluck_from_its_start("health", "--state-dir", str(tmp_path)), 5)
     mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     assert str(tmp_path / "potluck" / "peer") in _one_line(_potluck("health", **mine), 5)
 
 
 def test_doctor_with_a_device_that_cannot_be_is_one_line_and_exit_3() -> None:
-    assert "peer setting device is 'gpu'" in _one_line(_potluck("doctor", "--device", "gpu"), 3)
+    assert "peer setting device is 'gpu'" in _one_line(_potluck_from_its_start("doctor", "--device", "gpu"), 3)
 
 
 @pytest.mark.parametrize("module", ["typer", "coordinator.command_line", "protocol.errors"])
@@ -228,7 +254,7 @@ potluck.main()
 
 def test_init_writes_a_run_file_and_keeps_one_that_is_there(tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
-    assert _potluck("init", str(run_file)).returncode == 0
+    assert _potluck_from_its_start("init", str(run_file)).returncode == 0
     run_file.write_text("mine", encoding="utf8")
     assert "exists already" in _one_line(_potluck("init", str(run_file)), 3)
     assert run_file.read_text(encoding="utf8") == "mine"
@@ -344,6 +370,10 @@ def test_doctor_understands_an_invite_and_the_flags_of_join(tmp_path: Path, monk
     assert heard == [tmp_path, 4001, "a.example", False, GOOD, True]
 
 
+STARTED_NOWHERE_ELSE = ("logs", "invite", "checkpoint")
+"""Of the commands about a run: tests/e2e starts the others."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "found"),
     [
@@ -362,7 +392,8 @@ def test_command_about_a_run_without_a_run_is_one_line(
     tmp_path: Path, arguments: list[str], exit_code: int, found: str, folder: str
 ) -> None:
     (tmp_path / "of something else").mkdir()
-    line = _one_line(_potluck(*arguments, "--state-dir", str(tmp_path / folder)), exit_code)
+    start = _potluck_from_its_start if folder == "absent" and arguments[0] in STARTED_NOWHERE_ELSE else _potluck
+    line = _one_line(start(*arguments, "--state-dir", str(tmp_path / folder)), exit_code)
     assert found in line
     assert "--state-dir" in line
 
@@ -376,10 +407,10 @@ def test_pause_where_no_peer_has_run_is_one_line_and_exit_3(tmp_path: Path, comm
 def test_pause_and_resume_say_what_they_did(tmp_path: Path) -> None:
     (tmp_path / "identity").write_bytes(b"somebody")
     where = ("--state-dir", str(tmp_path))
-    assert _potluck("pause", "--for", "30", *where).stdout.startswith("paused for 30 minutes")
+    assert _potluck_from_its_start("pause", "--for", "30", *where).stdout.startswith("paused for 30 minutes")
     assert _potluck("pause", *where).stdout.startswith("paused until `potluck resume`")
     assert (tmp_path / "pause.json").read_text(encoding="utf8") == '{"until_unix_s":null}\n'
-    assert _potluck("resume", *where).stdout == "the pause is over\n"
+    assert _potluck_from_its_start("resume", *where).stdout == "the pause is over\n"
     assert _potluck("resume", *where).stdout == "it was not paused\n"
 
 
@@ -478,7 +509,7 @@ def test_bugreport_never_overwrites_a_file(tmp_path: Path) -> None:
     (tmp_path / "peer" / "runs").mkdir(parents=True)
     out = tmp_path / "out.zip"
     out.write_text("mine", encoding="utf8")
-    done = _potluck("bugreport", "--state-dir", str(tmp_path / "peer"), "--out", str(out))
+    done = _potluck_from_its_start("bugreport", "--state-dir", str(tmp_path / "peer"), "--out", str(out))
     assert done.returncode == 3
     assert "exists already" in done.stderr
     assert out.read_text(encoding="utf8") == "mine"
@@ -511,7 +542,7 @@ def test_runs_are_looked_for_where_settings_put_them(tmp_path: Path) -> None:
     keep(elsewhere)
     mine = {"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     assert "no run in" in _one_line(_potluck("runs", **mine), 3)
-    assert "first-light" in _potluck("runs", POTLUCK_PEER_STATE_DIR=str(elsewhere), **mine).stdout
+    assert "first-light" in _potluck_from_its_start("runs", POTLUCK_PEER_STATE_DIR=str(elsewhere), **mine).stdout
 
 
 def test_completion_of_bash_knows_the_commands() -> None:

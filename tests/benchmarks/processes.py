@@ -20,8 +20,8 @@ _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with_parent() -> None:
-    """Runs in the child: the kernel kills it when the benchmark ends, however that is."""
+def die_with_parent() -> None:
+    """Runs in the child, as a `preexec_fn`: the kernel kills it when who started it ends, however that is."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
@@ -44,7 +44,7 @@ class Children:
                 # compiled once, as in an installation: who is started again and again should not pay for it each time
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "", **environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         running = Running(process=process, log_file=log_file, started_unix_s=time.time())
         self._running.append(running)

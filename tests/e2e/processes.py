@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.forked import Forked, ForkedProcess
+
 ROOT = Path(__file__).parents[2]
 WAIT_LIMIT_S = 100.0
 LOOPBACK = ("--listen-host", "127.0.0.1")
@@ -27,7 +29,8 @@ def _command(arguments: Sequence[str], before: str) -> list[str]:
     return [sys.executable, "-c", f"{before}\n{_RUN_POTLUCK}", *arguments]
 
 
-def _environment() -> Mapping[str, str]:
+def environment() -> Mapping[str, str]:
+    """What a command finds."""
     # A configuration folder of the person who runs the tests must not matter.
     return {**os.environ, "POTLUCK_PEER_SCREEN": "plain", "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": os.devnull}
 
@@ -37,7 +40,7 @@ def run_potluck(*arguments: str, before: str = "") -> subprocess.CompletedProces
     return subprocess.run(
         _command(arguments, before),
         cwd=ROOT,
-        env=_environment(),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -50,7 +53,7 @@ def run_potluck(*arguments: str, before: str = "") -> subprocess.CompletedProces
 class Running:
     """A running command and the files that it writes to."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     out: Path
     err: Path
 
@@ -88,22 +91,27 @@ class Running:
 
 
 @contextmanager
-def running_potluck(folder: Path, name: str, *arguments: str) -> Iterator[Running]:
-    """A command in a session of its own, which is killed at the end if it still runs."""
+def running_potluck(folder: Path, name: str, *arguments: str, forked: Forked | None = None) -> Iterator[Running]:
+    """A command in a session of its own, which is killed at the end if it still runs; `forked`: its imports were done before."""
     out, err = folder / f"{name}.out", folder / f"{name}.err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
-        process = subprocess.Popen(
-            _command(arguments, ""),
-            cwd=ROOT,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=out_file,
-            stderr=err_file,
-            start_new_session=True,
-        )
+        files = (out_file.fileno(), err_file.fileno())
+        process = _start(arguments, *files) if forked is None else forked.start(arguments, ROOT, environment(), *files)
     try:
         yield Running(process, out, err)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def _start(arguments: Sequence[str], out: int, err: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        _command(arguments, ""),
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+    )

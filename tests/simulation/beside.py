@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.benchmarks.processes import die_with_parent
+
 NUM_PROCESSES: Final = 2
 LIMIT_S: Final = 400.0
 """From when a test asks for it: how long a play may still take."""
@@ -77,6 +79,7 @@ class Beside:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
         self._running.add(process)
         if not self._is_awaited:

@@ -1,0 +1,18 @@
+"""One process that has imported what daemons need serves all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.forked import Forked, open_forked
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """What daemons and commands are forked off, in tests that do not ask how they start: those of bad input, faults, the demo and
+    of everybody killed start them as a shell does.
+    """
+    with open_forked("peer.daemon", "coordinator.daemon") as forked:
+        yield forked
