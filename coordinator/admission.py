@@ -12,6 +12,7 @@ from typing import Final
 
 from protocol.errors import PotluckError, RefusedError, RunOverError, TemporaryError, VersionError
 from protocol.ids import PROTOCOL_VERSION, PeerId
+from protocol.tables import several
 
 MAX_CLOCK_SKEW_S: Final = 300.0
 """Envelopes and certificates expire by the clock; five minutes is what the field tolerates."""
@@ -122,7 +123,9 @@ def decide_admission(facts: AdmissionFacts, now_unix_s: float) -> Decision:
     if facts.num_live_peers >= facts.max_members:
         return _refuse(
             TemporaryError(
-                f"{facts.num_live_peers} peers are taking part", f"fewer than {facts.max_members}", "try again later"
+                f"the run is full, with {several(facts.num_live_peers, 'peer')}",
+                f"fewer than {facts.max_members}",
+                "try again later",
             )
         )
     if facts.is_admitted:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from protocol.ids import CommitId, PeerId
+from protocol.tables import several
 
 READY_FOR_S: Final = 15.0
 """A peer counts as ready for this long after it last said so: three reports."""
@@ -153,11 +154,11 @@ def _gather(state: RunState, rules: RunRules, now: float) -> tuple[RunState, tup
         return (
             replace(state, enough_since=since),
             (),
-            f"{len(ready)} peers are ready, waiting a moment for {others} more",
+            f"ready: {several(len(ready), 'peer')}; waiting a moment for {others} more",
         )
     roster = ready[: rules.max_members]
     state = replace(state, enough_since=since, is_signing=True)
-    return state, (SignStart(roster),), f"{len(roster)} peers are ready: the run starts"
+    return state, (SignStart(roster),), f"ready: {several(len(roster), 'peer')}; the run starts"
 
 
 def _train(state: RunState, rules: RunRules) -> tuple[RunState, tuple[Action, ...], str]:

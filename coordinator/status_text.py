@@ -31,7 +31,7 @@ def _peer_line(row: Mapping[str, object]) -> str:
     loss = row.get("loss")
     said = f", loss {loss / log(2):.3f}" if isinstance(loss, (int, float)) else ""
     return (
-        f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8.0f} tokens/s"
+        f"  {row.get('name', '?'):<24} {row.get('state', '?'):<12} {_number(row, 'tokens_per_s'):>8,.0f} tokens/s"
         f"{said}, seen {duration(row.get('last_seen_s'))} ago"
     )
 
@@ -64,7 +64,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
     share = 100 * done / target if target else 0.0
     peers, rounds, checkpoints = (rows_of(status.get(name)) for name in ("peers", "rounds", "checkpoints"))
-    progress = f"round {status.get('index')}, {done:.0f} of {target:.0f} tokens ({share:.0f}%), "
+    progress = f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({share:.0f}%), "
     progress += f"{duration(status.get('eta_s'))} to go"
     lines = [
         f"{status.get('run')}: {status.get('phase')}, {status.get('reason')}",

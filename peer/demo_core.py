@@ -20,7 +20,8 @@ SLOW_PEER: Final = 3
 SLOWDOWN: Final = 3.0
 DOWN_PATIENCE_S: Final = 20.0
 """A round without the victim normally commits within this; its return waits no longer."""
-START_PATIENCE_S: Final = 180.0
+START_SHARE: Final = 0.5
+"""Of the limit, for the first round: whoever gives a slow machine more time gives it more for the start, too."""
 
 
 class Stage(Enum):
@@ -96,9 +97,9 @@ def _trouble(state: DemoState, seen: Observation, now_s: float) -> str:
     """Why the demo cannot go on, or an empty string."""
     waited_s = now_s - state.started_s
     if waited_s > state.limit_s:
-        return f"not finished within {state.limit_s:.0f} s"
-    if state.stage is Stage.GATHERING and waited_s > START_PATIENCE_S:
-        return f"no round has committed within {START_PATIENCE_S:.0f} s"
+        return f"not finished within {state.limit_s:.0f} s; --limit-s gives a slow machine more"
+    if state.stage is Stage.GATHERING and waited_s > START_SHARE * state.limit_s:
+        return f"no round has committed within {START_SHARE * state.limit_s:.0f} s; --limit-s gives a slow machine more"
     for number, code in sorted(seen.exits.items()):
         was_killed = number == VICTIM and state.stage is Stage.DOWN
         if code != 0 and not was_killed:

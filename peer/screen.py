@@ -15,6 +15,7 @@ from rich.text import Text
 from peer.demo_screen import bits, in_bytes
 from peer.status import PeerStatus
 from peer.status_text import next_round, of_the_run, state_told
+from protocol.tables import several
 
 LIVE_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 1.0
@@ -74,7 +75,9 @@ def peer_picture(status: PeerStatus) -> RenderableType:
     rows = Table.grid(padding=(0, 2))
     rows.add_row("state", Text(f"{state_told(status)}: {status.reason}", style="bold"))
     rows.add_row("training", f"{status.tokens_per_s:,.0f} tokens/s, loss {bits(status.loss)}")
-    rows.add_row("yours", f"{status.tokens_trained:,} tokens trained, counted in {status.rounds_counted} rounds")
+    rows.add_row(
+        "yours", f"{status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}"
+    )
     direct = f", {status.direct_share:.0%} of the bulk direct" if status.direct_share is not None else ""
     rows.add_row("traffic", f"{in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down{direct}")
     rows.add_row("disk", f"{in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}")
@@ -106,7 +109,7 @@ def _bars(status: PeerStatus) -> Table:
     if status.download_bytes_all:
         here, everything = in_bytes(status.download_bytes_here), in_bytes(status.download_bytes_all)
         share = status.download_bytes_here / status.download_bytes_all
-        _add_bar(bars, share, f"the run's state: {here} of {everything} from {status.download_donors} peers")
+        _add_bar(bars, share, f"the run's state: {here} of {everything} from {several(status.download_donors, 'peer')}")
         return bars
     told = f"round {status.index}, {status.total_tokens:,} of {status.target_total_tokens:,} tokens"
     told += f", {of_the_run(status)}" if status.target_total_tokens else ""

@@ -24,6 +24,7 @@ from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_from_chunks
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.requests import FetchState
+from protocol.tables import several
 from protocol.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -51,7 +52,7 @@ class DownloadProgress:
     def __str__(self) -> str:
         """For screens and logs."""
         megabytes = f"{self.bytes_here / 1e6:.1f} of {self.bytes_all / 1e6:.1f} MB"
-        return f"taking the state at commit {self.index}: {megabytes} from {self.num_donors} peers"
+        return f"taking the state at commit {self.index}: {megabytes} from {several(self.num_donors, 'peer')}"
 
 
 Told = Callable[[DownloadProgress], None]

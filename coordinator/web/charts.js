@@ -30,6 +30,8 @@ function draw(id, series, lines, format) {
     value: (u, v) => v == null ? "" : format(v) });
   charts[id] = new uPlot({
     width: box.clientWidth, height: 200, hooks: { ready: [u => u.setLegend({ idx: places.length - 1 })] }, scales: { x: { time: false }, y: { range: (u, low, high) => [0, (high || 1) * 1.06] } },
+    // in the legend a line is dashed as it is drawn: two of one colour are told apart by that alone
+    legend: { markers: { dash: (u, i) => !u.series[i].dash ? "solid" : u.series[i].dash[0] > 3 ? "dashed" : "dotted" } },
     axes: [{ ...axis, values: (u, ticks) => ticks.map(big), size: 34 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(big) }],
     series: [{ label: "tokens", value: (u, v) => v == null ? "" : big(v) }, ...series.map(curve), ...lines.map(rule)],
   }, [places, ...columns, ...flat], box);

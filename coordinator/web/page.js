@@ -96,7 +96,7 @@ function peers() {
     who.title = p.peer;
     return [who, p.reason && p.reason !== p.state ? `${p.state}: ${p.reason}` : p.state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
       p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "outbound only" : "inbound", p.version,
-      big(p.bytes_up) + "B", big(p.bytes_down) + "B", p.here_s == null ? "" : span(p.here_s), span(p.last_seen_s), p.state_root.slice(0, 8)];
+      inBytes(p.bytes_up), inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), span(p.last_seen_s), p.state_root.slice(0, 8)];
   }));
 }
 
@@ -124,7 +124,7 @@ function checkpoint(c) {
     files.replaceChildren(...found.flatMap((f, i) => {
       const link = make("a", f.name);
       link.href = `checkpoints/${encodeURIComponent(c.name)}/${encodeURIComponent(f.name)}`;
-      return [i ? ", " : "", link, ` (${big(f.num_bytes)}B)`];
+      return [i ? ", " : "", link, ` (${inBytes(f.num_bytes)})`];
     }));
   };
   if (now.view === "host") {

@@ -56,7 +56,7 @@ function show(s) {
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {
     el("bytes").style.width = `${100 * s.download_bytes_here / s.download_bytes_all}%`;
-    el("bytes-text").textContent = `${big(s.download_bytes_here)}B of ${big(s.download_bytes_all)}B from ${s.download_donors} peers`;
+    el("bytes-text").textContent = `${inBytes(s.download_bytes_here)} of ${inBytes(s.download_bytes_all)} from ${several(s.download_donors, "peer")}`;
   }
   nextRound(s);
   speeds.push(s.tokens_per_s);
@@ -64,7 +64,7 @@ function show(s) {
   line();
   cards([["tokens per second", big(s.tokens_per_s)], ["rounds that counted your work", String(s.rounds_counted)],
     ["tokens trained here", big(s.tokens_trained)], ["loss, bits per byte", s.loss == null ? "not yet" : (s.loss / Math.LN2).toFixed(3)],
-    ["sent", big(s.bytes_up) + "B"], ["received", big(s.bytes_down) + "B"]]);
+    ["sent", inBytes(s.bytes_up)], ["received", inBytes(s.bytes_down)]]);
   const done = s.target_total_tokens ? ` (${(100 * s.total_tokens / s.target_total_tokens).toFixed(1)}%)` : "";
   facts("run", [["run", s.run], ["round", String(s.index)], ["trained by all", `${big(s.total_tokens)} tokens${done}`],
     ["time left", s.eta_s == null ? "" : span(s.eta_s)],
@@ -74,13 +74,13 @@ function show(s) {
     ["host", s.host_heard_ago_s == null ? "" : `heard ${span(s.host_heard_ago_s)} ago`],
     ["credential", s.credential_left_s == null ? "" : `good for ${span(s.credential_left_s)}`],
     ["connections", s.is_outbound_only ? "only those made from here" : "from and to here"], ["restarted", s.restarted]]);
-  facts("machine", [["up for", span(Date.now() / 1000 - s.started_unix_s)], ["memory", big(s.memory_bytes) + "B"],
+  facts("machine", [["up for", span(Date.now() / 1000 - s.started_unix_s)], ["memory", inBytes(s.memory_bytes)],
     ["card", s.gpu_busy == null ? "" : `${(100 * s.gpu_busy).toFixed(0)}% busy`],
-    ["card's memory", s.gpu_memory_bytes == null ? "" : big(s.gpu_memory_bytes) + "B"],
+    ["card's memory", inBytes(s.gpu_memory_bytes)],
     ["card's temperature", s.gpu_celsius == null ? "" : `${s.gpu_celsius} °C`],
     ["card's power", s.gpu_watts == null ? "" : `${s.gpu_watts.toFixed(0)} W`],
     ["processor's temperature", s.cpu_celsius == null ? "" : `${s.cpu_celsius.toFixed(0)} °C`],
-    ["disk", `${big(s.disk_bytes)}B` + (s.disk_bound_bytes ? `, at most ${big(s.disk_bound_bytes)}B and the data` : "")],
+    ["disk", `${inBytes(s.disk_bytes)}` + (s.disk_bound_bytes ? `, at most ${inBytes(s.disk_bound_bytes)} and the data` : "")],
     ["training process", s.worker_restarts ? `brought back ${several(s.worker_restarts, "time")}` : s.worker_state],
     ["version", s.version], ["peer id", s.peer]]);
 }

@@ -17,7 +17,7 @@ def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
     rounds = (timed(1, 300, 100), timed(2, 600, 110))
     points = (LossPoint("heldout", 2, 600, 1.386, A),)
     text = "\n".join(status_lines(json.loads(json.dumps(status_json(picture(rounds, points), 100.0)))))
-    assert "600 of 1000 tokens (60%), 13 s to go" in text
+    assert "600 of 1,000 tokens (60%), 13 s to go" in text
     assert "held-out 2.000" in text
     assert "25%" in text
     assert "too late" in text

@@ -93,7 +93,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
 @pytest.mark.timeout(240)
 def test_a_run_of_its_own_vocabulary_goes_to_its_end_and_late_comers_are_told_what_to_do(scene: Scene) -> None:
     scene.peer.wait_for(": paused")
-    assert "1 peers are taking part; expected fewer than 1; try again later" in _one_line(scene.join("second"), 75)
+    assert "the run is full, with 1 peer; expected fewer than 1; try again later" in _one_line(scene.join("second"), 75)
     resumed = run_potluck("resume", "--state-dir", scene.peer_folder)
     assert (resumed.returncode, resumed.stdout) == (0, "the pause is over\n")
     assert scene.peer.exit_code() == 0, scene.peer.said()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from peer.demo_core import (
     DOWN_PATIENCE_S,
-    START_PATIENCE_S,
+    START_SHARE,
     Action,
     DemoState,
     Stage,
@@ -31,9 +31,11 @@ def test_gathering_waits_while_the_host_does_not_answer() -> None:
 
 
 def test_gathering_gives_up_when_no_round_commits_in_time() -> None:
-    state, actions, reason = step(START, observation(), START_PATIENCE_S + 1)
+    state, actions, reason = step(START, observation(), START_SHARE * START.limit_s + 1)
     assert (state.stage, actions) == (Stage.ENDED, (Action.GIVE_UP,))
     assert "no round" in reason
+    slower, actions, _ = step(replace(START, limit_s=1200.0), observation(), START_SHARE * START.limit_s + 1)
+    assert (slower.stage, actions) == (Stage.GATHERING, ())
 
 
 def test_training_kills_the_victim_when_half_the_tokens_are_committed() -> None:

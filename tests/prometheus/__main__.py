@@ -20,6 +20,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +57,8 @@ class Server:
             with _ANSWER.open(url, timeout=5) as reply:
                 return json.loads(reply.read())["data"]
         except urllib.error.HTTPError as error:
-            return json.loads(error.read())
+            is_not_ready = error.code == HTTPStatus.SERVICE_UNAVAILABLE  # while it starts, in words that are no JSON
+            return None if is_not_ready else json.loads(error.read())
         except OSError:
             return None
 

@@ -43,7 +43,7 @@ def test_both_pages_read_the_shared_words_first_and_have_none_of_their_own(side:
     own = [name for name in read if (folder / name).exists()]
     assert own == read[read.index("words.js") + 1 :]
     shared = re.findall(r"^const (\w+) =", (SHARED_FOLDER / "words.js").read_text(encoding="utf8"), re.MULTILINE)
-    assert shared == ["el", "big", "several", "span"]
+    assert shared == ["el", "big", "inBytes", "several", "span"]
     for name in own:
         text = (folder / name).read_text(encoding="utf8")
         assert not re.search(rf"const .*\b({'|'.join(shared)}) =", text), name
