@@ -19,7 +19,8 @@ from peer.worker_channel import OutOfMemory, Progress, Reply, parse_event
 from protocol.decoder_schema import decoder_schema
 from tests.peer.training_world import MODEL, training_plan
 
-BACK_WITHIN_S = 10.0
+BACK_WITHIN_S = 60.0
+"""Python's start and its imports are 3 s of processor time; a busy machine gives little of it. How fast it is back is not judged."""
 
 
 async def _until_tokens(trainer: WorkerTrainer, at_least: int) -> None:
@@ -130,16 +131,17 @@ async def test_one_that_is_brought_back_keeps_its_learning_rate_and_its_slowdown
 async def test_a_frozen_worker_is_killed_so_that_no_commit_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_module, "LEAST_PATIENCE_S", 1.0)
-    monkeypatch.setattr(trainer_module, "SECOND_LOOK_S", 0.2)
     anchor_N = genesis_anchor(decoder_schema(MODEL), 1)
     async with open_worker_trainer(training_plan(tmp_path), anchor_N) as trainer:
         await _until_tokens(trainer, 64 * 20)
         frozen = trainer.worker_pid
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
-        with trio.fail_after(BACK_WITHIN_S), pytest.raises(WorkerDied):
-            await trainer.snapshot()
+        with monkeypatch.context() as impatient:  # with this one alone: the next may have to wait for a processor
+            impatient.setattr(trainer_module, "LEAST_PATIENCE_S", 1.0)
+            impatient.setattr(trainer_module, "SECOND_LOOK_S", 0.2)
+            with trio.fail_after(BACK_WITHIN_S), pytest.raises(WorkerDied):
+                await trainer.snapshot()
         await _back_after(trainer, 1)
         assert trainer.worker_pid != frozen
         with trio.fail_after(BACK_WITHIN_S):
