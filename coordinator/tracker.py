@@ -296,7 +296,7 @@ class RunTracker:
             run_id=run.run_id,
             units=run.units,
             roster=roster,
-            target_tokens=run.manifest.config.round.target_tokens,
+            target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))

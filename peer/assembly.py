@@ -171,4 +171,5 @@ def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_i
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,
         result_codec=results.name if results is not None else "",
+        target=config.round_target,
     )

@@ -45,6 +45,8 @@ momentum = 0.0
 
 [round]
 target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tokens
+# ramp_share = 0.02            # begin with small rounds: each takes a fiftieth of the tokens before it, up to target_tokens
+# local_steps = "auto"         # or as small as the members' links allow; measured, at most target_tokens
 longest_interval_s = 60.0
 codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
                                # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth

@@ -123,7 +123,7 @@ def run_size(config: RunConfig) -> RunSize:
         result_bytes=update_bytes(config.result_codec, num_parameters, pace.chunk_elements),
         slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
         fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
-        fast_rounds=-(-config.run.total_tokens // pace.target_tokens),
+        fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),
         has_feedback=pace.feedback > 0,
     )
 

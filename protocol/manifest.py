@@ -30,6 +30,7 @@ from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.plain_file import check_plain_file
+from protocol.rounds.target import RoundTarget
 from protocol.tensor_schema import TensorSchema
 
 MANIFEST_DOMAIN: Final = "potluck run"
@@ -217,6 +218,10 @@ class RoundSection(_Section):
     `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
     values of all members (`RunConfig.result_codec`). `error_feedback` is the share of what the codec left out of a contribution that
     goes into the next one (averaging/error_feedback.py); left out it is `feedback`.
+
+    `target_tokens` is every round's, or the largest one's: with `ramp_share` a round takes that share of the tokens committed before
+    it, and with `local_steps` "auto" it lasts so long that its exchange takes `target_utilisation` of it (protocol/rounds/target.py).
+    In the smallest each member has `first_local_steps`; left out, one.
     """
 
     target_tokens: Count
@@ -225,6 +230,10 @@ class RoundSection(_Section):
     result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
     error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    ramp_share: Fraction = 0.0
+    local_steps: Literal["", "auto"] = ""
+    first_local_steps: Count | None = None
+    target_utilisation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
 
     @property
     def feedback(self) -> float:
@@ -238,6 +247,15 @@ class RoundSection(_Section):
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self._used(handler(self), _FIRST_ROUND_KEYS)
+
+    @model_validator(mode="after")
+    def _check_ramp(self) -> RoundSection:
+        first = self.first_local_steps
+        if first is not None and not self.ramp_share and not self.local_steps:
+            raise ValueError(f'first_local_steps {first} belongs to a ramp_share, or to local_steps = "auto"')
+        if "target_utilisation" in self.model_fields_set and not self.local_steps:
+            raise ValueError(f'target_utilisation {self.target_utilisation} belongs to local_steps = "auto"')
+        return self
 
     @model_validator(mode="after")
     def _check_codecs(self) -> RoundSection:
@@ -287,11 +305,27 @@ class RunConfig(_Section):
             raise ValueError(
                 f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
             )
+        least = self.run.min_members * self.round_target.first_tokens
+        if least > self.round.target_tokens and (self.round.ramp_share or self.round.local_steps):
+            raise ValueError(
+                f"round.target_tokens {self.round.target_tokens}: expected at least {least}, which the first local steps of "
+                f"{self.run.min_members} members take"
+            )
         if self.outer.kind == "mean" and self.outer.momentum:
             raise ValueError(
                 f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
             )
         return self
+
+    @property
+    def round_target(self) -> RoundTarget:
+        """At how many ready tokens rounds are due."""
+        pace = self.round
+        if not pace.ramp_share and not pace.local_steps:
+            return RoundTarget(pace.target_tokens)
+        first_tokens = self.inner.batch_tokens * (pace.first_local_steps or 1)
+        utilisation = pace.target_utilisation if pace.local_steps else 0.0
+        return RoundTarget(pace.target_tokens, first_tokens, pace.ramp_share, utilisation)
 
     @property
     def result_codec(self) -> str:

@@ -30,6 +30,7 @@ from protocol.rounds.orders import Action, Send
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
+from protocol.rounds.target import MeasuredRound
 from protocol.rounds.views import (
     caught_up,
     is_suspected,
@@ -188,12 +189,24 @@ def results_changed(state: RoundState, now_s: float) -> Step:
         return _give_away(state, led, proposal, lost, now_s)
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
-    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, config.target_tokens)
+    offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
+    target = _next_target(state, offered, len(roster), now_s)
+    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, target)
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
     to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
     return _settling(
         state, settle, tuple(sorted(to)), now_s, f"settling round {proposal.index}: every slice has a result"
     )
+
+
+def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s: float) -> int:
+    """At how many ready tokens the round after this one is due, by the manifest and by what we saw of this one."""
+    config = state.config
+    if config.target is None:
+        return config.target_tokens
+    round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
+    measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s)
+    return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
 
 def nothing_to_sum(state: RoundState, header: ResultHeader, now_s: float) -> Step:

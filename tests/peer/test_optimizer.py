@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from peer.model import Decoder, parameters_in_order
 from peer.optimizer import MuonBesideAdamW, make_optimizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.manifest import InnerSection
+from tests.benchmarks.stacked_decoder import Workers
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
@@ -84,3 +87,23 @@ def test_adamw_is_what_runs_have_that_say_nothing() -> None:
     schema = decoder_schema(MODEL)
     inner = InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS)
     assert isinstance(make_optimizer(inner, schema, parameters_in_order(Decoder(MODEL), schema)), AdamW)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_peers_that_a_benchmark_trains_side_by_side_come_where_each_comes_alone(
+    tmp_path: Path, name: Literal["adamw", "muon"]
+) -> None:
+    inner = InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS, optimizer=name)
+    plans = [training_plan(tmp_path, inner=inner, peer=peer) for peer in ("a", "b")]
+    trainers = [LocalTrainer(plan) for plan in plans]
+    text = np.concatenate([np.fromfile(path, dtype="<u2") for path in plans[0].train_shards])
+    workers = Workers(MODEL, inner, ANCHOR_N, text, plans[0].seed, [["a"], ["b"]])
+    for trainer in trainers:
+        trainer.load(ANCHOR_N, 0)
+    for number in range(3):
+        workers.step(number, inner.learning_rate)
+        for trainer in trainers:
+            trainer.step()
+    alone_MN = torch.stack([trainer.theta() for trainer in trainers])
+    torch.testing.assert_close(workers.model.theta(), alone_MN, atol=1e-4, rtol=0)
+    assert not torch.allclose(alone_MN[0], alone_MN[1], atol=1e-3, rtol=0)

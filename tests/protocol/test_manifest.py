@@ -19,6 +19,7 @@ from protocol.manifest import (
     parse_run_config,
     sign_manifest,
 )
+from protocol.rounds.target import RoundTarget
 
 HOST = Identity(b"h" * 32)
 
@@ -97,6 +98,18 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
         ("# optimizer = ", "matrix_momentum = 0.9 # ", 'matrix_momentum 0.9 belongs to optimizer = "muon"'),
         ("# optimizer = ", "matrix_momentum = 1.0\noptimizer = ", "inner.matrix_momentum is 1.0"),
         ("# optimizer = ", "matrix_learning_rate = 0\noptimizer = ", "inner.matrix_learning_rate is 0"),
+        ("# ramp_share = 0.02", "ramp_share = 1.0", "round.ramp_share is 1.0"),
+        ("# ramp_share = 0.02", "ramp_share = -0.1", "round.ramp_share is -0.1"),
+        ("# local_steps = ", "local_steps = 50 # ", "round.local_steps is 50"),
+        ("# ramp_share = 0.02", "first_local_steps = 0", "round.first_local_steps is 0"),
+        ("# ramp_share = 0.02", "first_local_steps = 9", "first_local_steps 9 belongs to a ramp_share"),
+        (
+            "# ramp_share = 0.02",
+            "ramp_share = 0.01\nfirst_local_steps = 40",
+            "round.target_tokens 122880: expected at least 163840, which the first local steps of 2 members take",
+        ),
+        ("# local_steps = ", "target_utilisation = 0.9 # ", 'target_utilisation 0.9 belongs to local_steps = "auto"'),
+        ("# local_steps = ", "target_utilisation = 1.0\nlocal_steps = ", "round.target_utilisation is 1.0"),
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
@@ -127,6 +140,27 @@ def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: s
     assert str(path) in line
     assert "\n" not in line
     assert ";" in line
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", RoundTarget(122_880)),
+        ("ramp_share = 0.02", RoundTarget(122_880, 2048, 0.02)),
+        ("ramp_share = 0.02\nfirst_local_steps = 4", RoundTarget(122_880, 8192, 0.02)),
+        ('local_steps = "auto"', RoundTarget(122_880, 2048, 0.0, 0.95)),
+        ('ramp_share = 0.02\nlocal_steps = "auto"\ntarget_utilisation = 0.8', RoundTarget(122_880, 2048, 0.02, 0.8)),
+    ],
+)
+def test_rounds_are_alike_unless_the_file_asks_for_a_ramp_or_for_measured_ones(
+    lines: str, expected: RoundTarget
+) -> None:
+    text = default_run_toml().replace("longest_interval_s = 60.0", f"longest_interval_s = 60.0\n{lines}")
+    config = parse_run_config(text)
+    assert config.round_target == expected
+    written = _manifest(config=config).canonical_bytes()
+    assert (written == _manifest().canonical_bytes()) == (not lines)
+    assert RunManifest.model_validate_json(written).config == config
 
 
 @pytest.mark.parametrize(

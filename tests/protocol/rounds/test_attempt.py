@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady
 from protocol.rounds.orders import LogAck
 from protocol.rounds.quorum import tie_holder
 from protocol.rounds.state import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
+from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import ready_tokens
 from protocol.wire import decode_record
 from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root
@@ -390,3 +392,31 @@ def test_shares_follow_the_uploads_that_heartbeats_tell() -> None:
     _, proposal = _proposed(table)
     shares = {part.reducer: part.stop_chunk - part.first_chunk for part in proposal.slices}
     assert [shares[seat.peer] for seat in (opener, *table.others(opener))] == [2, 6, 4]
+
+
+# --- when the next round is due -----------------------------------------------------------------------------------------------
+
+
+def _targets(table: Table, num_rounds: int) -> list[tuple[int, int]]:
+    """(tokens committed, target of the next round) after each of the first rounds; every peer has the same."""
+    found = []
+    for index in range(num_rounds + 1):
+        table.run_until(partial(table.all_at, index))
+        heads = {(seat.head.total_tokens, seat.head.target_tokens) for seat in table.live()}
+        assert len(heads) == 1
+        found += sorted(heads)
+    return found
+
+
+def test_every_record_names_the_next_target_of_the_ramp_and_all_agree_on_it() -> None:
+    target = RoundTarget(450, 40, ramp_share=0.5)
+    table = Table(3, target=target)
+    first, *others = _targets(table, 4)
+    assert first == (0, 300)  # as the host's start record says
+    assert [next_target for _, next_target in others] == [target.planned(total, 3) for total, _ in others]
+    assert others[0][1] < others[-1][1] == 450
+
+
+def test_a_measured_target_is_within_the_manifests_bounds_and_the_same_for_all() -> None:
+    *_, last = _targets(Table(3, target=RoundTarget(400, 10, utilisation=0.9)), 4)
+    assert 30 <= last[1] <= 400

@@ -1,0 +1,80 @@
+"""How many ready tokens make the next round due. Pure: every commit record carries the number, so that all of a run agree on it.
+
+Without more in the manifest all rounds are alike. A ramp begins with small ones: a round takes a fixed share of all tokens committed
+before it, so that rounds are evenly spread over the logarithm of what is trained; most of what local training loses against
+synchronous training it loses early, and early rounds are few bytes in all. "auto" measures: a round lasts as long as its exchange
+needs, so that the exchanges fit behind one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Final
+
+MOST_CHANGE: Final = 2
+"""A measured target is at most so many times the one before, or that part of it: one slow round says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRound:
+    """The round that is being settled, as its leader saw it.
+
+    Attributes:
+        target_tokens: at which it was due.
+        tokens: offered.
+        round_s: since the commit before it.
+        exchange_s: since its proposal, until every slice had its result.
+    """
+
+    target_tokens: int
+    tokens: int
+    round_s: float
+    exchange_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTarget:
+    """The manifest's rule. Tokens are those of all members together.
+
+    Attributes:
+        most_tokens: of a round; of all of them without a ramp and without "auto".
+        first_tokens: of one member in the smallest round.
+        ramp_share: of the tokens committed before, 0 without a ramp.
+        utilisation: with "auto", the share of a round that its exchange may take, above 0; else 0.
+    """
+
+    most_tokens: int
+    first_tokens: int = 1
+    ramp_share: float = 0.0
+    utilisation: float = 0.0
+
+    def least(self, num_members: int) -> int:
+        """The smallest round of so many members."""
+        return min(self.most_tokens, num_members * self.first_tokens)
+
+    def planned(self, total_tokens: int, num_members: int) -> int:
+        """Of the round that follows so many committed tokens, whatever was measured: with "auto" the least that it may come to."""
+        if not self.ramp_share:
+            return self.least(num_members) if self.utilisation else self.most_tokens
+        return max(self.least(num_members), min(self.most_tokens, int(total_tokens * self.ramp_share)))
+
+    def after(self, total_tokens: int, num_members: int, measured: MeasuredRound) -> int:
+        """Of the round that follows the measured one, at `total_tokens`, with so many members."""
+        planned = self.planned(total_tokens, num_members)
+        if not self.utilisation or measured.round_s <= 0.0:
+            return planned
+        tokens_per_s = measured.tokens / measured.round_s
+        needed = ceil(min(float(self.most_tokens), tokens_per_s * measured.exchange_s / self.utilisation))
+        least, most = measured.target_tokens // MOST_CHANGE, measured.target_tokens * MOST_CHANGE
+        return max(planned, min(self.most_tokens, max(least, min(most, needed))))
+
+    def num_rounds(self, total_tokens: int, num_members: int) -> int:
+        """About as many as a training of so many tokens takes, by the plan alone."""
+        least = self.least(num_members)
+        if not self.ramp_share:
+            return -(-total_tokens // self.planned(0, num_members))
+        even_until = min(total_tokens, least / self.ramp_share)
+        grows_until = min(total_tokens, self.most_tokens / self.ramp_share)
+        growing = log(grows_until / even_until) / log(1.0 + self.ramp_share) if grows_until > even_until else 0.0
+        return ceil(even_until / least + growing + (total_tokens - grows_until) / self.most_tokens)

@@ -1,0 +1,211 @@
+"""What `tests.benchmarks.convergence` compares: regimes, schedules of rounds, and ways to keep peers together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from protocol.decoder_schema import DecoderConfig
+from protocol.rounds.messages import OuterStep
+from protocol.rounds.target import RoundTarget
+
+MEAN: Final = OuterStep("mean", 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A model and a length of training.
+
+    Attributes:
+        rates: of which the synchronous reference takes the best; the middle one is tried first.
+        batch_tokens: of one peer's step.
+        stop_after: steps after which a training is left, 0 to go to its end.
+    """
+
+    name: str
+    model: DecoderConfig
+    num_peers: int
+    num_steps: int
+    batch_tokens: int
+    rates: tuple[float, float, float]
+    stop_after: int = 0
+
+    @property
+    def stop_steps(self) -> int:
+        """Where the training is looked at for the last time; the learning rate knows nothing of it."""
+        return self.stop_after or self.num_steps
+
+    def numbers(self) -> dict[str, object]:
+        """All of it, for JSON."""
+        return {**asdict(self), "model": self.model.model_dump()}
+
+    @property
+    def total_tokens(self) -> int:
+        """Of all peers."""
+        return self.num_peers * self.num_steps * self.batch_tokens
+
+
+def _model(dim: int, num_layers: int, ffn_dim: int, context_tokens: int) -> DecoderConfig:
+    return DecoderConfig(
+        dim=dim,
+        num_layers=num_layers,
+        num_heads=4,
+        num_kv_heads=4,
+        ffn_dim=ffn_dim,
+        context_tokens=context_tokens,
+        is_tied=False,
+    )
+
+
+REGIMES: Final = {
+    regime.name: regime
+    for regime in (
+        Regime("quick", _model(64, 2, 176, 64), 4, 400, 256, (2e-3, 4e-3, 8e-3)),
+        Regime("L", _model(64, 2, 176, 64), 4, 4000, 256, (2e-3, 4e-3, 8e-3)),
+        Regime("S", _model(128, 4, 352, 128), 4, 1000, 512, (1e-3, 2e-3, 4e-3)),
+        Regime("3M", _model(256, 4, 640, 128), 8, 500, 512, (1e-3, 2e-3, 4e-3)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Local steps H of each round: `last`, or, with `share`, that share of the steps that were made before, from `first` on.
+
+    A round that takes a fixed share of what is already trained keeps the anchor as fresh, for its age, at the beginning as at the end:
+    rounds are evenly spread over the logarithm of the steps. The rule is the product's, in steps of everybody instead of tokens.
+    """
+
+    last: int
+    first: int = 0
+    share: float = 0.0
+
+    def local_steps(self, done: int) -> int:
+        """Of the round that begins after `done` steps."""
+        return RoundTarget(self.last, self.first or self.last, self.share).planned(done, 1)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How peers are kept together.
+
+    Attributes:
+        kind: "sync", one model and everybody's gradient at each step; "rounds"; "solo", one peer without the others.
+        result: the codec of means, "" for the same as of contributions.
+        beta: of error feedback, 0 without.
+        delay: local steps between a snapshot and the commit that it went into.
+        mixing: the share of theta that a commit leaves in place; else theta moves by what the commit moved.
+        num_fragments: the model travels in so many units on staggered schedules.
+        alone_steps: one peer trains so many before the others begin, with its own tokens only.
+    """
+
+    name: str
+    kind: str = "rounds"
+    ramp: Ramp = Ramp(50)
+    codec: str = "fp32"
+    result: str = ""
+    beta: float = 0.0
+    outer: OuterStep = MEAN
+    delay: int = 0
+    mixing: float = 0.0
+    num_fragments: int = 1
+    alone_steps: int = 0
+    optimizer: str = "adamw"
+
+    @property
+    def result_codec(self) -> str:
+        """Of means."""
+        return self.result or self.codec
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training."""
+
+    regime: Regime
+    way: Way
+    seed: int
+    rate: float
+
+    @property
+    def key(self) -> str:
+        """The same for the same numbers, whatever the way is called."""
+        numbers = self.numbers()
+        way = {name: value for name, value in asdict(self.way).items() if name != "name"}
+        return hashlib.sha256(json.dumps({**numbers, "way": way}, sort_keys=True).encode()).hexdigest()[:16]
+
+    def numbers(self) -> dict[str, object]:
+        """All of it, for JSON."""
+        return {**asdict(self), "regime": self.regime.numbers()}
+
+
+SYNC: Final = Way("synchronous AdamW", kind="sync")
+SYNC_MUON: Final = Way("synchronous Muon", kind="sync", optimizer="muon")
+
+FP32: Final = Way("H 50, fp32")
+RAMP: Final = Ramp(80, 1, 1 / 50)
+"""300 rounds in 4,000 steps: in four bits 103 times fewer bytes than data-parallel training."""
+
+STEEP: Final = Ramp(100, 1, 1 / 6)
+"""73 rounds, of which most are of 100 steps: 425 times fewer."""
+
+LONG: Final = Ramp(200, 1, 1 / 8)
+"""69 rounds, more of them at the beginning."""
+
+MANY: Final = Ramp(20, 1, 1 / 150)
+"""733 rounds: in the sparse codec 433 times fewer."""
+
+RAMP_FP32: Final = Way("ramp 1..80, fp32", ramp=RAMP)
+RAMP_E3M0: Final = Way("ramp 1..80, e3m0", ramp=RAMP, codec="e3m0")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a way's loss is to keep.
+
+    Attributes:
+        against: the way that it is compared with.
+        most: percent of loss over it.
+        fewer: at least so many times fewer bytes than the reference, 0 for any.
+    """
+
+    against: Way
+    most: float
+    fewer: float = 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A way and its targets, the most telling first."""
+
+    way: Way
+    targets: tuple[Target, ...] = ()
+
+
+POINTS: Final = (
+    Point(FP32),
+    Point(RAMP_E3M0, (Target(SYNC, 3.0, 100), Target(RAMP_FP32, 0.3))),
+    Point(RAMP_FP32),
+    Point(Way("ramp 1..100, e3m0", ramp=STEEP, codec="e3m0"), (Target(SYNC, 6.0, 400),)),
+    Point(Way("ramp 1..200, e3m0", ramp=LONG, codec="e3m0"), (Target(SYNC, 6.0, 400),)),
+    Point(
+        Way("ramp 1..20, topk and top6, feedback", ramp=MANY, codec="topk", result="top6", beta=0.95),
+        (Target(SYNC, 6.0, 400), Target(RAMP_FP32, 1.0)),
+    ),
+    Point(Way("H 50, int8", codec="int8"), (Target(FP32, 0.3),)),
+    Point(Way("H 50, int4", codec="int4"), (Target(FP32, 0.3),)),
+    Point(
+        Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, mixing=0.5, num_fragments=4),
+        (Target(FP32, 0.0),),
+    ),
+    Point(SYNC_MUON),
+    Point(
+        Way("ramp 1..80, Muon, e3m0", ramp=RAMP, codec="e3m0", optimizer="muon"),
+        (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0)),
+    ),
+    Point(Way("H 50, Muon, e3m0", codec="e3m0", optimizer="muon"), (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0))),
+    Point(Way("H 50, one step late, fp32", delay=1)),
+    Point(Way("alone", kind="solo")),
+)
