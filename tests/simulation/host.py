@@ -266,14 +266,24 @@ class Host:
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """All stand on one head, everything has healed: after one report of everybody the host stands there, too, holds what they
-        hold, each commit once, and all know the same bans.
+    def is_ahead(self) -> bool:
+        """All stand on one head: whether the host, with one report of everybody, knows a commit on it that nobody has applied yet.
+        Somebody has its certificate, reports it where the tree of commits has a fork, and is about to apply it.
         """
+        self._hear_all()
+        return self.log.head.parent in {node.head_of(self._spine) for node in self._world.holders(self._spine)}
+
+    def _hear_all(self) -> None:
         nodes = self._world.live_nodes()
         for _ in range(2):  # what the first ones lack the last ones may have brought
             for node in nodes:
                 self.hear(node)
+
+    def check(self) -> None:
+        """All stand on one head, everything has healed: after one report of everybody the host stands there, too, holds what they
+        hold, each commit once, and all know the same bans.
+        """
+        self._hear_all()
         holders = self._world.holders(self._spine)
         for node in holders:
             self._check_holder(node)

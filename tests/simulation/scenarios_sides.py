@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import trio
+
 from averaging.network.memory_network import LinkSpeed
 from protocol.ids import CommitId
 from protocol.rounds.quorum import is_quorum
@@ -81,18 +83,21 @@ async def split_again_during_resync(scene: Scene) -> None:
     """Three times the cut comes back while the losing side brings the other lineage here; the third time in three."""
     one, two = _sides(scene, (3, 2))
     await scene.everybody_votes()
-    with scene.cut(one, two):
-        await scene.sleep(LONG_S)
+    resyncs = await _parted(scene, (one, two))
     for sides in ((one, two), (one, two), (one[:2], one[2:], two)):
-        await scene.until(partial(_is_resyncing, scene), "a lineage being brought here")
-        with scene.cut(*sides):
-            await scene.sleep(LONG_S)
-            expect(len({_head(side) for side in sides}) >= 2, "the sides have parted again")
+        await scene.happened(resyncs, "a lineage being brought here")
+        resyncs = await _parted(scene, sides)
+        expect(len({_head(side) for side in sides}) >= 2, "the sides have parted again")
     await scene.agreement()
 
 
-def _is_resyncing(scene: Scene) -> bool:
-    return any(scene.state(node).switching is not None for node in scene.nodes)
+async def _parted(scene: Scene, sides: Sequence[Sequence[Node]]) -> trio.Event:
+    """A cut until each side has a lineage; returned is the first step after it at which somebody is bringing another lineage here.
+    That takes a fraction of a second: who only looks now and then misses it.
+    """
+    with scene.cut(*sides):
+        await scene.sleep(LONG_S)
+        return scene.when(lambda seen: seen.after.switching is not None)
 
 
 @scenario(5, QUIET, loses_nothing=True)
