@@ -33,6 +33,7 @@ from protocol.errors import (
 )
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
+from protocol.rounds import cadence
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage import SpineView
@@ -225,9 +226,10 @@ class PeerRounds:
         at_s, by = self._beats.get(peer, (-1e9, unit))
         if by == unit:
             return False
-        config = self._services[unit].config
-        interval_s = config.ping_s if self._is_exchanging() else config.heartbeat_s
-        return now_s - at_s < interval_s / 2
+        service = self._services[unit]
+        if self._is_exchanging():
+            return now_s - at_s < service.config.ping_s / 2
+        return now_s - at_s < cadence.beat_interval_s(service.state, now_s) / 2
 
     def _is_exchanging(self) -> bool:
         return any(service.state.open.exchange is not None for service in self.services)
