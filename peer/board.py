@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -30,6 +30,9 @@ from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
 from protocol.rounds.state import PeerView
 from protocol.rounds.views import idle_patience_s, is_suspected
+
+if TYPE_CHECKING:
+    from peer.coordinator_client import CoordinatorClient
 
 log = structlog.get_logger()
 
@@ -57,6 +60,7 @@ class Board:
     roster: Roster | None = None
     ways_in: tuple[str, ...] = ()
     network: Network | None = None
+    host: CoordinatorClient | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
     machine: MachineMeter = field(default_factory=MachineMeter)
@@ -298,6 +302,9 @@ class Board:
 
     def _of_traffic(self) -> dict[str, object]:
         told: dict[str, object] = {}
+        if self.host is not None:
+            to_host = self.host.traffic
+            told |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
         if self.network is not None:
             traffic = self.network.traffic()
             told |= {

@@ -34,6 +34,7 @@ from protocol.merkle import leaf_hash, merkle_root
 from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_short, likeness
+from protocol.short_report import shortened
 from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
 from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
@@ -103,6 +104,8 @@ def _coordination() -> dict[str, str]:
     )  # fmt: skip
     said = {
         "report": encode_report(report),
+        "short report": encode_report(shortened(report)),
+        "report reply to go by": encode_report_reply(ReportReply("training", BASE, 4, 5, like=b"likeness")),
         "report reply": encode_report_reply(ReportReply("training", BASE, 4, 5, is_final_checkpoint_written=True)),
         "admit reply": encode_admit_reply(
             AdmitReply(b"cred", b"manifest", b"dataset", b"", "host", ("/ip4/192.0.2.1",))
