@@ -195,10 +195,10 @@ class PeerRounds:
         if not to:
             return
         heartbeat = self._of_all_units(order.heartbeat, now_s)
-        in_short, raw = self._memory.split(to, heartbeat)
-        if in_short:
-            self._tasks.spawn(self._say_again, in_short, heartbeat, raw)
-        others = tuple(peer for peer in to if peer not in in_short)
+        in_short = self._memory.split(to, heartbeat)
+        for raw, peers in in_short.items():
+            self._tasks.spawn(self._say_again, peers, heartbeat, raw)
+        others = tuple(peer for peer in to if not any(peer in peers for peers in in_short.values()))
         if others:
             await self.send(others, heartbeat)
 
@@ -210,6 +210,8 @@ class PeerRounds:
                 self._memory.not_taken(peer)
                 await self.send((peer,), heartbeat)
             else:
+                if not isinstance(reply, PotluckError):
+                    self._memory.taken(peer, heartbeat)
                 await self._took(peer, reply)
 
         await self._deliver(to, raw, took, channel=BEAT_CHANNEL)
