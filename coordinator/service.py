@@ -48,6 +48,7 @@ from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
 from protocol.invite import hash_secret
 from protocol.pb import coordinator_pb2 as pb
 from protocol.revocation import fingerprint, has_others, missing, open_revocation
+from protocol.short_report import likeness, made_whole
 
 if TYPE_CHECKING:
     from averaging.network.seams import Clock
@@ -200,12 +201,14 @@ class CoordinatorService:
         Raises:
             RefusedError: the peer was never admitted.
             SupersededError: another process with its identity, started later, was heard.
-            RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify.
+            RemoteProtocolError: malformed, replayed, expired, or with a certificate that does not verify, or short and like no
+                report of the sender that is known here; it is told the whole then.
         """
         envelope, credential = self._open_envelope(request, REPORT_DOMAIN)
-        sender, report = envelope.sender, decode_report(envelope.payload)
+        sender, said = envelope.sender, decode_report(envelope.payload)
         is_banned = await self._standing(envelope, credential, may_be_banned=True)
         self._refuse_replay(envelope, REPORT_DOMAIN)
+        report = self._whole(sender, said)
         now_unix_s = int(self._clock.unix_s())
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
         self._tracker.note_bans(len(revocations))
@@ -215,11 +218,21 @@ class CoordinatorService:
         return encode_report_reply(
             replace(
                 reply,
+                like=likeness(told),
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
             )
         )
+
+    def _whole(self, sender: PeerId, report: PeerReport) -> PeerReport:
+        """What a short report says, by the last one of its sender. Raises RemoteProtocolError where that is not like it."""
+        if not report.like:
+            return report
+        entry = self._tracker.peers.get(sender)
+        if entry is None or likeness(entry.report) != report.like:
+            raise RemoteProtocolError("a short report like none that is known here", "a whole one", "it is said whole")
+        return made_whole(entry.report, report)
 
     def _revocations(self, ledger: Ledger, offered: Sequence[bytes], now_unix_s: int) -> Sequence[bytes]:
         """All entries, with those that peers kept where our ledger is an old copy. Blocks; raises where one is not signed by us."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -29,7 +29,10 @@ from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
 from protocol.rounds.state import PeerView
-from protocol.rounds.views import is_suspected
+from protocol.rounds.views import idle_patience_s, is_suspected
+
+if TYPE_CHECKING:
+    from peer.coordinator_client import CoordinatorClient
 
 log = structlog.get_logger()
 
@@ -37,7 +40,9 @@ SHOWN_ROUNDS: Final = 256
 """How many rounds /rounds.json has: enough for a look back over days, and made in some milliseconds."""
 
 SILENT_S: Final = 30.0
-"""A peer that was not heard for so long is shown as silent; the host's status page draws the line there, too."""
+"""A peer that was not heard for so long is shown as silent, the host's status page draws the line there, too; later where heartbeats
+are so rare that silence means nothing yet.
+"""
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Board:
     roster: Roster | None = None
     ways_in: tuple[str, ...] = ()
     network: Network | None = None
+    host: CoordinatorClient | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
     machine: MachineMeter = field(default_factory=MachineMeter)
@@ -201,12 +207,13 @@ class Board:
         if self.service is None:
             return []
         now_s, links = self.clock.monotonic_s(), self.service.chain.links[-SHOWN_ROUNDS:]
+        silent_s = max(SILENT_S, idle_patience_s(self.service.state))
         counted = counted_by_peer(round_row(link) for link in links if link.record is not None)
         return [
             {
                 "peer": view.peer,
                 "name": peer_name(view.peer),
-                "state": _seen_as(view, now_s),
+                "state": _seen_as(view, now_s, silent_s),
                 "index": view.head.index if view.head is not None else None,
                 # 0 is before any sign of life: one that is listed and that we never reached
                 "last_seen_s": round(now_s - view.heard_at_s, 3) if view.heard_at_s > 0 else None,
@@ -295,6 +302,9 @@ class Board:
 
     def _of_traffic(self) -> dict[str, object]:
         told: dict[str, object] = {}
+        if self.host is not None:
+            to_host = self.host.traffic
+            told |= {"host_bytes_up": to_host.bytes_up, "host_bytes_down": to_host.bytes_down}
         if self.network is not None:
             traffic = self.network.traffic()
             told |= {
@@ -361,12 +371,12 @@ def _bulk(count: BulkCount) -> BulkTraffic:
     )
 
 
-def _seen_as(view: PeerView, now_s: float) -> str:
+def _seen_as(view: PeerView, now_s: float, silent_s: float) -> str:
     if view.left:
         return "left"
     if view.lost:
         return "lost"
-    return "silent" if now_s - view.heard_at_s > SILENT_S else "here"
+    return "silent" if now_s - view.heard_at_s > silent_s else "here"
 
 
 def _left_s(credential: bytes, now_unix_s: float) -> float | None:

@@ -63,6 +63,8 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.min_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # A ping with every answer, to measure a line for messages that would fill it: as many bytes again as the answer has.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 20000),
     ("grpc.keepalive_timeout_ms", 10000),
 )
@@ -84,6 +86,14 @@ class Greeting:
 
     ahead_s: float
     release: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostTraffic:
+    """Bytes of calls to the coordinator and of its answers since the start, without what gRPC and TLS put around them."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +227,24 @@ class CoordinatorClient:
         self._lines = lines
         self._thread = thread
         self._addresses = list(endpoint.addresses)
+        self._bytes_up = 0
+        self._bytes_down = 0
+
+    @property
+    def traffic(self) -> HostTraffic:
+        """What was said so far, and answered."""
+        return HostTraffic(self._bytes_up, self._bytes_down)
 
     async def _call(self, name: str, request: bytes, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
-        return await self._over_addresses(
-            lambda address: self._thread.run(
+        async def attempt(address: str) -> bytes:
+            self._bytes_up += len(request)
+            reply = await self._thread.run(
                 self._lines.call, address, name, request, timeout_s, timeout_s=timeout_s + 5.0
             )
-        )
+            self._bytes_down += len(reply)
+            return reply
+
+        return await self._over_addresses(attempt)
 
     async def _over_addresses(self, attempt: Callable[[str], Awaitable[bytes]]) -> bytes:
         failures: list[PotluckError] = []
@@ -246,6 +267,9 @@ class CoordinatorClient:
             "a running `potluck host`",
             failures[-1].remedy if failures else "ask the host for a new invite",
         )
+
+    def _note_down(self, num_bytes: int) -> None:
+        self._bytes_down += num_bytes
 
     async def _seal(self, domain: str, payload: bytes, credential: bytes = b"") -> bytes:
         caller = self._caller
@@ -304,8 +328,8 @@ class CoordinatorClient:
         return bytes(pb.RenewReply.FromString(reply).credential)
 
     async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
-        """Tell the coordinator how we are; certificates from the index that its last reply asked for. `credential` is our own: a
-        coordinator that came back with an old copy of its ledger may have forgotten us.
+        """Tell the coordinator how we are; certificates from the index that its last reply asked for. `credential` is our own, empty
+        in a short report: a coordinator that came back with an old copy of its ledger may have forgotten us, and refuses that one.
 
         Raises:
             RefusedError: banned, or not admitted.
@@ -362,9 +386,10 @@ class CoordinatorClient:
         """
         request = await self._seal(WATCH_DOMAIN, b"")
         address = self._addresses[0]
+        self._bytes_up += len(request)
         call = await self._thread.run(self._lines.open_watch, address, request, timeout_s=CALL_TIMEOUT_S)
         try:
-            yield RunWatch(self._lines, self._thread, call, address)
+            yield RunWatch(self._lines, self._thread, call, address, self._note_down)
         finally:
             with trio.CancelScope(shield=True):
                 await self._thread.run(self._lines.cancel, call, timeout_s=CALL_TIMEOUT_S)
@@ -374,8 +399,14 @@ class RunWatch:
     """One open watch of the run."""
 
     def __init__(
-        self, lines: _Lines, thread: AsyncioThread, call: grpc.aio.UnaryStreamCall[bytes, bytes], address: str
+        self,
+        lines: _Lines,
+        thread: AsyncioThread,
+        call: grpc.aio.UnaryStreamCall[bytes, bytes],
+        address: str,
+        note_down: Callable[[int], None],
     ) -> None:
+        self._note_down = note_down
         self._lines = lines
         self._thread = thread
         self._call = call
@@ -390,6 +421,7 @@ class RunWatch:
             RefusedError: it does not let us watch.
         """
         event = await self._thread.run(self._lines.read, self._call, self._address, timeout_s=WATCH_SILENCE_S)
+        self._note_down(len(event))
         return decode_news(event)
 
 

@@ -251,6 +251,7 @@ async def _take_part(life: _Life) -> None:
         )
         caller = Caller(life.identity, life.sequence.take_soon, life.clock)
         client = await stack.enter_async_context(open_coordinator_client(thread, endpoint, caller))
+        life.board.host = client
         asked = (client, life.invite, life.identity, life.folder, life.clock)
         if saved is not None:
             membership, is_host_there = await come_back(saved, *asked)

@@ -36,8 +36,8 @@ def _one(value: float | None) -> Samples:
     return () if value is None else (((), float(value)),)
 
 
-def _by_lane(control: int, total: int) -> Samples:
-    return ((("control",), float(control)), (("bulk",), float(total - control)))
+def _by_lane(control: int, total: int, host: int) -> Samples:
+    return ((("control",), float(control)), (("bulk",), float(total - control)), (("host",), float(host)))
 
 
 KIND_LABELS: Final = ("way", "channel", "unit", "codec")
@@ -61,15 +61,15 @@ PEER_METRICS: Final = (
     PeerMetric(
         "potluck_peer_sent_bytes",
         "counter",
-        "Payload sent.",
-        lambda s: _by_lane(s.control_bytes_up, s.bytes_up),
+        "Payload sent, to peers on two lanes, and to the host.",
+        lambda s: _by_lane(s.control_bytes_up, s.bytes_up, s.host_bytes_up),
         ("lane",),
     ),
     PeerMetric(
         "potluck_peer_received_bytes",
         "counter",
-        "Payload received.",
-        lambda s: _by_lane(s.control_bytes_down, s.bytes_down),
+        "Payload received, from peers on two lanes, and from the host.",
+        lambda s: _by_lane(s.control_bytes_down, s.bytes_down, s.host_bytes_down),
         ("lane",),
     ),
     PeerMetric(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -21,17 +22,24 @@ from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.chain import ChainLink
+from protocol.short_report import likeness, shortened
 from protocol.wire import encode_certificate
 
 log = structlog.get_logger()
 
 REPORT_EVERY_S: Final = 2.0
+"""Where anything has changed, and while the run gathers or is over: then people wait for what comes next."""
+
+IDLE_REPORT_S: Final = 10.0
+"""Where nothing has changed but numbers that move: the host takes a peer for silent after three of these."""
 
 CATCH_UP_EVERY_S: Final = 0.25
 """Between two reports while the coordinator goes through commits that we have: one that was away for long has much to fetch."""
 
 _NOT_STARTED: Final = "gathering"
 """The phase that a coordinator names while it has no start record."""
+
+_UNDER_WAY: Final = "training"
 
 MAX_HELDOUT_KEPT: Final = 32
 EVALUATE_WITHIN_S: Final = 120.0
@@ -92,8 +100,17 @@ def make_report(
     )
 
 
+def _numbers(report: PeerReport) -> tuple[bool, bool]:
+    """Of the numbers that move, whether there are any: the first ones are told at once."""
+    return report.loss_nats is not None, report.tokens_per_s > 0
+
+
 class Reporter:
-    """Reports every few seconds; remembers what the coordinator said last."""
+    """Reports what has changed at once, and every few seconds that we are here; remembers what the coordinator said last.
+
+    What it knows already is not said again (protocol/short_report.py), and our credential goes with whole reports only: it refuses a
+    short one when it has forgotten us, and is told the whole then.
+    """
 
     def __init__(
         self,
@@ -112,6 +129,8 @@ class Reporter:
         self._told: set[CommitId] = set()
         self._is_fetching = False
         self._refused = ""
+        self._told_at_s = -math.inf
+        self._told_numbers = (False, False)
         self.start_record = b""
         self.is_ready_to_start = False
         self.is_leaving = False
@@ -128,12 +147,11 @@ class Reporter:
         Raises:
             SupersededError: the coordinator hears a newer process of this identity; this one has to end.
         """
-        service = self._board.service
-        # Not before it has our lineage: what branches off from commits that it lacks says nothing to it.
-        asides = left_behind(service, self._told) if service is not None and not self._is_asked() else {}
+        asides = self._asides()
         report = self._made(tuple(asides.values()))
+        self._told_at_s = -math.inf
         try:
-            reply = await self._client.report(report, self._own_credential())
+            reply = await self._say(report)
         except SupersededError:
             raise
         except (RefusedError, RemoteProtocolError) as error:
@@ -148,6 +166,7 @@ class Reporter:
             return False
         self._was_heard()
         self._refused = ""
+        self._told_at_s, self._told_numbers = trio.current_time(), _numbers(report)
         sent = set(report.certificates)
         self._told.update(commit for commit, raw in asides.items() if raw in sent)
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
@@ -155,7 +174,25 @@ class Reporter:
         await self._take_revocations(reply)
         return True
 
-    def _made(self, asides: tuple[bytes, ...]) -> PeerReport:
+    def _asides(self) -> Mapping[CommitId, bytes]:
+        """Of sides that were left. Not before it has our lineage: what branches off from commits that it lacks says nothing to it."""
+        service = self._board.service
+        return left_behind(service, self._told) if service is not None and not self._is_asked() else {}
+
+    async def _say(self, report: PeerReport) -> ReportReply:
+        """In short where the coordinator knows a report like it; whole where it does not, any more or yet."""
+        last = self.last_reply
+        if last is not None and last.like == likeness(report):
+            try:
+                return await self._client.report(shortened(report))
+            except SupersededError:
+                raise
+            except (RefusedError, RemoteProtocolError) as error:
+                log.debug("report_said_whole", reason=error.one_line())
+                self.last_reply = replace(last, like=b"")
+        return await self._client.report(report, self._own_credential())
+
+    def _made(self, asides: tuple[bytes, ...] = ()) -> PeerReport:
         """What the coordinator has asked for, as far as it is here, with where we stand."""
         is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
         report = make_report(
@@ -191,8 +228,17 @@ class Reporter:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            was_heard = await self.report_once()
+            was_heard = self._is_nothing_new() or await self.report_once()
             await trio.sleep(CATCH_UP_EVERY_S if was_heard and self._is_fetching else REPORT_EVERY_S)
+
+    def _is_nothing_new(self) -> bool:
+        """Whether the coordinator knows all that we have to say, and heard it lately."""
+        reply, report = self.last_reply, self._made(tuple(self._asides().values()))
+        if reply is None or reply.phase != _UNDER_WAY or reply.asks_revocations or self._is_fetching:
+            return False
+        is_same = reply.like == likeness(report) and self._told_numbers == _numbers(report)
+        brings = report.heldout or report.certificates or report.start_record
+        return is_same and not brings and trio.current_time() - self._told_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:
         """Whether the coordinator asks for commits of ours that it has not been sent yet."""

@@ -80,6 +80,7 @@ class PeerStatus(BaseModel):
         control_bytes_up: the control lane's part of `bytes_up`.
         control_bytes_down: the control lane's part of `bytes_down`.
         bulk: the rest of both, by way, channel, unit and codec.
+        host_bytes_up: what was said to the host, in reports mostly, and `host_bytes_down` what it answered: in no sum above.
         rounds_counted: committed rounds that count a contribution of this process.
         first_counted_unix_s: when this process first saw a certificate that counts a contribution of its own.
         suspected: members of the running exchange that are taken for dead or cut off at this moment, peer ids.
@@ -139,6 +140,8 @@ class PeerStatus(BaseModel):
     control_bytes_up: int = 0
     control_bytes_down: int = 0
     bulk: tuple[BulkTraffic, ...] = ()
+    host_bytes_up: int = 0
+    host_bytes_down: int = 0
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     suspected: tuple[str, ...] = ()

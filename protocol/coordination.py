@@ -50,6 +50,9 @@ MAX_PROBE_DOWN_BYTES: Final = 4 << 20
 MAX_PROBE_BYTES: Final = 8 << 20
 """What one check moves in each direction at most; a line that carries more in three seconds is fast enough for anything."""
 
+LIKENESS_BYTES: Final = 8
+"""Of a report (protocol/short_report.py): enough to tell the few that one peer ever sends."""
+
 DIAL_BACK_NONCE_BYTES: Final = 16
 DIAL_BACK_WITHIN_S: Final = 3.0
 """As long as TCP takes to try again twice; the caller waits meanwhile."""
@@ -81,6 +84,10 @@ def _parse(kind: type[M], data: bytes) -> M:
 
 def _require_hash(name: str, value: bytes) -> None:
     _require(len(value) in (0, HASH_BYTES), f"{name} of {len(value)} bytes", f"none or {HASH_BYTES} bytes")
+
+
+def _require_likeness(value: bytes) -> None:
+    _require(len(value) in (0, LIKENESS_BYTES), f"a likeness of {len(value)} bytes", f"none or {LIKENESS_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ class PeerReport:
         revocations: signed entries that the coordinator asked for.
         version: of its program, empty where it does not say.
         is_outbound_only: it takes no connections; it works over those that it makes itself.
+        like: of a short report, the likeness of the whole one that says where the peer stands; empty in a whole one.
     """
 
     state: str
@@ -142,9 +150,11 @@ class PeerReport:
     revocations: tuple[bytes, ...] = ()
     version: str = ""
     is_outbound_only: bool = False
+    like: bytes = b""
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
+        _require_likeness(self.like)
         for name in ("head", "state_commit", "state_root"):
             _require_hash(name, getattr(self, name))
         for text in (self.state, self.reason, self.unit, self.version, *self.addresses):
@@ -169,6 +179,8 @@ class ReportReply:
         is_final_checkpoint_written: the run is finished and its last state is safe with the host: peers may leave.
         revocations: signed entries that the peer lacks, for it to verify.
         asks_revocations: the coordinator lacks some that the peer has; `known_revocations` are fingerprints of its own.
+        like: the likeness of the report as it was taken: the next one may be short where it has the same. Empty from a coordinator
+            that takes whole ones only.
     """
 
     phase: str
@@ -179,9 +191,11 @@ class ReportReply:
     revocations: tuple[bytes, ...] = ()
     asks_revocations: bool = False
     known_revocations: bytes = b""
+    like: bytes = b""
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
+        _require_likeness(self.like)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +273,7 @@ def encode_report(report: PeerReport) -> bytes:
         revocations=report.revocations,
         version=report.version,
         is_outbound_only=report.is_outbound_only,
+        like=report.like,
     )
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
@@ -309,6 +324,7 @@ def decode_report(data: bytes) -> PeerReport:
         revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
         version=body.version,
         is_outbound_only=body.is_outbound_only,
+        like=body.like,
     )
 
 
@@ -363,6 +379,7 @@ def encode_report_reply(reply: ReportReply) -> bytes:
         revocations=reply.revocations,
         asks_revocations=reply.asks_revocations,
         known_revocations=reply.known_revocations,
+        like=reply.like,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -381,6 +398,7 @@ def decode_report_reply(data: bytes) -> ReportReply:
         revocations=tuple(body.revocations),
         asks_revocations=body.asks_revocations,
         known_revocations=body.known_revocations,
+        like=body.like,
     )
 
 

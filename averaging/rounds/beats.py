@@ -9,7 +9,15 @@ from typing import Final, TypeVar
 
 from protocol.ids import PeerId
 from protocol.rounds.messages import Heartbeat
-from protocol.rounds.short_beat import LAST_NUMBER, decode_short, encode_short, likeness, made_whole
+from protocol.rounds.short_beat import (
+    LAST_NUMBER,
+    decode_short,
+    encode_moved,
+    encode_short,
+    likeness,
+    made_whole,
+    outline,
+)
 
 T = TypeVar("T")
 MAX_KNOWN: Final = 4096
@@ -18,35 +26,49 @@ MAX_KNOWN: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A peer's latest whole heartbeat, and the number of its latest short one."""
+    """A peer's latest heartbeat, and the number of its latest short one."""
 
     heartbeat: Heartbeat
     likeness: bytes
     number: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a peer knows of us, as far as it has answered."""
+
+    likeness: bytes
+    outline: bytes
+
+
 class BeatMemory:
     """Of one process, for all peers."""
 
     def __init__(self) -> None:
-        self._taken: OrderedDict[PeerId, bytes] = OrderedDict()
+        self._taken: OrderedDict[PeerId, _Taken] = OrderedDict()
         self._known: OrderedDict[PeerId, _Known] = OrderedDict()
         self._number = 0
 
     # --- what we say ---
 
-    def split(self, to: Sequence[PeerId], heartbeat: Heartbeat) -> tuple[tuple[PeerId, ...], bytes]:
-        """(who is told in short, in which bytes); all others are to be told whole."""
-        like = likeness(heartbeat)
-        in_short = tuple(peer for peer in to if self._taken.get(peer) == like)
-        if not in_short or self._number == LAST_NUMBER:
-            return (), b""
+    def split(self, to: Sequence[PeerId], heartbeat: Heartbeat) -> dict[bytes, tuple[PeerId, ...]]:
+        """Who is told in short, by the bytes of that; all others are to be told whole."""
+        if self._number == LAST_NUMBER:
+            return {}
+        now, by_likeness = _told(heartbeat), dict[bytes, list[PeerId]]()
+        for peer in to:
+            taken = self._taken.get(peer)
+            if taken is not None and taken.outline == now.outline:
+                by_likeness.setdefault(taken.likeness, []).append(peer)
         self._number += 1
-        return in_short, encode_short(heartbeat, like, self._number)
+        return {
+            (encode_short if like == now.likeness else encode_moved)(heartbeat, like, self._number): tuple(peers)
+            for like, peers in by_likeness.items()
+        }
 
     def taken(self, peer: PeerId, heartbeat: Heartbeat) -> None:
-        """The peer has this one whole."""
-        _remember(self._taken, peer, likeness(heartbeat))
+        """The peer knows this one."""
+        _remember(self._taken, peer, _told(heartbeat))
 
     def not_taken(self, peer: PeerId) -> None:
         """The peer may be another process, or has forgotten us: it is told the whole next time."""
@@ -76,9 +98,13 @@ class BeatMemory:
             return None, False
         if short.number <= known.number:
             return None, True
-        heartbeat = made_whole(known.heartbeat, short)
-        _remember(self._known, sender, _Known(known.heartbeat, known.likeness, short.number))
+        heartbeat = made_whole(known.heartbeat, raw)
+        _remember(self._known, sender, _Known(heartbeat, likeness(heartbeat), short.number))
         return heartbeat, True
+
+
+def _told(heartbeat: Heartbeat) -> _Taken:
+    return _Taken(likeness(heartbeat), outline(heartbeat))
 
 
 def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:

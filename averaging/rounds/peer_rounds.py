@@ -33,6 +33,7 @@ from protocol.errors import (
 )
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
+from protocol.rounds import cadence
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage import SpineView
@@ -194,10 +195,10 @@ class PeerRounds:
         if not to:
             return
         heartbeat = self._of_all_units(order.heartbeat, now_s)
-        in_short, raw = self._memory.split(to, heartbeat)
-        if in_short:
-            self._tasks.spawn(self._say_again, in_short, heartbeat, raw)
-        others = tuple(peer for peer in to if peer not in in_short)
+        in_short = self._memory.split(to, heartbeat)
+        for raw, peers in in_short.items():
+            self._tasks.spawn(self._say_again, peers, heartbeat, raw)
+        others = tuple(peer for peer in to if not any(peer in peers for peers in in_short.values()))
         if others:
             await self.send(others, heartbeat)
 
@@ -209,6 +210,8 @@ class PeerRounds:
                 self._memory.not_taken(peer)
                 await self.send((peer,), heartbeat)
             else:
+                if not isinstance(reply, PotluckError):
+                    self._memory.taken(peer, heartbeat)
                 await self._took(peer, reply)
 
         await self._deliver(to, raw, took, channel=BEAT_CHANNEL)
@@ -225,9 +228,10 @@ class PeerRounds:
         at_s, by = self._beats.get(peer, (-1e9, unit))
         if by == unit:
             return False
-        config = self._services[unit].config
-        interval_s = config.ping_s if self._is_exchanging() else config.heartbeat_s
-        return now_s - at_s < interval_s / 2
+        service = self._services[unit]
+        if self._is_exchanging():
+            return now_s - at_s < service.config.ping_s / 2
+        return now_s - at_s < cadence.beat_interval_s(service.state, now_s) / 2
 
     def _is_exchanging(self) -> bool:
         return any(service.state.open.exchange is not None for service in self.services)

@@ -9,7 +9,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
-from protocol.rounds import attempt, leading, voting
+from protocol.rounds import attempt, cadence, leading, voting
 from protocol.rounds.chain import link_after
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
@@ -100,8 +100,10 @@ def _watch_quorum(state: RoundState, now_s: float) -> RoundState:
 
 def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
     in_exchange = state.open.exchange is not None and state.open.proposal is not None
-    interval_s = state.config.ping_s if in_exchange else state.config.heartbeat_s
-    if now_s - state.heartbeat_at_s < interval_s - 1e-9:
+    passed_s = now_s - state.heartbeat_at_s + 1e-9
+    if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
+        return state, ()
+    if not in_exchange and passed_s < cadence.beat_interval_s(state, now_s):
         return state, ()
     targets = _heartbeat_targets(state)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)

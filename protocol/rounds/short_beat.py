@@ -2,9 +2,15 @@
 
     first 8 bytes of the hash of what stays the same | number u32 | tokens ready u64 for each head
 
+or, where its sender stands at another commit since, what a commit changes:
+
+    the same of the one before | number u32 | upload ms u32 | upload bytes a second u64
+    | tokens ready u64, tokens of the run u64, index u64, whether it may contribute u8, commit 32 for each head
+
 Integers are big-endian. A whole heartbeat has 350 bytes and more with its envelope; between two commits only the tokens in it change.
 A short one is not signed: it is a hint, passed on to nobody, and the channel tells for certain who sent it. The number counts up in a
-process life: what comes late or twice is older than what is known. Who does not know the whole one says so and is sent it.
+process life: what comes late or twice is older than what is known. Who does not know the whole one says so and is sent it. State roots
+are in whole ones alone: nobody acts on those that are heard.
 """
 
 from __future__ import annotations
@@ -16,11 +22,14 @@ from hashlib import sha256
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
-from protocol.rounds.messages import MAX_MEMBERS, Heartbeat
+from protocol.ids import HASH_BYTES, CommitId, Root
+from protocol.rounds.messages import MAX_MEMBERS, Heartbeat, UnitHead
 from protocol.wire import encode_message
 
 _PREFIX: Final = struct.Struct(">8sI")
 _TOKENS: Final = struct.Struct(">Q")
+_UPLOAD: Final = struct.Struct(">IQ")
+_HEAD: Final = struct.Struct(f">QQQ?{HASH_BYTES}s")
 LAST_NUMBER: Final = (1 << 32) - 1
 SAY_WHOLE: Final = b"?"
 """The answer to a short heartbeat that is like none that is known."""
@@ -28,17 +37,30 @@ SAY_WHOLE: Final = b"?"
 
 @dataclass(frozen=True, slots=True)
 class ShortBeat:
-    """What a short heartbeat says. `likeness` names a whole one of its sender."""
+    """What any short heartbeat begins with. `likeness` names the whole one that it goes by."""
 
     likeness: bytes
     number: int
-    tokens_ready: tuple[int, ...]
+
+
+def _likeness(heartbeat: Heartbeat) -> bytes:
+    return sha256(encode_message(heartbeat)).digest()[:8]
 
 
 def likeness(heartbeat: Heartbeat) -> bytes:
-    """8 bytes that two heartbeats have in common when they differ in the tokens ready alone."""
-    without = tuple(dataclasses.replace(head, tokens_ready=0) for head in heartbeat.heads)
-    return sha256(encode_message(dataclasses.replace(heartbeat, heads=without))).digest()[:8]
+    """8 bytes that two heartbeats have in common when they differ in the tokens ready alone, and in state roots."""
+    return _likeness(dataclasses.replace(heartbeat, heads=tuple(_with_ready(head, 0) for head in heartbeat.heads)))
+
+
+def _with_ready(head: UnitHead, tokens: int) -> UnitHead:
+    none = CommitId(bytes(HASH_BYTES)), Root(bytes(HASH_BYTES))
+    return dataclasses.replace(head, tokens_ready=tokens, state_commit=none[0], state_root=none[1])
+
+
+def outline(heartbeat: Heartbeat) -> bytes:
+    """8 bytes that two heartbeats have in common when they differ in nothing but what a commit changes."""
+    heads = tuple(_moved_head(head, (0, 0, 0, False, bytes(HASH_BYTES))) for head in heartbeat.heads)
+    return likeness(dataclasses.replace(heartbeat, heads=heads, exchange_ms=0, upload_bytes_per_s=0))
 
 
 def encode_short(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
@@ -47,25 +69,55 @@ def encode_short(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
     return _PREFIX.pack(like, number) + tokens
 
 
+def encode_moved(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
+    """The short form of a heartbeat that has the `outline` of an earlier one, of which `like` is the `likeness`."""
+    heads = (
+        _HEAD.pack(head.tokens_ready, head.total_tokens, head.index, head.can_contribute, head.head)
+        for head in heartbeat.heads
+    )
+    upload = _UPLOAD.pack(heartbeat.exchange_ms, heartbeat.upload_bytes_per_s)
+    return _PREFIX.pack(like, number) + upload + b"".join(heads)
+
+
 def decode_short(raw: bytes) -> ShortBeat:
     """Raises RemoteProtocolError for bytes of no such form."""
-    num_heads, rest = divmod(len(raw) - _PREFIX.size, _TOKENS.size)
-    if rest or not 0 <= num_heads <= MAX_MEMBERS:
-        raise RemoteProtocolError(f"a short heartbeat of {len(raw)} bytes", "12, and 8 for each unit")
-    like, number = _PREFIX.unpack_from(raw)
-    return ShortBeat(like, number, tuple(tokens for (tokens,) in _TOKENS.iter_unpack(raw[_PREFIX.size :])))
+    most = _PREFIX.size + _UPLOAD.size + MAX_MEMBERS * _HEAD.size
+    if not _PREFIX.size <= len(raw) <= most:
+        raise RemoteProtocolError(f"a short heartbeat of {len(raw)} bytes", f"{_PREFIX.size} to {most}")
+    return ShortBeat(*_PREFIX.unpack_from(raw))
 
 
-def made_whole(heartbeat: Heartbeat, short: ShortBeat) -> Heartbeat:
-    """What the sender of this whole heartbeat says with a short one of its likeness.
+def made_whole(known: Heartbeat, raw: bytes) -> Heartbeat:
+    """What the sender of `known` says with a short one that goes by it.
 
     Raises:
-        RemoteProtocolError: another number of heads, or tokens beyond what can be.
+        RemoteProtocolError: another number of heads, or numbers beyond what can be.
     """
-    if len(short.tokens_ready) != len(heartbeat.heads):
-        found = f"a short heartbeat of {len(short.tokens_ready)} units"
-        raise RemoteProtocolError(found, f"{len(heartbeat.heads)}, as in the one that it is like")
-    pairs = zip(heartbeat.heads, short.tokens_ready, strict=True)
+    said, num_heads = raw[_PREFIX.size :], len(known.heads)
+    if len(said) == num_heads * _TOKENS.size:
+        pairs = zip(known.heads, _TOKENS.iter_unpack(said), strict=True)
+        heads = tuple(dataclasses.replace(head, tokens_ready=tokens) for head, (tokens,) in pairs)
+        return dataclasses.replace(known, heads=heads)
+    if len(said) != _UPLOAD.size + num_heads * _HEAD.size:
+        found = f"{len(said)} bytes of a short heartbeat"
+        raise RemoteProtocolError(found, f"those of {num_heads} units, as in the one that it is like")
+    exchange_ms, upload_bytes_per_s = _UPLOAD.unpack_from(said)
+    moved = zip(known.heads, _HEAD.iter_unpack(said[_UPLOAD.size :]), strict=True)
     return dataclasses.replace(
-        heartbeat, heads=tuple(dataclasses.replace(head, tokens_ready=tokens) for head, tokens in pairs)
+        known,
+        heads=tuple(_moved_head(head, numbers) for head, numbers in moved),
+        exchange_ms=exchange_ms,
+        upload_bytes_per_s=upload_bytes_per_s,
+    )
+
+
+def _moved_head(head: UnitHead, numbers: tuple[int, int, int, bool, bytes]) -> UnitHead:
+    ready, total_tokens, index, can_contribute, commit = numbers
+    return dataclasses.replace(
+        head,
+        tokens_ready=ready,
+        total_tokens=total_tokens,
+        index=index,
+        can_contribute=can_contribute,
+        head=CommitId(commit),
     )

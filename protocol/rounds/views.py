@@ -9,7 +9,7 @@ from protocol.ids import PeerId
 from protocol.rounds.lineage import Standing
 from protocol.rounds.messages import Ballot, Heartbeat, UnitHead
 from protocol.rounds.quorum import electorate, is_quorum, opener_order
-from protocol.rounds.state import PeerView, RoundState
+from protocol.rounds.state import PeerView, RoundConfig, RoundState
 
 NUM_WITNESSES: Final = 2
 """Silence counts when two others, asked meanwhile, do not hear the peer either (rule 12)."""
@@ -21,6 +21,10 @@ FULL_MESH: Final = 16
 """With more participants than this, members ping the leader and the reducers only: pings of everybody to everybody would be 64 kB a
 second for each of 64 members, and nobody acts on what one mere member knows of another.
 """
+
+SLOWEST_BEAT_S: Final = 15.0
+BEATS_AN_INTERVAL: Final = 20
+"""Heartbeats become no rarer than one in so much of the longest interval: who fell silent must be noticed within the round."""
 
 GONE_PATIENCE_S: Final = 10.0
 """Patience when every missing voter refuses connections (rule 18 says none). A broken link of our own looks just the same, so we
@@ -49,6 +53,11 @@ def beat_peers(state: RoundState) -> list[PeerId]:
     return sorted(state.peers if state.config.is_spine else (peer for peer in state.peers if may_hold(state, peer)))
 
 
+def slowest_beat_s(config: RoundConfig) -> float:
+    """The longest pause between two heartbeats while nothing is open (protocol/rounds/cadence.py says how long it is at a time)."""
+    return max(config.heartbeat_s, min(SLOWEST_BEAT_S, config.longest_interval_s / BEATS_AN_INTERVAL))
+
+
 def idle_patience_s(state: RoundState) -> float:
     """While nothing is open each peer gives a sign to a few others at a time, so that all have had one after a whole turn; three
     heartbeats more, and the suspicion, before silence means anything.
@@ -59,12 +68,12 @@ def idle_patience_s(state: RoundState) -> float:
 def patience_for_s(state: RoundState, num_peers: int) -> float:
     """As `idle_patience_s`, where so many peers hear in turn."""
     turns = -(-num_peers // NUM_HEARTBEAT_PEERS)
-    return (max(1, turns) + 3) * state.config.heartbeat_s + state.config.suspect_after_s
+    return (max(1, turns) + 3) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def opener_patience_s(state: RoundState) -> float:
     """The next opener is sent every heartbeat, and answers."""
-    return 4 * state.config.heartbeat_s + state.config.suspect_after_s
+    return 4 * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:

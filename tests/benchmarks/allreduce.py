@@ -27,7 +27,8 @@ from protocol.errors import PotluckError
 from tests.benchmarks.allreduce_arithmetic import error_rows
 from tests.benchmarks.allreduce_groups import Group, open_gloo, open_hivemind, open_ours, run_config
 from tests.benchmarks.allreduce_kill import kill_one, kill_rows
-from tests.benchmarks.allreduce_rows import BENCH, Measured, Setting, rows_of
+from tests.benchmarks.allreduce_rows import BENCH, IDLE_BYTES_PER_S, Measured, Setting, rows_of
+from tests.benchmarks.idle_memory import IN_MEMORY, memory_rows
 from tests.benchmarks.places import LOOPBACK, Place, Places, open_places
 from tests.benchmarks.processes import Children, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
@@ -39,6 +40,9 @@ SMALL: Final = tuple(
     Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_S) for peers in (2, 4, 8, 16, 32)
 )
 """Where what is said beside the data weighs most."""
+
+IDLE: Final = tuple(Setting(1 * M, peers, 1000, ("int8",), has_baselines=False, idle_s=2 * IDLE_S) for peers in (2, 4))
+"""In places of their own, so that all on their interfaces is seen, too."""
 
 KILLED_AT: Final = (4, 100, "int8")
 """Members, Mbit/s and codec at which one is killed in the end."""
@@ -53,6 +57,7 @@ FULL: Final = (
     Setting(100 * M, 2, 0, ("int8",)),
     Setting(100 * M, 4, 0, ("int8",)),
     *SMALL,
+    *IDLE,
     Setting(100 * M, 4, 1000, ("int8",), has_baselines=False),
     Setting(100 * M, 4, 100, ("int8",), has_baselines=False),
 )
@@ -174,6 +179,8 @@ def main(arguments: Sequence[str]) -> int:
     plan.num_trials = options.trials or plan.num_trials
     before = machine()
     rows: list[Row] = error_rows(BENCH)
+    if options.only in IN_MEMORY:
+        rows += memory_rows(BENCH, IDLE_BYTES_PER_S)
     with tempfile.TemporaryDirectory(prefix="potluck-allreduce-") as temporary:
         directory = options.keep.absolute() if options.keep else Path(temporary)
         rows += _measure_all(directory, plan, options.only, {"machine_before": before})

@@ -42,6 +42,7 @@ def install() -> None:
 
     import peer.daemon
     from averaging.rounds.service import RoundService
+    from peer.reporting import Reporter
     from tests.benchmarks import allreduce_marks
     from tests.benchmarks.allreduce_trainer import Desk, GivenTrainer
 
@@ -62,6 +63,12 @@ def install() -> None:
             super().__init__(config, chain, open_round, tools, rounds)
             desk.see(self, tools.network)
 
+    class SeenReporter(Reporter):
+        def __init__(self, client: Any, *rest: Any) -> None:
+            super().__init__(client, *rest)
+            desk.see_host(client)
+
+    setattr(peer.daemon, "Reporter", SeenReporter)  # noqa: B010
     setattr(peer.daemon, "open_worker_trainer", given_trainer)  # noqa: B010 - mypy takes no plain assignment
     setattr(peer.daemon, "RoundService", SeenService)  # noqa: B010
 

@@ -192,22 +192,26 @@ def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> li
     if not idle:
         return []
     about = {**about, "seconds": statistics.median(each["at_s"] for each in idle)}
-    both = [_idle_bytes(each, "up") + _idle_bytes(each, "down") for each in idle]
-    row = _row(f"{name}: idle bytes a peer, ours, up and down", both, "B/s", about)
+    to_peers = [_idle_bytes(each, "control", "bulk") for each in idle]
+    to_host = [_idle_bytes(each, "host") for each in idle]
+    ours = [a + b for a, b in zip(to_peers, to_host, strict=True)]
+    what = f"{name}: idle bytes a peer, up and down"
+    row = _row(f"{what}: ours", ours, "B/s", about)
     met = row.value is not None and row.value <= IDLE_BYTES_PER_S
     rows = [replace(row, target=f"<= {IDLE_BYTES_PER_S:g}", met=met)]
-    rows.append(
-        _row(f"{name}: idle bytes a peer, ours, up alone", [_idle_bytes(each, "up") for each in idle], "B/s", about)
-    )
+    rows.append(_row(f"{what}: ours, to peers", to_peers, "B/s", about))
+    rows.append(_row(f"{what}: ours, to the host", to_host, "B/s", about))
     if measured.setting.rate_mbit_s:
         wire = [(each["interface_up"] + each["interface_down"]) / each["at_s"] for each in idle]
-        rows.append(_row(f"{name}: idle bytes a peer, all on its interface", wire, "B/s", about))
+        rest = [a - b for a, b in zip(wire, ours, strict=True)]
+        rows.append(_row(f"{what}: all on its interface", wire, "B/s", about))
+        rows.append(_row(f"{what}: directory, libp2p, gRPC, TLS and TCP around ours", rest, "B/s", about))
     return rows
 
 
-def _idle_bytes(idle: Mapping[str, float], way: str) -> float:
-    """Payload bytes a second of both lanes."""
-    return (idle[f"control_bytes_{way}"] + idle[f"bulk_bytes_{way}"]) / idle["at_s"]
+def _idle_bytes(idle: Mapping[str, float], *lanes: str) -> float:
+    """Payload bytes a second, both ways, of these lanes."""
+    return sum(idle[f"{lane}_bytes_{way}"] for lane in lanes for way in ("up", "down")) / idle["at_s"]
 
 
 def _part_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:

@@ -12,6 +12,7 @@ import trio
 
 from averaging.network.seams import Network, Snapshot, TrafficCount, TrainerProgress, Way
 from averaging.rounds.service import RoundService
+from peer.coordinator_client import CoordinatorClient
 from tests.benchmarks.allreduce_files import (
     DELTA_SCALE,
     LOOK_EVERY_S,
@@ -58,6 +59,11 @@ class Desk:
         self.folder = folder
         self._service: RoundService | None = None
         self._network: Network | None = None
+        self._host: CoordinatorClient | None = None
+
+    def see_host(self, client: CoordinatorClient) -> None:
+        """The line to the host."""
+        self._host = client
 
     def see(self, service: RoundService, network: Network) -> None:
         """The rounds that run here."""
@@ -72,11 +78,14 @@ class Desk:
     def counters(self) -> dict[str, float]:
         """Everything that is counted, so far."""
         assert self._network is not None, "a network before trials"
+        assert self._host is not None, "a host before trials"
+        to_host = self._host.traffic
         up, down = interface_bytes()
         traffic = _by_way(self._network.traffic())
         cpu = {f"cpu_{name}_s": seconds for name, seconds in threads_cpu_s().items()}
+        host = {"host_bytes_up": float(to_host.bytes_up), "host_bytes_down": float(to_host.bytes_down)}
         own = {"interface_up": float(up), "interface_down": float(down), "at_s": time.time()}
-        return {**traffic, **cpu, **own, "cpu_process_s": time.process_time(), "cpu_p2pd_s": children_cpu_s()}
+        return {**traffic, **host, **cpu, **own, "cpu_process_s": time.process_time(), "cpu_p2pd_s": children_cpu_s()}
 
 
 class GivenTrainer:

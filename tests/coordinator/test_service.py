@@ -28,6 +28,7 @@ from protocol.ids import PROTOCOL_VERSION
 from protocol.manifest import open_manifest
 from protocol.pb import coordinator_pb2 as pb
 from protocol.revocation import Revocation, fingerprint, open_revocation, seal_revocation
+from protocol.short_report import likeness, shortened
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
 
@@ -140,6 +141,27 @@ async def test_reports_of_strangers_replays_and_stale_ones_are_refused(tmp_path:
         await trio.sleep(120)
         with pytest.raises(RemoteProtocolError, match="expired"):
             await host.service.report(old)
+
+
+async def test_a_short_report_says_what_its_sender_said_last_and_none_is_believed_that_is_like_nothing_known(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    told = PeerReport("training", "training", UNIT, tokens_ready=5, version="1.2.3")
+    with open_host(tmp_path) as host:
+        await admit_all(host)
+        reply = decode_report_reply(await host.service.report(host.report(PEERS[0], told)))
+        assert reply.like == likeness(told)
+        again = shortened(replace(told, tokens_ready=9))
+        assert decode_report_reply(await host.service.report(host.report(PEERS[0], again))).like == reply.like
+        assert host.tracker.peers[PEERS[0].peer_id].report == replace(told, tokens_ready=9)
+        for peer, report in ((PEERS[1], again), (PEERS[0], shortened(replace(told, state="paused")))):
+            with pytest.raises(RemoteProtocolError, match="like none that is known"):
+                await host.service.report(host.report(peer, report))
+        assert host.tracker.peers[PEERS[0].peer_id].report.state == "training"
+    with open_host(tmp_path) as host:
+        host.sequence = 100
+        with pytest.raises(RemoteProtocolError, match="like none that is known"):
+            await host.service.report(host.report(PEERS[0], again))
 
 
 async def test_a_process_that_a_newer_one_with_its_identity_has_followed_is_told_so(

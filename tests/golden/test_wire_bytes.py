@@ -33,7 +33,8 @@ from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.merkle import leaf_hash, merkle_root
 from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.rounds.messages import Heartbeat
-from protocol.rounds.short_beat import encode_short, likeness
+from protocol.rounds.short_beat import encode_moved, encode_short, likeness
+from protocol.short_report import shortened
 from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
 from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
@@ -88,6 +89,7 @@ def _wire() -> dict[str, str]:
     beat = next(message for message in MESSAGES if isinstance(message, Heartbeat))
     values["ResultWord"] = ResultWord(BASE, 3, 5, ROOT).encode().hex()
     values["short heartbeat"] = encode_short(beat, likeness(beat), 5).hex()
+    values["short heartbeat after a commit"] = encode_moved(beat, likeness(beat), 6).hex()
     for request in FETCHES:
         values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()
     return {**values, **_coordination()}
@@ -103,6 +105,8 @@ def _coordination() -> dict[str, str]:
     )  # fmt: skip
     said = {
         "report": encode_report(report),
+        "short report": encode_report(shortened(report)),
+        "report reply to go by": encode_report_reply(ReportReply("training", BASE, 4, 5, like=b"likeness")),
         "report reply": encode_report_reply(ReportReply("training", BASE, 4, 5, is_final_checkpoint_written=True)),
         "admit reply": encode_admit_reply(
             AdmitReply(b"cred", b"manifest", b"dataset", b"", "host", ("/ip4/192.0.2.1",))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import trio
@@ -222,11 +222,13 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
         for name, ago_s in (("here", 0.0), ("left", 0.0), ("lost", 0.0), ("silent", 100.0))
     }
     links = [tree.nodes[tree.root].link, *(node.link for node in path)]
-    board.service = SimpleNamespace(state=SimpleNamespace(peers=views), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    state, chain = replace(seat.state, peers=MappingProxyType(views)), SimpleNamespace(links=links)
+    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
     assert [row["state"] for row in board.known_peers()] == ["here", "left", "lost", "silent"]
     assert [row["index"] for row in board.latest_rounds()] == [link.index for link in links if link.record is not None]
     members = views | {seat.peer: PeerView(seat.peer, heard_at_s=1.0)}
-    board.service = SimpleNamespace(state=SimpleNamespace(peers=members), chain=SimpleNamespace(links=links))  # type: ignore[assignment]
+    state = replace(seat.state, peers=MappingProxyType(members))
+    board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
     credited = [
         entry.credited_tokens
         for link in links
@@ -239,10 +241,11 @@ async def test_peers_and_rounds_are_told_as_the_round_service_knows_them(
 
 
 async def test_peer_that_was_never_heard_has_no_time_at_which_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = {name: PeerView(PeerId(name), heard_at_s=heard_at_s) for name, heard_at_s in (("a", 0.0), ("b", 90.0))}
+    views = {PeerId(name): PeerView(PeerId(name), heard_at_s=at_s) for name, at_s in (("a", 0.0), ("b", 90.0))}
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     monkeypatch.setattr(board.clock, "monotonic_s", lambda: 100.0)
-    state, chain = SimpleNamespace(peers=views), SimpleNamespace(links=())
+    state = replace(Table(1).live()[0].state, peers=MappingProxyType(views))
+    chain = SimpleNamespace(links=())
     board.service = SimpleNamespace(state=state, chain=chain)  # type: ignore[assignment]
     assert [row["last_seen_s"] for row in board.known_peers()] == [None, 10.0]
 

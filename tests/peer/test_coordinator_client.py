@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -26,9 +27,11 @@ from protocol.credential import make_ca, make_request, make_tls_key
 from protocol.errors import CallTimeout, MachineError, RefusedError, UnreachableError
 from protocol.identity import Identity
 from protocol.ids import RunId
+from protocol.short_report import likeness, shortened
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host
 
+NUM_REPORTS = 20
 READY = PeerReport("waiting", "for the start", UNIT, is_ready_to_start=True)
 
 
@@ -94,6 +97,54 @@ async def test_peer_joins_reports_watches_and_lists_over_tls(tmp_path: Path) -> 
             assert await second.list_checkpoints() == ()
             renewal = make_request(PEERS[0], host.run_id, make_tls_key(), SystemClock().unix_s())
             assert await first.renew(renewal)
+
+
+class Relay:
+    """Carries connections to a coordinator, and counts what goes over them, TLS and gRPC included."""
+
+    def __init__(self, target: str) -> None:
+        self.num_bytes = 0
+        self.num_connections = 0
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+
+    async def serve(self, near: trio.SocketStream) -> None:
+        self.num_connections += 1
+        far = await trio.open_tcp_stream(self._host, self._port)
+        async with near, far, trio.open_nursery() as nursery:
+            nursery.start_soon(self._carry, near, far)
+            await self._carry(far, near)
+            nursery.cancel_scope.cancel()
+
+    async def _carry(self, source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        async for data in source:
+            self.num_bytes += len(data)
+            await sink.send_all(data)
+
+
+async def test_a_report_of_nothing_new_takes_few_bytes_on_a_connection_that_is_kept(tmp_path: Path) -> None:
+    whole = PeerReport(
+        "training", "training", UNIT, tokens_per_s=2000.0, loss_nats=2.5, addresses=("/ip4/" + "9" * 90,) * 4
+    )
+    async with serving(tmp_path) as (host, thread, address), trio.open_nursery() as nursery:
+        relay = Relay(address)
+        (listener,) = await nursery.start(partial(trio.serve_tcp, relay.serve, 0, host="127.0.0.1"))
+        where = endpoint(host, f"127.0.0.1:{listener.socket.getsockname()[1]}")
+        async with open_coordinator_client(thread, where, caller(PEERS[0])) as client:
+            await join(client, host, PEERS[0])
+            for _ in range(3):
+                await client.report(whole, bytes(600))
+            before, payload, connections = relay.num_bytes, client.traffic, relay.num_connections
+            for _ in range(NUM_REPORTS):
+                reply = await client.report(shortened(whole))
+            spent = client.traffic
+        assert reply.like == likeness(whole)
+        payload_bytes = spent.bytes_up - payload.bytes_up + spent.bytes_down - payload.bytes_down
+        wire_bytes = relay.num_bytes - before
+        assert payload_bytes <= 350 * NUM_REPORTS
+        assert wire_bytes <= payload_bytes + 350 * NUM_REPORTS
+        assert relay.num_connections == connections
+        nursery.cancel_scope.cancel()
 
 
 async def test_refusal_crosses_with_its_words(tmp_path: Path) -> None:

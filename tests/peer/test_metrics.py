@@ -3,7 +3,16 @@ from __future__ import annotations
 from peer.metrics import PEER_METRICS, STATES, metrics_text
 from peer.status import BulkTraffic, LastRound, PeerStatus
 
-STATUS = PeerStatus(peer="p", name="n", state="training", tokens_trained=7, bytes_up=10, control_bytes_up=4)
+STATUS = PeerStatus(
+    peer="p",
+    name="n",
+    state="training",
+    tokens_trained=7,
+    bytes_up=10,
+    control_bytes_up=4,
+    host_bytes_up=3,
+    host_bytes_down=2,
+)
 
 
 def _text(status: PeerStatus) -> str:
@@ -20,10 +29,12 @@ def test_loss_is_absent_before_the_first_step() -> None:
     assert "\npotluck_peer_loss_nats " not in _text(STATUS)
 
 
-def test_lanes_add_up_to_all_bytes() -> None:
+def test_lanes_add_up_to_all_bytes_beside_those_of_the_host() -> None:
     text = _text(STATUS)
     assert 'potluck_peer_sent_bytes_total{lane="control"} 4.0' in text
     assert 'potluck_peer_sent_bytes_total{lane="bulk"} 6.0' in text
+    assert 'potluck_peer_sent_bytes_total{lane="host"} 3.0' in text
+    assert 'potluck_peer_received_bytes_total{lane="host"} 2.0' in text
 
 
 def test_bulk_is_told_by_way_channel_unit_and_codec_and_a_round_by_its_bytes() -> None:

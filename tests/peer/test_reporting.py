@@ -16,6 +16,7 @@ from peer.board import Board
 from peer.controls_core import Decision
 from peer.reporting import (
     CATCH_UP_EVERY_S,
+    IDLE_REPORT_S,
     REPORT_EVERY_S,
     Reporter,
     evaluate_commits,
@@ -36,6 +37,7 @@ from protocol.errors import (
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.lineage import tree_of
+from protocol.short_report import likeness, made_whole
 from protocol.wire import decode_certificate, decode_record
 from tests.coordinator.chain_world import Chain
 
@@ -284,6 +286,103 @@ async def test_a_coordinator_that_lost_the_start_is_shown_it_and_our_credential_
         await reporter.report_once()
     assert [report.start_record for report in client.reports] == [b"", b"", b"sealed", b""]
     assert client.credentials == [b"credential"] * 4
+
+
+# --- what is not said again ----------------------------------------------------------------------------------------------------
+
+
+class _Knowing(_Client):
+    """A coordinator that knows the last report, until it is restarted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: PeerReport | None = None
+        self.at_s: list[float] = []
+        self.phase = "training"
+
+    async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
+        await super().report(report, credential)
+        self.at_s.append(trio.current_time())
+        if report.like and (self.known is None or likeness(self.known) != report.like):
+            raise RemoteProtocolError("a short report like none that is known here", "a whole one")
+        self.known = made_whole(self.known, report) if report.like and self.known else report
+        return replace(REPLY, phase=self.phase, like=likeness(self.known))
+
+    def restart(self) -> None:
+        self.known = None
+
+
+def _known_reporter() -> tuple[Reporter, _Knowing, Board]:
+    client, board = _Knowing(), Board(ME, VirtualClock(), 0.0)
+    board.say("training", "training")
+    return Reporter(client, board, lambda: None, lambda: b"credential"), client, board  # type: ignore[arg-type]
+
+
+async def _play(reporter: Reporter, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await reporter.run()
+
+
+async def test_what_the_host_knows_is_not_said_again_and_needs_no_credential(autojump_clock: Clock) -> None:
+    reporter, client, board = _known_reporter()
+    for _ in range(2):
+        assert await reporter.report_once()
+    assert [bool(report.like) for report in client.reports] == [False, True]
+    assert client.credentials == [b"credential", b""]
+    board.say("paused", "paused by its owner")
+    assert await reporter.report_once()
+    assert (client.reports[-1].like, client.reports[-1].state) == (b"", "paused")
+    assert client.credentials[-1] == b"credential"
+
+
+async def test_an_idle_peer_is_heard_of_every_ten_seconds_and_a_change_within_two(autojump_clock: Clock) -> None:
+    reporter, client, board = _known_reporter()
+    begun_s = trio.current_time()
+
+    async def change() -> None:
+        await trio.sleep(5 * IDLE_REPORT_S + 3.0)
+        board.say("paused", "paused by its owner")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(change)
+        await _play(reporter, 6 * IDLE_REPORT_S)
+    after_s = [at_s - begun_s for at_s in client.at_s]
+    assert after_s == pytest.approx([*(n * IDLE_REPORT_S for n in range(6)), 5 * IDLE_REPORT_S + 4.0], abs=0.1)
+
+
+async def test_a_host_that_was_restarted_is_told_the_whole_at_once(
+    autojump_clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter, client, _ = _known_reporter()
+    for _ in range(2):
+        await reporter.report_once()
+    client.restart()
+    assert await reporter.report_once()
+    assert [bool(report.like) for report in client.reports] == [False, True, True, False]
+    assert client.credentials[-1] == b"credential"
+    assert "report_refused" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("phase", ["gathering", "finished"])
+async def test_reports_are_frequent_while_everybody_waits_for_the_start_or_the_end(
+    autojump_clock: Clock, phase: str
+) -> None:
+    reporter, client, _ = _known_reporter()
+    client.phase = phase
+    await _play(reporter, IDLE_REPORT_S - 1.0)
+    assert len(client.reports) == 5
+
+
+async def test_a_measured_loss_and_a_report_that_did_not_arrive_do_not_wait(autojump_clock: Clock) -> None:
+    reporter, client, board = _known_reporter()
+    await _play(reporter, 1.0)
+    board.heldout.append(HeldoutResult(_link(1).commit, 1, 100, 2.0))
+    await _play(reporter, 1.0)
+    assert len(client.reports) == 2
+    failing = Reporter(_Client(), board, lambda: None)  # type: ignore[arg-type]
+    failing._client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))  # type: ignore[attr-defined]
+    await _play(failing, 3 * REPORT_EVERY_S + 1.0)
+    assert len(failing._client.reports) == 4  # type: ignore[attr-defined]
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from averaging.generations import Generations
 from averaging.network.clocks import Timers, VirtualClock
 from averaging.network.memory_network import MemoryNetwork
 from averaging.network.memory_storage import MemoryStorage
-from averaging.network.seams import DirectoryEntry
+from averaging.network.seams import DirectoryEntry, TrafficCount
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lending import UnitShape
 from averaging.rounds.membership import announce, list_peers
@@ -264,6 +264,11 @@ class Node:
     def index(self) -> int:
         """Commits applied to its first unit."""
         return self.index_of(self.units[0])
+
+    @property
+    def traffic(self) -> TrafficCount:
+        """What this process has sent and received so far."""
+        return TrafficCount(0, 0, 0, 0) if self._network is None else self._network.traffic()
 
     def head_of(self, unit: UnitName) -> CommitId | None:
         """Where a unit stands: applied, and taken over by its trainer and its round machine."""

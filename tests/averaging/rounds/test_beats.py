@@ -6,9 +6,9 @@ import pytest
 
 from averaging.rounds import beats
 from averaging.rounds.beats import BeatMemory
-from protocol.ids import PeerId
+from protocol.ids import CommitId, PeerId
 from protocol.rounds.messages import Heartbeat, Member
-from protocol.rounds.short_beat import encode_short, likeness
+from protocol.rounds.short_beat import encode_moved, encode_short, likeness
 from tests.protocol.test_wire import MESSAGES
 
 BEAT = next(message for message in MESSAGES if isinstance(message, Heartbeat))
@@ -23,16 +23,35 @@ def _ready(tokens: int) -> Heartbeat:
     return replace(BEAT, heads=(replace(BEAT.heads[0], tokens_ready=tokens),))
 
 
-def test_who_took_the_whole_one_is_told_in_short_while_nothing_else_changes() -> None:
+def _moved(index: int) -> Heartbeat:
+    head = replace(BEAT.heads[0], index=index, head=CommitId(bytes([index]) * 32), total_tokens=index)
+    return replace(BEAT, heads=(head,), exchange_ms=index)
+
+
+def test_who_took_the_whole_one_is_told_in_short_while_only_tokens_change_or_a_commit_came() -> None:
     memory = BeatMemory()
-    assert memory.split((ONE, TWO), BEAT)[0] == ()
+    assert memory.split((ONE, TWO), BEAT) == {}
     memory.taken(ONE, BEAT)
-    in_short, raw = memory.split((ONE, TWO), _ready(99))
-    assert in_short == (ONE,)
-    assert raw == encode_short(_ready(99), likeness(BEAT), 1)
-    assert memory.split((ONE,), replace(BEAT, exchange_ms=BEAT.exchange_ms + 1))[0] == ()
+    memory.taken(THREE, _moved(8))
+    assert memory.split((ONE, TWO), _ready(99)) == {encode_short(_ready(99), likeness(BEAT), 2): (ONE,)}
+    assert memory.split((ONE, TWO, THREE), _moved(9)) == {
+        encode_moved(_moved(9), likeness(BEAT), 3): (ONE,),
+        encode_moved(_moved(9), likeness(_moved(8)), 3): (THREE,),
+    }
+    assert memory.split((ONE,), replace(BEAT, is_inbound_reachable=not BEAT.is_inbound_reachable)) == {}
     memory.not_taken(ONE)
-    assert memory.split((ONE,), BEAT)[0] == ()
+    assert memory.split((ONE,), BEAT) == {}
+
+
+def test_one_that_tells_of_a_commit_is_what_later_short_ones_go_by() -> None:
+    memory = BeatMemory()
+    memory.heard(ONE, BEAT)
+    heard, is_understood = memory.heard_short(ONE, encode_moved(_moved(9), likeness(BEAT), 1))
+    assert heard is not None
+    assert is_understood
+    assert (heard.heads[0].head, heard.heads[0].index, heard.exchange_ms) == (_moved(9).heads[0].head, 9, 9)
+    assert memory.heard_short(ONE, encode_short(BEAT, likeness(BEAT), 2)) == (None, False)
+    assert memory.heard_short(ONE, encode_short(_moved(9), likeness(_moved(9)), 2))[1]
 
 
 def test_a_short_one_is_understood_once_by_who_knows_the_whole_one() -> None:
@@ -69,6 +88,6 @@ def test_of_too_many_peers_the_latest_are_remembered(monkeypatch: pytest.MonkeyP
     for peer in (ONE, TWO, ONE, THREE):
         memory.taken(peer, BEAT)
         memory.heard(peer, BEAT)
-    assert memory.split((ONE, TWO, THREE), BEAT)[0] == (ONE, THREE)
+    assert list(memory.split((ONE, TWO, THREE), BEAT).values()) == [(ONE, THREE)]
     raw = encode_short(BEAT, likeness(BEAT), 1)
     assert [memory.heard_short(peer, raw)[1] for peer in (ONE, TWO, THREE)] == [True, False, True]

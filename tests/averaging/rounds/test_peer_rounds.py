@@ -74,7 +74,7 @@ async def test_one_heartbeat_tells_where_all_units_stand(autojump_clock: Clock) 
 async def test_two_units_together_send_no_more_heartbeats_than_one(autojump_clock: Clock) -> None:
     async with two_units() as life:
         await trio.sleep(20.0)
-        assert 17 <= len(of_kind(Heartbeat, life.heard)) <= 23
+        assert 8 <= len(of_kind(Heartbeat, life.heard)) <= 13, "one unit says 10 while its round is far away"
 
 
 async def test_a_heartbeat_tells_of_the_slowest_upload_of_any_unit(autojump_clock: Clock) -> None:
@@ -86,7 +86,7 @@ async def test_a_heartbeat_tells_of_the_slowest_upload_of_any_unit(autojump_cloc
         assert {message.exchange_ms for message in of_kind(Heartbeat, life.heard)[1:]} == {2500}
 
 
-async def test_heartbeats_after_the_first_are_short_until_something_else_changes_or_the_whole_is_asked_for(
+async def test_heartbeats_after_the_first_are_short_until_the_whole_is_asked_for(
     autojump_clock: Clock,
 ) -> None:
     async with two_units() as life:
@@ -106,7 +106,8 @@ async def test_heartbeats_after_the_first_are_short_until_something_else_changes
         assert {len(raw) for raw in short} == {12 + 8 * len(BOTH)}
         await life.services[UNIT].tell(ExchangeMeasured(1.0))
         await until(lambda: len(short) == 6, 10.0)
-        assert [message.exchange_ms for message in whole()] == [0, 0, 1000]
+        assert [len(raw) for raw in short[4:]] == [24 + 57 * len(BOTH), 12 + 8 * len(BOTH)], "what changed is told once"
+        assert len(whole()) == 2
 
 
 async def test_a_short_heartbeat_is_heard_as_the_whole_one_that_it_is_like(autojump_clock: Clock) -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import RemoteProtocolError
+from protocol.ids import CommitId, Root
 from protocol.rounds.messages import Heartbeat, Member
-from protocol.rounds.short_beat import decode_short, encode_short, likeness, made_whole
+from protocol.rounds.short_beat import decode_short, encode_moved, encode_short, likeness, made_whole, outline
 from tests.protocol.test_wire import MESSAGES
 
 BEAT = next(message for message in MESSAGES if isinstance(message, Heartbeat))
@@ -23,7 +24,41 @@ def test_a_short_heartbeat_says_what_the_whole_one_would_say_in_a_few_bytes() ->
     short = decode_short(raw)
     assert short.likeness == likeness(known)
     assert short.number == 9
-    assert made_whole(known, short) == now
+    assert made_whole(known, raw) == now
+
+
+def test_after_a_commit_it_says_all_that_the_commit_changed() -> None:
+    known = _with_tokens(5, 6)
+    heads = tuple(
+        replace(
+            head, head=CommitId(b"n" * 32), index=1 << 40, total_tokens=1 << 50, tokens_ready=n, can_contribute=bool(n)
+        )
+        for n, head in enumerate(known.heads)
+    )
+    now = replace(known, heads=heads, exchange_ms=(1 << 32) - 1, upload_bytes_per_s=1 << 40)
+    raw = encode_moved(now, likeness(known), 9)
+    assert len(raw) == 24 + 57 * 2
+    assert outline(now) == outline(known)
+    assert decode_short(raw).likeness == likeness(known)
+    assert made_whole(known, raw) == now
+
+
+def test_state_roots_are_told_in_whole_ones_alone() -> None:
+    other = replace(BEAT, heads=tuple(replace(h, state_root=Root(b"x" * 32)) for h in BEAT.heads))
+    assert likeness(other) == likeness(BEAT)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(BEAT, member=Member(BEAT.member.peer, BEAT.member.incarnation, BEAT.member.session + 1)),
+        replace(BEAT, heads=()),
+        replace(BEAT, silent=()),
+        replace(BEAT, is_inbound_reachable=not BEAT.is_inbound_reachable),
+    ],
+)
+def test_what_no_commit_changes_is_said_whole(changed: Heartbeat) -> None:
+    assert outline(changed) != outline(BEAT)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +76,19 @@ def test_what_differs_in_anything_but_the_tokens_is_not_alike(changed: Heartbeat
     assert likeness(changed) != likeness(BEAT)
 
 
-@pytest.mark.parametrize("raw", [b"", bytes(11), bytes(13), bytes(12 + 8 * 65)])
-def test_bytes_of_another_length_are_refused(raw: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="12, and 8 for each unit"):
+@pytest.mark.parametrize("raw", [b"", bytes(11), bytes(24 + 57 * 64 + 1)])
+def test_bytes_of_no_possible_length_are_refused(raw: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="12 to 3672"):
         decode_short(raw)
 
 
 def test_other_units_than_those_of_the_whole_one_and_tokens_that_cannot_be_are_refused() -> None:
-    with pytest.raises(RemoteProtocolError, match="2 units"):
-        made_whole(BEAT, decode_short(encode_short(_with_tokens(1, 2), bytes(8), 1)))
+    for encode in (encode_short, encode_moved):
+        with pytest.raises(RemoteProtocolError, match="those of 1 units"):
+            made_whole(BEAT, encode(_with_tokens(1, 2), bytes(8), 1))
+        with pytest.raises(RemoteProtocolError):
+            made_whole(BEAT, encode(BEAT, bytes(8), 1)[:-1])
     with pytest.raises(RemoteProtocolError):
-        made_whole(BEAT, decode_short(bytes(12) + b"\xff" * 8))
+        made_whole(BEAT, bytes(12) + b"\xff" * 8)
+    with pytest.raises(RemoteProtocolError):
+        made_whole(BEAT, bytes(24) + b"\xff" * 57)

@@ -288,7 +288,7 @@ def test_patience_begins_when_the_quorum_is_out_of_reach_and_ends_when_it_is_bac
     acquaint(table)
     seat, other, _ = table.live()
     patience_s = seat.state.config.lone_patience_s
-    table.now_s += 10.0
+    table.now_s += 20.0
     seat.feed(Ticked())
     assert seat.state.alone_since_s == table.now_s
     assert not may_be_lone(seat.state, table.now_s + patience_s - 1.0)
@@ -304,7 +304,7 @@ def test_patience_is_short_only_when_all_who_are_missing_refuse_connections() ->
     acquaint(table)
     seat, other, third = table.live()
     seat.feed(PeerLost(other.peer))
-    table.now_s += 10.0
+    table.now_s += 20.0
     seat.feed(Ticked())
     assert not may_be_lone(seat.state, table.now_s + GONE_PATIENCE_S)
     seat.feed(PeerLost(third.peer))
