@@ -24,6 +24,7 @@ from peer.demo_core import (
     NUM_PEERS,
     SLOW_PEER,
     SLOWDOWN,
+    START_SHARE,
     VICTIM,
     Action,
     DemoState,
@@ -36,13 +37,12 @@ from peer.demo_processes import ProcessGroup, Running, open_processes, run_potlu
 from peer.demo_screen import open_screen
 from peer.demo_summary import DemoSummary, Facts, newest_checkpoint, summarise
 from peer.status import FINAL_STATUS_FILE
-from protocol.errors import PotluckError, StorageError
+from protocol.errors import MachineError, PotluckError, StorageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 LOOK_INTERVAL_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 2.0
-HOST_START_LIMIT_S: Final = 120.0
 LAST_CHECKPOINT_LIMIT_S: Final = 60.0
 VERIFY_LIMIT_S: Final = 60.0
 
@@ -120,7 +120,13 @@ def run_demo(options: DemoOptions) -> int:
             directory = options.directory.absolute()
             _make(directory)
         processes = stack.enter_context(open_processes(directory / "logs"))
-        swarm = _start_swarm(processes, directory, options.total_tokens)
+        try:
+            swarm = _start_swarm(processes, directory, options.total_tokens, START_SHARE * options.limit_s)
+        except MachineError as error:
+            if options.directory is not None:
+                raise
+            # The log that it names goes with the temporary folder.
+            raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
         state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s))
         summary = _conclude(swarm, state, gave_up, options, started_s)
         _show_outcome(summary, directory if options.directory else None)
@@ -143,14 +149,14 @@ def _write(path: Path, text: str) -> None:
         raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", "see --json") from error
 
 
-def _start_swarm(processes: ProcessGroup, directory: Path, total_tokens: int) -> _Swarm:
+def _start_swarm(processes: ProcessGroup, directory: Path, total_tokens: int, limit_s: float) -> _Swarm:
     run_file = directory / "run.toml"
     run_file.write_text(demo_run_toml(total_tokens), encoding="utf8")
     port = _free_port()
     arguments = ["host", str(run_file), "--state-dir", str(directory / "host"), "--listen-host", "127.0.0.1"]
     host = processes.start("host", [*arguments, "--http-port", str(port)])
     print("Opening the run: packing the Python standard library, starting the host...", flush=True)
-    invite = wait_for_invite(host, HOST_START_LIMIT_S)
+    invite = wait_for_invite(host, limit_s)
     swarm = _Swarm(processes, directory, host, f"http://127.0.0.1:{port}/api/status", invite)
     for number in range(1, NUM_PEERS + 1):
         swarm.start_peer(number)

@@ -3,13 +3,17 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
 import trio
 
+import peer.demo
 from averaging.network.http import bind_http, serve_http
 from peer.demo import demo_run_toml, fetch, read_final_status
 from peer.demo_observation import PeerReport
+from peer.demo_options import DemoOptions
 from peer.status import PeerStatus, write_final_status
 from peer.status_http import peer_app
+from protocol.errors import MachineError
 from protocol.manifest import load_run_config
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", state_root="ab" * 32)
@@ -21,6 +25,19 @@ def test_demo_run_is_the_default_run_with_three_peers_from_the_start(tmp_path: P
     config = load_run_config(path)
     assert (config.run.total_tokens, config.run.min_members) == (200_000, 3)
     assert tomllib.loads(path.read_text())["run"]["name"] == "demo"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_host_that_does_not_come_up_is_told_with_a_log_that_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    def fails(*_: object) -> None:
+        raise MachineError("no invite yet", "an invite", "read host.log")
+
+    monkeypatch.setattr(peer.demo, "_start_swarm", fails)
+    directory = tmp_path / "kept" if keeps else None
+    with pytest.raises(MachineError, match=r"read host\.log" if keeps else "--dir DIR, which keeps the logs"):
+        peer.demo.run_demo(DemoOptions(directory, None, tmp_path / "curve.png", 1_228_800, 900.0))
 
 
 async def test_fetch_reads_a_served_status_as_a_typed_value() -> None:
