@@ -53,8 +53,10 @@ class Runs:
     def __init__(self, path: Path) -> None:
         self._path = path
         text = path.read_text(encoding="utf8") if path.exists() else ""
-        # a line that was cut off by an interruption is trained again
-        self._lines = {str(line["key"]): line for line in map(json.loads, text.split("\n")[:-1])}
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # an interruption cut the last line off: it is trained again
+            path.write_text(whole, encoding="utf8")
+        self._lines = {str(line["key"]): line for line in map(json.loads, whole.splitlines())}
 
     def loss(self, trial: Trial) -> float | None:
         """Of a finished training."""
