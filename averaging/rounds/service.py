@@ -47,6 +47,7 @@ from protocol.rounds.orders import (
 from protocol.rounds.requests import ExchangeHello, FetchHashes, FetchRequest, FetchState
 from protocol.rounds.state import (
     AckLogged,
+    Applied,
     BytesHeld,
     Event,
     FlipOrdered,
@@ -167,14 +168,16 @@ class RoundService:
             await self._step(event)
 
     async def _before(self, event: Event | trio.Event) -> None:
-        """What the machine hears before anything else: where the spine is, who answered, and with a tick how training goes."""
+        """What the machine hears before anything else: where the spine is, who answered, and how training goes: with a tick, and
+        with a commit, for then the next opener is told what we have ready, and is not to hear once more of tokens that were counted.
+        """
         await self._follow_spine()
         if self._answers or self._heartbeats:
             heard, self._answers = tuple(self._answers.items()), {}
             heartbeats, self._heartbeats = tuple(self._heartbeats.values()), {}
             await self._step(PeersAnswered(heard, heartbeats))
         # Who has found its own state wrong opens nothing from that moment on, whatever it is that happens next.
-        if isinstance(event, Ticked) or (self.state.can_contribute and not self.chain.is_sound):
+        if isinstance(event, Ticked | Applied) or (self.state.can_contribute and not self.chain.is_sound):
             await self._step(self._progress())
 
     def note_answer(self, peer: PeerId) -> None:

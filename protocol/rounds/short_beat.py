@@ -15,7 +15,7 @@ are in whole ones alone: nobody acts on those that are heard.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import struct
 from dataclasses import dataclass
 from hashlib import sha256
@@ -30,7 +30,12 @@ _PREFIX: Final = struct.Struct(">8sI")
 _TOKENS: Final = struct.Struct(">Q")
 _UPLOAD: Final = struct.Struct(">IQ")
 _HEAD: Final = struct.Struct(f">QQQ?{HASH_BYTES}s")
+NUM_LIKE: Final = 2048
+"""Likenesses and outlines remembered: of a thousand peers those that they told last."""
+
 LAST_NUMBER: Final = (1 << 32) - 1
+_NO_COMMIT: Final = CommitId(bytes(HASH_BYTES))
+_NO_ROOT: Final = Root(bytes(HASH_BYTES))
 SAY_WHOLE: Final = b"?"
 """The answer to a short heartbeat that is like none that is known."""
 
@@ -43,24 +48,47 @@ class ShortBeat:
     number: int
 
 
+@functools.lru_cache(maxsize=NUM_LIKE)
 def _likeness(heartbeat: Heartbeat) -> bytes:
+    """Of one without tokens: what is told and heard between two commits is the same again and again."""
     return sha256(encode_message(heartbeat)).digest()[:8]
 
 
 def likeness(heartbeat: Heartbeat) -> bytes:
     """8 bytes that two heartbeats have in common when they differ in the tokens ready alone, and in state roots."""
-    return _likeness(dataclasses.replace(heartbeat, heads=tuple(_with_ready(head, 0) for head in heartbeat.heads)))
-
-
-def _with_ready(head: UnitHead, tokens: int) -> UnitHead:
-    none = CommitId(bytes(HASH_BYTES)), Root(bytes(HASH_BYTES))
-    return dataclasses.replace(head, tokens_ready=tokens, state_commit=none[0], state_root=none[1])
+    return _likeness(_with_heads(heartbeat, tuple([_without_state(head) for head in heartbeat.heads])))
 
 
 def outline(heartbeat: Heartbeat) -> bytes:
     """8 bytes that two heartbeats have in common when they differ in nothing but what a commit changes."""
-    heads = tuple(_moved_head(head, (0, 0, 0, False, bytes(HASH_BYTES))) for head in heartbeat.heads)
-    return likeness(dataclasses.replace(heartbeat, heads=heads, exchange_ms=0, upload_bytes_per_s=0))
+    heads = tuple([UnitHead(head.unit, _NO_COMMIT, 0, 0, 0, False, _NO_COMMIT, _NO_ROOT) for head in heartbeat.heads])
+    return _likeness(Heartbeat(heartbeat.member, heartbeat.is_inbound_reachable, 0, heads, 0, heartbeat.silent))
+
+
+# Written out, for `dataclasses.replace` takes several times as long and heartbeats are most of what is heard.
+
+
+def _without_state(head: UnitHead) -> UnitHead:
+    return UnitHead(head.unit, head.head, head.index, head.total_tokens, 0, head.can_contribute, _NO_COMMIT, _NO_ROOT)
+
+
+def _with_tokens(head: UnitHead, tokens: int) -> UnitHead:
+    return UnitHead(
+        head.unit,
+        head.head,
+        head.index,
+        head.total_tokens,
+        tokens,
+        head.can_contribute,
+        head.state_commit,
+        head.state_root,
+    )
+
+
+def _with_heads(said: Heartbeat, heads: tuple[UnitHead, ...]) -> Heartbeat:
+    return Heartbeat(
+        said.member, said.is_inbound_reachable, said.upload_bytes_per_s, heads, said.exchange_ms, said.silent
+    )
 
 
 def encode_short(heartbeat: Heartbeat, like: bytes, number: int) -> bytes:
@@ -96,28 +124,31 @@ def made_whole(known: Heartbeat, raw: bytes) -> Heartbeat:
     said, num_heads = raw[_PREFIX.size :], len(known.heads)
     if len(said) == num_heads * _TOKENS.size:
         pairs = zip(known.heads, _TOKENS.iter_unpack(said), strict=True)
-        heads = tuple(dataclasses.replace(head, tokens_ready=tokens) for head, (tokens,) in pairs)
-        return dataclasses.replace(known, heads=heads)
+        return _with_heads(known, tuple([_with_tokens(head, tokens) for head, (tokens,) in pairs]))
     if len(said) != _UPLOAD.size + num_heads * _HEAD.size:
         found = f"{len(said)} bytes of a short heartbeat"
         raise RemoteProtocolError(found, f"those of {num_heads} units, as in the one that it is like")
     exchange_ms, upload_bytes_per_s = _UPLOAD.unpack_from(said)
     moved = zip(known.heads, _HEAD.iter_unpack(said[_UPLOAD.size :]), strict=True)
-    return dataclasses.replace(
-        known,
-        heads=tuple(_moved_head(head, numbers) for head, numbers in moved),
-        exchange_ms=exchange_ms,
-        upload_bytes_per_s=upload_bytes_per_s,
+    return Heartbeat(
+        known.member,
+        known.is_inbound_reachable,
+        upload_bytes_per_s,
+        tuple([_moved_head(head, numbers) for head, numbers in moved]),
+        exchange_ms,
+        known.silent,
     )
 
 
 def _moved_head(head: UnitHead, numbers: tuple[int, int, int, bool, bytes]) -> UnitHead:
     ready, total_tokens, index, can_contribute, commit = numbers
-    return dataclasses.replace(
-        head,
-        tokens_ready=ready,
-        total_tokens=total_tokens,
-        index=index,
-        can_contribute=can_contribute,
-        head=CommitId(commit),
+    return UnitHead(
+        head.unit,
+        CommitId(commit),
+        index,
+        total_tokens,
+        ready,
+        can_contribute,
+        head.state_commit,
+        head.state_root,
     )

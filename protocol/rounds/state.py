@@ -321,7 +321,10 @@ class MessageArrived:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The trainer's counters, and whether this peer holds verified state and may contribute (rule 5)."""
+    """The trainer's counters, and whether this peer holds verified state and may contribute (rule 5). Told with each tick, and
+    before each `Applied`, without what that commit counted: with it the next opener hears of them, and what it heard twice would make
+    the next round due at once.
+    """
 
     tokens_ready: int
     can_contribute: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,12 @@ BESIDE = 0.3
 
 TOGETHER_WITHIN = 2.0
 """A round of everybody comes within so many times `converge_s` of a profile."""
+
+TURNS = 3
+"""Of more peers than a round may have each is counted within so many times the rounds that it takes to count all once.
+Half of a round's members hand on the vote; of the others those come first whose work waits longest, and who is a quarter as
+fast has to wait until that is more than what the fast ones trained since they were counted.
+"""
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,7 @@ async def come_together(world: World) -> None:
         are_counted = is_sound and agree(world) and all(is_together(unit) for unit in world.layout.units)
         return are_counted and not world.host.is_ahead()
 
-    await world.wait_for(are_together, profile.converge_s * TOGETHER_WITHIN, "a round of everybody")
+    await world.wait_for(are_together, _together_within_s(world), "a round of everybody")
     # what follows is judged at this moment: all stand together, and the rounds go on with the first wait
     world.host.check()
     check_spine(world)
@@ -254,6 +261,13 @@ async def come_together(world: World) -> None:
                 world.observed_of[unit].hold(service.chain.links, head, service.chain.root)
     for node in world.live_nodes():
         await node.check_disk()
+
+
+def _together_within_s(world: World) -> float:
+    profile, num_holders = world.profile, max(len(world.holders(unit)) for unit in world.layout.units)
+    if num_holders <= MAX_MEMBERS:
+        return profile.converge_s * TOGETHER_WITHIN
+    return TURNS * math.ceil(num_holders / (MAX_MEMBERS // 2)) * profile.longest_interval_s
 
 
 def check_spine(world: World) -> None:

@@ -54,5 +54,5 @@ def test_a_residual_that_a_restart_brings_back_although_it_was_counted_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(feedback, "_followed", lambda state, *args: (state, set()))
-    error = play(SCENARIOS["member-with-feedback-crashes-everywhere"], 0).error
-    assert "was applied twice" in error
+    scenario = SCENARIOS["member-with-feedback-crashes-everywhere"]
+    assert any("was applied twice" in play(scenario, seed).error for seed in range(4))

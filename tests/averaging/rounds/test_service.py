@@ -17,7 +17,8 @@ from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, fetch_commits, fet
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds import core
+from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     Ack,
@@ -33,9 +34,10 @@ from protocol.rounds.messages import (
     RoundMessage,
     Settle,
 )
+from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.plan import consumed_tokens
 from protocol.rounds.requests import FetchHashes, FetchRequest, FetchResult, FetchState
-from protocol.rounds.state import PeerLost
+from protocol.rounds.state import Applied, Event, PeerLost, RoundState, Step
 from protocol.wire import encode_message
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (
@@ -157,6 +159,33 @@ async def test_a_trainer_that_is_slow_to_adopt_holds_up_nobody_and_no_token_coun
         progress = slow.progress()
         assert 0 < counted <= progress.tokens_trained
         assert progress.tokens_ready >= 0
+
+
+async def test_with_a_commit_the_next_opener_is_told_of_no_token_that_it_counted(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainers = {number: StepTrainer(str(number)) for number in range(3)}
+    trainer_of, links = dict[PeerId, StepTrainer](), list[ChainLink]()
+    told = list[tuple[PeerId, int, int, int]]()
+    real = core.step
+
+    def step(before: RoundState, event: Event, now_s: float) -> Step:
+        taken = real(before, event, now_s)
+        for action in taken.actions:
+            if isinstance(event, Applied) and isinstance(action, SendHeartbeat):
+                peer, ready = before.config.me.peer, action.heartbeat.heads[0].tokens_ready
+                told.append((peer, event.link.index, ready, trainer_of[peer].progress().tokens_trained))
+        return taken
+
+    monkeypatch.setattr(core, "step", step)
+    async with _swarm(trainers) as (world, lives, _):
+        trainer_of |= {party.peer: trainers[number] for number, party in enumerate(world.parties)}
+        await until(lambda: min(life.index for life in lives) >= 4)
+        links += lives[0].service.chain.links
+    assert told
+    for peer, index, ready, trained in told:
+        records = [link.record for link in links[1 : index + 1] if link.record is not None]
+        assert sum(consumed_tokens(record, peer) for record in records) + ready <= trained
 
 
 async def test_a_member_that_says_goodbye_is_not_waited_for(autojump_clock: Clock) -> None:

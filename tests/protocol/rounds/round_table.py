@@ -49,6 +49,7 @@ from protocol.rounds.orders import (
     SendHeartbeat,
     Switch,
 )
+from protocol.rounds.plan import consumed_tokens
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import (
@@ -177,6 +178,9 @@ class Seat:
         self.frozen_since_s: float | None = None
         self.mailbox: list[Parcel] = []
         self.tokens = 100
+        self.tokens_a_tick = 0
+        """Where it trains: what a commit counts is ready no more. Else as many tokens are ready all the time."""
+
         self.upload_bytes_per_s = 0
         self.has_trainer = True
         self.orders: list[Action] = []
@@ -352,6 +356,7 @@ class Table:
         for seat in self.live():
             if seat.is_awake:
                 self._retry(seat)
+                seat.tokens += seat.tokens_a_tick
                 seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
                 seat.feed(Ticked())
         self.talk()
@@ -368,6 +373,8 @@ class Table:
         seat = self.seats[item.to]
         if isinstance(item, Answer):
             if seat.is_up and seat.member.session == item.session:
+                if isinstance(item.event, Applied) and seat.tokens_a_tick:
+                    self._consume(seat, item.event.link)
                 seat.feed(item.event)
             return
         sender = self.seats[item.sender]
@@ -478,6 +485,11 @@ class Table:
             case LogLeave():
                 seat.disk.promise(action.leave.base, Ballot(LAST_ATTEMPT, seat.peer))
                 self._answer(seat, LeaveLogged(action.leave))
+
+    def _consume(self, seat: Seat, link: ChainLink) -> None:
+        """As the service: how training goes is told before the commit that counted some of it."""
+        seat.tokens -= consumed_tokens(link.record, seat.peer) if link.record is not None else 0
+        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
 
     # --- bytes ---
 

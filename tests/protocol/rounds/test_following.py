@@ -25,7 +25,7 @@ from protocol.rounds.state import (
     SwitchPrepared,
 )
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
-from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, state_root
+from tests.protocol.rounds.round_table import TARGET_TOKENS, UNIT, Seat, Table, acquaint, state_root
 from tests.simulation.signing import HashVerifier
 
 
@@ -128,6 +128,18 @@ def test_whoever_applied_a_commit_tells_the_next_opener_at_once() -> None:
         beats = [action for action in _apply(one, made) if isinstance(action, SendHeartbeat)]
         assert [beat.to for beat in beats] == ([] if one.peer == opener else [(opener,)])
         assert all(beat.heartbeat.heads[0].head == made.link.commit for beat in beats)
+
+
+def test_what_a_commit_counted_makes_no_next_round_due() -> None:
+    """The next opener hears of everybody's tokens with the commit: once it heard those of before it, and opened on nothing."""
+    table = Table(3)
+    for seat in table.live():
+        seat.tokens, seat.tokens_a_tick = 0, 10
+    table.run_until(lambda: table.all_at(6))
+    records = [link.record for link, _ in table.live()[0].disk.chain]
+    for record in records:
+        assert record is not None
+        assert sum(entry.credited_tokens for entry in record.contributors) >= TARGET_TOKENS
 
 
 def test_a_commit_whose_parent_is_unknown_makes_us_ask_its_sender() -> None:
