@@ -59,6 +59,7 @@ NO_ROOT: Final = Root(b"")
 _MAX_TEXT: Final = 256
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
+_MAX_UNITS: Final = 1024
 _MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
 
@@ -100,6 +101,20 @@ class HeldoutResult:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitStanding:
+    """The newest commit of a unit whose state root a peer computed, and that root."""
+
+    unit: UnitName
+    state_commit: CommitId
+    state_root: Root
+
+    def __post_init__(self) -> None:
+        _require_hash("state_commit", self.state_commit)
+        _require_hash("state_root", self.state_root)
+        _require(len(self.unit) <= _MAX_TEXT, f"a unit name of {len(self.unit)} letters", f"at most {_MAX_TEXT}")
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReport:
     """What a peer says of itself, every few seconds, signed.
 
@@ -118,6 +133,7 @@ class PeerReport:
         revocations: signed entries that the coordinator asked for.
         version: of its program, empty where it does not say.
         is_outbound_only: it takes no connections; it works over those that it makes itself.
+        beside: where the units stand that are not the spine.
     """
 
     state: str
@@ -142,6 +158,7 @@ class PeerReport:
     revocations: tuple[bytes, ...] = ()
     version: str = ""
     is_outbound_only: bool = False
+    beside: tuple[UnitStanding, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -156,6 +173,7 @@ class PeerReport:
         # NaN and infinity would poison the loss curve of everybody.
         _require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
+        sizes["units"] = len(self.beside), _MAX_UNITS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             _require(found <= most, f"{found} {what}", f"at most {most}")
@@ -260,6 +278,8 @@ def encode_report(report: PeerReport) -> bytes:
         version=report.version,
         is_outbound_only=report.is_outbound_only,
     )
+    for part in report.beside:
+        body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root)
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
     for result in report.heldout:
@@ -309,7 +329,12 @@ def decode_report(data: bytes) -> PeerReport:
         revocations=tuple(body.revocations[:MAX_REVOCATIONS]),
         version=body.version,
         is_outbound_only=body.is_outbound_only,
+        beside=tuple(_decode_standing(part) for part in body.beside),
     )
+
+
+def _decode_standing(body: pb.UnitBody) -> UnitStanding:
+    return UnitStanding(UnitName(body.unit), CommitId(body.state_commit), Root(body.state_root))
 
 
 _CROSSING: Final[dict[str, type[PotluckError]]] = {

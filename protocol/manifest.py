@@ -23,13 +23,16 @@ from pydantic import (
     model_validator,
 )
 
-from protocol.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
+from protocol.decoder_schema import DecoderConfig
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.model_units import ModelUnits, default_fragments, model_units
 from protocol.plain_file import check_plain_file
+from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.tensor_schema import TensorSchema
+from protocol.validation_text import explained
 
 MANIFEST_DOMAIN: Final = "potluck run"
 _ID_DOMAIN: Final = b"potluck manifest 1"
@@ -188,6 +191,12 @@ class RoundSection(_Section):
     `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
     values of all members (`RunConfig.result_codec`). `error_feedback` is the share of what the codec left out of a contribution that
     goes into the next one (averaging/error_feedback.py); left out it is `feedback`.
+
+    `mode` is "overlap", in which the whole model is averaged at once while training goes on; "blocking", in which training waits from
+    the snapshot to the commit, for `longest_interval_s` at most; or "streaming", in which fragments of the model are averaged one
+    after another (protocol/model_units.py). The last three keys are of "streaming" alone: `fragments` of the layers, about three each
+    where left out; `delay_steps` and `alpha`: a commit that comes at most so many local steps after the snapshot is mixed into the
+    local parameters, of which that share stays (averaging/rounds/adoption.py; `RunConfig.delay_steps` and `.alpha`).
     """
 
     target_tokens: Count
@@ -196,6 +205,10 @@ class RoundSection(_Section):
     result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
     error_feedback: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    mode: Literal["overlap", "blocking", "streaming"] = "overlap"
+    fragments: Annotated[int, Field(ge=1, le=512)] | None = None
+    delay_steps: Annotated[int, Field(ge=0, le=1000)] | None = None
+    alpha: Fraction | None = None
 
     @property
     def feedback(self) -> float:
@@ -209,6 +222,13 @@ class RoundSection(_Section):
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return self._used(handler(self), _FIRST_ROUND_KEYS)
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> RoundSection:
+        for name in ("fragments", "delay_steps", "alpha"):
+            if self.mode != "streaming" and (value := getattr(self, name)) is not None:
+                raise ValueError(f'{name} = {value} belongs to mode = "streaming", not to "{self.mode}"')
+        return self
 
     @model_validator(mode="after")
     def _check_codecs(self) -> RoundSection:
@@ -262,7 +282,37 @@ class RunConfig(_Section):
             raise ValueError(
                 f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
             )
+        if self.num_fragments and (problem := contradiction(self._streaming())):
+            raise ValueError(problem)
         return self
+
+    @property
+    def num_fragments(self) -> int:
+        """Fragments that the layers are averaged in; 0 where the whole model is averaged at once."""
+        if self.round.mode != "streaming":
+            return 0
+        return self.round.fragments or default_fragments(self.model.num_layers)
+
+    @property
+    def delay_steps(self) -> int:
+        """Local steps in which a fragment's commit is expected; of streaming runs."""
+        return DEFAULT_DELAY_STEPS if self.round.delay_steps is None else self.round.delay_steps
+
+    @property
+    def alpha(self) -> float:
+        """Share of the local parameters that stays where a commit came within the delay; of streaming runs."""
+        return DEFAULT_ALPHA if self.round.alpha is None else self.round.alpha
+
+    def _streaming(self) -> StreamingNumbers:
+        return StreamingNumbers(
+            self.model.num_layers,
+            self.num_fragments,
+            self.delay_steps,
+            self.round.target_tokens,
+            self.run.total_tokens,
+            self.inner.batch_tokens,
+            self.run.min_members,
+        )
 
     @property
     def result_codec(self) -> str:
@@ -301,7 +351,12 @@ class RunManifest(_Section):
 
     def unit_schemas(self) -> dict[UnitName, TensorSchema]:
         """The units of the run and their tensors."""
-        return {WHOLE_MODEL: decoder_schema(self.config.model)}
+        return {schema.unit: schema for schema in self.units.schemas}
+
+    @property
+    def units(self) -> ModelUnits:
+        """The units in the order of the flat vector, the spine first."""
+        return model_units(self.config.model, self.config.num_fragments)
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -336,29 +391,7 @@ def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(*_explain(name, error)) from error
-
-
-def _explain(name: str, error: ValidationError) -> tuple[str, str, str]:
-    """The first problem of a validation as found, expected, remedy."""
-    # What is there and wrong comes before what is missing: a misspelt key is usually both.
-    rank = {"extra_forbidden": 0, "missing": 2}
-    first = min(error.errors(include_url=False), key=lambda problem: rank.get(problem["type"], 1))
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return (
-            f"{name}: {key} is not a known key",
-            "a key that `potluck init` writes",
-            "check its spelling or remove it",
-        )
-    if first["type"] == "missing":
-        return f"{name}: {key} is missing", "a value", "compare with the file that `potluck init` writes"
-    if first["type"] == "value_error":
-        place = f"{name}: {key}" if key else name
-        return f"{place}: {first['msg'].removeprefix('Value error, ')}", "", "change it and start again"
-    value = repr(first["input"])[:60]
-    expected = first["msg"].removeprefix("Input should be ")
-    return f"{name}: {key} is {value}", expected[:1].lower() + expected[1:], "change it and start again"
+        raise ConfigError(*explained(name, error)) from error
 
 
 def sign_manifest(manifest: RunManifest, signer: Signer) -> bytes:
@@ -383,7 +416,7 @@ def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | N
         manifest = RunManifest.model_validate_json(envelope.payload)
     except ValidationError as error:
         # Its signature is good, so it says what its host meant.
-        found, expected, _ = _explain("the run's manifest", error)
+        found, expected, _ = explained("the run's manifest", error)
         raise VersionError(found, expected, "install the release that made the run") from error
     if bytes.fromhex(manifest.host_public_key) != envelope.public_key:
         raise RemoteProtocolError(
@@ -449,6 +482,7 @@ target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tok
 longest_interval_s = 60.0
 codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
                                # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
+# mode = "streaming"           # fragments of about three layers, one after another; the whole at once with "overlap" or "blocking"
 # error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
 
 [checkpoint]

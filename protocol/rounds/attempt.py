@@ -32,6 +32,7 @@ from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.views import (
     caught_up,
+    due_at_tokens,
     is_suspected,
     lenders,
     may_hand_on,
@@ -179,7 +180,9 @@ def results_changed(state: RoundState, now_s: float) -> Step:
         )
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
-    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, config.target_tokens)
+    offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
+    target = config.stagger.next_target(config.target_tokens, due_at_tokens(state), offered)
+    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, target)
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
     to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
     return _settling(

@@ -33,6 +33,7 @@ from protocol.rounds.messages import (
     UnitHead,
 )
 from protocol.rounds.orders import Action
+from protocol.rounds.stagger import UNSTAGGERED, Stagger
 
 NO_COMMIT: Final = CommitId(bytes(32))
 NO_ROOT: Final = Root(bytes(32))
@@ -56,6 +57,7 @@ class RoundConfig:
         settle_within_s: how long a settled record waits for its acks before the attempt ends.
         spine: the run's spine (rule 23); None where this unit is it.
         result_codec: name of the codec of results; empty where it is that of contributions.
+        stagger: how the rounds of this unit lie between those of others.
     """
 
     run_id: RunId
@@ -81,6 +83,7 @@ class RoundConfig:
     replay_at_most: int = 16
     spine: UnitName | None = None
     result_codec: str = ""
+    stagger: Stagger = UNSTAGGERED
 
     @property
     def is_spine(self) -> bool:
