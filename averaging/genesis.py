@@ -24,15 +24,20 @@ _RESIDUAL_OUTPUTS: Final = ("wo.weight", "w_down.weight")
 _AT_ONCE: Final = 1 << 18
 
 
-def genesis_anchor(schema: TensorSchema, seed: int) -> torch.Tensor:
+def genesis_anchor(schema: TensorSchema, seed: int, model: TensorSchema | None = None) -> torch.Tensor:
     """(N,) float32: ones for norms, uniform noise for the rest; what writes into the residual stream is scaled by
     1 / sqrt(2 layers) (GPT-2 report, section 2.3).
+
+    Args:
+        model: all tensors of the model, where the unit has some of them: a tensor's values are the same whichever unit it is in.
     """
-    num_layers = max(1, sum(spec.name.endswith("wo.weight") for spec in schema.tensors))
+    tensors = (model or schema).tensors
+    num_layers = max(1, sum(spec.name.endswith("wo.weight") for spec in tensors))
+    places = {spec.name: place for place, spec in enumerate(tensors)}
     anchor = np.empty(schema.num_elements, dtype=np.float32)
-    for index, spec in enumerate(schema.tensors):
+    for spec in schema.tensors:
         begin = schema.offset(spec.name)
-        _fill(anchor[begin : begin + spec.num_elements], spec, index, seed, num_layers)
+        _fill(anchor[begin : begin + spec.num_elements], spec, places[spec.name], seed, num_layers)
     return torch.from_numpy(anchor)
 
 

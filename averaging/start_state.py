@@ -16,6 +16,7 @@ import torch
 
 from averaging.genesis import genesis_anchor
 from averaging.state import UnitState, state_root
+from averaging.vectors import picked
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import HASH_BYTES, CommitId, Root
 from protocol.tensor_schema import ChunkGrid, TensorSchema
@@ -23,7 +24,13 @@ from protocol.tensor_schema import ChunkGrid, TensorSchema
 NO_HEAD: Final = CommitId(bytes(HASH_BYTES))
 
 
-def start_state(schema: TensorSchema, seed: int, head: CommitId = NO_HEAD, given: Sequence[Path] = ()) -> UnitState:
+def start_state(
+    schema: TensorSchema,
+    seed: int,
+    head: CommitId = NO_HEAD,
+    given: Sequence[Path] = (),
+    model: TensorSchema | None = None,
+) -> UnitState:
     """Genesis anchor, momentum zero, no tokens.
 
     Args:
@@ -31,20 +38,28 @@ def start_state(schema: TensorSchema, seed: int, head: CommitId = NO_HEAD, given
         seed: where the values come from, unless they are given.
         head: the genesis commit id once it is known.
         given: the shards of the weights that the run starts with, each file named by its hash; blocks while they are read.
+        model: all tensors of the model, in the order of `given`, where the unit has some of them; None where it has all.
 
     Raises:
         StorageError: a shard cannot be read or is damaged.
         RemoteProtocolError: together they are not the unit's values.
     """
-    anchor_N = _given_anchor(schema, given) if given else genesis_anchor(schema, seed)
+    whole = model or schema
+    anchor_N = picked(_given_anchor(whole, given), whole, schema) if given else genesis_anchor(schema, seed, whole)
     # NumPy's zeros take no memory until they are written
     momentum_N = torch.from_numpy(np.zeros(anchor_N.numel(), dtype=np.float32))
     return UnitState(schema.unit, head, 0, 0, anchor_N, momentum_N)
 
 
-def start_root(schema: TensorSchema, grid: ChunkGrid, seed: int, given: Sequence[Path] = ()) -> Root:
+def start_root(
+    schema: TensorSchema,
+    grid: ChunkGrid,
+    seed: int,
+    given: Sequence[Path] = (),
+    model: TensorSchema | None = None,
+) -> Root:
     """The state root that the start record names for a unit. Arguments and errors as of `start_state`."""
-    return state_root(start_state(schema, seed, given=given), grid)
+    return state_root(start_state(schema, seed, given=given, model=model), grid)
 
 
 def _given_anchor(schema: TensorSchema, given: Sequence[Path]) -> torch.Tensor:

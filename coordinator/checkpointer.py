@@ -7,7 +7,7 @@ fixed round: at least every `every_rounds` commits, and at the end of the run ex
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,15 +17,18 @@ import trio
 
 from coordinator.checkpoints import (
     CheckpointContent,
+    UnitContent,
     lost_checkpoints,
     remove_checkpoint,
     remove_leftovers,
     surplus,
+    together,
     unlisted_checkpoints,
     write_checkpoint,
 )
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry, live_peers, root_by_majority
+from protocol.coordination import NO_COMMIT
 from protocol.errors import PotluckError, TemporaryError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
@@ -51,13 +54,26 @@ FetchState = Callable[[Sequence[PeerId], UnitName, "ChunkGrid", CommitId, Root],
 
 
 @dataclass(frozen=True, slots=True)
+class UnitTarget:
+    """The state of a unit beside the spine to write down, and who says that it has it."""
+
+    unit: UnitName
+    commit: CommitId
+    root: Root
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
-    """A state to write down, and who says that it has it."""
+    """A state to write down, of several units the spine's, and who says that it has it. `beside` are the other units, each as most of
+    these donors have it.
+    """
 
     commit: CommitId
     index: int
     root: Root
     donors: tuple[PeerId, ...]
+    beside: tuple[UnitTarget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,9 @@ class CheckpointRules:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """Where checkpoints go and what is the same in all of them."""
+    """Where checkpoints go and what is the same in all of them. Of several units `schema` and `grid` are the spine's, `beside` those
+    of the others, and `whole` has all tensors of the model in its own order.
+    """
 
     folder: Path
     run_name: str
@@ -87,6 +105,8 @@ class CheckpointPlace:
     grid: ChunkGrid
     model: dict[str, int | float | bool | str]
     tokenizer: RunTokenizer | None = None
+    beside: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
+    whole: TensorSchema | None = None
 
 
 def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float) -> Sequence[Target]:
@@ -105,6 +125,25 @@ def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float
     return sorted(targets, key=lambda target: (target.index, target.commit))
 
 
+def _with_units(
+    target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName]
+) -> Target | None:
+    """A target with the other units, each in the state that most of its donors have; None where one of them is at its start."""
+    beside: list[UnitTarget] = []
+    for unit in units:
+        holders: dict[tuple[CommitId, Root], list[PeerId]] = {}
+        for peer in target.donors:
+            for part in peers[peer].report.beside:
+                link = chain.link(part.state_commit)
+                if part.unit == unit and part.state_commit != NO_COMMIT and (link is None or link.index):
+                    holders.setdefault((part.state_commit, part.state_root), []).append(peer)
+        if not holders:
+            return None
+        commit, root = min(holders, key=lambda pair: (-len(holders[pair]), pair))
+        beside.append(UnitTarget(unit, commit, root, tuple(holders[commit, root])))
+    return replace(target, beside=tuple(beside))
+
+
 def due_checkpoint(
     state: RunState,
     chain: ChainLog,
@@ -112,9 +151,13 @@ def due_checkpoint(
     last_index: int,
     rules: CheckpointRules,
     now_s: float,
+    units: Sequence[UnitName] = (),
 ) -> Target | None:
-    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one."""
-    candidates = _candidates(peers, chain, now_s)
+    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one; `units` are those beside the
+    spine, none of which may be without a commit.
+    """
+    found = [_with_units(target, peers, chain, units) for target in _candidates(peers, chain, now_s)]
+    candidates = [target for target in found if target is not None]
     if state.phase is Phase.FINISHED:
         final = [target for target in candidates if target.commit == state.head]
         return final[-1] if final else None
@@ -192,25 +235,17 @@ class Checkpointer:
         if tracker.chain is None or tracker.is_final_checkpoint_written:
             return None
         last_index = max((row.index for row in tracker.checkpoints), default=0)
-        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, clock.monotonic_s())
+        units = [schema.unit for schema, _ in self._place.beside]
+        now_s = clock.monotonic_s()
+        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units)
 
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place
-        state = None
+        content: CheckpointContent | None = None
         with trio.move_on_after(FETCH_LIMIT_S):
-            state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
-        if state is None:
+            content = await self.content(target)
+        if content is None:
             raise TemporaryError(f"no state of round {target.index} within {FETCH_LIMIT_S:.0f} s", "one in time")
-        content = CheckpointContent(
-            place.run_name,
-            place.run_id_hex,
-            place.schema,
-            place.grid,
-            place.model,
-            state,
-            target.root,
-            place.tokenizer,
-        )
         now = int(clock.unix_s())
         # A write that was begun is finished: half of one is of no use to anybody.
         with trio.CancelScope(shield=True):
@@ -221,6 +256,29 @@ class Checkpointer:
         await self._tracker.refresh_checkpoints()
         _log.info("checkpoint_written", index=row.index, commit=row.commit[:4].hex(), root=row.state_root[:4].hex())
         await self._prune(offload)
+
+    async def content(self, target: Target) -> CheckpointContent:
+        """What goes into the checkpoint of a target, fetched from its donors. Raises as the fetching does."""
+        place = self._place
+        state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
+        content = CheckpointContent(
+            place.run_name,
+            place.run_id_hex,
+            place.schema,
+            place.grid,
+            place.model,
+            state,
+            target.root,
+            place.tokenizer,
+        )
+        if place.whole is None:
+            return content
+        units = [UnitContent(place.schema, place.grid, state, target.root)]
+        for (schema, grid), part in zip(place.beside, target.beside, strict=True):
+            fetched = await self._fetch(part.donors, part.unit, grid, part.commit, part.root)
+            units.append(UnitContent(schema, grid, fetched, part.root))
+        whole = together(units, place.whole)
+        return replace(content, schema=place.whole, state=whole, units=tuple(units))
 
     async def _prune(self, offload: Offload) -> None:
         for row in surplus(self._tracker.checkpoints, self._rules.keep, self._rules.lasting_rounds):

@@ -16,11 +16,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from averaging.state import UnitState, state_root
+from averaging.vectors import picked
 from coordinator.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
@@ -28,11 +30,12 @@ from protocol.plain_file import check_plain_file
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 if TYPE_CHECKING:
-    import torch
-
     from coordinator.run_files import RunTokenizer
 
 MANIFEST_NAME: Final = "manifest.json"
+ALL_UNITS: Final = UnitName("model")
+"""What the units of a model are called together."""
+
 TOKENIZER_NAME: Final = "tokenizer.json"
 _TEMPORARY_PREFIX: Final = ".writing-"
 _READ_BYTES: Final = 1 << 20
@@ -66,11 +69,25 @@ class StoredTokenizer(StoredFile):
     end: Count
 
 
+class StoredUnit(_Frozen):
+    """One of several units that a checkpoint holds together: where it stood, and the names of its tensors in their order."""
+
+    unit: str
+    commit: HexHash
+    index: Count
+    total_tokens: Count
+    state_root: HexHash
+    tensors: tuple[str, ...]
+
+
 class CheckpointManifest(_Frozen):
     """What manifest.json says.
 
     Attributes:
+        unit: whose state this is; ALL_UNITS where it is that of several.
+        commit, index, total_tokens, state_root: of the unit, of several those of the spine.
         state_root: Merkle root over the unit's outer state, on chunks of `chunk_elements`.
+        units: all of several units, the spine first; left out of a run with one.
         model: the model's numbers as in run.toml, enough to build it.
         tokenizer: of a run whose tokens are not bytes; left out where they are.
         checksum: SHA-256 of all the rest, as compact JSON: the state root knows nothing of names and model numbers.
@@ -89,6 +106,7 @@ class CheckpointManifest(_Frozen):
     parameters: StoredFile
     momentum: StoredFile
     model: dict[str, int | float | bool | str]
+    units: tuple[StoredUnit, ...] | None = None
     tokenizer: StoredTokenizer | None = None
     written_unix_s: Count
     checksum: HexHash = "0" * 64
@@ -100,8 +118,20 @@ class CheckpointManifest(_Frozen):
 
 
 @dataclass(frozen=True, slots=True)
+class UnitContent:
+    """The state of one of several units; `root` is the one that the peers have for it."""
+
+    schema: TensorSchema
+    grid: ChunkGrid
+    state: UnitState
+    root: Root
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointContent:
-    """What goes into a checkpoint. `root` is the state root that the peers attest for the state."""
+    """What goes into a checkpoint. `root` is the state root that the peers attest for the state. Of several units `schema` and `state`
+    are those of the whole model under the spine's commit, as `together` makes them, and `root` is that of the spine.
+    """
 
     run_name: str
     run_id_hex: str
@@ -111,6 +141,16 @@ class CheckpointContent:
     state: UnitState
     root: Root
     tokenizer: RunTokenizer | None = None
+    units: tuple[UnitContent, ...] = ()
+
+
+def together(units: Sequence[UnitContent], model: TensorSchema) -> UnitState:
+    """The states of several units, the spine's first, as one of the whole model: its tensors in the order of `model`."""
+    lying = TensorSchema(ALL_UNITS, tuple(spec for unit in units for spec in unit.schema.tensors))
+    states, spine = [unit.state for unit in units], units[0].state
+    anchor_N = picked(torch.cat([state.anchor_N for state in states]), lying, model)
+    momentum_N = picked(torch.cat([state.momentum_N for state in states]), lying, model)
+    return UnitState(ALL_UNITS, spine.head, spine.index, spine.total_tokens, anchor_N, momentum_N)
 
 
 def _parameters_name(unit: str) -> str:
@@ -181,6 +221,7 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         parameters=_save(folder / _parameters_name(state.unit), state.anchor_N, schema),
         momentum=_save(folder / _momentum_name(state.unit), state.momentum_N, schema),
         model=content.model,
+        units=tuple(_stored(unit) for unit in content.units) or None,
         tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
         written_unix_s=now_unix_s,
     )
@@ -188,6 +229,28 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
     path.write_text(manifest.sealed().model_dump_json(indent=2, exclude_none=True) + "\n", encoding="ascii")
     sync_path(path)
     sync_path(folder)
+
+
+def _stored(unit: UnitContent) -> StoredUnit:
+    state = unit.state
+    return StoredUnit(
+        unit=state.unit,
+        commit=state.head.hex(),
+        index=state.index,
+        total_tokens=state.total_tokens,
+        state_root=unit.root.hex(),
+        tensors=tuple(spec.name for spec in unit.schema.tensors),
+    )
+
+
+def _check_root(state: UnitState, grid: ChunkGrid, root: Root) -> None:
+    found = state_root(state, grid)
+    if found != root:
+        raise StorageError(
+            f"a state of {state.unit} with root {found[:4].hex()} for round {state.index}",
+            f"the attested root {root[:4].hex()}",
+            "no checkpoint was written; the next one will be tried with fresh state",
+        )
 
 
 def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: int) -> CheckpointRow:
@@ -198,13 +261,10 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, now_unix_s: in
             nothing is left behind, older checkpoints are untouched.
     """
     state = content.state
-    found = state_root(state, content.grid)
-    if found != content.root:
-        raise StorageError(
-            f"a state with root {found[:4].hex()} for round {state.index}",
-            f"the attested root {content.root[:4].hex()}",
-            "no checkpoint was written; the next one will be tried with fresh state",
-        )
+    for unit in content.units:
+        _check_root(unit.state, unit.grid, unit.root)
+    if not content.units:
+        _check_root(state, content.grid, content.root)
     name = checkpoint_name(state.index, state.head)
     temporary, final = folder / (_TEMPORARY_PREFIX + name), folder / name
     try:
@@ -270,8 +330,6 @@ def _check_tokenizer(path: Path, stored: StoredTokenizer) -> None:
 
 
 def _load_flat(path: Path, name: str, stored: StoredFile, schema: TensorSchema) -> torch.Tensor:
-    import torch
-
     try:
         _check_file(path, name, stored)
         tensors = load_file(path / name)
@@ -305,10 +363,31 @@ def load_checkpoint(path: Path) -> tuple[CheckpointManifest, UnitState]:
         anchor_N=_load_flat(path, _parameters_name(unit), manifest.parameters, schema),
         momentum_N=_load_flat(path, _momentum_name(unit), manifest.momentum, schema),
     )
-    found = state_root(state, ChunkGrid(schema.num_elements, manifest.chunk_elements))
-    if found.hex() != manifest.state_root:
-        raise _damaged(path, f"its tensors have the root {found[:4].hex()}, not {manifest.state_root[:8]}")
+    found = {manifest.state_root: state} if manifest.units is None else _units_of(path, manifest, schema, state)
+    for expected, part in found.items():
+        root = state_root(part, ChunkGrid(part.anchor_N.numel(), manifest.chunk_elements))
+        if root.hex() != expected:
+            raise _damaged(path, f"its tensors of {part.unit} have the root {root[:4].hex()}, not {expected[:8]}")
     return manifest, state
+
+
+def _units_of(path: Path, manifest: CheckpointManifest, schema: TensorSchema, state: UnitState) -> dict[str, UnitState]:
+    """The states of several units by the roots that they must have."""
+    shapes, found = {spec.name: spec for spec in schema.tensors}, dict[str, UnitState]()
+    named = [name for unit in manifest.units or () for name in unit.tensors]
+    if sorted(named) != sorted(shapes):
+        raise _damaged(path, "its units have other tensors than it holds")
+    for unit in manifest.units or ():
+        wanted = TensorSchema(UnitName(unit.unit), tuple(shapes[name] for name in unit.tensors))
+        found[unit.state_root] = UnitState(
+            UnitName(unit.unit),
+            CommitId(bytes.fromhex(unit.commit)),
+            unit.index,
+            unit.total_tokens,
+            picked(state.anchor_N, schema, wanted),
+            picked(state.momentum_N, schema, wanted),
+        )
+    return found
 
 
 def verify_checkpoint(path: Path) -> CheckpointManifest:

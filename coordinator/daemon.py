@@ -60,6 +60,7 @@ from coordinator.status_page import RunSource, status_app
 from coordinator.tracker import RunTracker, TrackedRun
 from protocol.coordination import TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
+from protocol.decoder_schema import decoder_schema
 from protocol.errors import PotluckError
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
@@ -316,15 +317,18 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
     from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
 
     manifest, folder = host.run.manifest, host.run.folder
-    schema = next(iter(manifest.unit_schemas().values()))
+    schema, *beside = manifest.unit_schemas().values()
+    elements = manifest.config.round.chunk_elements
     place = CheckpointPlace(
         folder=folder / CHECKPOINT_FOLDER,
         run_name=manifest.config.run.name,
         run_id_hex=manifest.run_id.hex(),
         schema=schema,
-        grid=ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements),
+        grid=ChunkGrid(schema.num_elements, elements),
         model=manifest.config.model.model_dump(),
         tokenizer=host.tokenizer,
+        beside=tuple((other, ChunkGrid(other.num_elements, elements)) for other in beside),
+        whole=decoder_schema(manifest.config.model) if beside else None,
     )
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.data_section import HUB_PREFIX
 from protocol.dry_run import Estimate, traffic_estimates
 from protocol.estimates import (
     host_memory_bytes,
@@ -14,7 +15,7 @@ from protocol.estimates import (
     peer_memory_bytes,
     run_size,
 )
-from protocol.manifest import HUB_PREFIX, RunConfig
+from protocol.manifest import RunConfig
 from protocol.tables import in_bytes, whole
 
 

@@ -30,6 +30,7 @@ from averaging.data.yardsticks import Yardsticks
 from coordinator.hosted_runs import MANIFEST_FILE
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
+from protocol.decoder_schema import decoder_schema
 from protocol.envelope import open_envelope
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
@@ -156,10 +157,11 @@ def start_units(
     from averaging.start_state import start_root  # with torch, which takes seconds that a later start does not have
 
     config = manifest.config
+    model = decoder_schema(config.model)
     units = []
     for unit, schema in manifest.unit_schemas().items():
         grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
-        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed, given)))
+        units.append(StartUnit(unit, schema.fingerprint(), start_root(schema, grid, config.run.seed, given, model)))
     return tuple(units)
 
 

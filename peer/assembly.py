@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+import torch
 
 from averaging.codecs import Codec, codec_by_name
 from averaging.data.shards import ShardCache
 from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
+from averaging.network.seams import Storage
 from averaging.rounds.feedback import ErrorFeedback
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.keeping import update_bytes
@@ -27,13 +29,14 @@ from peer.config import PeerConfig, whole_bytes
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from peer.restart import restart_sentence, restored
-from protocol.decoder_schema import WHOLE_MODEL
+from protocol.decoder_schema import decoder_schema
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.manifest import RunConfig
 from protocol.rounds.messages import Member, OuterStep
+from protocol.rounds.stagger import Stagger
 from protocol.rounds.state import RoundConfig
-from protocol.tensor_schema import ChunkGrid
+from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.wire import genesis_id
 
 log = structlog.get_logger()
@@ -42,7 +45,7 @@ MIN_LONE_PATIENCE_S: Final = 60.0
 """Awake without a quorum for the longest interval, and at least so long, the peers at hand commit alone (rule 18)."""
 
 
-async def open_chain(
+async def open_chains(
     folder: Path,
     membership: Membership,
     start: bytes,
@@ -50,50 +53,68 @@ async def open_chain(
     me: PeerId,
     restarted: Callable[[str], None],
     given: Sequence[Path] = (),
-) -> UnitChain:
-    """The model's lineage and state as they are in `folder`. `given` are the shards of the weights that the run starts with, if any.
-    `restarted` is told in one sentence what a peer that was here before found on its disk.
+) -> tuple[UnitChain, ...]:
+    """The lineages and states of all units as they are in `folder`, the spine's first. `given` are the shards of the weights that the
+    run starts with, if any. `restarted` is told in one sentence what a peer that was here before found of the spine on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
     """
-    manifest = membership.manifest
-    schema = manifest.unit_schemas()[WHOLE_MODEL]
-    grid = ChunkGrid(schema.num_elements, manifest.config.round.chunk_elements)
-    offload = ThreadOffload()
-    await offload.run(lambda: clear_unfinished(folder / WHOLE_MODEL))
-    storage = FileStorage(folder / WHOLE_MODEL, offload)
-    was_here = (folder / WHOLE_MODEL / LOG_NAME).exists()
-    numbers = manifest.config.round
-    codec = codec_by_name(numbers.codec)
+    manifest, offload = membership.manifest, ThreadOffload()
+    model, storages = decoder_schema(manifest.config.model), dict[UnitName, FileStorage]()
+    for unit in manifest.unit_schemas():
+        await offload.run(partial(clear_unfinished, folder / unit))
+        storages[unit] = FileStorage(folder / unit, offload)
+    logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
+    await HeadVector(FileStorage(folder, offload)).finish(logs)
+    chains: list[UnitChain] = []
+    for unit, schema in manifest.unit_schemas().items():
+        was_here = (folder / unit / LOG_NAME).exists()
+        tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
+        own_root = await offload.run(partial(start_root, schema, tools.grid, manifest.config.run.seed, given, model))
+        check_start(start, schema, own_root)
+        make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given, model)
+        # shards that are given may go from the disk; what comes from the seed need not be held
+        chain = UnitChain(tools, start, await offload.run(make), None if given else make)
+        await chain.restore()
+        if was_here and not chains:
+            _tell_restarted(chain, restarted)
+        chains.append(chain)
+    return tuple(chains)
+
+
+def _unit_tools(
+    membership: Membership, schema: TensorSchema, storage: Storage, verifier: Verifier, me: PeerId, unit_log: UnitLog
+) -> UnitTools:
+    config, offload = membership.manifest.config, ThreadOffload()
+    numbers, grid = config.round, ChunkGrid(schema.num_elements, config.round.chunk_elements)
     feedback = ErrorFeedback(me, numbers.feedback, grid, storage, offload) if numbers.feedback else None
-    unit_log = UnitLog(storage)
-    await HeadVector(FileStorage(folder, offload)).finish({WHOLE_MODEL: unit_log})
-    tools = UnitTools(
+    return UnitTools(
         membership.run_id,
-        WHOLE_MODEL,
+        schema.unit,
         verifier,
-        codec,
+        codec_by_name(numbers.codec),
         grid,
         offload,
         unit_log,
         Generations(storage, grid, offload),
         feedback,
-        result_codec(manifest.config),
+        result_codec(config),
     )
-    own_root = await offload.run(lambda: start_root(schema, grid, manifest.config.run.seed, given))
-    check_start(start, schema, own_root)
-    make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given)
-    # shards that are given may go from the disk; what comes from the seed need not be held
-    chain = UnitChain(tools, start, await offload.run(make), None if given else make)
-    await chain.restore()
-    if was_here:
-        look = chain.tools.generations.last_look
-        found = restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
-        sentence = restart_sentence(found)
-        log.info("restarted", reason=sentence)
-        restarted(sentence)
-    return chain
+
+
+def _tell_restarted(chain: UnitChain, restarted: Callable[[str], None]) -> None:
+    look = chain.tools.generations.last_look
+    found = restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
+    sentence = restart_sentence(found)
+    log.info("restarted", reason=sentence)
+    restarted(sentence)
+
+
+def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:
+    """The anchors of all units one after another, (N,) float32: of one unit its own, not copied."""
+    anchors = [chain.state.anchor_N for chain in chains]
+    return anchors[0] if len(anchors) == 1 else torch.cat(anchors)
 
 
 def result_codec(config: RunConfig) -> Codec | None:
@@ -116,7 +137,13 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
 
 
 def training_plan(
-    own: PeerConfig, me: PeerId, membership: Membership, cache: ShardCache, chain: UnitChain, *, is_paused: bool
+    own: PeerConfig,
+    me: PeerId,
+    membership: Membership,
+    cache: ShardCache,
+    chains: Sequence[UnitChain],
+    *,
+    is_paused: bool,
 ) -> TrainingPlan:
     """What the training process does, from where this peer's data was left."""
     config, dataset = membership.manifest.config, membership.dataset
@@ -139,7 +166,8 @@ def training_plan(
         max_memory_bytes=whole_bytes(own.max_memory_gb),
         slowdown=own.slowdown,
         is_paused=is_paused,
-        first_step=chain.data_position(me),
+        first_step=max(chain.data_position(me) for chain in chains),
+        num_fragments=config.num_fragments,
     )
 
 
@@ -148,15 +176,16 @@ def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
     return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 
-def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_inbound_reachable: bool) -> RoundConfig:
-    """The run's rounds for one member."""
-    config = membership.manifest.config
-    results = result_codec(config)
-    schema = membership.manifest.unit_schemas()[WHOLE_MODEL]
+def round_config(
+    membership: Membership, me: Member, verifier: Verifier, unit: UnitName, *, is_inbound_reachable: bool
+) -> RoundConfig:
+    """The rounds of one unit of the run for one member."""
+    config, schemas = membership.manifest.config, membership.manifest.unit_schemas()
+    results, schema, units = result_codec(config), schemas[unit], tuple(schemas)
     grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
     return RoundConfig(
         run_id=membership.run_id,
-        unit=WHOLE_MODEL,
+        unit=unit,
         me=me,
         verifier=verifier,
         num_chunks=grid.num_chunks,
@@ -172,4 +201,6 @@ def round_config(membership: Membership, me: Member, verifier: Verifier, *, is_i
         is_inbound_reachable=is_inbound_reachable,
         result_codec=results.name if results is not None else "",
         target=config.round_target,
+        spine=units[0] if len(units) > 1 else None,
+        stagger=Stagger(units.index(unit), len(units)),
     )

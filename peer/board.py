@@ -47,7 +47,9 @@ are so rare that silence means nothing yet.
 
 @dataclass
 class Board:
-    """The newest of everything. Parts that do not exist yet are None."""
+    """The newest of everything. Parts that do not exist yet are None. `service` has the rounds of the spine, by which the run's
+    progress is told, `others` those of the other units.
+    """
 
     peer: PeerId
     clock: Clock
@@ -63,6 +65,7 @@ class Board:
     host: CoordinatorClient | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
+    others: tuple[RoundService, ...] = ()
     machine: MachineMeter = field(default_factory=MachineMeter)
     version: str = field(default_factory=installed_release)
     is_outbound_only: bool = False
@@ -148,6 +151,12 @@ class Board:
             for node in path if isinstance(path, tuple) else ():
                 if isinstance(node, TreeNode):
                     self._committed(node.link)
+
+    def publish_beside(self, event: str, fields: Mapping[str, object]) -> None:
+        """What the rounds of a unit told that is not the spine."""
+        link = fields.get("link")
+        if event == "committed" and isinstance(link, ChainLink) and link.record is not None:
+            log.info("round_came_beside", unit=link.unit, index=link.index, members=len(link.record.contributors))
 
     def _committed(self, link: ChainLink) -> None:
         record = link.record
@@ -344,13 +353,13 @@ class Board:
             "head": chain.head.commit.hex(),
             "index": chain.head.index,
             "state_root": chain.root.hex(),
-            "is_sound": chain.is_sound,
+            "is_sound": all(service.chain.is_sound for service in (self.service, *self.others)),
             "state_commit": chain.rooted.hex(),
             "total_tokens": chain.head.total_tokens,
             "eta_s": self.pace.left_s(chain.head.total_tokens, self.target_total_tokens),
             **round_progress(state, now_s),
             "disk_bytes": self.disk_bytes,
-            "disk_bound_bytes": chain.disk_bound_bytes,
+            "disk_bound_bytes": sum(service.chain.disk_bound_bytes for service in (self.service, *self.others)),
             "suspected": self._suspected(self.service),
             "round_waiting": self.service.waiting,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
 from averaging.rounds.unit import UnitChain
 from peer.addresses import check_listen_address
-from peer.assembly import open_chain, round_config, training_plan, unit_shapes
+from peer.assembly import open_chains, round_config, training_plan, unit_shapes, whole_anchor
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import Controls, open_controls
@@ -50,6 +50,7 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.local_rules import mixing_of, standing_still_s
 from peer.look import LOG_NAME
 from peer.membership_file import (
     host_heard_s,
@@ -65,6 +66,7 @@ from peer.reach import find_outbound_only
 from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
+from peer.round_progress import all_have
 from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
@@ -72,10 +74,11 @@ from peer.start_record import StartSearch
 from peer.status import write_final_status
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
+from peer.unit_trainer import UnitTrainer
+from peer.unwrapped import run_unwrapped
 from peer.worker_process import EarlyWorker
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.envelope import first_sequence, seal
-from protocol.errors import PotluckError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import PeerId
@@ -181,29 +184,7 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
         log_path = config.state_dir / LOG_FOLDER / LOG_NAME
         print(f"log: {log_path}", flush=True)
         with keep_log(log_path):
-            return _unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
-
-
-def _unwrapped(main: Callable[[], Awaitable[int]]) -> int:
-    """Run trio; one error of ours inside groups comes out bare, so that the user sees its one line."""
-    try:
-        return trio.run(main)
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt from group  # before the signals were watched
-        ours = group.subgroup(PotluckError)
-        if ours is None:
-            raise
-        raise _first(ours) from group
-
-
-def _first(group: BaseExceptionGroup[PotluckError]) -> PotluckError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, PotluckError):
-        return error
-    raise error
+            return run_unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
 
 
 async def _main(
@@ -323,15 +304,15 @@ async def _train(joined: _Joined) -> None:
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)
         await _fetch_data(life, membership, joined.network, joined.roster, cache)
-        chain = await _open_chain(joined, cache)
-        open_round, first = await _catch_up(joined, chain)
+        chains = await _open_chains(joined, cache)
+        open_rounds, first = await _catch_up(joined, chains)
         is_paused = first.is_missing or not life.controls.decision.may_compute
-        plan = training_plan(life.config, life.identity.peer_id, membership, cache, chain, is_paused=is_paused)
-        async with open_worker_trainer(plan, chain.state.anchor_N, life.worker) as trainer:
+        plan = training_plan(life.config, life.identity.peer_id, membership, cache, chains, is_paused=is_paused)
+        async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)
-            await _average(joined, chain, open_round, trainer, first)
+            await _average(joined, chains, open_rounds, trainer, first)
         nursery.cancel_scope.cancel()
 
 
@@ -349,7 +330,7 @@ def _keep_up(joined: _Joined, nursery: trio.Nursery) -> None:
     nursery.start_soon(upkeep.keep_credential, joined.client.renew)
 
 
-async def _open_chain(joined: _Joined, cache: ShardCache) -> UnitChain:
+async def _open_chains(joined: _Joined, cache: ShardCache) -> tuple[UnitChain, ...]:
     """What this machine has of the run, from its signed start on."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.network, joined.roster, ThreadOffload(), life.board)
@@ -357,40 +338,56 @@ async def _open_chain(joined: _Joined, cache: ShardCache) -> UnitChain:
     start = open_start_record(sealed_start, membership.manifest)
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    chain = await open_chain(life.folder, membership, start, joined.verifier, me, restarted, given)
-    joined.roster.rely_on(lambda: recent_voters(chain.links))
-    return chain
+    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given)
+    joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
+    return chains
 
 
-async def _catch_up(joined: _Joined, chain: UnitChain) -> tuple[OpenRound, FirstState]:
-    """Take the run's newest state where ours is far behind. Returns our votes on the head, and whether there is any state."""
+async def _catch_up(joined: _Joined, chains: Sequence[UnitChain]) -> tuple[list[OpenRound], FirstState]:
+    """Take the run's newest state where ours is far behind. Returns our votes on the heads, and whether there is any state."""
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
     donors = await _members_listed(joined.network, joined.membership, joined.roster)
-    shown_index = await catch_up_by_snapshot(joined.network, chain, donors, board.downloading)
-    if not chain.head.index and reporter.last_reply is None:
+    shown = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
+    spine = chains[0]
+    if not spine.head.index and reporter.last_reply is None:
         await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
-    open_round = await chain.votes_on_head()  # the head has moved where a state was taken
-    return open_round, FirstState(chain, open_round, lambda: reporter.told_index, shown_index, board)
+    open_rounds = [await chain.votes_on_head() for chain in chains]  # the head has moved where a state was taken
+    return open_rounds, FirstState(spine, open_rounds[0], lambda: reporter.told_index, shown[0], board)
 
 
 async def _average(
-    joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: WorkerTrainer, first: FirstState
+    joined: _Joined,
+    chains: Sequence[UnitChain],
+    open_rounds: Sequence[OpenRound],
+    trainer: WorkerTrainer,
+    first: FirstState,
 ) -> None:
-    """The rounds of the one unit, with everything that they need, until the run is over."""
-    life, membership, network, board = joined.life, joined.membership, joined.network, joined.life.board
-    rounds = _peer_rounds(joined)
-    service = RoundService(
-        round_config(membership, life.member, joined.verifier, is_inbound_reachable=not joined.is_outbound_only),
-        chain,
-        open_round,
-        RoundTools(network, life.clock, ThreadOffload(), trainer, life.sealed, board.publish),
-        rounds,
-    )
-    rounds.add(service)
-    board.trainer, board.service = trainer, service
+    """The rounds of all units, with everything that they need, until the run is over."""
+    board, rounds = joined.life.board, _peer_rounds(joined)
+    still_s = standing_still_s(joined.membership.manifest.config)
+    services = [
+        _service(joined, chain, open_round, UnitTrainer(trainer, place, still_s), rounds)
+        for place, (chain, open_round) in enumerate(zip(chains, open_rounds, strict=True))
+    ]
+    for service in services:
+        rounds.add(service)
+    board.trainer, board.service, board.others = trainer, services[0], tuple(services[1:])
     rounds.serve()
-    await _rounds(joined, rounds, service, trainer, first)
+    await _rounds(joined, rounds, services, trainer, first)
+
+
+def _service(
+    joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: UnitTrainer, rounds: PeerRounds
+) -> RoundService:
+    life, is_reachable = joined.life, not joined.is_outbound_only
+    config = round_config(
+        joined.membership, life.member, joined.verifier, chain.tools.unit, is_inbound_reachable=is_reachable
+    )
+    publish = life.board.publish if config.is_spine else life.board.publish_beside
+    mixing = mixing_of(joined.membership.manifest.config)
+    tools = RoundTools(joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing)
+    return RoundService(config, chain, open_round, tools, rounds)
 
 
 def _peer_rounds(joined: _Joined) -> PeerRounds:
@@ -403,11 +400,16 @@ def _peer_rounds(joined: _Joined) -> PeerRounds:
 
 
 async def _rounds(
-    joined: _Joined, rounds: PeerRounds, service: RoundService, trainer: WorkerTrainer, first: FirstState
+    joined: _Joined,
+    rounds: PeerRounds,
+    services: Sequence[RoundService],
+    trainer: WorkerTrainer,
+    first: FirstState,
 ) -> None:
     """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
-    total_tokens = membership.manifest.config.run.total_tokens
+    total_tokens, service = membership.manifest.config.run.total_tokens, services[0]
+    chains = [each.chain for each in services]
 
     def is_over() -> bool:
         return service.chain.head.total_tokens >= total_tokens
@@ -417,11 +419,12 @@ async def _rounds(
 
     async with trio.open_nursery() as nursery:
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
-        nursery.start_soon(_begin_training, life, service.chain, trainer, first)
+        nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
         nursery.start_soon(list_peers, joined.network, membership.run_id, listed)
         with life.departure.ends():
-            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over)
+            whole = partial(whole_anchor, chains)
+            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole)
             await _finish(life, service, reporter)
         with trio.move_on_after(GOODBYE_WITHIN_S):
             reporter.is_leaving = True
@@ -430,12 +433,13 @@ async def _rounds(
         nursery.cancel_scope.cancel()
 
 
-async def _begin_training(life: _Life, chain: UnitChain, trainer: WorkerTrainer, first: FirstState) -> None:
+async def _begin_training(life: _Life, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState) -> None:
     """The anchor for a training process that is still importing what it needs, which takes seconds; then, once there is something to
     train on, what its owner allows.
     """
     life.board.say("catching up", "the training process is starting")
-    await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
+    anchors = {place: chain.state.anchor_N for place, chain in enumerate(chains)}
+    await trainer.load_units(anchors, schedule_tokens=chains[0].head.total_tokens)
     await first.wait()
     life.board.say("training", "training")
     await life.controls.order(trainer)
@@ -449,16 +453,14 @@ async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> Non
         while True:
             await reporter.report_once()
             reply = reporter.last_reply
-            if reply is not None and reply.is_final_checkpoint_written and _all_have(service):
+            if (
+                reply is not None
+                and reply.is_final_checkpoint_written
+                and all_have(service.state, service.chain.head.index)
+            ):
                 break
             await trio.sleep(0.5)
     life.board.say("finished", "the run is complete")
-
-
-def _all_have(service: RoundService) -> bool:
-    """Whether every peer that is still here has our head, as far as we heard."""
-    views = [v for v in service.state.peers.values() if v.head is not None and not v.lost and not v.left]
-    return all(v.head is not None and v.head.index >= service.chain.head.index for v in views)
 
 
 async def _fetch_data(life: _Life, membership: Membership, network: Network, roster: Roster, cache: ShardCache) -> None:

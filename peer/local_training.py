@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,10 +19,11 @@ from averaging.data.shards import TokenBytes, TokenReader
 from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
 from peer.memory_core import MemoryUse, may_double
 from peer.memory_use import forget_own_peak, memory_use
-from peer.model import Decoder, load_flat, parameters_in_order, parts_of, write_flat
+from peer.model import Decoder, parameters_in_order, parts_of
 from peer.optimizer import make_optimizer
-from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.decoder_schema import DecoderConfig
 from protocol.manifest import InnerSection
+from protocol.model_units import ModelUnits, model_units
 
 HELDOUT_WINDOWS: Final = 64
 MEASURED_STEPS: Final = 2
@@ -43,6 +44,7 @@ class TrainingPlan(BaseModel):
         trains: False for a process that holds the state and obeys, and never takes a step.
         max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
         max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
+        num_fragments: in which the model is averaged (protocol/model_units.py), 0 for the whole at once.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +71,12 @@ class TrainingPlan(BaseModel):
     trains: bool = True
     max_gpu_memory_bytes: int = 0
     max_memory_bytes: int = 0
+    num_fragments: int = 0
+
+    @property
+    def units(self) -> ModelUnits:
+        """The units of the model, as they lie in the vectors that cross to the daemon."""
+        return model_units(self.model, self.num_fragments)
 
 
 def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
@@ -87,13 +95,17 @@ def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the trainer has done; `tokens_ready` and theta live and die together (rule 20)."""
+    """What the trainer has done; a unit's tokens `ready` and its theta live and die together (rule 20)."""
 
     step: int = 0
-    tokens_ready: int = 0
-    steps_ready: int = 0
+    ready: tuple[int, ...] = (0,)
     tokens_trained: int = 0
     loss_nats: float | None = None
+
+    @property
+    def tokens_ready(self) -> int:
+        """Of the spine, which the run's tokens are counted by."""
+        return self.ready[0]
 
 
 class LocalTrainer:
@@ -103,7 +115,8 @@ class LocalTrainer:
         if plan.num_threads:
             torch.set_num_threads(plan.num_threads)
         self.plan = plan
-        self.schema = decoder_schema(plan.model)
+        self.units = plan.units
+        self.schema = self.units.whole
         self._device = choose_device(plan.device)
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is put there
@@ -116,7 +129,7 @@ class LocalTrainer:
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._schedule_tokens = 0
         self.micro_batch = plan.micro_batch
-        self.counters = Counters(step=plan.first_step)
+        self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
 
     @property
     def sequences_per_step(self) -> int:
@@ -210,8 +223,7 @@ class LocalTrainer:
         num_tokens = plan.inner.batch_tokens
         self.counters = Counters(
             counters.step + 1,
-            counters.tokens_ready + num_tokens,
-            counters.steps_ready + 1,
+            tuple(ready + num_tokens for ready in counters.ready),
             counters.tokens_trained + num_tokens,
             total,
         )
@@ -230,29 +242,59 @@ class LocalTrainer:
     # --- between steps ---
 
     def load(self, anchor_N: torch.Tensor, schedule_tokens: int) -> None:
-        """Theta <- A; tokens ready <- 0. The optimizer's moments stay (DiLoCo keeps them local)."""
-        load_flat(self._model, self.schema, anchor_N)
-        self._schedule_tokens = schedule_tokens
-        self.counters = replace(self.counters, tokens_ready=0, steps_ready=0)
+        """Theta <- A in all units; tokens ready <- 0. The optimizer's moments stay (DiLoCo keeps them local)."""
+        for place, (begin, stop) in enumerate(self.units.spans):
+            self.load_unit(place, anchor_N[begin:stop], schedule_tokens)
 
-    def theta(self) -> torch.Tensor:
-        """(N,) float32, a copy."""
-        theta_N = torch.empty(self.schema.num_elements, dtype=torch.float32)
-        self.theta_into(theta_N)
+    def load_unit(self, place: int, anchor_N: torch.Tensor, schedule_tokens: int) -> None:
+        """The same for one unit of N values."""
+        with torch.no_grad():
+            for parameter, part in self._of_unit(place, anchor_N):
+                parameter.copy_(part)
+        self._count(place, 0, schedule_tokens)
+
+    def theta(self, place: int = 0) -> torch.Tensor:
+        """(N,) float32, a copy, of one unit."""
+        theta_N = torch.empty(self.units.schemas[place].num_elements, dtype=torch.float32)
+        self.theta_into(theta_N, place)
         return theta_N
 
-    def theta_into(self, room_N: torch.Tensor) -> None:
-        """Write theta into a (N,) float32 vector on the CPU."""
-        write_flat(self._model, self.schema, room_N)
+    def theta_into(self, room_N: torch.Tensor, place: int = 0) -> None:
+        """Write a unit's theta into a (N,) float32 vector on the CPU."""
+        for parameter, room in self._of_unit(place, room_N):
+            room.copy_(parameter.detach())
 
-    def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int) -> None:
-        """Theta <- theta + shift; tokens ready -= credited."""
+    def shift(self, shift_N: torch.Tensor, credited_tokens: int, schedule_tokens: int, place: int = 0) -> None:
+        """Theta <- theta + shift in one unit; its tokens ready -= credited."""
         with torch.no_grad():
-            for parameter, shift in zip(self._parameters, parts_of(shift_N, self.schema), strict=True):
+            for parameter, shift in self._of_unit(place, shift_N):
                 parameter.add_(shift.to(self._device))
+        self._count(place, max(0, self.counters.ready[place] - credited_tokens), schedule_tokens)
+
+    def keep(self, place: int, parts: Sequence[tuple[int, int, float]]) -> None:
+        """Theta <- share theta in the values [begin, stop) of each of these parts of a unit."""
+        schema = self.units.schemas[place]
+        with torch.no_grad():
+            for begin, stop, share in parts:
+                for parameter, first in zip(self._in_unit(place), schema.offsets.values(), strict=True):
+                    parameter.view(-1)[max(0, begin - first) : max(0, stop - first)].mul_(share)
+
+    def steps_ready(self, place: int = 0) -> int:
+        """Local steps behind a unit's tokens."""
+        return self.counters.ready[place] // self.plan.inner.batch_tokens
+
+    def _count(self, place: int, ready: int, schedule_tokens: int) -> None:
         self._schedule_tokens = schedule_tokens
-        left = max(0, self.counters.tokens_ready - credited_tokens)
-        self.counters = replace(self.counters, tokens_ready=left, steps_ready=left // self.plan.inner.batch_tokens)
+        before = self.counters.ready
+        self.counters = replace(self.counters, ready=(*before[:place], ready, *before[place + 1 :]))
+
+    def _of_unit(self, place: int, values_N: torch.Tensor) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """A unit's parameters, each with its part of a (N,) vector."""
+        return zip(self._in_unit(place), parts_of(values_N, self.units.schemas[place]), strict=True)
+
+    def _in_unit(self, place: int) -> list[torch.nn.Parameter]:
+        first = sum(len(schema.tensors) for schema in self.units.schemas[:place])
+        return self._parameters[first : first + len(self.units.schemas[place].tensors)]
 
     def evaluate(self, anchor_N: torch.Tensor) -> float:
         """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is."""

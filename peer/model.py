@@ -131,12 +131,6 @@ def parts_of(flat_N: torch.Tensor, schema: TensorSchema) -> list[torch.Tensor]:
     return [part.view(spec.shape) for part, spec in zip(parts, schema.tensors, strict=True)]
 
 
-def write_flat(model: nn.Module, schema: TensorSchema, room_N: torch.Tensor) -> None:
-    """Write all parameters into a (N,) float32 vector on the CPU. Raises as `parts_of`."""
-    for parameter, room in zip(parameters_in_order(model, schema), parts_of(room_N, schema), strict=True):
-        room.copy_(parameter.detach())
-
-
 def load_flat(model: nn.Module, schema: TensorSchema, flat_N: torch.Tensor) -> None:
     """Set all parameters from a (N,) float32 vector. Raises as `parts_of`."""
     with torch.no_grad():

@@ -14,10 +14,11 @@ import trio
 
 from averaging.network.seams import Trainer
 from averaging.rounds.service import RoundService
+from averaging.rounds.unit import UnitChain
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
 from peer.revocations import Revocations
-from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, cut_certificates
+from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, UnitStanding, cut_certificates
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.ids import CommitId, PeerId
@@ -97,7 +98,12 @@ def make_report(
         known_revocations=known_revocations,
         version=board.version,
         is_outbound_only=board.is_outbound_only,
+        beside=tuple(_standing(other.chain) for other in board.others),
     )
+
+
+def _standing(chain: UnitChain) -> UnitStanding:
+    return UnitStanding(chain.tools.unit, chain.rooted, chain.root)
 
 
 def _numbers(report: PeerReport) -> tuple[bool, bool]:
@@ -252,15 +258,22 @@ def evaluator_of(link: ChainLink) -> PeerId:
 
 
 async def evaluate_commits(
-    service: RoundService, trainer: Trainer, me: PeerId, board: Board, is_over: Callable[[], bool]
+    service: RoundService,
+    trainer: Trainer,
+    me: PeerId,
+    board: Board,
+    is_over: Callable[[], bool],
+    whole: Callable[[], torch.Tensor],
 ) -> None:
-    """Measure the held-out loss of each commit that is ours to measure, until the run is over and its last one is measured."""
+    """Measure the held-out loss of each commit that is ours to measure, until the run is over and its last one is measured. `whole()`
+    are the outer parameters of all units, (N,) float32, as of now.
+    """
     done: CommitId | None = None
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
             if evaluator_of(link) == me and board.allowed.may_compute:
-                await _evaluate(trainer, link, state.anchor_N, board)
+                await _evaluate(trainer, link, whole(), board)
             done = link.commit
         else:
             with trio.move_on_after(5.0):

@@ -6,7 +6,7 @@ from collections import deque
 
 from protocol.pace import PACE_ROUNDS, PacePoint, time_left_s
 from protocol.rounds.state import RoundState
-from protocol.rounds.views import ready_tokens
+from protocol.rounds.views import due_at_tokens, due_within_s, ready_tokens
 
 
 class Pace:
@@ -34,7 +34,13 @@ def round_progress(state: RoundState, now_s: float) -> dict[str, object]:
         return {}
     return {
         "round_tokens_ready": ready_tokens(state, now_s),
-        "round_target_tokens": state.link.target_tokens,
+        "round_target_tokens": due_at_tokens(state),
         "round_waited_s": max(0.0, now_s - state.committed_at_s),
-        "round_longest_s": state.config.longest_interval_s,
+        "round_longest_s": due_within_s(state),
     }
+
+
+def all_have(state: RoundState, index: int) -> bool:
+    """Whether every peer that is still here has the commit of this index, as far as we heard."""
+    views = [v for v in state.peers.values() if v.head is not None and not v.lost and not v.left]
+    return all(v.head is not None and v.head.index >= index for v in views)

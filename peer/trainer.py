@@ -12,21 +12,22 @@ import math
 import os
 import subprocess
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final
 
 import structlog
 import torch
 import trio
 
-from averaging.network.seams import Snapshot, TrainerProgress
+from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from peer.local_training import TrainingPlan
 from peer.worker_channel import (
     MAX_MESSAGE_BYTES,
     Area,
-    Command,
+    Op,
+    Order,
     OutOfMemory,
     Progress,
     Reply,
@@ -36,7 +37,6 @@ from peer.worker_channel import (
     parse_event,
 )
 from peer.worker_process import EarlyWorker, shared_memory, start_worker
-from protocol.decoder_schema import decoder_schema
 from protocol.errors import LocalProtocolError, MachineError, TemporaryError
 
 log = structlog.get_logger()
@@ -58,8 +58,6 @@ MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
 """How long a command may go unanswered, in steps and in seconds: an evaluation may take as long as many steps."""
 
-_Op = Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
-
 
 class WorkerDied(TemporaryError):
     """The worker ended while a command was under way; it is being brought back."""
@@ -78,13 +76,14 @@ class WorkerTrainer:
 
     def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None) -> None:
         self._plan = plan
-        self._num_elements = decoder_schema(plan.model).num_elements
+        self._spans = plan.units.spans
+        num_elements = plan.units.whole.num_elements
         self._early = early.take() if early is not None else None
         self._memory_fd = early.memory_fd if early is not None else shared_memory()
-        os.ftruncate(self._memory_fd, mapping_bytes(self._num_elements))
-        self._vectors = SharedVectors(self._memory_fd, self._num_elements)
-        self._anchor_N = anchor_N
-        """Where a worker begins that starts from now on."""
+        os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
+        self._vectors = SharedVectors(self._memory_fd, num_elements)
+        self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
+        """Where a worker begins that starts from now on, unit by unit."""
         self._command_lock = trio.Lock()
         self._stream: trio.SocketStream | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,12 +99,10 @@ class WorkerTrainer:
         self._held_because = OWNER_HOLDS
         self._misfit = ""
         """Why the model does not fit into the card's share, once that was found; it is not tried again in this life of the daemon."""
-        self._life_of_theta = 0
-        """`restarts` when the caller last knew theta: a shift is relative to that and to no later life."""
+        self._life_of_theta = [0] * len(self._spans)
+        """`restarts` when the caller last knew a unit's theta: a shift is relative to that and to no later life."""
         self._kill_reason = ""
-        self._last = Progress(
-            step=plan.first_step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=plan.micro_batch
-        )
+        self._last = self._begun(plan.first_step, plan.micro_batch)
         self._trained_before = 0
         self._speed: deque[tuple[float, int]] = deque()
         self._restarts = 0
@@ -115,48 +112,66 @@ class WorkerTrainer:
 
     # --- the seam ---
 
-    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
         """Theta <- anchor; a worker that dies meanwhile comes back from it as well."""
-        await self.set_anchor(anchor_N)
-        self._schedule_tokens = schedule_tokens
-        await self._order("load", vector_N=anchor_N, schedule_tokens=schedule_tokens)
+        await self.load_units({unit: anchor_N}, schedule_tokens=schedule_tokens)
 
-    async def snapshot(self) -> Snapshot:
-        """Theta at the next step boundary.
+    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
+        """The same for several units, before anything that comes later for any of them."""
+        for unit, anchor_N in anchors.items():
+            await self.set_anchor(anchor_N, unit=unit)
+        self._schedule_tokens = schedule_tokens
+        async with self._command_lock:
+            await self._until_ready()
+            for unit, anchor_N in anchors.items():
+                await self._give(Order("load", unit, schedule_tokens), anchor_N)
+
+    async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
+        """Theta at the next step boundary; then no step until the next shift or load, at most for `still_s`.
 
         Raises:
             WorkerDied: the worker died; what it had is gone.
         """
         async with self._command_lock:
             await self._until_ready()
-            reply = await self._exchange("snapshot")
+            reply = await self._exchange(Order("snapshot", unit, still_s=still_s))
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
-            theta_N = self._vectors.read(Area.OUT)
+            theta_N = self._vectors.part(Area.OUT, self._spans[unit]).clone()
             self._vectors.empty(Area.OUT)
             return Snapshot(theta_N, reply.tokens, reply.num_steps, reply.step)
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
-        """Theta <- theta + shift; a worker that died since the snapshot loads the anchor instead.
+    async def shift(
+        self,
+        shift_N: torch.Tensor,
+        *,
+        credited_tokens: int,
+        schedule_tokens: int,
+        kept: Sequence[KeptPart] = (),
+        unit: int = 0,
+    ) -> None:
+        """Theta <- kept theta + shift; a worker that died since the snapshot loads the anchor instead.
 
         Its theta is no longer the one that `shift_N` was made for, and the credited tokens are not in it.
         """
         self._schedule_tokens = schedule_tokens
         async with self._command_lock:
             await self._until_ready()
-            if self._restarts == self._life_of_theta:
-                await self._give("shift", shift_N, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens)
+            if self._restarts == self._life_of_theta[unit]:
+                parts = tuple((part.begin, part.stop, part.share) for part in kept)
+                order = Order("shift", unit, schedule_tokens, credited_tokens, kept=parts)
+                await self._give(order, shift_N)
             else:
-                await self._give("load", self._anchor_N, schedule_tokens=schedule_tokens)
+                await self._give(Order("load", unit, schedule_tokens), self._anchors[unit])
 
-    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+    async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
         """Where a worker that dies from now on is brought back. The vector is kept as it is, not copied."""
-        self._anchor_N = anchor_N
+        self._anchors[unit] = anchor_N
         if not self._ready.is_set():  # one that is starting reads it at the end of its start
-            self._vectors.write(Area.IN, anchor_N)
+            self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss in nats per byte.
+        """Held-out loss of the whole model's parameters in nats per byte.
 
         Raises:
             WorkerDied: ask again when it is back.
@@ -169,21 +184,26 @@ class WorkerTrainer:
         """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
         return await self._loss_of("evaluate_prose", anchor_N) if self._plan.prose_shards else None
 
-    async def _loss_of(self, op: Literal["evaluate", "evaluate_prose"], anchor_N: torch.Tensor) -> float:
+    async def _loss_of(self, op: Op, anchor_N: torch.Tensor) -> float:
         if self._misfit:
             raise DoesNotFit(self._misfit)
-        reply = await self._order(op, vector_N=anchor_N)
+        async with self._command_lock:
+            await self._until_ready()
+            self._vectors.write(Area.IN, anchor_N)
+            reply = await self._exchange(Order(op))
+            if reply is not None:
+                self._vectors.empty(Area.IN)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
         if reply.loss_nats is None:
             raise LossNotFinite("a held-out loss that is not finite", "a number", "wait for the next commit")
         return reply.loss_nats
 
-    def progress(self) -> TrainerProgress:
-        """Counters as of now."""
+    def progress(self, *, unit: int = 0) -> TrainerProgress:
+        """Counters as of now; tokens ready are those of the unit."""
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         return TrainerProgress(
-            tokens_ready=self._last.tokens_ready,
+            tokens_ready=self._last.others_ready[unit - 1] if unit else self._last.tokens_ready,
             tokens_trained=self._trained_before + self._last.tokens_trained,
             loss_nats=loss,
             tokens_per_s=self._tokens_per_s(),
@@ -233,21 +253,15 @@ class WorkerTrainer:
 
     # --- commands ---
 
-    async def _order(
-        self, op: _Op, *, vector_N: torch.Tensor | None = None, schedule_tokens: int = 0, factor: float = 1.0
-    ) -> Reply | None:
+    async def _order(self, op: Op, *, factor: float = 1.0) -> Reply | None:
         async with self._command_lock:
             await self._until_ready()
-            if vector_N is not None:
-                return await self._give(op, vector_N, schedule_tokens=schedule_tokens)
-            return await self._exchange(op, factor=factor)
+            return await self._exchange(Order(op, factor=factor))
 
-    async def _give(
-        self, op: _Op, vector_N: torch.Tensor, *, schedule_tokens: int = 0, credited_tokens: int = 0
-    ) -> Reply | None:
-        """A command with a vector; its memory is free again once the worker has used it."""
-        self._vectors.write(Area.IN, vector_N)
-        reply = await self._exchange(op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens)
+    async def _give(self, order: Order, values_N: torch.Tensor) -> Reply | None:
+        """A command with a unit's values; their memory is free again once the worker has used it."""
+        self._vectors.part(Area.IN, self._spans[order.unit]).copy_(values_N)
+        reply = await self._exchange(order)
         if reply is not None:
             self._vectors.empty(Area.IN)
         return reply
@@ -256,9 +270,7 @@ class WorkerTrainer:
         while not self._ready.is_set():
             await self._ready.wait()
 
-    async def _exchange(
-        self, op: _Op, *, schedule_tokens: int = 0, credited_tokens: int = 0, factor: float = 1.0
-    ) -> Reply | None:
+    async def _exchange(self, order: Order) -> Reply | None:
         """Send one command to the worker that is ready now and wait for its reply; None when it dies before it.
 
         A worker that neither answers nor dies is frozen: it is killed, and so brought back.
@@ -268,9 +280,7 @@ class WorkerTrainer:
             return None
         self._number += 1
         number = self._number
-        command = Command(
-            number=number, op=op, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, factor=factor
-        )
+        command = order.numbered(number)
         patience_s = self._patience_s()
         try:
             with trio.fail_after(patience_s):
@@ -284,8 +294,8 @@ class WorkerTrainer:
         for wait_s in (patience_s, SECOND_LOOK_S):
             with trio.move_on_after(wait_s):
                 reply = await self._reply_to(number, life)
-                if reply is not None and op in ("load", "shift", "snapshot"):
-                    self._life_of_theta = life
+                if reply is not None and order.op in ("load", "shift", "snapshot"):
+                    self._life_of_theta[order.unit] = life
                 return reply
         self._give_up(f"the training process did not answer for {patience_s:.0f} s")
         return None
@@ -345,9 +355,7 @@ class WorkerTrainer:
         micro_batch = self._last.micro_batch
         if cause is not None:  # one that was not found yet is still to be found
             micro_batch = min(cause.micro_batch, max(1, cause.micro_batch // 2))
-        self._last = Progress(
-            step=self._last.step, tokens_ready=0, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
-        )
+        self._last = self._begun(self._last.step, micro_batch)
         self._restarts += 1
         self._state = "restarting"
         if cause is not None and cause.is_final:
@@ -372,7 +380,8 @@ class WorkerTrainer:
                 f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
             ) from error
         self._process = worker.process
-        self._vectors.write(Area.IN, self._anchor_N)
+        for span, anchor_N in zip(self._spans, self._anchors, strict=True):
+            self._vectors.part(Area.IN, span).copy_(anchor_N)
         worker.channel.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
         self._stream = stream
@@ -422,6 +431,13 @@ class WorkerTrainer:
                     return event
                 self._take(event)
 
+    def _begun(self, step: int, micro_batch: int) -> Progress:
+        """What is known of a worker before its first word."""
+        others = (0,) * (len(self._spans) - 1)
+        return Progress(
+            step=step, tokens_ready=0, others_ready=others, tokens_trained=0, loss_nats=None, micro_batch=micro_batch
+        )
+
     def _take(self, event: Reply | Progress) -> None:
         if isinstance(event, Reply):
             self._reply = event
@@ -468,8 +484,8 @@ def _misfit(most_bytes: int) -> str:
 async def open_worker_trainer(
     plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None
 ) -> AsyncIterator[WorkerTrainer]:
-    """A running trainer that begins at `anchor_N`, with the worker that was started early if there is one; its worker ends with the
-    context.
+    """A running trainer that begins at `anchor_N`, (N,) with all units one after another, with the worker that was started early if
+    there is one; its worker ends with the context.
     """
     trainer = WorkerTrainer(plan, anchor_N, early)
     try:

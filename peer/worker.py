@@ -39,6 +39,7 @@ class Worker:
         self._is_paused = trainer.plan.is_paused or not trainer.plan.trains
         self._fails_next = False
         self._was_loaded = False
+        self._still_until_s = 0.0
         self._early: deque[Command | None] = deque()
         """Orders that came during a step, to be obeyed after it; None is the end of the channel."""
 
@@ -51,6 +52,8 @@ class Worker:
         self._vectors.put_down()
         self._tell_progress()
         while self._obey(wait_s=None if self._is_paused else 0.0):
+            if not self._stand_still():
+                return
             if self._is_paused:
                 continue
             begin_s = time.perf_counter()
@@ -68,6 +71,13 @@ class Worker:
         until_s = time.perf_counter() + idle_s
         self._was_loaded = False
         while (left_s := until_s - time.perf_counter()) > 0 and not self._was_loaded:
+            if not self._obey(wait_s=left_s):
+                return False
+        return True
+
+    def _stand_still(self) -> bool:
+        """After a snapshot that asked for it, until a commit has come or it has waited for long enough. False at the end."""
+        while (left_s := self._still_until_s - time.perf_counter()) > 0:
             if not self._obey(wait_s=left_s):
                 return False
         return True
@@ -98,26 +108,32 @@ class Worker:
         return all(command is not None and command.op not in ("pause", "stop") for command in self._early)
 
     def _do(self, command: Command) -> Reply:
-        trainer, given_N = self._trainer, self._vectors.view(Area.IN)
+        trainer, vectors, unit = self._trainer, self._vectors, command.unit
+        span = trainer.units.spans[unit]
+        if command.op in ("load", "shift"):
+            self._still_until_s = 0.0
         match command.op:
             case "load":
-                trainer.load(given_N, command.schedule_tokens)
+                trainer.load_unit(unit, vectors.part(Area.IN, span), command.schedule_tokens)
                 self._was_loaded = True
             case "shift":
-                trainer.shift(given_N, command.credited_tokens, command.schedule_tokens)
+                shift_N = vectors.part(Area.IN, span)
+                trainer.keep(unit, command.kept)
+                trainer.shift(shift_N, command.credited_tokens, command.schedule_tokens, unit)
             case "snapshot":
-                trainer.theta_into(self._vectors.view(Area.OUT))
+                trainer.theta_into(vectors.part(Area.OUT, span), unit)
+                self._still_until_s = time.perf_counter() + command.still_s
                 counters = trainer.counters
                 return Reply(
                     number=command.number,
-                    tokens=counters.tokens_ready,
-                    num_steps=counters.steps_ready,
+                    tokens=counters.ready[unit],
+                    num_steps=trainer.steps_ready(unit),
                     step=counters.step,
                 )
             case "evaluate":
-                return Reply(number=command.number, loss_nats=trainer.evaluate(given_N))
+                return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.view(Area.IN)))
             case "evaluate_prose":
-                return Reply(number=command.number, loss_nats=trainer.evaluate_prose(given_N))
+                return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.view(Area.IN)))
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":
@@ -134,6 +150,7 @@ class Worker:
         progress = Progress(
             step=counters.step,
             tokens_ready=counters.tokens_ready,
+            others_ready=counters.ready[1:],
             tokens_trained=counters.tokens_trained,
             loss_nats=counters.loss_nats,
             micro_batch=self._trainer.micro_batch,

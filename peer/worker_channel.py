@@ -12,6 +12,7 @@ import mmap
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final, Literal
 
@@ -22,6 +23,9 @@ from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 20
+
+
+Op = Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
 
 
 class Area(IntEnum):
@@ -39,15 +43,46 @@ class Command(_Message):
     """An order to the worker; it answers with a Reply of the same number at the next step boundary.
 
     op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume,
-    slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop.
+    slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop. The first three are about one unit, in its own part of
+    the areas. `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
+    snapshot no step is taken until the next shift or load, at most for `still_s`.
     """
 
     kind: Literal["command"] = "command"
     number: int
-    op: Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
+    op: Op
+    unit: int = 0
     schedule_tokens: int = 0
     credited_tokens: int = 0
     factor: float = 1.0
+    kept: tuple[tuple[int, int, float], ...] = ()
+    still_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command that has no number yet. Fields as of `Command`."""
+
+    op: Op
+    unit: int = 0
+    schedule_tokens: int = 0
+    credited_tokens: int = 0
+    factor: float = 1.0
+    kept: tuple[tuple[int, int, float], ...] = ()
+    still_s: float = 0.0
+
+    def numbered(self, number: int) -> Command:
+        """As it crosses to the worker."""
+        return Command(
+            number=number,
+            op=self.op,
+            unit=self.unit,
+            schedule_tokens=self.schedule_tokens,
+            credited_tokens=self.credited_tokens,
+            factor=self.factor,
+            kept=self.kept,
+            still_s=self.still_s,
+        )
 
 
 class Reply(_Message):
@@ -62,11 +97,14 @@ class Reply(_Message):
 
 
 class Progress(_Message):
-    """After each step, and once when the worker is ready; a loss that is not finite crosses as None."""
+    """After each step, and once when the worker is ready; a loss that is not finite crosses as None. `tokens_ready` are those of the
+    spine, `others_ready` those of the other units.
+    """
 
     kind: Literal["progress"] = "progress"
     step: int
     tokens_ready: int
+    others_ready: tuple[int, ...] = ()
     tokens_trained: int
     loss_nats: float | None
     micro_batch: int
@@ -153,6 +191,10 @@ class SharedVectors:
     def write(self, area: Area, values_N: torch.Tensor) -> None:
         """Fill an area."""
         self._areas[area].copy_(values_N)
+
+    def part(self, area: Area, span: tuple[int, int]) -> torch.Tensor:
+        """The values [begin, stop) of an area, as `view`."""
+        return self._areas[area, span[0] : span[1]]
 
     def empty(self, area: Area) -> None:
         """Nobody needs what is in the area: its memory is free until it is written again. What it holds then is not defined."""

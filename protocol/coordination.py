@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -62,6 +63,7 @@ NO_ROOT: Final = Root(b"")
 _MAX_TEXT: Final = 256
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
+_MAX_UNITS: Final = 1024
 _MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
 
@@ -107,6 +109,20 @@ class HeldoutResult:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitStanding:
+    """The newest commit of a unit whose state root a peer computed, and that root."""
+
+    unit: UnitName
+    state_commit: CommitId
+    state_root: Root
+
+    def __post_init__(self) -> None:
+        _require_hash("state_commit", self.state_commit)
+        _require_hash("state_root", self.state_root)
+        _require(len(self.unit) <= _MAX_TEXT, f"a unit name of {len(self.unit)} letters", f"at most {_MAX_TEXT}")
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReport:
     """What a peer says of itself, every few seconds, signed.
 
@@ -126,6 +142,7 @@ class PeerReport:
         version: of its program, empty where it does not say.
         is_outbound_only: it takes no connections; it works over those that it makes itself.
         like: of a short report, the likeness of the whole one that says where the peer stands; empty in a whole one.
+        beside: where the units stand that are not the spine.
     """
 
     state: str
@@ -151,6 +168,7 @@ class PeerReport:
     version: str = ""
     is_outbound_only: bool = False
     like: bytes = b""
+    beside: tuple[UnitStanding, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -166,6 +184,7 @@ class PeerReport:
         # NaN and infinity would poison the loss curve of everybody.
         _require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
+        sizes["units"] = len(self.beside), _MAX_UNITS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             _require(found <= most, f"{found} {what}", f"at most {most}")
@@ -240,14 +259,9 @@ class CheckpointEntry:
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
     """As many of the first certificates as fit into one report."""
-    taken: list[bytes] = []
-    room = MAX_CERTIFICATE_BYTES
-    for certificate in certificates[:MAX_CERTIFICATES]:
-        room -= len(certificate)
-        if room < 0:
-            break
-        taken.append(certificate)
-    return tuple(taken)
+    first = certificates[:MAX_CERTIFICATES]
+    sums = accumulate(len(certificate) for certificate in first)
+    return tuple(part for part, so_far in zip(first, sums, strict=True) if so_far <= MAX_CERTIFICATE_BYTES)
 
 
 def encode_report(report: PeerReport) -> bytes:
@@ -275,6 +289,8 @@ def encode_report(report: PeerReport) -> bytes:
         is_outbound_only=report.is_outbound_only,
         like=report.like,
     )
+    for part in report.beside:
+        body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root)
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
     for result in report.heldout:
@@ -325,7 +341,12 @@ def decode_report(data: bytes) -> PeerReport:
         version=body.version,
         is_outbound_only=body.is_outbound_only,
         like=body.like,
+        beside=tuple(_decode_standing(part) for part in body.beside),
     )
+
+
+def _decode_standing(body: pb.UnitBody) -> UnitStanding:
+    return UnitStanding(UnitName(body.unit), CommitId(body.state_commit), Root(body.state_root))
 
 
 _CROSSING: Final[dict[str, type[PotluckError]]] = {
@@ -451,14 +472,9 @@ def decode_admit_reply(data: bytes) -> AdmitReply:
         RemoteProtocolError: not such a message.
     """
     body = _parse(pb.AdmitReply, data)
-    return AdmitReply(
-        credential=body.credential,
-        manifest=body.manifest,
-        dataset=body.dataset,
-        start_record=body.start_record,
-        coordinator_peer_id=body.coordinator_peer_id,
-        bootstrap=tuple(body.bootstrap),
-    )
+    bootstrap = tuple(body.bootstrap)
+    found = body.credential, body.manifest, body.dataset, body.start_record, body.coordinator_peer_id
+    return AdmitReply(*found, bootstrap)
 
 
 def encode_checkpoints(entries: Sequence[CheckpointEntry]) -> bytes:

@@ -50,6 +50,7 @@ target_tokens = 122_880        # a round is due at 3 peers x 20 steps x 2048 tok
 longest_interval_s = 60.0
 codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the bytes of int8, with 12% and 20% error a value
                                # "topk": the largest 1.56%, a fiftieth of int8's bytes up; down between a quarter and a twelfth
+# mode = "streaming"           # fragments of about three layers, one after another; the whole at once with "overlap" or "blocking"
 # error_feedback = 0.95        # what the codec left out goes into the next round: no byte more to send, 8 of memory a parameter
 
 [checkpoint]

@@ -7,15 +7,12 @@ run's id is the hash of the canonical bytes, so two runs with one id have every 
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -23,59 +20,41 @@ from pydantic import (
     model_validator,
 )
 
-from protocol.decoder_schema import WHOLE_MODEL, DecoderConfig, decoder_schema
+from protocol.data_section import DataSection
+from protocol.decoder_schema import DecoderConfig
 from protocol.default_run import DEFAULT_TOML
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
+from protocol.model_units import ModelUnits, default_fragments, model_units
 from protocol.plain_file import check_plain_file
 from protocol.rounds.target import RoundTarget
+from protocol.section import Count, Fraction, Section
+from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.tensor_schema import TensorSchema
+from protocol.validation_text import explained
 
 MANIFEST_DOMAIN: Final = "potluck run"
 _ID_DOMAIN: Final = b"potluck manifest 1"
 _NO_RUN: Final = bytes(32)
 """A manifest's envelope is signed before the run has an id."""
 
-Count = Annotated[int, Field(ge=1, le=1 << 53)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 MAX_RUN_TOML_BYTES: Final = 1 << 20
 """What `potluck init` writes takes 2,000; a file this long is of another kind, and would be read to its end first."""
 
-_FIRST_DATA_KEYS: Final = frozenset(["source", "glob", "shard_bytes", "heldout_every"])
-"""Of the data section; written in every manifest."""
-
 _FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
-"""The same of the round section."""
+"""Of the round section; written in every manifest."""
 
 _FIRST_INNER_KEYS: Final = frozenset(
     ["learning_rate", "beta1", "beta2", "weight_decay", "clip_norm", "warmup_tokens", "decay_fraction", "batch_tokens"]
 )
 """The same of the inner section."""
 
-_SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet", "hf"])
 
-_SOURCES_WITH_GLOBS: Final = frozenset(["text", "jsonl", "parquet"])
-
-HUB_PREFIX: Final = "hf://"
-"""What begins the name of a data set on the Hugging Face Hub. Nothing is fetched for what does not begin so."""
-
-_HUB_NAME: Final = re.compile(HUB_PREFIX + r"[\w.-]+/[\w.-]+")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    def _used(self, values: dict[str, object], first_keys: frozenset[str]) -> dict[str, object]:
-        """What came in later is written only where it is used: the ids of runs before it stay what they are."""
-        fields = type(self).model_fields
-        return {n: v for n, v in values.items() if n in first_keys or v != fields[n].default}
-
-
-class RunSection(_Section):
+class RunSection(Section):
     """What the run is, and when it ends.
 
     `start_from` is a folder on the host's disk, as seen from run.toml: a checkpoint whose weights the run begins with. Peers get them
@@ -98,67 +77,7 @@ class RunSection(_Section):
         return values
 
 
-class DataSection(_Section):
-    """Where the host takes the text from; peers get hashed shards.
-
-    Attributes:
-        glob: the files of the sources "text", "jsonl" and "parquet", relative to run.toml.
-        dataset: of the source "hf" the folder that `save_to_disk` of Hugging Face datasets wrote, relative to run.toml, or
-            "hf://OWNER/NAME" on the Hub.
-        configuration: of a data set on the Hub that has several.
-        split: of a data set that has splits, the one that is read.
-        field: of a JSON line the field, of a parquet file or a data set the column that holds the text.
-        tokenizer: "bytes"; "bpe", byte-level BPE of model.vocab_size tokens trained on the training text; or a tokenizer.json.
-        prose: a second evaluation set, never trained on: text files by a pattern. Python's library has its help topics.
-        end_token: what a tokenizer.json calls the end of a document, where that is not one of the usual names.
-    """
-
-    source: Literal["python-stdlib", "text", "jsonl", "parquet", "hf"] = "python-stdlib"
-    glob: str = ""
-    dataset: Annotated[str, Field(max_length=1024)] = ""
-    configuration: Annotated[str, Field(max_length=256)] = ""
-    split: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=256)] = "train"
-    shard_bytes: Annotated[int, Field(ge=4096, le=1 << 30)] = 1 << 20
-    heldout_every: Annotated[int, Field(ge=2, le=1000)] = 20
-    field: Annotated[str, Field(min_length=1, max_length=256)] = "text"
-    tokenizer: Annotated[str, Field(pattern=r"^(bytes|bpe|.+\.json)$", max_length=1024)] = "bytes"
-    prose: str = ""
-    end_token: Annotated[str, Field(max_length=256)] = ""
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> DataSection:
-        if (self.source in _SOURCES_WITH_GLOBS) != bool(self.glob):
-            raise ValueError(
-                'a glob belongs to the sources "text", "jsonl" and "parquet", and to no other; such as "corpus/*.txt"'
-            )
-        self._check_dataset()
-        if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
-            raise ValueError(f'field = "{self.field}" does not belong to source = "{self.source}"')
-        if self.end_token and self.tokenizer in ("bytes", "bpe"):
-            raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
-        return self
-
-    def _check_dataset(self) -> None:
-        if (self.source == "hf") != bool(self.dataset):
-            raise ValueError(
-                'a dataset belongs to the source "hf", and to no other: a folder such as "corpus", or "hf://OWNER/NAME"'
-            )
-        is_on_hub = self.dataset.startswith(HUB_PREFIX)
-        if is_on_hub and not _HUB_NAME.fullmatch(self.dataset):
-            raise ValueError(f'dataset = "{self.dataset}" is no name on the Hub, which is "hf://OWNER/NAME"')
-        if self.configuration and not is_on_hub:
-            raise ValueError(
-                f'configuration = "{self.configuration}" belongs to a dataset on the Hub, "hf://OWNER/NAME"'
-            )
-        if self.split != "train" and self.source != "hf":
-            raise ValueError(f'split = "{self.split}" does not belong to source = "{self.source}"')
-
-    @model_serializer(mode="wrap")
-    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self._used(handler(self), _FIRST_DATA_KEYS)
-
-
-class InnerSection(_Section):
+class InnerSection(Section):
     """Local training: AdamW; warm-up, stable, decay, by the run's tokens.
 
     `optimizer` "muon" moves the matrices inside the model by Muon, and embeddings, head and norms by AdamW (peer/optimizer.py).
@@ -184,7 +103,7 @@ class InnerSection(_Section):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self._used(handler(self), _FIRST_INNER_KEYS)
+        return self.used(handler(self), _FIRST_INNER_KEYS)
 
     @model_validator(mode="after")
     def _check_matrix_keys(self) -> InnerSection:
@@ -194,7 +113,7 @@ class InnerSection(_Section):
         return self
 
 
-class OuterSection(_Section):
+class OuterSection(Section):
     """How a committed average moves the anchor."""
 
     kind: Literal["mean", "nesterov"] = "mean"
@@ -212,7 +131,7 @@ def leaves_out(codec: str) -> bool:
     return codec in ("topk", *dict(_RESULT_ROOM))
 
 
-class RoundSection(_Section):
+class RoundSection(Section):
     """When a round is due and how its bytes look.
 
     `codec` is that of contributions, `result_codec` that of results: empty for the same, or, with "topk", for what has room for the
@@ -222,6 +141,13 @@ class RoundSection(_Section):
     `target_tokens` is every round's, or the largest one's: with `ramp_share` a round takes that share of the tokens committed before
     it, and with `local_steps` "auto" it lasts so long that its exchange takes `target_utilisation` of it (protocol/rounds/target.py).
     In the smallest each member has `first_local_steps`; left out, one.
+
+    `mode` is "overlap", in which the whole model is averaged at once while training goes on; "blocking", in which training waits from
+    the snapshot to the commit, for `longest_interval_s` at most; or "streaming", in which fragments of the model are averaged one
+    after another (protocol/model_units.py), all rounds alike. The last three keys are of "streaming" alone: `fragments` of the
+    layers, about three each where left out; `delay_steps` and `alpha`: a commit that comes at most so many local steps after the
+    snapshot is mixed into the local parameters, of which that share stays (averaging/rounds/adoption.py; `RunConfig.delay_steps` and
+    `.alpha`).
     """
 
     target_tokens: Count
@@ -234,6 +160,10 @@ class RoundSection(_Section):
     local_steps: Literal["", "auto"] = ""
     first_local_steps: Count | None = None
     target_utilisation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    mode: Literal["overlap", "blocking", "streaming"] = "overlap"
+    fragments: Annotated[int, Field(ge=1, le=512)] | None = None
+    delay_steps: Annotated[int, Field(ge=0, le=1000)] | None = None
+    alpha: Fraction | None = None
 
     @property
     def feedback(self) -> float:
@@ -246,7 +176,7 @@ class RoundSection(_Section):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self._used(handler(self), _FIRST_ROUND_KEYS)
+        return self.used(handler(self), _FIRST_ROUND_KEYS)
 
     @model_validator(mode="after")
     def _check_ramp(self) -> RoundSection:
@@ -258,6 +188,19 @@ class RoundSection(_Section):
         return self
 
     @model_validator(mode="after")
+    def _check_mode(self) -> RoundSection:
+        for name in ("fragments", "delay_steps", "alpha"):
+            if self.mode != "streaming" and (value := getattr(self, name)) is not None:
+                raise ValueError(f'{name} = {value} belongs to mode = "streaming", not to "{self.mode}"')
+        if self.mode == "streaming" and (self.ramp_share or self.local_steps):
+            found = f"ramp_share {self.ramp_share}" if self.ramp_share else f'local_steps = "{self.local_steps}"'
+            raise ValueError(
+                f'{found} with mode = "streaming": expected rounds of one size, between which delay_steps fit and the units lie '
+                'evenly; leave it out, or take mode = "overlap"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_codecs(self) -> RoundSection:
         if self.codec != "topk" and self.result_codec in dict(_RESULT_ROOM):
             raise ValueError(
@@ -266,13 +209,13 @@ class RoundSection(_Section):
         return self
 
 
-class AdmissionSection(_Section):
+class AdmissionSection(Section):
     """Who may take part, and for how long a credential lasts."""
 
     credential_days: Annotated[int, Field(ge=1, le=3650)] = 30
 
 
-class CheckpointSection(_Section):
+class CheckpointSection(Section):
     """How often the coordinator writes a checkpoint, and which it keeps: the newest `keep`, and for ever one in every
     `keep_every`, none with 0.
     """
@@ -282,7 +225,7 @@ class CheckpointSection(_Section):
     keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """`run.toml`, validated."""
 
     run: RunSection
@@ -315,6 +258,8 @@ class RunConfig(_Section):
             raise ValueError(
                 f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
             )
+        if self.num_fragments and (problem := contradiction(self._streaming())):
+            raise ValueError(problem)
         return self
 
     @property
@@ -328,6 +273,34 @@ class RunConfig(_Section):
         return RoundTarget(pace.target_tokens, first_tokens, pace.ramp_share, utilisation)
 
     @property
+    def num_fragments(self) -> int:
+        """Fragments that the layers are averaged in; 0 where the whole model is averaged at once."""
+        if self.round.mode != "streaming":
+            return 0
+        return self.round.fragments or default_fragments(self.model.num_layers)
+
+    @property
+    def delay_steps(self) -> int:
+        """Local steps in which a fragment's commit is expected; of streaming runs."""
+        return DEFAULT_DELAY_STEPS if self.round.delay_steps is None else self.round.delay_steps
+
+    @property
+    def alpha(self) -> float:
+        """Share of the local parameters that stays where a commit came within the delay; of streaming runs."""
+        return DEFAULT_ALPHA if self.round.alpha is None else self.round.alpha
+
+    def _streaming(self) -> StreamingNumbers:
+        return StreamingNumbers(
+            self.model.num_layers,
+            self.num_fragments,
+            self.delay_steps,
+            self.round.target_tokens,
+            self.run.total_tokens,
+            self.inner.batch_tokens,
+            self.run.min_members,
+        )
+
+    @property
     def result_codec(self) -> str:
         """How results are written: as the round section says; else as contributions are; for sparse ones the codec with room for what
         so many members send at most, since what a result leaves out is lost (averaging/codecs/sparse.py).
@@ -338,7 +311,7 @@ class RunConfig(_Section):
         return names[0] if names else _RESULT_ROOM[-1][0]
 
 
-class RunManifest(_Section):
+class RunManifest(Section):
     """Everything that two peers of a run must agree on."""
 
     config: RunConfig
@@ -364,7 +337,12 @@ class RunManifest(_Section):
 
     def unit_schemas(self) -> dict[UnitName, TensorSchema]:
         """The units of the run and their tensors."""
-        return {WHOLE_MODEL: decoder_schema(self.config.model)}
+        return {schema.unit: schema for schema in self.units.schemas}
+
+    @property
+    def units(self) -> ModelUnits:
+        """The units in the order of the flat vector, the spine first."""
+        return model_units(self.config.model, self.config.num_fragments)
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -399,29 +377,7 @@ def parse_run_config(text: str, name: str = "run.toml") -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(*_explain(name, error)) from error
-
-
-def _explain(name: str, error: ValidationError) -> tuple[str, str, str]:
-    """The first problem of a validation as found, expected, remedy."""
-    # What is there and wrong comes before what is missing: a misspelt key is usually both.
-    rank = {"extra_forbidden": 0, "missing": 2}
-    first = min(error.errors(include_url=False), key=lambda problem: rank.get(problem["type"], 1))
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return (
-            f"{name}: {key} is not a known key",
-            "a key that `potluck init` writes",
-            "check its spelling or remove it",
-        )
-    if first["type"] == "missing":
-        return f"{name}: {key} is missing", "a value", "compare with the file that `potluck init` writes"
-    if first["type"] == "value_error":
-        place = f"{name}: {key}" if key else name
-        return f"{place}: {first['msg'].removeprefix('Value error, ')}", "", "change it and start again"
-    value = repr(first["input"])[:60]
-    expected = first["msg"].removeprefix("Input should be ")
-    return f"{name}: {key} is {value}", expected[:1].lower() + expected[1:], "change it and start again"
+        raise ConfigError(*explained(name, error)) from error
 
 
 def sign_manifest(manifest: RunManifest, signer: Signer) -> bytes:
@@ -446,7 +402,7 @@ def open_manifest(data: bytes, *, verifier: Verifier, expected_run_id: RunId | N
         manifest = RunManifest.model_validate_json(envelope.payload)
     except ValidationError as error:
         # Its signature is good, so it says what its host meant.
-        found, expected, _ = _explain("the run's manifest", error)
+        found, expected, _ = explained("the run's manifest", error)
         raise VersionError(found, expected, "install the release that made the run") from error
     if bytes.fromhex(manifest.host_public_key) != envelope.public_key:
         raise RemoteProtocolError(

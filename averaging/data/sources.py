@@ -14,8 +14,8 @@ from averaging.data.jsonl import read_jsonl
 from averaging.data.parquet import ENDINGS as PARQUET_ENDINGS
 from averaging.data.parquet import read_parquet
 from averaging.data.texts import Text, read_files, read_prose
+from protocol.data_section import HUB_PREFIX, DataSection
 from protocol.errors import ConfigError, StorageError
-from protocol.manifest import HUB_PREFIX, DataSection
 
 
 @dataclass(frozen=True, slots=True)

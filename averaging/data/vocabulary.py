@@ -16,8 +16,8 @@ import numpy as np
 from averaging.data.shards import MAX_TOKENIZER_BYTES
 from averaging.data.texts import Text, cut_pieces, not_installed
 from averaging.data.tokenizer import VOCAB_SIZE, ByteTokenizer, Tokenizer, Tokens
+from protocol.data_section import DataSection
 from protocol.errors import ConfigError, MachineError
-from protocol.manifest import DataSection
 from protocol.plain_file import check_plain_file
 
 if TYPE_CHECKING:

@@ -331,6 +331,15 @@ class Snapshot:
     next_step: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """Of theta's values [begin, stop) only this share stays when they are shifted."""
+
+    begin: int
+    stop: int
+    share: float
+
+
 class Trainer(Protocol):
     """The training process of one unit. Commands take effect at the next step boundary.
 
@@ -346,9 +355,11 @@ class Trainer(Protocol):
         """Copy theta at the next step boundary together with its token count; training goes on."""
         ...
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
-        """Theta <- theta + shift; tokens_ready -= credited. A worker that died since the snapshot loads the anchor instead:
-        the implementation keeps the latest anchor given by `set_anchor` for that.
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        """Theta <- kept theta + shift, all of theta where `kept` names no part; tokens_ready -= credited. A worker that died since the
+        snapshot loads the anchor instead: the implementation keeps the latest anchor given by `set_anchor` for that.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 import structlog
@@ -12,7 +13,15 @@ import torch
 import trio
 
 from averaging.network.seams import Offload, Trainer
-from averaging.rounds.adoption import Adoption, adopt_commit, adopt_switch
+from averaging.rounds.adoption import (
+    Adoption,
+    Mixed,
+    Mixing,
+    adopt_commit,
+    adopt_switch,
+    kept_parts,
+    one_after_another,
+)
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.state import UnitState
@@ -21,6 +30,7 @@ from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord
 from protocol.rounds.plan import consumed_tokens
+from protocol.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
 
@@ -35,9 +45,11 @@ ADOPT_COST_S: Final = 0.002
 
 @dataclass(frozen=True)
 class _Task:
-    """One thing for the trainer: `adopt` says what, `anchor_N` is the new anchor. Commits that wait are told together."""
+    """One thing for the trainer: `adopt(tokens ready)` says what, `anchor_N` is the new anchor. Commits that wait are told
+    together.
+    """
 
-    adopt: Callable[[], Adoption]
+    adopt: Callable[[int], Adoption]
     anchor_N: torch.Tensor
     schedule_tokens: int
     is_commit: bool = False
@@ -47,12 +59,20 @@ class Adopter:
     """Tells the trainer about commits and switches. `run` does it, one after another.
 
     `run_tokens(own)` gives the tokens of the run that schedules go by, for a unit that has counted `own`: those of the spine.
+    `mixing` says how commits are mixed into theta, where they are.
     """
 
     def __init__(
-        self, me: PeerId, chain: UnitChain, trainer: Trainer, offload: Offload, run_tokens: Callable[[int], int]
+        self,
+        me: PeerId,
+        chain: UnitChain,
+        trainer: Trainer,
+        offload: Offload,
+        run_tokens: Callable[[int], int],
+        mixing: Mixing | None = None,
     ) -> None:
         self._run_tokens = run_tokens
+        self._mixing = mixing
         self._me = me
         self._chain = chain
         self._feedback = chain.tools.feedback
@@ -114,10 +134,11 @@ class Adopter:
         if entry is not None and contribution is not None and entry.root == contribution.root:
             self.pending_tokens += consumed_tokens(record, self._me)
 
-        def adopt() -> Adoption:
+        def adopt(tokens_ready: int) -> Adoption:
             if self._feedback is not None:
                 self._feedback.commit(link)
-            return adopt_commit(applied, record, self._me, contribution, grid)
+            mixed = self._mixed(contribution, tokens_ready)
+            return adopt_commit(applied, record, self._me, contribution, grid, mixed)
 
         await self._put(
             adopt,
@@ -126,12 +147,19 @@ class Adopter:
             is_commit=True,
         )
 
+    def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
+        """How a commit is mixed into theta: not at all where it came later than it may, after so many tokens since the snapshot."""
+        mixing = self._mixing
+        if mixing is None or contribution is None or tokens_ready - contribution.tokens > mixing.delay_tokens:
+            return None
+        return Mixed(mixing.alpha, self._chain.tools.codec if self._feedback is not None else None)
+
     async def switch(self, prepared: PreparedSwitch, lost: list[ChainLink], anchor_N: torch.Tensor) -> None:
         """Another lineage; `anchor_N` (N,) float32 is the anchor that was left."""
         offers, tools = {root: offer for root, (_, offer) in self._offers.items()}, self._chain.tools
         me, feedback = self._me, self._feedback
 
-        def adopt() -> Adoption:
+        def adopt(tokens_ready: int) -> Adoption:
             state = feedback.state if feedback is not None else None
             adoption = adopt_switch(prepared, lost, anchor_N, me, offers, tools.codec, tools.grid, state)
             if feedback is not None and adoption.feedback is not None:
@@ -146,10 +174,10 @@ class Adopter:
 
     async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
         """The anchor was wrong by `shift_N`, (N,) float32, and is right now: local work is kept."""
-        await self._put(lambda: Adoption(shift_N, 0), state.anchor_N, state.total_tokens)
+        await self._put(lambda tokens_ready: Adoption(shift_N, 0), state.anchor_N, state.total_tokens)
 
     async def _put(
-        self, adopt: Callable[[], Adoption], anchor_N: torch.Tensor, schedule_tokens: int, *, is_commit: bool = False
+        self, adopt: Callable[[int], Adoption], anchor_N: torch.Tensor, schedule_tokens: int, *, is_commit: bool = False
     ) -> None:
         if self._idle.is_set():
             self._idle = trio.Event()
@@ -160,7 +188,10 @@ class Adopter:
 
     async def _adopt(self, tasks: list[_Task]) -> None:
         last = tasks[-1]
-        adoption = await self._offload.run(lambda: _together([task.adopt() for task in tasks]), cost_s=ADOPT_COST_S)
+        ready, grid = self._trainer.progress().tokens_ready, self._chain.tools.grid
+        adoption = await self._offload.run(
+            lambda: _together([task.adopt(ready) for task in tasks], grid), cost_s=ADOPT_COST_S
+        )
         if self._feedback is not None:
             self._feedback.changed()
         if adoption.remark:
@@ -170,16 +201,13 @@ class Adopter:
             await self._trainer.load(last.anchor_N, schedule_tokens=last.schedule_tokens)
             return
         await self._trainer.shift(
-            adoption.shift_N, credited_tokens=adoption.credited_tokens, schedule_tokens=last.schedule_tokens
+            adoption.shift_N,
+            credited_tokens=adoption.credited_tokens,
+            schedule_tokens=last.schedule_tokens,
+            kept=kept_parts(adoption.kept, grid),
         )
 
 
-def _together(adoptions: list[Adoption]) -> Adoption:
+def _together(adoptions: list[Adoption], grid: ChunkGrid) -> Adoption:
     """Shifts one after another are one shift."""
-    if len(adoptions) == 1:
-        return adoptions[0]
-    shift_N: torch.Tensor | None = None
-    for adoption in adoptions:
-        if adoption.shift_N is not None:
-            shift_N = adoption.shift_N if shift_N is None else torch.add(shift_N, adoption.shift_N)
-    return Adoption(shift_N, sum(adoption.credited_tokens for adoption in adoptions))
+    return reduce(lambda first, second: one_after_another(first, second, grid), adoptions)

@@ -1,15 +1,30 @@
-"""What a commit, or a switch of lineages, means for the local parameters (rules 20 and 24): pure arithmetic."""
+"""What a commit, or a switch of lineages, means for the local parameters (rules 20 and 24): pure arithmetic.
+
+**Mixing** (Streaming DiLoCo, 2501.18512, section 3.2: theta <- alpha theta + (1 - alpha) A'), of fragments whose commit came within
+the delay, in the chunks that counted our contribution. Written with theta = A - D + u, where D is what we offered and u the work since
+the snapshot, it leaves A' - theta' = alpha (D - (A - A')) - alpha u to be offered next: of the work since the snapshot alpha stays in
+theta, and of our own deviation from what all moved by alpha is offered again. Where all members adopt so, these deviations sum to
+what the outer step did not follow of the mean, so nothing is counted twice in the sum; one member's own share is only slower to go.
+- Not counted, or not covered: theta + (A' - A), as always. Mixing would throw away 1 - alpha of work that nobody has.
+- Later than the delay: A' + (theta - theta_snapshot), as always. Mixing would throw away 1 - alpha of ever more work; so it never
+  costs more than 1 - alpha of the delay's steps.
+- Error feedback: D is not what was sent. What the codec left out is in the residual, and alpha of it must not be offered beside that:
+  alpha (D - deq(q)) goes back into theta, so that the deviation is that of what was sent, alpha (deq(q) - (A - A')).
+- A restart, a death of the training process and a switch know nothing of it: theta is A, or moves as a whole.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from averaging.codecs import Codec
+from averaging.delta import pseudo_gradient
 from averaging.error_feedback import Feedback
+from averaging.network.seams import KeptPart
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.feedback import counted_chunks, counts_of
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch
@@ -23,19 +38,37 @@ from protocol.tensor_schema import ChunkGrid
 
 @dataclass(frozen=True)
 class Adoption:
-    """What to tell the trainer.
+    """What to tell the trainer: theta <- kept theta + shift.
 
     Attributes:
         shift_N: (N,) float32 to add to theta; None: load the new anchor, the local work cannot be kept.
         credited_tokens: to take off the tokens ready; negative when work of a lineage that lost is to be offered again.
         remark: what could not be kept, for the log; "" when everything was.
         feedback: what a switch made of the residual; None without error feedback.
+        kept: the share of theta that stays, by chunk; all of it in chunks that are not named.
     """
 
     shift_N: torch.Tensor | None
     credited_tokens: int
     remark: str = ""
     feedback: Feedback | None = None
+    kept: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How a commit is mixed into theta that comes at most `delay_tokens` of our own after the snapshot: `alpha` of theta stays."""
+
+    alpha: float
+    delay_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Mix with `alpha`; `codec` is that of contributions where there is error feedback, None without."""
+
+    alpha: float
+    codec: Codec | None
 
 
 def adoption_shift(
@@ -55,14 +88,71 @@ def adoption_shift(
 
 
 def adopt_commit(
-    applied: AppliedCommit, record: CommitRecord, me: PeerId, contribution: EncodedContribution | None, grid: ChunkGrid
+    applied: AppliedCommit,
+    record: CommitRecord,
+    me: PeerId,
+    contribution: EncodedContribution | None,
+    grid: ChunkGrid,
+    mixed: Mixed | None = None,
 ) -> Adoption:
-    """One more commit on our lineage."""
+    """One more commit on our lineage; `mixed` where what it counted is to be mixed into theta."""
     entry = record.contributor(me)
     is_ours = entry is not None and contribution is not None and entry.root == contribution.root
     theta_N = contribution.theta_N if is_ours and contribution is not None else None
     shift_N = adoption_shift(applied, record, me, theta_N, grid)
-    return Adoption(shift_N, consumed_tokens(record, me) if is_ours else 0)
+    kept: dict[int, float] = {}
+    if mixed is not None and is_ours and contribution is not None:
+        for first, stop in covered_chunks(record, me):
+            kept |= dict.fromkeys(range(first, stop), mixed.alpha)
+            _mix(shift_N, applied, contribution, range(first, stop), grid, mixed)
+    return Adoption(shift_N, consumed_tokens(record, me) if is_ours else 0, kept=kept)
+
+
+def _mix(
+    shift_N: torch.Tensor,
+    applied: AppliedCommit,
+    contribution: EncodedContribution,
+    chunks: range,
+    grid: ChunkGrid,
+    mixed: Mixed,
+) -> None:
+    """Write (1 - alpha) A' into the shift of these chunks, with error feedback alpha (D - deq(q)) more."""
+    span = slice(*grid.span(chunks.start, chunks.stop))
+    torch.mul(applied.state.anchor_N[span], 1.0 - mixed.alpha, out=shift_N[span])
+    if mixed.codec is None:
+        return
+    for chunk in chunks:
+        begin, stop = grid.bounds(chunk)
+        delta_n = pseudo_gradient(applied.previous_anchor_N[begin:stop], contribution.theta_N[begin:stop])
+        unsent_n = torch.sub(delta_n, mixed.codec.decode(contribution.chunks[chunk], stop - begin))
+        shift_N[begin:stop] = torch.add(shift_N[begin:stop], torch.mul(unsent_n, mixed.alpha))
+
+
+def one_after_another(first: Adoption, second: Adoption, grid: ChunkGrid) -> Adoption:
+    """Two adoptions as one: k2 (k1 theta + s1) + s2. What is loaded by the second is loaded."""
+    if first.shift_N is None or second.shift_N is None:
+        return second if second.shift_N is None else first
+    shift_N = first.shift_N
+    if second.kept:
+        shift_N = shift_N.clone()
+        for chunk, share in second.kept.items():
+            span = slice(*grid.bounds(chunk))
+            shift_N[span] = torch.mul(shift_N[span], share)
+    both = first.kept.keys() | second.kept.keys()
+    kept = {chunk: first.kept.get(chunk, 1.0) * second.kept.get(chunk, 1.0) for chunk in both}
+    credited = first.credited_tokens + second.credited_tokens
+    return Adoption(torch.add(shift_N, second.shift_N), credited, kept=kept)
+
+
+def kept_parts(kept: Mapping[int, float], grid: ChunkGrid) -> tuple[KeptPart, ...]:
+    """Shares of theta by chunk as the trainer takes them: neighbours with one share together."""
+    parts: list[KeptPart] = []
+    for chunk, share in sorted(kept.items()):
+        begin, stop = grid.bounds(chunk)
+        if parts and (parts[-1].stop, parts[-1].share) == (begin, share):
+            begin = parts.pop().begin
+        parts.append(KeptPart(begin, stop, share))
+    return tuple(parts)
 
 
 def adopt_switch(

@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Clock, Network, Offload, Publish, Trainer
+from averaging.rounds.adoption import Mixing
 from averaging.rounds.unit import PreparedSwitch
 from protocol.errors import PotluckError
 from protocol.ids import PeerId, UnitName
@@ -72,7 +73,9 @@ class Peerwide(Protocol):
 
 @dataclass(frozen=True)
 class RoundTools:
-    """The seams and the keys of one unit's rounds; `trainer` is its part of the local training."""
+    """The seams and the keys of one unit's rounds; `trainer` is its part of the local training, `mixing` how commits are mixed into
+    it, where they are.
+    """
 
     network: Network
     clock: Clock
@@ -80,6 +83,7 @@ class RoundTools:
     trainer: Trainer
     seal: Seal
     publish: Publish
+    mixing: Mixing | None = None
 
 
 class Changes:

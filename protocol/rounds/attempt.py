@@ -33,6 +33,7 @@ from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.target import MeasuredRound
 from protocol.rounds.views import (
     caught_up,
+    due_at_tokens,
     is_suspected,
     lenders,
     may_hand_on,
@@ -190,7 +191,7 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
-    target = _next_target(state, offered, len(roster), now_s)
+    target = config.stagger.next_target(_next_target(state, offered, len(roster), now_s), due_at_tokens(state), offered)
     record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, target)
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
     to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))

@@ -10,7 +10,7 @@ import math
 from typing import Final
 
 from protocol.rounds.state import PeerView, RoundState
-from protocol.rounds.views import caught_up, ready_at, slowest_beat_s
+from protocol.rounds.views import caught_up, due_at_tokens, due_within_s, ready_at, slowest_beat_s
 
 SHARE: Final = 0.25
 """Of the time until the round is expected, or since the last commit, between two heartbeats: whoever is late is late by so much."""
@@ -51,12 +51,13 @@ def until_due_s(state: RoundState, now_s: float) -> float:
     if not known:
         return math.inf
     since_s = state.committed_at_s
-    clock_s = since_s + state.config.longest_interval_s - now_s
+    clock_s = since_s + due_within_s(state) - now_s
+    due_at = due_at_tokens(state)
     own_speed = _speed(own, now_s - since_s)
     told = [(float(ready_at(view)), _speed(ready_at(view), view.heard_at_s - since_s), view) for view in views]
     ready = own + sum(tokens + speed * _age_s(view, now_s) for tokens, speed, view in told)
-    all_s = _until_s(state.link.target_tokens - ready, own_speed + sum(speed for _, speed, _ in told))
-    share_s = _until_s(state.link.target_tokens / (1 + len(views)) - own, own_speed)
+    all_s = _until_s(due_at - ready, own_speed + sum(speed for _, speed, _ in told))
+    share_s = _until_s(due_at / (1 + len(views)) - own, own_speed)
     return max(0.0, min(clock_s, all_s, share_s))
 
 

@@ -17,6 +17,8 @@ from protocol.rounds.quorum import first_opener, opener_order
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.views import (
     caught_up,
+    due_at_tokens,
+    due_within_s,
     has_vote,
     idle_patience_s,
     is_alive,
@@ -87,8 +89,8 @@ def _until_due(state: RoundState) -> str:
     if state.run_tokens >= state.config.total_tokens:
         return f"the run is over: all {state.config.total_tokens:,} tokens are committed"
     return (
-        f"training: round {state.link.index + 1} is opened at {state.link.target_tokens} ready tokens, "
-        f"or {state.config.longest_interval_s:g} s after the last one"
+        f"training: round {state.link.index + 1} is opened at {due_at_tokens(state)} ready tokens, "
+        f"or {due_within_s(state):g} s after the last one"
     )
 
 

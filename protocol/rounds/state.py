@@ -33,6 +33,7 @@ from protocol.rounds.messages import (
     UnitHead,
 )
 from protocol.rounds.orders import Action
+from protocol.rounds.stagger import UNSTAGGERED, Stagger
 from protocol.rounds.target import RoundTarget
 
 NO_COMMIT: Final = CommitId(bytes(32))
@@ -49,8 +50,7 @@ class RoundConfig:
         heartbeat_s: between two heartbeats while nothing is open.
         ping_s: between two signs of life to every member of an exchange (rule 12: twice a second, ticks' delays included).
         suspect_after_s: silence that makes a suspect (rule 12), to which the caller adds its own lag (`Ticked.lag_s`).
-        promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener first
-            answer after `suspect_after_s`.
+        promise_within_s: of a take-over's pre-votes, then promises; who asks the opener first answers after `suspect_after_s`.
         reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (rule 11).
         replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
@@ -58,6 +58,7 @@ class RoundConfig:
         spine: the run's spine (rule 23); None where this unit is it.
         result_codec: name of the codec of results; empty where it is that of contributions.
         target: the rule for the next round's target; None where all rounds are due at `target_tokens`.
+        stagger: how the rounds of this unit lie between those of others.
     """
 
     run_id: RunId
@@ -84,6 +85,7 @@ class RoundConfig:
     spine: UnitName | None = None
     result_codec: str = ""
     target: RoundTarget | None = None
+    stagger: Stagger = UNSTAGGERED
 
     @property
     def is_spine(self) -> bool:

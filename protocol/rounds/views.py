@@ -221,14 +221,24 @@ def ready_tokens(state: RoundState, now_s: float) -> int:
     return own + sum(others)
 
 
+def due_at_tokens(state: RoundState) -> int:
+    """Ready tokens at which the round on our head is due."""
+    return state.config.stagger.due_at(state.link.target_tokens, state.link.index)
+
+
+def due_within_s(state: RoundState) -> float:
+    """Seconds after the last commit at which it is due at the latest."""
+    return state.config.stagger.interval_s(state.config.longest_interval_s, state.link.index)
+
+
 def is_due(state: RoundState, now_s: float) -> bool:
     """Ready tokens reach the target, or the longest interval has passed and there is anything to average (rule 5)."""
     if state.run_tokens >= state.config.total_tokens:
         return False
     ready = ready_tokens(state, now_s)
-    if ready >= state.link.target_tokens:
+    if ready >= due_at_tokens(state):
         return True
-    return ready > 0 and now_s - state.committed_at_s >= state.config.longest_interval_s
+    return ready > 0 and now_s - state.committed_at_s >= due_within_s(state)
 
 
 def is_base_quorum(state: RoundState, ballot: Ballot, votes: Collection[PeerId]) -> bool:

@@ -11,11 +11,15 @@ import torch
 
 from averaging.start_state import NO_HEAD, start_root, start_state
 from averaging.state import state_root
+from averaging.vectors import picked
+from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, UnitName
+from protocol.model_units import model_units
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 SCHEMA = TensorSchema(UnitName("fragment-0"), (TensorSpec("embed.weight", (5, 4)), TensorSpec("norm.weight", (4,))))
+MODEL = DecoderConfig(vocab_size=9, dim=4, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
 GRID = ChunkGrid(SCHEMA.num_elements, 7)
 
 
@@ -66,3 +70,13 @@ def test_given_weights_that_are_lost_or_damaged_are_named(tmp_path: Path) -> Non
     path.unlink()
     with pytest.raises(StorageError, match="cannot be read"):
         start_state(SCHEMA, 1, given=[path])
+
+
+def test_units_of_a_model_begin_with_the_values_that_the_whole_begins_with(tmp_path: Path) -> None:
+    units = model_units(MODEL, 2)
+    model = decoder_schema(MODEL)
+    values = np.arange(model.num_elements, dtype="<f4")
+    for given in ([], _given(tmp_path, values.tobytes())):
+        whole_N = start_state(model, 1, given=given).anchor_N
+        parts = [start_state(schema, 1, given=given, model=model).anchor_N for schema in units.schemas]
+        assert torch.equal(torch.cat(parts), picked(whole_N, model, units.whole))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 import trio
 
-from averaging.network.seams import Network, Snapshot, TrafficCount, TrainerProgress, Way
+from averaging.network.seams import KeptPart, Network, Snapshot, TrafficCount, TrainerProgress, Way
 from averaging.rounds.service import RoundService
 from peer.coordinator_client import CoordinatorClient
 from tests.benchmarks.allreduce_files import (
@@ -111,7 +111,9 @@ class GivenTrainer:
         self._desk.marks.mark("ordered")
         return Snapshot(self._theta_N, self._ready, 1, self._trained)
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
         """What was counted is no longer ready."""
         self._ready = max(0, self._ready - credited_tokens)
 

@@ -28,9 +28,10 @@ from torch.nn import functional
 from peer.adamw import AdamW, ParameterGroup
 from peer.memory_use import own_peak_bytes
 from peer.model import Decoder
+from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.manifest import CheckpointSection, DataSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import child_named, family_of, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.manifest import CheckpointSection, DataSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
 from tests.benchmarks.fault_watch import COMMITTED, Watch
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import Children

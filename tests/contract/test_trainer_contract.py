@@ -8,7 +8,7 @@ import pytest
 import torch
 import trio
 
-from averaging.network.seams import Snapshot, Trainer, TrainerProgress
+from averaging.network.seams import KeptPart, Snapshot, Trainer, TrainerProgress
 from tests.contract.trainer_worlds import Check, TrainerWorld, open_worker_world, run_simulated
 
 Runner = Callable[[Check], None]
@@ -66,6 +66,22 @@ def test_a_snapshot_counts_exactly_the_steps_since_the_load(run: Runner) -> None
         second = await world.trainer.snapshot()
         assert second.next_step - second.num_steps == first.next_step - first.num_steps
         assert second.tokens - first.tokens == (second.next_step - first.next_step) * world.step_tokens > 0
+
+    run(check)
+
+
+def test_a_shift_leaves_of_theta_the_share_that_is_named(run: Runner) -> None:
+    async def check(world: TrainerWorld) -> None:
+        await _until_ready(world.trainer, world.step_tokens)
+        async with world.still():
+            first = await world.trainer.snapshot()
+            shift_N = torch.ones_like(world.anchor_N)
+            kept = (KeptPart(2, 9, 0.5), KeptPart(20, 21, 0.0))
+            await world.trainer.shift(shift_N, credited_tokens=0, schedule_tokens=0, kept=kept)
+            expected_N = first.theta_N.clone()
+            expected_N[2:9] *= 0.5
+            expected_N[20] = 0.0
+            await _assert_theta(world, await world.trainer.snapshot(), expected_N + shift_N, first.next_step)
 
     run(check)
 

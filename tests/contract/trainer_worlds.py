@@ -20,6 +20,7 @@ from averaging.genesis import genesis_anchor
 from averaging.network.clocks import Timers
 from averaging.network.seams import Trainer
 from peer.trainer import WorkerTrainer, open_worker_trainer
+from peer.unit_trainer import UnitTrainer
 from protocol.decoder_schema import decoder_schema
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.trainer import STEP_TOKENS, SimulatedTrainer
@@ -88,7 +89,7 @@ class WorkerWorld:
 
     def __init__(self, trainer: WorkerTrainer, anchor_N: torch.Tensor) -> None:
         self._trainer = trainer
-        self.trainer: Trainer = trainer
+        self.trainer: Trainer = UnitTrainer(trainer, 0)
         self.anchor_N = anchor_N
 
     @asynccontextmanager

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import trio
 
 import coordinator.checkpointer as checkpointer_module
@@ -21,14 +22,17 @@ from coordinator.checkpointer import (
     CheckpointRules,
     FetchState,
     Target,
+    UnitTarget,
     due_checkpoint,
 )
 from coordinator.checkpoints import unlisted_checkpoints, verify_checkpoint
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry
-from protocol.coordination import PeerReport
+from protocol.coordination import NO_COMMIT, PeerReport, UnitStanding
+from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import StorageError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.model_units import model_units
 from protocol.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
@@ -95,6 +99,55 @@ def test_end_of_the_run_wants_exactly_the_last_commit() -> None:
 def test_unknown_commits_are_never_a_target() -> None:
     log, _ = grown(1)
     assert due_checkpoint(RunState(phase=Phase.TRAINING), log, {A: entry(CommitId(b"?" * 32))}, 0, RULES, 1.0) is None
+
+
+def test_of_several_units_each_is_wanted_as_most_of_the_spines_donors_have_it() -> None:
+    log, commits = grown(2)
+    unit, first, second = UnitName("embeddings"), CommitId(b"1" * 32), CommitId(b"2" * 32)
+
+    def with_unit(peer_entry: PeerEntry, commit: CommitId) -> PeerEntry:
+        return replace(peer_entry, report=replace(peer_entry.report, beside=(UnitStanding(unit, commit, ROOT),)))
+
+    training, here = RunState(phase=Phase.TRAINING), entry(commits[1])
+    peers = {A: with_unit(here, first), B: with_unit(here, first), C: with_unit(here, second)}
+    due = due_checkpoint(training, log, peers, 0, RULES, 1.0, [unit])
+    assert due is not None
+    assert due.beside == (UnitTarget(unit, first, ROOT, tuple(sorted((A, B)))),)
+    genesis = log.head
+    while genesis.parent is not None:
+        parent = log.link(genesis.parent)
+        assert parent is not None
+        genesis = parent
+    for nowhere in (genesis.commit, NO_COMMIT):
+        assert due_checkpoint(training, log, {A: with_unit(here, nowhere)}, 0, RULES, 1.0, [unit]) is None
+
+
+async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> None:
+    model = DecoderConfig(dim=4, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+    spine, beside = model_units(model, 1).schemas
+    with open_host(tmp_path) as host:
+        donors, folder = Donors(), tmp_path / "checkpoints"
+        targets = []
+        for number, schema in enumerate((spine, beside)):
+            state = start_state(schema, 1, CommitId(bytes([number]) * 32), model=decoder_schema(model))
+            donors.states[state.head] = state
+            targets.append((state.head, state_root(state, ChunkGrid(schema.num_elements, 256))))
+        (head, root), (other_head, other_root) = targets
+        place = CheckpointPlace(
+            folder,
+            "run",
+            host.run_id.hex(),
+            spine,
+            ChunkGrid(spine.num_elements, 256),
+            model.model_dump(),
+            beside=((beside, ChunkGrid(beside.num_elements, 256)),),
+            whole=decoder_schema(model),
+        )
+        writer = Checkpointer(place, RULES, host.tracker, host.writer, donors.fetch)
+        other = UnitTarget(beside.unit, other_head, other_root, (B,))
+        content = await writer.content(Target(head, 1, root, (A,), (other,)))
+    assert donors.asked == [(A,), (B,)]
+    assert torch.equal(content.state.anchor_N, start_state(decoder_schema(model), 1).anchor_N)
 
 
 class Donors:

@@ -16,10 +16,13 @@ from averaging.state import UnitState, state_root
 from coordinator import checkpoints
 from coordinator.checkpoints import (
     CheckpointContent,
+    UnitContent,
     load_checkpoint,
     remove_checkpoint,
     remove_leftovers,
     surplus,
+    together,
+    unlisted_checkpoints,
     verify_checkpoint,
     write_checkpoint,
 )
@@ -28,6 +31,7 @@ from coordinator.run_files import RunTokenizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
 from protocol.ids import CommitId, Root, UnitName
+from protocol.model_units import model_units
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 UNIT = UnitName("fragment-0")
@@ -69,6 +73,60 @@ def test_written_checkpoint_verifies_and_loads_bit_equal(tmp_path: Path) -> None
     assert torch.equal(state.momentum_N, what.state.momentum_N)
     assert (manifest.index, manifest.state_root, manifest.model) == (3, what.root.hex(), {"dim": 4})
     assert (row.commit, row.state_root, row.written_unix_s) == (what.state.head, what.root, 7)
+
+
+def units_content() -> CheckpointContent:
+    """Two fragments and the embeddings, each at a commit of its own."""
+    config = decoder(num_layers=3)
+    model, units = decoder_schema(config), []
+    for place, schema in enumerate(model_units(config, 2).schemas):
+        grid = ChunkGrid(schema.num_elements, 1024)
+        anchor_N = genesis_anchor(schema, 5, model)
+        head = CommitId(bytes([place + 1]) * 32)
+        state = UnitState(schema.unit, head, place + 3, 100 * place, anchor_N, anchor_N * 0.5)
+        units.append(UnitContent(schema, grid, state, state_root(state, grid)))
+    spine = units[0]
+    return CheckpointContent(
+        "run",
+        "ab" * 32,
+        model,
+        spine.grid,
+        config.model_dump(),
+        together(units, model),
+        spine.root,
+        units=tuple(units),
+    )
+
+
+def test_several_units_are_one_model_in_its_own_order_and_each_is_verified(tmp_path: Path) -> None:
+    what = units_content()
+    row = write_checkpoint(tmp_path, what, now_unix_s=7)
+    manifest, state = load_checkpoint(tmp_path / row.path)
+    assert torch.equal(state.anchor_N, genesis_anchor(what.schema, 5))
+    assert (manifest.unit, manifest.index, manifest.commit) == ("model", 3, "01" * 32)
+    assert manifest.units is not None
+    assert [(unit.unit, unit.index) for unit in manifest.units] == [
+        ("fragment-0", 3),
+        ("fragment-1", 4),
+        ("embeddings", 5),
+    ]
+    assert unlisted_checkpoints(tmp_path, [], "ab" * 32) == [row]
+
+
+def test_a_unit_whose_root_does_not_fit_is_said(tmp_path: Path) -> None:
+    what = units_content()
+    odd = (*what.units[:2], replace(what.units[2], root=Root(b"x" * 32)))
+    with pytest.raises(StorageError, match="a state of embeddings with root"):
+        write_checkpoint(tmp_path, replace(what, units=odd), now_unix_s=7)
+    assert list(tmp_path.iterdir()) == []
+    row = write_checkpoint(tmp_path, what, now_unix_s=7)
+    path = tmp_path / row.path / "manifest.json"
+    manifest = checkpoints.CheckpointManifest.model_validate_json(path.read_bytes())
+    assert manifest.units is not None
+    lie = (*manifest.units[:2], manifest.units[2].model_copy(update={"index": 9}))
+    path.write_text(manifest.model_copy(update={"units": lie}).sealed().model_dump_json(exclude_none=True))
+    with pytest.raises(StorageError, match="its tensors of embeddings have the root"):
+        load_checkpoint(tmp_path / row.path)
 
 
 def test_state_without_the_attested_root_is_not_written(tmp_path: Path) -> None:

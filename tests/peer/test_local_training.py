@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from averaging.genesis import genesis_anchor
+from averaging.vectors import picked
 from peer import local_training
 from peer.local_training import LocalTrainer, TrainingPlan, learning_rate_at
 from peer.memory_core import MemoryUse
@@ -48,7 +49,7 @@ def test_training_lowers_the_held_out_loss_and_counts_its_tokens(tmp_path: Path)
     for _ in range(60):
         counters = trainer.step()
     assert counters.tokens_ready == counters.tokens_trained == 60 * BATCH_TOKENS
-    assert (counters.step, counters.steps_ready) == (60, 60)
+    assert (counters.step, trainer.steps_ready()) == (60, 60)
     assert trainer.evaluate(trainer.theta()) < before - 1.0
 
 
@@ -74,7 +75,7 @@ def test_a_shift_moves_theta_and_takes_the_credited_tokens_away(tmp_path: Path) 
     theta_N, shift_N = trainer.theta(), torch.linspace(-1, 1, ANCHOR_N.numel())
     trainer.shift(shift_N, 3 * BATCH_TOKENS, 1000)
     assert torch.equal(trainer.theta(), theta_N + shift_N)
-    assert (trainer.counters.tokens_ready, trainer.counters.steps_ready) == (2 * BATCH_TOKENS, 2)
+    assert (trainer.counters.tokens_ready, trainer.steps_ready()) == (2 * BATCH_TOKENS, 2)
     assert trainer.counters.tokens_trained == 5 * BATCH_TOKENS
     trainer.shift(shift_N, 99 * BATCH_TOKENS, 1000)
     assert trainer.counters.tokens_ready == 0
@@ -87,7 +88,48 @@ def test_a_load_is_exact_and_keeps_the_data_position(tmp_path: Path) -> None:
     trainer.load(ANCHOR_N, 500)
     assert torch.equal(trainer.theta(), ANCHOR_N)
     counters = trainer.counters
-    assert (counters.step, counters.tokens_ready, counters.steps_ready) == (3, 0, 0)
+    assert (counters.step, counters.tokens_ready, trainer.steps_ready()) == (3, 0, 0)
+
+
+def test_each_unit_is_loaded_shifted_and_counted_by_itself(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path, num_fragments=1))
+    for _ in range(2):
+        trainer.step()
+    layers_N, rest_N = trainer.theta(0), trainer.theta(1)
+    shift_N = torch.linspace(-1, 1, rest_N.numel())
+    trainer.shift(shift_N, BATCH_TOKENS, 0, place=1)
+    assert torch.equal(trainer.theta(0), layers_N)
+    assert torch.equal(trainer.theta(1), rest_N + shift_N)
+    assert trainer.counters.ready == (2 * BATCH_TOKENS, BATCH_TOKENS)
+    trainer.load_unit(0, torch.zeros_like(layers_N), 0)
+    assert torch.equal(trainer.theta(0), torch.zeros_like(layers_N))
+    assert torch.equal(trainer.theta(1), rest_N + shift_N)
+    assert trainer.counters.ready == (0, BATCH_TOKENS)
+    assert trainer.step().ready == (BATCH_TOKENS, 2 * BATCH_TOKENS)
+
+
+def test_a_model_in_units_trains_as_the_same_model_in_one(tmp_path: Path) -> None:
+    whole, parted = LocalTrainer(training_plan(tmp_path)), LocalTrainer(training_plan(tmp_path, num_fragments=1))
+    values_N = picked(ANCHOR_N, whole.schema, parted.schema)
+    whole.load(ANCHOR_N, 0)
+    parted.load(values_N, 0)
+    assert parted.evaluate(values_N) == whole.evaluate(ANCHOR_N)
+    for _ in range(2):
+        whole.step()
+        parted.step()
+    theta_N = torch.cat([parted.theta(place) for place in range(2)])
+    # the gradient's norm is summed in another order
+    torch.testing.assert_close(theta_N, picked(whole.theta(), whole.schema, parted.schema), atol=2e-3, rtol=0)
+
+
+def test_of_theta_only_a_share_is_kept_in_the_parts_that_are_named(tmp_path: Path) -> None:
+    trainer = _trainer(training_plan(tmp_path))
+    theta_N = trainer.theta()
+    begin, stop = 5, theta_N.numel() - 3
+    trainer.keep(0, [(begin, stop, 0.5)])
+    expected_N = theta_N.clone()
+    expected_N[begin:stop] *= 0.5
+    assert torch.equal(trainer.theta(), expected_N)
 
 
 def test_evaluating_other_parameters_leaves_theta_alone(tmp_path: Path) -> None:

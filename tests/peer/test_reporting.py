@@ -439,6 +439,10 @@ class _Trainer:
         raise NotImplementedError
 
 
+def _whole() -> torch.Tensor:
+    return torch.zeros(1)
+
+
 async def _measure(service: _Service, trainer: _Trainer, board: Board, story: Callable[[], object]) -> None:
     is_over = False
 
@@ -452,7 +456,7 @@ async def _measure(service: _Service, trainer: _Trainer, board: Board, story: Ca
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell)
-            await evaluate_commits(service, trainer, ME, board, lambda: is_over)  # type: ignore[arg-type]
+            await evaluate_commits(service, trainer, ME, board, lambda: is_over, _whole)  # type: ignore[arg-type]
 
 
 async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the_end(autojump_clock: Clock) -> None:
@@ -496,7 +500,7 @@ async def test_a_state_that_lags_behind_its_head_is_not_measured_as_the_head(aut
     service, trainer = _Service(ours), _Trainer()
     service.chain.state = replace(service.chain.state, head=_link(0).commit)
     with trio.move_on_after(20):
-        await evaluate_commits(service, trainer, ME, board, lambda: False)  # type: ignore[arg-type]
+        await evaluate_commits(service, trainer, ME, board, lambda: False, _whole)  # type: ignore[arg-type]
     assert trainer.num_evaluated == 0
 
 

@@ -34,6 +34,7 @@ from peer.worker_channel import (
     read_message,
 )
 from protocol.decoder_schema import decoder_schema
+from protocol.model_units import model_units
 from tests.benchmarks.timed_worker import Trained, TrainingTimes, mean_step_s, read_times, trained_share
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
@@ -153,6 +154,33 @@ def test_orders_are_carried_out_between_steps(plan: TrainingPlan) -> None:
         daemon.order(Command(number=0, op="load"))
         daemon.order(Command(number=0, op="snapshot"))
         assert torch.equal(daemon.vectors.read(Area.OUT), ANCHOR_N)
+
+
+def test_after_a_snapshot_that_asks_for_it_no_step_is_taken_until_a_commit_comes(plan: TrainingPlan) -> None:
+    with running(plan) as daemon:
+        daemon.progress()
+        first = daemon.order(Command(number=0, op="snapshot", still_s=100.0))
+        assert daemon.order(Command(number=0, op="evaluate")).loss_nats is not None
+        assert daemon.order(Command(number=0, op="snapshot", still_s=100.0)).step == first.step
+        daemon.vectors.write(Area.IN, torch.zeros_like(ANCHOR_N))
+        daemon.order(Command(number=0, op="shift", credited_tokens=first.tokens))
+        while daemon.progress().step <= first.step:
+            pass
+
+
+def test_a_unit_is_snapshot_and_moved_in_its_own_part_of_the_areas(tmp_path: Path) -> None:
+    with running(training_plan(tmp_path, num_fragments=1)) as daemon:
+        (begin, stop) = model_units(MODEL, 1).spans[1]
+        assert daemon.progress().others_ready == (0,)
+        daemon.order(Command(number=0, op="pause"))
+        whole = daemon.order(Command(number=0, op="snapshot", unit=1))
+        before_n = daemon.vectors.read(Area.OUT)[begin:stop]
+        daemon.vectors.write(Area.IN, torch.ones_like(ANCHOR_N))
+        kept = ((0, stop - begin, 0.5),)
+        daemon.order(Command(number=0, op="shift", unit=1, credited_tokens=whole.tokens, kept=kept))
+        assert daemon.order(Command(number=0, op="snapshot", unit=1)).tokens == 0
+        assert torch.equal(daemon.vectors.read(Area.OUT)[begin:stop], before_n * 0.5 + 1.0)
+        assert daemon.order(Command(number=0, op="snapshot", unit=0)).tokens == whole.tokens
 
 
 def test_a_loss_without_a_number_is_answered_too(plan: TrainingPlan) -> None:

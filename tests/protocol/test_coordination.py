@@ -16,6 +16,7 @@ from protocol.coordination import (
     PeerReport,
     ReportReply,
     RunNews,
+    UnitStanding,
     cut_certificates,
     decode_admit_reply,
     decode_checkpoints,
@@ -70,6 +71,8 @@ def test_report_survives_the_wire() -> None:
     assert decode_report(encode_report(REPORT)) == REPORT
     bare = PeerReport("joining", "", UnitName("fragment-0"))
     assert decode_report(encode_report(bare)) == bare
+    several = replace(REPORT, beside=(UnitStanding(UnitName("embeddings"), COMMIT, Root(b"e" * 32)),))
+    assert decode_report(encode_report(several)) == several
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,7 @@ def test_report_survives_the_wire() -> None:
         {"certificates": (b"",) * (MAX_CERTIFICATES + 1)},
         {"addresses": ("a",) * 17},
         {"index": -1},
+        {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
     ],
 )
 def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:

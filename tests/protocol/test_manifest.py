@@ -267,3 +267,48 @@ def test_momentum_that_the_plain_mean_would_ignore_is_refused(tmp_path: Path) ->
     path.write_text(default_run_toml().replace("momentum = 0.0", "momentum = 0.9"))
     with pytest.raises(ConfigError, match=r'outer\.momentum 0\.9 with kind = "mean"'):
         load_run_config(path)
+
+
+STREAMING = 'mode = "streaming"'
+
+
+def _with(*lines: str) -> str:
+    return default_run_toml().replace('codec = "int8"', "\n".join(('codec = "int8"', *lines)))
+
+
+def test_a_streaming_run_has_fragments_and_the_numbers_of_the_paper_where_it_says_nothing_else() -> None:
+    config = parse_run_config(_with(STREAMING))
+    assert (config.num_fragments, config.delay_steps, config.alpha) == (1, 5, 0.5)
+    manifest = _manifest(config=parse_run_config(_with(STREAMING, "fragments = 2", "delay_steps = 3", "alpha = 0.25")))
+    assert list(manifest.unit_schemas()) == ["fragment-0", "fragment-1", "embeddings"]
+    assert (manifest.config.delay_steps, manifest.config.alpha) == (3, 0.25)
+    assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
+
+
+def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_ids() -> None:
+    for mode in ("overlap", "blocking"):
+        manifest = _manifest(config=parse_run_config(_with(f'mode = "{mode}"')))
+        assert list(manifest.unit_schemas()) == ["fragment-0"]
+        assert (manifest.run_id == _manifest().run_id) == (mode == "overlap")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["fragments = 2"], 'fragments = 2 belongs to mode = "streaming", not to "overlap"'),
+        (['mode = "blocking"', "alpha = 0.5"], 'alpha = 0.5 belongs to mode = "streaming", not to "blocking"'),
+        ([STREAMING, "fragments = 5"], "round.fragments 5: expected at most the 4 of model.num_layers"),
+        ([STREAMING, "delay_steps = 15"], "expected a delay of at most 14, or round.target_tokens of at least 131072"),
+        ([STREAMING, "alpha = 1.0"], "round.alpha is 1.0"),
+        ([STREAMING, "ramp_share = 0.02"], 'ramp_share 0.02 with mode = "streaming": expected rounds of one size'),
+        (
+            [STREAMING, 'local_steps = "auto"'],
+            'local_steps = "auto" with mode = "streaming": expected rounds of one size',
+        ),
+        (['mode = "eager"'], "round.mode is 'eager'"),
+    ],
+)
+def test_settings_of_modes_that_contradict_each_other_are_refused(lines: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_run_config(_with(*lines))
+    assert told in caught.value.one_line()

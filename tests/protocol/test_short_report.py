@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from protocol.coordination import HeldoutResult, PeerReport, decode_report, encode_report
+from protocol.coordination import HeldoutResult, PeerReport, UnitStanding, decode_report, encode_report
 from protocol.ids import CommitId, Root, UnitName
 from protocol.short_report import likeness, made_whole, shortened
 
@@ -28,6 +28,7 @@ WHOLE = PeerReport(
     addresses=("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWabc", "/ip4/192.0.2.7/udp/4001/quic/p2p/12D3KooWabc"),
     known_revocations=b"12345678",
     version="1.2.3",
+    beside=(UnitStanding(UnitName("fragment-1"), COMMIT, Root(b"s" * 32)),),
 )
 MOVED = {"tokens_per_s": 1.0, "tokens_ready": 1, "loss_nats": None, "bytes_up": 1, "bytes_down": 1}
 BROUGHT = {
@@ -53,7 +54,7 @@ def test_everything_else_does() -> None:
 def test_a_short_report_says_the_same_to_a_host_that_knows_one_like_it() -> None:
     now = replace(WHOLE, **MOVED, **BROUGHT)  # type: ignore[arg-type]
     short = decode_report(encode_report(shortened(now)))
-    assert (short.state, short.head, short.addresses, short.like) == ("", b"", (), likeness(WHOLE))
+    assert (short.state, short.head, short.beside, short.like) == ("", b"", (), likeness(WHOLE))
     assert made_whole(WHOLE, short) == now
 
 

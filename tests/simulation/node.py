@@ -382,7 +382,8 @@ class Node:
         me = Member(self.peer, self.incarnation, self.session)
         config = replace(world.round_config(me, unit), is_inbound_reachable=self.is_inbound_reachable)
         publish = partial(self._published, process, unit)
-        round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish)
+        mixing = world.profile.mixing
+        round_tools = RoundTools(tools.network, self.clock, chain.tools.offload, trainer, tools.seal, publish, mixing)
         service = RoundService(config, chain, open_round, round_tools, rounds)
         self._rooms[unit] = room_of(chain)
         self.services[unit], self.trainers[unit] = service, trainer

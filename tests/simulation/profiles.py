@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from averaging.rounds.adoption import Mixing
 from averaging.unit_log import LogLimits
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
@@ -50,6 +51,7 @@ class Profile:
         codec, result_codec: of contributions, and of results where it is another one.
         costs: what a snapshot and a commit cost the training.
         codec: of contributions and results.
+        mixing: how commits are mixed into theta, in stories whose units are staggered; None where neither is so.
         error_feedback: the share of what that left out which is offered again; 0 for none.
         has_credentials: credentials end, within minutes, and are renewed.
         log_slack_bytes: a log may hold so much that says nothing any more before it is written anew.
@@ -80,6 +82,7 @@ class Profile:
     result_codec: str = ""
     costs: Costs = MEASURED
     reaches: tuple[str, ...] = ()
+    mixing: Mixing | None = None
     error_feedback: float = 0.0
     has_credentials: bool = False
     log_slack_bytes: int = 0
@@ -147,6 +150,16 @@ PROFILES = {
             reaches=_APART,
         ),
         Profile("fragments", _MIXED, layout=FRAGMENTS),
+        Profile(
+            "streaming",
+            {**_MIXED, **_SIDES},
+            fault_s=(1.0, 110.0),
+            spread_s=60.0,
+            converge_s=600.0,
+            layout=FRAGMENTS,
+            mixing=Mixing(0.5, 500),
+            reaches=_MANY_FAULTS,
+        ),
         Profile("sparse", _MIXED, codec="topk", result_codec="top6", num_elements=8 * 130),
         Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS, outbound=0.4),
         Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),

@@ -15,6 +15,7 @@ from averaging.network.memory_network import LinkSpeed, MemorySwarm
 from averaging.state import UnitState, state_root
 from protocol.ids import CommitId, RunId, UnitName
 from protocol.rounds.messages import MAX_MEMBERS, Member, OuterStep
+from protocol.rounds.stagger import Stagger
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import RoundConfig
 from protocol.tensor_schema import ChunkGrid
@@ -170,10 +171,17 @@ class World:
             replay_at_most=self.profile.replay_at_most,
             lone_patience_s=max(60.0, self.profile.longest_interval_s),
             spine=None if unit == self.layout.spine else self.layout.spine,
+            stagger=self._stagger(unit),
         )
 
+    def _stagger(self, unit: UnitName) -> Stagger:
+        units = self.layout.units
+        return Stagger(units.index(unit), len(units)) if self.profile.mixing is not None else Stagger()
+
     def target_tokens_of(self, unit: UnitName) -> int:
-        """A little more for each unit, so that their rounds drift past each other."""
+        """A little more for each unit, so that their rounds drift past each other; the same where they are staggered."""
+        if self.profile.mixing is not None:
+            return self.target_tokens
         place = self.layout.units.index(unit)
         return int(self.target_tokens * (1.0 + STAGGER * place))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import trio
 
-from averaging.network.seams import Snapshot
+from averaging.network.seams import KeptPart, Snapshot
 from protocol.ids import PeerId
 from tests.simulation import node as simulated_node
 from tests.simulation import virtual_time
@@ -67,8 +69,10 @@ class _BlockedTrainer(SimulatedTrainer):
         self._asleep_since_s = self._process.awake_s()
         return taken
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
-        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens)
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)
         self._asleep_since_s = None
 
     def _sync(self) -> None:

@@ -28,7 +28,8 @@ def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> Pla
 SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
 RECOVERIES = [_play(4, 2, "1", "recovery"), _play(6, 2, "2", "recovery")]
 SPARSE = [_play(0, 2, "1", "sparse")]
-PLAYS = [*SWARMS, *RECOVERIES, *SPARSE]
+STREAMING = [_play(0, 2, "2", "streaming")]
+PLAYS = [*SWARMS, *RECOVERIES, *SPARSE, *STREAMING]
 
 
 @pytest.mark.timeout(600)
@@ -58,6 +59,12 @@ def test_swarms_recover_from_power_cuts_of_everybody_and_from_disks_that_rot(bes
 @pytest.mark.timeout(300)
 def test_swarms_with_sparse_contributions_and_results_in_another_codec_commit_and_end_bit_equal(beside: Beside) -> None:
     (printed,) = beside.output(*SPARSE)
+    assert json.loads(printed)["errors"] == {}
+
+
+@pytest.mark.timeout(300)
+def test_swarms_in_staggered_fragments_keep_their_promises_though_commits_are_mixed_in(beside: Beside) -> None:
+    (printed,) = beside.output(*STREAMING)
     assert json.loads(printed)["errors"] == {}
 
 

@@ -7,13 +7,14 @@ awake. Its parameters move by a fixed direction per step.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import trio
 
 from averaging.network.clocks import Timers
-from averaging.network.seams import Snapshot, TrainerProgress
+from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from tests.simulation import accounting
 from tests.simulation.accounting import LIFE_TOKENS, Tokens
 from tests.simulation.owed import Owed
@@ -206,18 +207,24 @@ class SimulatedTrainer:
         """A switch is coming; its anchor says which `load` or `shift` is the one."""
         self._switches[id(switch.anchor_N)] = switch
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
-        """theta <- theta + shift; credited tokens are consumed, and come back where the credit is negative."""
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        """theta <- kept theta + shift; credited tokens are consumed, and come back where the credit is negative."""
         async with self._moving:
             await self._stand_still(self._costs.shift_steps)
-            self._shift(shift_N, credited_tokens)
+            self._shift(shift_N, credited_tokens, kept)
 
-    def _shift(self, shift_N: torch.Tensor, credited_tokens: int) -> None:
+    def _shift(self, shift_N: torch.Tensor, credited_tokens: int, kept: Sequence[KeptPart]) -> None:
         if self._has_died and self._anchor_N is not None:
             self._load(self._anchor_N, DIED)
             return
         self._move()
-        before_N, self._theta_N = self._theta_N, torch.add(self._theta_N, shift_N)
+        before_N = self._theta_N
+        kept_N = before_N.clone() if kept else before_N
+        for part in kept:
+            kept_N[part.begin : part.stop] *= part.share
+        self._theta_N = torch.add(kept_N, shift_N)
         if self._owed is not None and self._anchor_N is not None:
             self._owed.shifted(before_N, self._theta_N, self._anchor_N)
         switch = self._switches.pop(id(self._anchor_N), None)

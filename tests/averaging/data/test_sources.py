@@ -9,8 +9,8 @@ from datasets import Dataset, DatasetDict
 from pyarrow import parquet
 
 from averaging.data.sources import open_source, source_bytes
+from protocol.data_section import DataSection
 from protocol.errors import ConfigError
-from protocol.manifest import DataSection
 
 
 def test_the_standard_library_and_text_files_are_read_as_they_are(tmp_path: Path) -> None:

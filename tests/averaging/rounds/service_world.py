@@ -15,8 +15,9 @@ import trio
 from averaging.network.clocks import VirtualClock
 from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import Snapshot, TrainerProgress
+from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.adopting import Adopter
+from averaging.rounds.adoption import Mixing
 from averaging.rounds.feedback import ErrorFeedback
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.peer_rounds import BEAT_CHANNEL, ROUND_CHANNEL, PeerRounds, PeerTools
@@ -82,7 +83,9 @@ class StepTrainer:
         steps = self.STEP_TOKENS
         return Snapshot(self._theta_N.clone(), self._ready, self._ready // steps, self._trained // steps)
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
         self._theta_N = torch.add(self._theta_N, shift_N)
         self._ready -= credited_tokens
 
@@ -117,9 +120,11 @@ class StartingTrainer(StepTrainer):
         await self.ready.wait()
         return await super().snapshot()
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
         await self.ready.wait()
-        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens)
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)
 
     def progress(self) -> TrainerProgress:
         return super().progress() if self.ready.is_set() else TrainerProgress(0, 0, None, 0.0, 0, "starting", "")
@@ -128,9 +133,11 @@ class StartingTrainer(StepTrainer):
 class SlowTrainer(StepTrainer):
     """Trains on for a while before it takes a shift."""
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
         await trio.sleep(1.5)
-        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens)
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)
 
 
 class HandTrainer:
@@ -174,9 +181,14 @@ class HandTrainer:
         await self._take("snapshot")
         return Snapshot(self.theta_N.clone(), self.tokens, 1, self.next_step)
 
-    async def shift(self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int) -> None:
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
         await self._take("shift")
-        self.theta_N = torch.add(self.theta_N, shift_N)
+        kept_N = self.theta_N.clone()
+        for part in kept:
+            kept_N[part.begin : part.stop] *= part.share
+        self.theta_N = torch.add(kept_N, shift_N)
         self.tokens -= credited_tokens
         self.schedule = schedule_tokens
 
@@ -214,7 +226,9 @@ def config_of(world: RoundWorld, party: Party) -> RoundConfig:
 class Bench:
     """What a part of a service works with, and what it tells the machine, sends and publishes."""
 
-    def __init__(self, party: Party, nursery: trio.Nursery, trainer: HandTrainer | None = None) -> None:
+    def __init__(
+        self, party: Party, nursery: trio.Nursery, trainer: HandTrainer | None = None, mixing: Mixing | None = None
+    ) -> None:
         self.party = party
         self.trainer = trainer or HandTrainer()
         self.events: list[Event] = []
@@ -224,7 +238,7 @@ class Bench:
         self.tasks = Tasks(self._publish)
         self.tasks.use(nursery)
         self.tools = RoundTools(party.network, VirtualClock(), InlineOffload(), self.trainer, self.seal, self._publish)
-        self.adopter = Adopter(party.peer, party.chain, self.trainer, InlineOffload(), lambda own: own)
+        self.adopter = Adopter(party.peer, party.chain, self.trainer, InlineOffload(), lambda own: own, mixing)
         nursery.start_soon(self.adopter.run)
         self.sealing: trio.Event | None = None
         self.state: RoundState = core.start(self.config, party.chain.head, 0.0, state_root=Root(bytes(32)))
@@ -294,11 +308,11 @@ def with_feedback(party: Party, beta: float) -> None:
 
 @asynccontextmanager
 async def bench_in(
-    world: RoundWorld, number: int = 0, trainer: HandTrainer | None = None
+    world: RoundWorld, number: int = 0, trainer: HandTrainer | None = None, mixing: Mixing | None = None
 ) -> AsyncIterator[tuple[Bench, trio.Nursery]]:
     """A bench of one party, whose tasks end with the block."""
     async with trio.open_nursery() as nursery:
-        yield Bench(world.parties[number], nursery, trainer), nursery
+        yield Bench(world.parties[number], nursery, trainer, mixing), nursery
         nursery.cancel_scope.cancel()
 
 

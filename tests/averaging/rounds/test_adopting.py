@@ -10,6 +10,7 @@ import trio.testing
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.adopting import NUM_KEPT, Adopter
+from averaging.rounds.adoption import Mixing
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.unit import PreparedSwitch
 from protocol.errors import MachineError
@@ -67,12 +68,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def _scene(beta: float = 0.0) -> AsyncIterator[Scene]:
+async def _scene(beta: float = 0.0, mixing: Mixing | None = None) -> AsyncIterator[Scene]:
     async with open_world() as world:
         if beta:
             with_feedback(world.parties[0], beta)
         trainer = HandTrainer(theta(1), TOKENS)
-        async with bench_in(world, trainer=trainer) as (bench, _):
+        async with bench_in(world, trainer=trainer, mixing=mixing) as (bench, _):
             await trio.sleep(0.1)
             yield Scene(world, bench, trainer)
 
@@ -97,6 +98,24 @@ async def test_a_commit_moves_the_anchor_and_theta_and_spends_what_it_counted(au
         torch.testing.assert_close(scene.trainer.anchor_N, anchor_N, rtol=0, atol=0)
         assert (scene.trainer.tokens, scene.trainer.schedule) == (30, commit.link.total_tokens)
         assert scene.trainer.done[1:] == ["set_anchor", "shift"], "a worker that dies now comes back on the new anchor"
+
+
+async def test_a_commit_within_the_delay_is_mixed_into_theta_and_a_later_one_leaves_all_work(
+    autojump_clock: Clock,
+) -> None:
+    for tokens_since, alpha in ((30, 0.25), (31, 1.0)):
+        async with _scene(mixing=Mixing(0.25, 30)) as scene:
+            mine = scene.offer()
+            scene.trainer.theta_N = scene.trainer.theta_N + 0.5
+            scene.trainer.tokens += tokens_since
+            snapshot_N, theta_N = mine.theta_N.clone(), scene.trainer.theta_N
+            await scene.commit(scene.next_commit(5, mine), mine)
+            await scene.adopter.wait_adopted()
+            anchor_N = scene.party.chain.state.anchor_N
+            mixed_N = alpha * theta_N + (1.0 - alpha) * anchor_N
+            expected_N = mixed_N if alpha < 1.0 else anchor_N + (theta_N - snapshot_N)
+            torch.testing.assert_close(scene.trainer.theta_N, expected_N, rtol=1e-5, atol=1e-5)
+            assert scene.trainer.tokens == tokens_since
 
 
 async def test_counted_tokens_are_pending_until_the_trainer_has_taken_them_off(autojump_clock: Clock) -> None:

@@ -10,8 +10,16 @@ import trio.testing
 
 from averaging.codecs import codec_by_name
 from averaging.error_feedback import Feedback, encode_fed, no_residual
-from averaging.rounds.adoption import Adoption, adopt_commit, adopt_switch, adoption_shift
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
+from averaging.rounds.adoption import (
+    Adoption,
+    Mixed,
+    adopt_commit,
+    adopt_switch,
+    adoption_shift,
+    kept_parts,
+    one_after_another,
+)
+from averaging.rounds.contribution import EncodedContribution, encode_chunks, encode_contribution, encode_with_feedback
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch
 from protocol.ids import Root
 from tests.averaging.rounds.round_world import (
@@ -57,8 +65,9 @@ class Committed:
     commit: MadeCommit
     applied: AppliedCommit
 
-    def adopt(self, contribution: EncodedContribution | None) -> Adoption:
-        return adopt_commit(self.applied, self.commit.record, self.commit.record.slices[0].reducer, contribution, GRID)
+    def adopt(self, contribution: EncodedContribution | None, mixed: Mixed | None = None) -> Adoption:
+        record = self.commit.record
+        return adopt_commit(self.applied, record, record.slices[0].reducer, contribution, GRID, mixed)
 
 
 @asynccontextmanager
@@ -119,6 +128,85 @@ async def test_a_shift_is_by_chunks_and_a_stranger_only_follows_the_anchor(autoj
         shift_N = adoption_shift(done.applied, done.commit.record, me, theta_N, GRID)
         torch.testing.assert_close(shift_N[:40], new_N[:40] - theta_N[:40], rtol=0, atol=0)
         torch.testing.assert_close(shift_N[40:], new_N[40:] - old_N[40:], rtol=0, atol=0)
+
+
+# --- mixing -------------------------------------------------------------------------------------------------------------------
+
+
+def _moved(theta_N: torch.Tensor, adoption: Adoption) -> torch.Tensor:
+    """As the trainer does it."""
+    assert adoption.shift_N is not None
+    moved_N = theta_N.clone()
+    for part in kept_parts(adoption.kept, GRID):
+        moved_N[part.begin : part.stop] *= part.share
+    return moved_N + adoption.shift_N
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+async def test_a_commit_is_mixed_into_theta_where_it_counted_our_contribution(
+    autojump_clock: Clock, alpha: float
+) -> None:
+    async with _committed(omitted_from_last_slice=[0]) as done:
+        adoption = done.adopt(done.mine, Mixed(alpha, None))
+        theta_N = done.mine.theta_N + _vector(9, scale=0.01)
+        new_N, old_N = done.applied.state.anchor_N, done.applied.previous_anchor_N
+        moved_N = _moved(theta_N, adoption)
+        _close(moved_N[:40], alpha * theta_N[:40] + (1.0 - alpha) * new_N[:40])
+        _close(moved_N[40:], theta_N[40:] + new_N[40:] - old_N[40:])
+        assert adoption.credited_tokens == COUNTED_IN_FOUR_OF_SIX
+
+
+async def test_what_was_not_counted_is_never_mixed_away(autojump_clock: Clock) -> None:
+    async with _committed(members=[1, 2]) as done:
+        adoption = done.adopt(done.mine, Mixed(0.5, None))
+        assert adoption.kept == {}
+        _close(adoption.shift_N, done.applied.state.anchor_N - done.applied.previous_anchor_N)
+
+
+async def test_of_what_members_offer_after_mixing_nothing_is_left_in_the_sum_of_all(autojump_clock: Clock) -> None:
+    """Three deltas and their mean as the outer step: each goes on a part of its deviation, together none."""
+    deltas = [_vector(seed) for seed in (1, 2, 3)]
+    anchor_N = _vector(4)
+    new_N = anchor_N - torch.stack(deltas).mean(dim=0)
+    offered_next = [new_N - (0.5 * (anchor_N - delta_N) + 0.5 * new_N) for delta_N in deltas]
+    _close(torch.stack(offered_next).sum(dim=0), torch.zeros_like(anchor_N))
+    assert float(offered_next[0].abs().max()) > 0.1
+
+
+async def test_with_feedback_what_the_codec_left_out_is_in_the_residual_alone(autojump_clock: Clock) -> None:
+    async with _committed() as done:
+        coarse = codec_by_name("int4")
+        old_N, new_N = done.applied.previous_anchor_N, done.applied.state.anchor_N
+        mine = replace(done.mine, chunks=encode_chunks(old_N - done.mine.theta_N, coarse, GRID))
+        sent_N = torch.cat(
+            [coarse.decode(chunk, stop - begin) for chunk, (begin, stop) in zip(mine.chunks, _spans(), strict=True)]
+        )
+        moved_N = _moved(mine.theta_N, done.adopt(mine, Mixed(0.5, coarse)))
+        _close(new_N - moved_N, 0.5 * (sent_N - (old_N - new_N)))
+
+
+def _spans() -> list[tuple[int, int]]:
+    return [GRID.bounds(chunk) for chunk in range(GRID.num_chunks)]
+
+
+async def test_two_adoptions_together_are_the_one_after_the_other(autojump_clock: Clock) -> None:
+    first = Adoption(_vector(1), 30, kept={0: 0.5, 1: 0.25})
+    second = Adoption(_vector(2), 12, kept={1: 0.5, 3: 0.0})
+    both = one_after_another(first, second, GRID)
+    theta_N = _vector(3)
+    _close(_moved(theta_N, both), _moved(_moved(theta_N, first), second))
+    assert both.credited_tokens == 42
+    _close(first.shift_N, _vector(1))
+
+
+async def test_neighbouring_chunks_with_one_share_are_one_part(autojump_clock: Clock) -> None:
+    spans = _spans()
+    parts = kept_parts({0: 0.5, 1: 0.5, 2: 0.25, 4: 0.25}, GRID)
+    assert [(part.begin, part.stop, part.share) for part in parts] == [
+        (0, spans[1][1], 0.5),
+        (*spans[2], 0.25),
+        (*spans[4], 0.25),
+    ]
 
 
 # --- another lineage ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from dataclasses import replace
 from protocol.rounds.cadence import beat_interval_s, until_due_s
 from protocol.rounds.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.state import Progressed, Ticked
+from protocol.rounds.stagger import Stagger
+from protocol.rounds.state import Progressed, RoundConfig, RoundState, Ticked
 from protocol.rounds.views import SLOWEST_BEAT_S, slowest_beat_s
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
@@ -78,6 +79,19 @@ def test_who_does_not_know_what_others_have_goes_by_its_own_share() -> None:
     table, seat = _met(tokens=0)
     seat.feed(Progressed(TARGET_TOKENS // 4 - 1, True))
     assert until_due_s(seat.state, table.now_s) < 2.0
+
+
+def test_a_unit_whose_first_round_is_due_at_a_part_of_the_work_expects_it_so_much_earlier() -> None:
+    table, seat = _met(tokens=TARGET_TOKENS // 40)
+    staggered = replace(seat.state, config=replace(seat.state.config, stagger=Stagger(0, 5)))
+    assert 895.0 < until_due_s(replace(seat.state, config=_without_clock(seat.state)), table.now_s) < 905.0
+    assert until_due_s(seat.state, table.now_s) == LONG_S - 100.0
+    assert until_due_s(staggered, table.now_s) == LONG_S / 5 - 100.0
+    assert 95.0 < until_due_s(replace(staggered, config=_without_clock(staggered)), table.now_s) < 105.0
+
+
+def _without_clock(state: RoundState) -> RoundConfig:
+    return replace(state.config, longest_interval_s=100 * LONG_S)
 
 
 def test_nothing_is_expected_where_nobody_trains_or_the_run_is_over() -> None:

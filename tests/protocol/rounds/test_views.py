@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
+from protocol.rounds.stagger import Stagger
 from protocol.rounds.state import PeerLost, Progressed, Ticked
 from protocol.rounds.views import (
     FULL_MESH,
@@ -37,6 +38,18 @@ def test_ready_tokens_count_live_caught_up_holders_only() -> None:
     assert is_due(seat.state, table.now_s)
     assert [view.peer for view in caught_up(seat.state, table.now_s)] == sorted([other.peer, third.peer])
     assert ready_tokens(seat.state, table.now_s + 60.0) == 100
+
+
+def test_the_first_round_of_a_staggered_unit_is_due_at_its_share_of_a_rounds_work() -> None:
+    table = Table(1)
+    seat = table.live()[0]
+    seat.feed(Progressed(TARGET_TOKENS // 2, True))
+    early = replace(seat.state, config=replace(seat.state.config, stagger=Stagger(0, 2)))
+    late = replace(seat.state, config=replace(seat.state.config, stagger=Stagger(1, 2)))
+    assert (is_due(early, table.now_s), is_due(late, table.now_s)) == (True, False)
+    half_s = seat.state.committed_at_s + seat.state.config.longest_interval_s / 2
+    few = replace(early, tokens_ready=1)
+    assert (is_due(few, half_s - 1.0), is_due(few, half_s)) == (False, True)
 
 
 def test_a_peer_that_may_not_contribute_is_no_holder() -> None:

@@ -1,0 +1,59 @@
+"""Whether the numbers of a streaming run fit together: how many steps lie between the rounds of two units, and what fits between them.
+
+Source of the names and defaults: Streaming DiLoCo (2501.18512, sections 3.1 and 3.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_DELAY_STEPS: Final = 5
+"""Local steps between a fragment's snapshot and its adoption; the paper's loss grows from about 10 on."""
+
+DEFAULT_ALPHA: Final = 0.5
+"""Share of the local parameters in what a fragment goes on with, where its commit came within the delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingNumbers:
+    """What a manifest says, with its defaults filled in. `num_units` are the fragments and the embeddings."""
+
+    num_layers: int
+    num_fragments: int
+    delay_steps: int
+    target_tokens: int
+    total_tokens: int
+    batch_tokens: int
+    min_members: int
+
+    @property
+    def num_units(self) -> int:
+        """Fragments, and the embeddings."""
+        return self.num_fragments + 1
+
+    @property
+    def steps_between(self) -> int:
+        """Local steps from one unit's round to the next one's, with the fewest members: with more they are fewer."""
+        return self.target_tokens // (self.batch_tokens * self.min_members * self.num_units)
+
+
+def contradiction(numbers: StreamingNumbers) -> str:
+    """What in these numbers cannot work, with the number that would; "" where they can."""
+    if numbers.num_fragments > numbers.num_layers:
+        return f"round.fragments {numbers.num_fragments}: expected at most the {numbers.num_layers} of model.num_layers"
+    between = numbers.steps_between
+    if numbers.delay_steps >= between:
+        step_tokens = numbers.batch_tokens * numbers.min_members * numbers.num_units
+        enough = step_tokens * (numbers.delay_steps + 1)
+        less = f"a delay of at most {between - 1}, or " if between > 1 else ""
+        return (
+            f"round.delay_steps {numbers.delay_steps}: with {numbers.min_members} peers the rounds of {numbers.num_units} units are "
+            f"{between} local steps apart: expected {less}round.target_tokens of at least {enough}"
+        )
+    if numbers.total_tokens < 2 * numbers.target_tokens:
+        return (
+            f"run.total_tokens {numbers.total_tokens}: expected at least twice round.target_tokens, "
+            f"{2 * numbers.target_tokens}, so that each unit has its rounds"
+        )
+    return ""

@@ -1,0 +1,76 @@
+"""A small run in fragments, with real processes: two peers average two fragments and the embeddings one after another, to the end."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from coordinator.checkpoints import verify_checkpoint
+from peer.checkpoint_sample import sample_from_checkpoint
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, running_potluck
+
+RUN_TOML = """
+[run]
+name = "streaming"
+total_tokens = 6_000
+min_members = 2
+[model]
+dim = 16
+num_layers = 3
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 32
+context_tokens = 32
+[data]
+source = "text"
+glob = "*.md"
+heldout_every = 2
+shard_bytes = 4096
+[inner]
+learning_rate = 0.01
+batch_tokens = 64
+[round]
+mode = "streaming"
+fragments = 2
+delay_steps = 2
+target_tokens = 1_536
+chunk_elements = 256
+longest_interval_s = 4.0
+[checkpoint]
+every_rounds = 100
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    for number in range(6):
+        (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
+    hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
+    with ExitStack() as stack:
+        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting))
+        invite = host.wait_for(r"(potluck1:\S+)\n")
+        peers = [
+            stack.enter_context(
+                running_potluck(
+                    tmp_path, f"peer {name}", "join", invite, "--state-dir", str(tmp_path / name), *PEER_FLAGS
+                )
+            )
+            for name in ("a", "b")
+        ]
+        for peer in peers:
+            assert peer.exit_code() == 0, peer.said()
+        said = host.said() + "".join(peer.said() for peer in peers)
+    assert "Traceback" not in said
+    (checkpoint,) = (tmp_path / "host" / "checkpoints").glob("0*")
+    manifest = verify_checkpoint(checkpoint)
+    assert manifest.total_tokens >= 6_000
+    assert manifest.units is not None
+    assert [unit.unit for unit in manifest.units] == ["fragment-0", "fragment-1", "embeddings"]
+    assert all(unit.index >= 1 for unit in manifest.units)
+    for name in ("a", "b"):
+        folders = {path.parent.name for path in (tmp_path / name).rglob("rounds.log")}
+        assert folders >= {"fragment-0", "fragment-1", "embeddings"}, folders
+    assert sample_from_checkpoint(checkpoint, prompt="Potluck trains", num_tokens=5)
