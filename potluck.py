@@ -130,11 +130,28 @@ def _show(looks: Sequence[Look], lines: Sequence[str]) -> None:
         raise UnreachableError(f"nothing runs from {where}", "a running daemon", "start it: potluck host, potluck join")
 
 
-@app.command(rich_help_panel=_BOTH, epilog=examples("potluck status", "potluck status --json"))
-def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+@app.command(rich_help_panel=_BOTH, epilog=examples("potluck status", "potluck status --trace round.json"))
+def status(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what the peer did in its newest round to FILE, a Chrome trace for ui.perfetto.dev.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Show how the host and the peer of this machine are doing; exit code 5 where neither runs."""
     from protocol.looks import looks_json, status_text
 
+    if trace is not None:
+        import peer.look
+        from peer.trace import write_trace
+
+        typer.echo(write_trace(peer.look.folder_of(state_dir), trace))
+        return
     looks = _look(state_dir)
     _show(looks, [json.dumps(looks_json(looks))] if as_json else status_text(looks))
 

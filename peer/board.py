@@ -13,6 +13,7 @@ from averaging.network.seams import BulkCount, Clock, Network, Trainer
 from averaging.release import installed_release
 from averaging.rounds.download import DownloadProgress
 from averaging.rounds.service import RoundService
+from averaging.rounds.spans import SpanRing
 from peer.apart import Apart, after_report
 from peer.controls_core import Decision
 from peer.machine import MachineMeter
@@ -66,6 +67,7 @@ class Board:
     trainer: Trainer | None = None
     service: RoundService | None = None
     others: tuple[RoundService, ...] = ()
+    spans: SpanRing = field(default_factory=SpanRing)
     machine: MachineMeter = field(default_factory=MachineMeter)
     version: str = field(default_factory=installed_release)
     is_outbound_only: bool = False
@@ -244,6 +246,10 @@ class Board:
     def _moved(self, link: ChainLink) -> dict[str, object]:
         moved = self.traffic.of(link.commit)
         return {"bytes_up": moved.up if moved else None, "bytes_down": moved.down if moved else None}
+
+    def latest_spans(self) -> list[dict[str, object]]:
+        """What took how long here lately, in the order in which it ended; seconds on a clock of this process."""
+        return [asdict(span) for span in self.spans.newest()]
 
     def read(self) -> PeerStatus:
         """The status of this moment."""

@@ -204,7 +204,7 @@ async def _main(
     life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker, controls)
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
-        app = peer_app(board.read, board.known_peers, board.latest_rounds)
+        app = peer_app(board.read, board.known_peers, board.latest_rounds, board.latest_spans)
         addresses = await nursery.start(serve_http, listener, app)
         print(f"status page: {addresses[0]}", flush=True)
         nursery.start_soon(partial(run_screen, board.read, mode=config.screen))
@@ -372,6 +372,7 @@ async def _average(
     ]
     for service in services:
         rounds.add(service)
+    trainer.record = board.spans.record
     board.trainer, board.service, board.others = trainer, services[0], tuple(services[1:])
     rounds.serve()
     await _rounds(joined, rounds, services, trainer, first)
@@ -386,7 +387,9 @@ def _service(
     )
     publish = life.board.publish if config.is_spine else life.board.publish_beside
     mixing = mixing_of(joined.membership.manifest.config)
-    tools = RoundTools(joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing)
+    tools = RoundTools(
+        joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing, life.board.spans.record
+    )
     return RoundService(config, chain, open_round, tools, rounds)
 
 

@@ -1,4 +1,4 @@
-"""The peer's own web server, on trio: /status.json, /peers.json, /rounds.json, /metrics, /healthz, /readyz and the panel."""
+"""The peer's own web server, on trio: JSON of status, peers, rounds and trace, /metrics, /healthz, /readyz and the panel."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def peer_app(
     read_status: Callable[[], PeerStatus],
     read_peers: Callable[[], Rows] = tuple,
     read_rounds: Callable[[], Rows] = tuple,
+    read_spans: Callable[[], Rows] = tuple,
 ) -> Starlette:
     """The web application; what it reads is called at each request and must not block. /peers.json is {"peers": rows}, /rounds.json
-    {"rounds": rows}, with the names that the host's /api/status has for them.
+    {"rounds": rows}, with the names that the host's /api/status has for them; /trace.json {"spans": rows}.
     """
 
     async def status(_request: Request) -> Response:
@@ -42,6 +43,9 @@ def peer_app(
 
     async def rounds(_request: Request) -> Response:
         return JSONResponse({"rounds": list(read_rounds())})
+
+    async def trace(_request: Request) -> Response:
+        return JSONResponse({"spans": list(read_spans())})
 
     async def metrics(_request: Request) -> Response:
         return Response(metrics_text(read_status), media_type=CONTENT_TYPE_LATEST)
@@ -59,6 +63,7 @@ def peer_app(
         "/status.json": status,
         "/peers.json": peers,
         "/rounds.json": rounds,
+        "/trace.json": trace,
         "/metrics": metrics,
         "/healthz": health,
         "/readyz": ready,

@@ -22,6 +22,7 @@ import torch
 import trio
 
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
+from averaging.rounds.spans import Record, Span, nowhere
 from peer.local_training import TrainingPlan
 from peer.worker_channel import (
     MAX_MESSAGE_BYTES,
@@ -106,6 +107,7 @@ class WorkerTrainer:
         self._trained_before = 0
         self._speed: deque[tuple[float, int]] = deque()
         self._restarts = 0
+        self.record: Record = nowhere
         self._state = "starting"
         self._reason = "the training process is starting"
         self._losses: deque[float] = deque(maxlen=10)
@@ -442,8 +444,10 @@ class WorkerTrainer:
         if isinstance(event, Reply):
             self._reply = event
         else:
-            self._last = event
-            self._speed.append((trio.current_time(), self._trained_before + event.tokens_trained))
+            self._last, now_s = event, trio.current_time()
+            if event.busy_s:
+                self.record(Span("compute", "", now_s - event.busy_s, now_s))
+            self._speed.append((now_s, self._trained_before + event.tokens_trained))
             if event.loss_nats is not None:
                 self._losses.append(event.loss_nats)
             if not self._ready.is_set():
@@ -484,9 +488,7 @@ def _misfit(most_bytes: int) -> str:
 async def open_worker_trainer(
     plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None
 ) -> AsyncIterator[WorkerTrainer]:
-    """A running trainer that begins at `anchor_N`, (N,) with all units one after another, with the worker that was started early if
-    there is one; its worker ends with the context.
-    """
+    """A running trainer that begins at `anchor_N`, (N,) with all units one after another; its worker ends with the context."""
     trainer = WorkerTrainer(plan, anchor_N, early)
     try:
         async with trio.open_nursery() as nursery:

@@ -62,7 +62,7 @@ class Worker:
             if not self._trainer.micro_batch:
                 self._trainer.find_micro_batch()  # it was started paused, when even that is too much
             self._trainer.step(self._goes_on)
-            self._tell_progress()
+            self._tell_progress(time.perf_counter() - begin_s)
             if not self._idle((self._slowdown - 1.0) * (time.perf_counter() - begin_s)):
                 return
 
@@ -145,7 +145,7 @@ class Worker:
         self._tell_progress()
         return Reply(number=command.number)
 
-    def _tell_progress(self) -> None:
+    def _tell_progress(self, busy_s: float = 0.0) -> None:
         counters = self._trainer.counters
         progress = Progress(
             step=counters.step,
@@ -154,6 +154,7 @@ class Worker:
             tokens_trained=counters.tokens_trained,
             loss_nats=counters.loss_nats,
             micro_batch=self._trainer.micro_batch,
+            busy_s=busy_s,
         )
         self._channel.sendall(frame(progress))
 

@@ -98,7 +98,7 @@ class Reply(_Message):
 
 class Progress(_Message):
     """After each step, and once when the worker is ready; a loss that is not finite crosses as None. `tokens_ready` are those of the
-    spine, `others_ready` those of the other units.
+    spine, `others_ready` those of the other units; `busy_s` is how long the step took, 0 where there was none.
     """
 
     kind: Literal["progress"] = "progress"
@@ -108,6 +108,7 @@ class Progress(_Message):
     tokens_trained: int
     loss_nats: float | None
     micro_batch: int
+    busy_s: float = 0.0
 
 
 class OutOfMemory(_Message):

@@ -23,6 +23,7 @@ from averaging.rounds.adoption import (
     one_after_another,
 )
 from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.spans import Record, nowhere, spanned
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.state import UnitState
 from protocol.errors import PotluckError
@@ -70,7 +71,9 @@ class Adopter:
         offload: Offload,
         run_tokens: Callable[[int], int],
         mixing: Mixing | None = None,
+        record: Record = nowhere,
     ) -> None:
+        self._record = record
         self._run_tokens = run_tokens
         self._mixing = mixing
         self._me = me
@@ -196,6 +199,10 @@ class Adopter:
             self._feedback.changed()
         if adoption.remark:
             log.warning("local_work", reason=adoption.remark)
+        with spanned(self._record, "adopt", self._chain.tools.unit):
+            await self._tell(adoption, last)
+
+    async def _tell(self, adoption: Adoption, last: _Task) -> None:
         await self._trainer.set_anchor(last.anchor_N)
         if adoption.shift_N is None:
             await self._trainer.load(last.anchor_N, schedule_tokens=last.schedule_tokens)
@@ -204,7 +211,7 @@ class Adopter:
             adoption.shift_N,
             credited_tokens=adoption.credited_tokens,
             schedule_tokens=last.schedule_tokens,
-            kept=kept_parts(adoption.kept, grid),
+            kept=kept_parts(adoption.kept, self._chain.tools.grid),
         )
 
 

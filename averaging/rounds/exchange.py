@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -33,6 +34,7 @@ from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
+from averaging.rounds.spans import Record, nowhere, spanned
 from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
@@ -92,6 +94,7 @@ class ExchangeTools:
     """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
     learn: Callable[[ResultReady], Awaitable[None]] = _nothing
     """A reducer's result came to us on our own stream: its announcement may have been lost on the way."""
+    record: Record = nowhere
 
 
 class Exchange:
@@ -229,11 +232,15 @@ class Exchange:
                 if reduction is not None:
                     reduction.closed.set()
 
+    def _spanned(self, name: str, detail: str = "") -> AbstractContextManager[None]:
+        return spanned(self._tools.record, name, self.proposal.unit, detail)
+
     # --- the reducer's side ---
 
     async def _reduce(self, reduction: Reduction) -> None:
         await reduction.wait_ready(self.proposal.reduce_within_s)
-        result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
+        with self._spanned("reduce"):
+            result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
         if result is None:
             log.warning("slice_without_contributions", first_chunk=reduction.part.first_chunk)
             await self._announce(await self._tools.seal(encode_body(reduction.without_contributions())))
@@ -285,13 +292,15 @@ class Exchange:
         with trio.move_on_after(ANSWER_WITHIN_S):
             answer = await stream.receive_frame()
         if answer == _NEED:
-            await _send_result(reduction.result, stream)
+            with self._spanned("send", f"a result to {short(sender)}"):
+                await _send_result(reduction.result, stream)
 
     async def _take(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
         if hello.contribution:
             offer = self._offers.admit(sender, self.proposal, reduction.part, hello)
             reduction.set_present(sender)
-            await self._take_chunks(reduction, offer, stream)
+            with self._spanned("receive", f"a contribution of {short(sender)}"):
+                await self._take_chunks(reduction, offer, stream)
         else:
             reduction.set_absent(sender, "nothing to offer")
             await stream.send_frame(b"")
@@ -322,7 +331,8 @@ class Exchange:
         self.moved_s = trio.current_time()
         summing = reduction.take(offer, batch)
         if summing is not None:
-            await tools.offload.run(summing)
+            with self._spanned("reduce"):
+                await tools.offload.run(summing)
 
     # --- the member's side ---
 
@@ -354,7 +364,8 @@ class Exchange:
             if held is None:
                 raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
             if mine is not None:
-                await self._send_chunks(part, mine, held, stream)
+                with self._spanned("send", f"our contribution to {short(part.reducer)}"):
+                    await self._send_chunks(part, mine, held, stream)
             await stream.send_frame(_END)
             await self._take_result(part, stream)
         finally:
@@ -392,7 +403,8 @@ class Exchange:
             await stream.send_frame(_HAVE)
         else:
             await stream.send_frame(_NEED)
-            await self._take_result_chunks(part, named, stream)
+            with self._spanned("receive", f"a result of {short(part.reducer)}"):
+                await self._take_result_chunks(part, named, stream)
         if is_leader:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
 

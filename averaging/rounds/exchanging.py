@@ -20,6 +20,7 @@ from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
 from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
+from averaging.rounds.spans import spanned
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, TransportError
@@ -97,9 +98,11 @@ class Exchanging:
                 raise LocalProtocolError("a state that is not the attested one", "a healed one")
             self._check_head(base)
             anchor_N, root = chain.state.anchor_N, chain.root
-            snapshot = await tools.trainer.snapshot()
+            with spanned(tools.record, "snapshot", self._config.unit):
+                snapshot = await tools.trainer.snapshot()
         self._check_head(base)
-        encoded, fed = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
+        with spanned(tools.record, "encode", self._config.unit):
+            encoded, fed = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
         # durable before its first byte leaves; a head that moves meanwhile makes it a contribution to nothing
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config
@@ -201,6 +204,7 @@ class Exchanging:
             announce=self._announce,
             probe=self._probe,
             learn=self._learn,
+            record=tools.record,
         )
 
     def _probe(self, peer: PeerId) -> None:

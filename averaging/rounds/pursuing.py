@@ -17,6 +17,7 @@ from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.download import DownloadProgress, download_state, download_tools
 from averaging.rounds.gathering import Gatherer
 from averaging.rounds.round_tools import Peerwide, RoundTools, Tell
+from averaging.rounds.spans import spanned
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from averaging.state import UnitState
@@ -108,7 +109,8 @@ class Pursuer:
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link
-        applied = await self._chain.apply(link, action.certificate)
+        with spanned(self._tools.record, "apply", link.unit, f"round {link.index}"):
+            applied = await self._chain.apply(link, action.certificate)
         # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
         await self._adopter.commit(link, record, applied, contribution)
         await self._tell(Applied(link, action.certificate, await self._chain.prove(applied)))

@@ -11,6 +11,7 @@ import trio
 
 from averaging.network.seams import Clock, Network, Offload, Publish, Trainer
 from averaging.rounds.adoption import Mixing
+from averaging.rounds.spans import Record, nowhere
 from averaging.rounds.unit import PreparedSwitch
 from protocol.errors import PotluckError
 from protocol.ids import PeerId, UnitName
@@ -74,7 +75,7 @@ class Peerwide(Protocol):
 @dataclass(frozen=True)
 class RoundTools:
     """The seams and the keys of one unit's rounds; `trainer` is its part of the local training, `mixing` how commits are mixed into
-    it, where they are.
+    it, where they are; `record` hears what took how long.
     """
 
     network: Network
@@ -84,6 +85,7 @@ class RoundTools:
     seal: Seal
     publish: Publish
     mixing: Mixing | None = None
+    record: Record = nowhere
 
 
 class Changes:

@@ -93,7 +93,9 @@ class RoundService:
         self._heartbeats: dict[PeerId, tuple[Heartbeat, float]] = {}
         self._hurry = trio.Event()
         self._has_left = trio.Event()
-        self._adopter = Adopter(config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing)
+        self._adopter = Adopter(
+            config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing, tools.record
+        )
         self._exchanging = Exchanging(config, chain, tools, self._tasks, self.tell, peer.send)
         self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.rounds.spans import Span, SpanRing, nowhere, spanned
+
+
+async def test_what_a_block_takes_is_recorded_also_where_it_fails(autojump_clock: trio.testing.MockClock) -> None:
+    ring, begin_s = SpanRing(), trio.current_time()
+    with spanned(ring.record, "send", "fragment-0", "to a"):
+        await trio.sleep(2.0)
+    with pytest.raises(ValueError, match="broken"), spanned(ring.record, "receive", "fragment-1"):
+        raise ValueError("broken")
+    assert ring.newest() == [
+        Span("send", "fragment-0", begin_s, begin_s + 2.0, "to a"),
+        Span("receive", "fragment-1", begin_s + 2.0, begin_s + 2.0),
+    ]
+
+
+def test_only_the_newest_spans_are_kept() -> None:
+    ring = SpanRing(most=3)
+    for number in range(5):
+        nowhere(Span("compute", "", number, number + 1))
+        ring.record(Span("compute", "", number, number + 1))
+    assert [span.begin_s for span in ring.newest()] == [2, 3, 4]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from peer.trace_core import Row, chrome_trace, newest_round
+
+
+def _span(name: str, unit: str, begin_s: float, end_s: float) -> Row:
+    return {"name": name, "unit": unit, "begin_s": begin_s, "end_s": end_s, "detail": ""}
+
+
+ROUND = [
+    _span("compute", "", 0.0, 1.0),
+    _span("snapshot", "fragment-0", 1.0, 1.1),
+    _span("compute", "", 1.1, 2.0),
+    _span("send", "fragment-0", 1.2, 1.8),
+    _span("adopt", "fragment-0", 2.0, 2.2),
+    _span("compute", "", 2.0, 3.0),
+    _span("snapshot", "fragment-0", 4.0, 4.1),
+    _span("compute", "", 4.0, 5.0),
+]
+
+
+def test_the_newest_finished_round_is_shown_with_what_went_on_meanwhile() -> None:
+    assert newest_round(ROUND) == ROUND[:6]
+    assert newest_round(ROUND[:4]) == []
+
+
+def test_of_several_units_one_round_each_is_shown() -> None:
+    other = [_span("snapshot", "embeddings", 0.2, 0.3), _span("adopt", "embeddings", 0.4, 0.5)]
+    early = [_span("snapshot", "embeddings", -2.0, -1.9), _span("adopt", "embeddings", -1.8, -1.7)]
+    assert newest_round([*early, *other, *ROUND]) == [*other, *ROUND[:6]]
+
+
+def test_a_trace_has_one_lane_for_training_and_one_for_each_kind_of_work_of_a_unit() -> None:
+    trace = chrome_trace(newest_round(ROUND), "calm otter")
+    events = trace["traceEvents"]
+    assert isinstance(events, list)
+    lanes = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert list(lanes) == ["training", "fragment-0 adopt", "fragment-0 send", "fragment-0 snapshot"]
+    shown = [event for event in events if event["ph"] == "X"]
+    assert [(event["name"], event["ts"], event["dur"], event["tid"]) for event in shown][:2] == [
+        ("compute", 0.0, 1_000_000.0, lanes["training"]),
+        ("snapshot", 1_000_000.0, 100_000.0, lanes["fragment-0 snapshot"]),
+    ]
+    assert {event["cat"] for event in shown} == {"training", "fragment-0"}
