@@ -381,10 +381,8 @@ async def _average(
 def _service(
     joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: UnitTrainer, rounds: PeerRounds
 ) -> RoundService:
-    life, is_reachable = joined.life, not joined.is_outbound_only
-    config = round_config(
-        joined.membership, life.member, joined.verifier, chain.tools.unit, is_inbound_reachable=is_reachable
-    )
+    life, unit, is_reachable = joined.life, chain.tools.unit, not joined.is_outbound_only
+    config = round_config(joined.membership, life.member, joined.verifier, unit, is_inbound_reachable=is_reachable)
     publish = life.board.publish if config.is_spine else life.board.publish_beside
     mixing = mixing_of(joined.membership.manifest.config)
     tools = RoundTools(
