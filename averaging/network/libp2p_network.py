@@ -382,9 +382,10 @@ class _Supervisor:
         try:
             if session is not None:
                 await self._network.thread.run(session.close, timeout_s=STOP_TIMEOUT_S)
-        finally:  # a session that cannot be closed in time must not leave p2pd behind
+        finally:  # a session that cannot be closed in time, or a restart that is cut short, must not leave p2pd behind
             if process is not None:
-                await self._network.thread.run(process.stop, timeout_s=STOP_TIMEOUT_S)
+                with trio.CancelScope(shield=True):
+                    await self._network.thread.run(process.stop, timeout_s=STOP_TIMEOUT_S)
 
     async def keep(self, unix_s: Callable[[], float]) -> None:
         """Wait for p2pd's death; bring it back with the same identity and port, for ever."""
