@@ -62,7 +62,7 @@ def _missing_line(row: Mapping[str, object]) -> str:
 def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
     done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
-    share = 100 * done / target if target else 0.0
+    share = min(100.0, 100 * done / target) if target else 0.0  # the last round brings some more
     peers, rounds, checkpoints = (rows_of(status.get(name)) for name in ("peers", "rounds", "checkpoints"))
     progress = f"round {status.get('index')}, {done:,.0f} of {target:,.0f} tokens ({share:.0f}%), "
     progress += f"{duration(status.get('eta_s'))} to go"

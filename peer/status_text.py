@@ -33,8 +33,8 @@ def of_the_run(status: PeerStatus) -> str:
     """How much of the run is done, and when it all will be; empty while the run is not known."""
     if not status.target_total_tokens:
         return ""
-    # cut, not rounded: a run is complete with its last token
-    share = f"{100 * status.total_tokens // status.target_total_tokens}% of the run"
+    # cut, not rounded: a run is complete with its last token, and its last round brings some more
+    share = f"{min(100, 100 * status.total_tokens // status.target_total_tokens)}% of the run"
     return share if status.eta_s is None else f"{share}, {duration(status.eta_s)} to go"
 
 

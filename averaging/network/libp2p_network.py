@@ -382,7 +382,7 @@ class _Supervisor:
         try:
             if session is not None:
                 await self._network.thread.run(session.close, timeout_s=STOP_TIMEOUT_S)
-        finally:  # a session that cannot be closed in time must not leave p2pd behind, nor who is cancelled meanwhile its pipes
+        finally:  # a session that cannot be closed in time, or a restart that is cut short, must not leave p2pd behind
             if process is not None:
                 with trio.CancelScope(shield=True):
                     await self._network.thread.run(process.stop, timeout_s=STOP_TIMEOUT_S)

@@ -154,8 +154,9 @@ class _Download:
         self._told = told
         grid = tools.grid
         chunk_bytes = STATE_BYTES_PER_VALUE * max(1, grid.bounds(0)[1])
-        self._chunks_each = max(1, STRIPE_BYTES // chunk_bytes)
-        self.plan = Striping(-(-grid.num_chunks // self._chunks_each))
+        each, at_once = max(1, STRIPE_BYTES // chunk_bytes), REQUESTS_EACH * len(donors)
+        self._stripes = striping.lay_out(grid.num_chunks, each, at_once)
+        self.plan = Striping(len(self._stripes))
         self._chunks: dict[int, bytes] = {}
         self._requests: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._changes = Changes()
@@ -181,14 +182,10 @@ class _Download:
             return
         self._chunks = await incoming.restore(self._header.head, self._hashes)
         for stripe in range(self.plan.num_stripes):
-            if all(chunk in self._chunks for chunk in self._range(stripe)):
+            if all(chunk in self._chunks for chunk in self._stripes[stripe]):
                 self.plan = striping.found(self.plan, stripe)
         if self.plan.done:
             log.info("download_resumed", chunks=len(self._chunks), of=self._tools.grid.num_chunks)
-
-    def _range(self, stripe: int) -> range:
-        begin = stripe * self._chunks_each
-        return range(begin, min(begin + self._chunks_each, self._tools.grid.num_chunks))
 
     def _tell(self) -> None:
         left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]
@@ -212,7 +209,7 @@ class _Download:
             self._changes.notify()
 
     async def _fetch(self, donor: PeerId, stripe: int) -> None:
-        tools, chunks = self._tools, self._range(stripe)
+        tools, chunks = self._tools, self._stripes[stripe]
         request = FetchState(tools.unit, chunks.start, chunks.stop, self._header.head)
         try:
             data = await fetch_chunks(tools.network, donor, request, self._hashes)

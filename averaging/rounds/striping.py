@@ -20,8 +20,21 @@ MAX_FAILURES: Final = 3
 ASKERS_AT_MOST: Final = 2
 """Donors of one stripe at a time: a third copy would only take from the joiner's own link."""
 
+LAST_ARE: Final = 4
+"""The last stripes are so many times shorter: donors end together when what is left to bring is short."""
+
 SMOOTHING: Final = 0.5
 """Of the last stripe's time in the learned one: links change within seconds."""
+
+
+def lay_out(num_chunks: int, chunks_each: int, num_at_once: int) -> tuple[range, ...]:
+    """The stripes of a state, in the order in which they are asked for: as long as they should be, and short ones for the last that
+    `num_at_once` requests bring, at most half of the state.
+    """
+    num_long = max(num_chunks - num_at_once * chunks_each, -(-num_chunks // 2)) // chunks_each
+    short = max(1, chunks_each // LAST_ARE)
+    begins = [*range(0, num_long * chunks_each, chunks_each), *range(num_long * chunks_each, num_chunks, short)]
+    return tuple(range(begin, stop) for begin, stop in zip(begins, (*begins[1:], num_chunks), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

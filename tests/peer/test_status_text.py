@@ -84,3 +84,7 @@ def test_newcomer_and_ended_credential_are_said() -> None:
     assert "host" not in text
     ended = STATUS.model_copy(update={"credential_left_s": -5.0, "is_host_away": True})
     assert "(away); credential ended" in "\n".join(status_lines(ended))
+
+
+def test_a_run_whose_last_round_brought_more_than_was_left_is_all_of_it() -> None:
+    assert "100% of the run" in status_lines(STATUS.model_copy(update={"total_tokens": 1049}))[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,12 @@ from tests.peer.training_world import MODEL, training_plan
 
 
 def _workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "peer.worker" in child.cmdline()]
+    """Those that were started. A program's arguments are told a moment after it has begun."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        if found := [child for child in psutil.Process().children() if "peer.worker" in child.cmdline()]:
+            return found
+    return []
 
 
 async def _until_training(trainer: WorkerTrainer) -> None:

@@ -4,19 +4,23 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.directory import seal_record, signed_record_rule
 from averaging.network.libp2p_network import (
     Libp2pNetwork,
     NetworkOptions,
+    _Supervisor,
     open_libp2p_network,
 )
 from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER
@@ -108,6 +112,28 @@ async def test_the_death_of_our_own_p2pd_fails_calls_in_flight_without_blaming_t
             nursery.start_soon(kill_own)
             with trio.fail_after(10), pytest.raises(CallTimeout, match="our own"):
                 await bob.call(alice.peer_id, "hold", b"", timeout_s=60)
+
+
+async def test_a_restart_that_is_cut_short_ends_p2pd_all_the_same(tmp_path: Path) -> None:
+    stopped: list[bool] = []
+
+    async def run(function: Callable[[], Awaitable[None]], timeout_s: float) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await function()
+
+    async def stop() -> None:
+        stopped.append(True)
+
+    network: Any = SimpleNamespace(thread=SimpleNamespace(run=run), detach=lambda: None)
+    supervisor = _Supervisor(network, _options(tmp_path, ALICE), tmp_path)
+    session: Any = SimpleNamespace(close=trio.sleep_forever)
+    process: Any = SimpleNamespace(stop=stop)
+    supervisor._session, supervisor._process = session, process
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.stop)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert stopped == [True]
 
 
 async def test_peers_that_know_only_a_third_find_each_other(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from averaging.rounds.striping import MAX_FAILURES, Striping, arrived, ask, failed, found, next_stripe
+from averaging.rounds.striping import MAX_FAILURES, Striping, arrived, ask, failed, found, lay_out, next_stripe
 from protocol.ids import PeerId
 
 ONE, TWO, THREE = (PeerId(f"donor{number}") for number in range(3))
@@ -84,3 +84,12 @@ def test_no_stripe_is_asked_of_three_at_a_time() -> None:
         state = _bring(state, donor, stripe, 0.0, 1.0)
     state = _asked(state, (ONE, 3, 1.0), (TWO, 3, 5.0))
     assert next_stripe(state, THREE, 50.0) is None
+
+
+def test_stripes_hold_every_chunk_once_in_order_and_the_last_ones_are_short() -> None:
+    for num_chunks in (1, 2, 7, 64, 183):
+        stripes = lay_out(num_chunks, 8, 4)
+        assert [chunk for stripe in stripes for chunk in stripe] == list(range(num_chunks))
+        assert all(stripes)
+    assert [len(stripe) for stripe in lay_out(64, 8, 4)] == [8] * 4 + [2] * 16
+    assert [len(stripe) for stripe in lay_out(3, 1, 4)] == [1] * 3
