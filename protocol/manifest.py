@@ -269,7 +269,9 @@ class RunConfig(Section):
         if not pace.ramp_share and not pace.local_steps:
             return RoundTarget(pace.target_tokens)
         first_tokens = self.inner.batch_tokens * (pace.first_local_steps or 1)
-        utilisation = pace.target_utilisation if pace.local_steps else 0.0
+        # beside training an exchange may take as long as there is a round; where training waits for it, what is left of one
+        share = 1.0 - pace.target_utilisation if pace.mode == "blocking" else pace.target_utilisation
+        utilisation = share if pace.local_steps else 0.0
         return RoundTarget(pace.target_tokens, first_tokens, pace.ramp_share, utilisation)
 
     @property
