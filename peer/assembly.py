@@ -191,7 +191,7 @@ def round_config(
         num_chunks=grid.num_chunks,
         codec=config.round.codec,
         outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
-        target_tokens=config.round.target_tokens,
+        target=config.round_target,
         min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
@@ -200,7 +200,6 @@ def round_config(
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,
         result_codec=results.name if results is not None else "",
-        target=config.round_target,
         spine=units[0] if len(units) > 1 else None,
         stagger=Stagger(units.index(unit), len(units)),
     )

@@ -270,9 +270,10 @@ class RunConfig(Section):
             return RoundTarget(pace.target_tokens)
         first_tokens = self.inner.batch_tokens * (pace.first_local_steps or 1)
         # beside training an exchange may take as long as there is a round; where training waits for it, what is left of one
-        share = 1.0 - pace.target_utilisation if pace.mode == "blocking" else pace.target_utilisation
-        utilisation = share if pace.local_steps else 0.0
-        return RoundTarget(pace.target_tokens, first_tokens, pace.ramp_share, utilisation)
+        exchange_share = 1.0 - pace.target_utilisation if pace.mode == "blocking" else pace.target_utilisation
+        return RoundTarget(
+            pace.target_tokens, first_tokens, pace.ramp_share, exchange_share if pace.local_steps else 0.0
+        )
 
     @property
     def num_fragments(self) -> int:

@@ -203,8 +203,6 @@ def results_changed(state: RoundState, now_s: float) -> Step:
 def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s: float) -> int:
     """At how many ready tokens the round after this one is due, by the manifest and by what we saw of this one."""
     config = state.config
-    if config.target is None:
-        return config.target_tokens
     round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
     measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)

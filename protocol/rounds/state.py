@@ -50,14 +50,15 @@ class RoundConfig:
         heartbeat_s: between two heartbeats while nothing is open.
         ping_s: between two signs of life to every member of an exchange (rule 12: twice a second, ticks' delays included).
         suspect_after_s: silence that makes a suspect (rule 12), to which the caller adds its own lag (`Ticked.lag_s`).
-        promise_within_s: of a take-over's pre-votes, then promises; who asks the opener first answers after `suspect_after_s`.
+        promise_within_s: how long a take-over waits for pre-votes, and then for promises; voters who have to ask the opener
+            first answer after `suspect_after_s` only.
         reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (rule 11).
         replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
         settle_within_s: how long a settled record waits for its acks before the attempt ends.
         spine: the run's spine (rule 23); None where this unit is it.
         result_codec: name of the codec of results; empty where it is that of contributions.
-        target: the rule for the next round's target; None where all rounds are due at `target_tokens`.
+        target: the rule of when the next round is due.
         stagger: how the rounds of this unit lie between those of others.
     """
 
@@ -68,7 +69,7 @@ class RoundConfig:
     num_chunks: int
     codec: str
     outer: OuterStep
-    target_tokens: int
+    target: RoundTarget
     min_members: int
     max_members: int
     longest_interval_s: float
@@ -84,7 +85,6 @@ class RoundConfig:
     replay_at_most: int = 16
     spine: UnitName | None = None
     result_codec: str = ""
-    target: RoundTarget | None = None
     stagger: Stagger = UNSTAGGERED
 
     @property

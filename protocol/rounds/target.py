@@ -41,13 +41,13 @@ class RoundTarget:
         most_tokens: of a round; of all of them without a ramp and without "auto".
         first_tokens: of one member in the smallest round.
         ramp_share: of the tokens committed before, 0 without a ramp.
-        utilisation: with "auto", the share of a round that its exchange may take, above 0; else 0.
+        exchange_share: with "auto", of a round, that its exchange may take, above 0; else 0.
     """
 
     most_tokens: int
     first_tokens: int = 1
     ramp_share: float = 0.0
-    utilisation: float = 0.0
+    exchange_share: float = 0.0
 
     def least(self, num_members: int) -> int:
         """The smallest round of so many members."""
@@ -56,16 +56,16 @@ class RoundTarget:
     def planned(self, total_tokens: int, num_members: int) -> int:
         """Of the round that follows so many committed tokens, whatever was measured: with "auto" the least that it may come to."""
         if not self.ramp_share:
-            return self.least(num_members) if self.utilisation else self.most_tokens
+            return self.least(num_members) if self.exchange_share else self.most_tokens
         return max(self.least(num_members), min(self.most_tokens, int(total_tokens * self.ramp_share)))
 
     def after(self, total_tokens: int, num_members: int, measured: MeasuredRound) -> int:
         """Of the round that follows the measured one, at `total_tokens`, with so many members."""
         planned = self.planned(total_tokens, num_members)
-        if not self.utilisation or measured.round_s <= 0.0:
+        if not self.exchange_share or measured.round_s <= 0.0:
             return planned
         tokens_per_s = measured.tokens / measured.round_s
-        needed = ceil(min(float(self.most_tokens), tokens_per_s * measured.exchange_s / self.utilisation))
+        needed = ceil(min(float(self.most_tokens), tokens_per_s * measured.exchange_s / self.exchange_share))
         least, most = measured.target_tokens // MOST_CHANGE, measured.target_tokens * MOST_CHANGE
         return max(planned, min(self.most_tokens, max(least, min(most, needed))))
 

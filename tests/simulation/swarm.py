@@ -18,6 +18,7 @@ from protocol.rounds.messages import MAX_MEMBERS, Member, OuterStep
 from protocol.rounds.stagger import Stagger
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.rounds.state import RoundConfig
+from protocol.rounds.target import RoundTarget
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body, genesis_id
 from tests.simulation import virtual_time
@@ -163,7 +164,7 @@ class World:
             codec=self.profile.codec,
             result_codec=self.profile.result_codec,
             outer=OuterStep("nesterov", 0.7, 0.5),
-            target_tokens=self.target_tokens_of(unit),
+            target=RoundTarget(self.target_tokens_of(unit)),
             min_members=1,
             max_members=MAX_MEMBERS,
             longest_interval_s=self.profile.longest_interval_s,

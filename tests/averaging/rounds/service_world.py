@@ -34,6 +34,7 @@ from protocol.rounds.messages import Ballot, Heartbeat, Promise, PromiseRequest,
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.short_beat import SAY_WHOLE
 from protocol.rounds.state import Event, OpenRound, PeerView, RoundConfig, RoundState
+from protocol.rounds.target import RoundTarget
 from protocol.wire import decode_message, encode_message
 from tests.averaging.rounds.round_world import (
     CODEC,
@@ -213,7 +214,7 @@ def config_of(world: RoundWorld, party: Party) -> RoundConfig:
         num_chunks=GRID.num_chunks,
         codec=CODEC.name,
         outer=OUTER,
-        target_tokens=world.target_tokens,
+        target=RoundTarget(world.target_tokens),
         min_members=1,
         max_members=8,
         longest_interval_s=3600.0,

@@ -77,6 +77,7 @@ from protocol.rounds.state import (
     SwitchPrepared,
     Ticked,
 )
+from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_body, decode_record, encode_body, encode_message
 from tests.protocol.rounds.reasons import says_why
@@ -295,7 +296,7 @@ class Table:
             num_chunks=NUM_CHUNKS,
             codec="fp32",
             outer=OUTER,
-            target_tokens=TARGET_TOKENS,
+            target=RoundTarget(TARGET_TOKENS),
             min_members=1,
             max_members=8,
             longest_interval_s=60.0,

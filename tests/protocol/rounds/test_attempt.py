@@ -418,5 +418,5 @@ def test_every_record_names_the_next_target_of_the_ramp_and_all_agree_on_it() ->
 
 
 def test_a_measured_target_is_within_the_manifests_bounds_and_the_same_for_all() -> None:
-    *_, last = _targets(Table(3, target=RoundTarget(400, 10, utilisation=0.9)), 4)
+    *_, last = _targets(Table(3, target=RoundTarget(400, 10, exchange_share=0.9)), 4)
     assert 30 <= last[1] <= 400

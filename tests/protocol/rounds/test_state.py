@@ -26,6 +26,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import BeginExchange, LogPromise
 from protocol.rounds.state import AckLogged, LeaveOrdered, PromiseLogged, Step, SwitchPrepared, Ticked
+from protocol.rounds.target import RoundTarget
 from tests.protocol.rounds.made_commits import commit_on
 from tests.protocol.rounds.reasons import says_why
 from tests.protocol.rounds.round_table import NUM_CHUNKS, TARGET_TOKENS, UNIT, Seat, Table, acquaint, heartbeat_of
@@ -194,7 +195,7 @@ def test_a_tick_says_what_is_waited_for_and_the_same_until_that_changes() -> Non
     table.run_until(lambda: table.all_at(2))
     said = [step.waiting for seat in table.live() for event, step in seat.steps if isinstance(event, Ticked)]
     assert any(f"opened at {TARGET_TOKENS} ready tokens" in waiting for waiting in said)
-    quiet = Table(3, target_tokens=10**9)
+    quiet = Table(3, target=RoundTarget(10**9))
     acquaint(quiet)
     quiet.run_until(lambda: quiet.all_at(1))
     quiet.run_for(1.0)

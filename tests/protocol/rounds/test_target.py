@@ -6,7 +6,7 @@ from protocol.rounds.target import MeasuredRound, RoundTarget
 
 FIXED = RoundTarget(1000)
 RAMP = RoundTarget(1000, 10, ramp_share=0.1)
-AUTO = RoundTarget(1000, 10, utilisation=0.5)
+AUTO = RoundTarget(1000, 10, exchange_share=0.5)
 
 
 def _measured(target_tokens: int, exchange_s: float, tokens: int = 100, round_s: float = 10.0) -> MeasuredRound:
@@ -68,7 +68,7 @@ def test_measured_rounds_stay_within_the_manifests_bounds() -> None:
 
 
 def test_where_both_are_asked_for_the_larger_one_counts() -> None:
-    both = RoundTarget(1000, 10, ramp_share=0.1, utilisation=0.5)
+    both = RoundTarget(1000, 10, ramp_share=0.1, exchange_share=0.5)
     assert both.after(1000, 2, _measured(100, 4.0)) == 100
     assert both.after(500, 2, _measured(100, 4.0)) == 80
 
@@ -79,7 +79,7 @@ def test_where_both_are_asked_for_the_larger_one_counts() -> None:
 def test_rounds_of_a_steady_swarm_settle_where_the_exchange_takes_its_share(
     tokens_per_s: float, exchange_s: float
 ) -> None:
-    target = RoundTarget(100_000, 4, utilisation=0.8)
+    target = RoundTarget(100_000, 4, exchange_share=0.8)
     tokens = target.planned(0, 2)
     for _ in range(20):
         round_s = max(exchange_s, tokens / tokens_per_s)
