@@ -12,10 +12,10 @@ from typing import Final
 
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
-from protocol.coordination import PeerReport
 from protocol.ids import CommitId, PeerId, Root
 from protocol.names import peer_name
 from protocol.pace import PACE_ROUNDS, PacePoint, time_left_s
+from protocol.reports import PeerReport
 from protocol.rounds.round_row import Counted, RoundRow, counted_by_peer, round_json
 
 LIVE_S: Final = 30.0

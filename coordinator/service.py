@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
-
-from google.protobuf.message import DecodeError, Message
+from typing import TYPE_CHECKING, Final
 
 from averaging.release import installed_release
 from coordinator.admission import (
@@ -33,12 +31,9 @@ from protocol.coordination import (
     WATCH_DOMAIN,
     AdmitReply,
     CheckpointEntry,
-    PeerReport,
     RunNews,
-    decode_report,
     encode_admit_reply,
     encode_checkpoints,
-    encode_report_reply,
 )
 from protocol.credential import check_credential, open_request
 from protocol.envelope import Envelope, ReplayGuard, open_envelope, session_of, superseded
@@ -47,6 +42,8 @@ from protocol.identity import public_key_from_peer_id
 from protocol.ids import PROTOCOL_VERSION, PeerId, RunId
 from protocol.invite import hash_secret
 from protocol.pb import coordinator_pb2 as pb
+from protocol.received import parse
+from protocol.reports import PeerReport, decode_report, encode_report_reply
 from protocol.revocation import fingerprint, has_others, missing, open_revocation
 from protocol.short_report import likeness, made_whole
 
@@ -61,7 +58,6 @@ if TYPE_CHECKING:
 WATCH_BEAT_S: Final = 10.0
 """A watcher hears something at least this often, so that it can tell a quiet run from a dead coordinator."""
 
-M = TypeVar("M", bound=Message)
 
 UnaryCall = Callable[[bytes], Awaitable[bytes]]
 """Serialized request -> serialized reply; raises PotluckError to refuse."""
@@ -114,7 +110,7 @@ class CoordinatorService:
 
     async def clock(self, request: bytes) -> bytes:
         """The coordinator's clock, versions and run, for anybody."""
-        _parse(pb.ClockRequest, request)
+        parse(pb.ClockRequest, request, MAX_REQUEST_BYTES)
         run_id, release = self._run.run_id, self._release
         now_unix_s = self._clock.unix_s()
         reply = pb.ClockReply(unix_s=now_unix_s, protocol_version=PROTOCOL_VERSION, run_id=run_id, release=release)
@@ -127,7 +123,7 @@ class CoordinatorService:
             RefusedError, VersionError, RunOverError, TemporaryError: as admission.py decides.
             RemoteProtocolError: the credential request is malformed or not signed by its identity.
         """
-        body = _parse(pb.AdmitRequest, request)
+        body = parse(pb.AdmitRequest, request, MAX_REQUEST_BYTES)
         secret_hash = hash_secret(body.invite_secret) if body.invite_secret else b""
         credential = await self._credential(body, secret_hash, decide_admission)
         run = self._run
@@ -148,7 +144,7 @@ class CoordinatorService:
         Raises:
             RefusedError, VersionError, RunOverError, RemoteProtocolError: as `admit`.
         """
-        body = _parse(pb.RenewRequest, request)
+        body = parse(pb.RenewRequest, request, MAX_REQUEST_BYTES)
         return pb.RenewReply(credential=await self._credential(body, b"", decide_renewal)).SerializeToString()
 
     async def _credential(
@@ -255,19 +251,19 @@ class CoordinatorService:
 
     async def describe(self, request: bytes) -> bytes:
         """What the run is, for whoever may take part. Raises as `report`, and as an invite is refused."""
-        await self._allow_probe(_parse(pb.DescribeRequest, request))
+        await self._allow_probe(parse(pb.DescribeRequest, request, MAX_REQUEST_BYTES))
         return pb.DescribeReply(manifest=self._run.signed_manifest, dataset=self._run.dataset).SerializeToString()
 
     async def dial_back(self, request: bytes, caller_host: str) -> bytes:
         """Connect back to the caller. Raises as `report`, as an invite is refused, and as Probes.is_reached."""
-        body = _parse(pb.DialBackRequest, request)
+        body = parse(pb.DialBackRequest, request, MAX_REQUEST_BYTES)
         await self._allow_probe(body)
         is_reached = await self._probes.is_reached(caller_host, body.port, body.nonce)
         return pb.DialBackReply(is_reached=is_reached, caller_host=caller_host).SerializeToString()
 
     async def bandwidth(self, request: bytes, caller_host: str) -> bytes:
         """Bytes up and down, for the caller to time. Raises as `report`, as an invite is refused, and as Probes.pass_bytes."""
-        body = _parse(pb.BandwidthRequest, request)
+        body = parse(pb.BandwidthRequest, request, MAX_REQUEST_BYTES)
         await self._allow_probe(body)
         padding = self._probes.pass_bytes(caller_host, body.padding, body.wanted_bytes)
         return pb.BandwidthReply(padding=padding).SerializeToString()
@@ -329,7 +325,7 @@ class CoordinatorService:
 
     def _open_envelope(self, request: bytes, domain: str) -> tuple[Envelope, bytes]:
         """The envelope, and the credential that came beside it."""
-        sealed = _parse(pb.Sealed, request)
+        sealed = parse(pb.Sealed, request, MAX_REQUEST_BYTES)
         envelope = open_envelope(
             sealed.envelope,
             verifier=self._run.verifier,
@@ -355,14 +351,3 @@ def _raise_early(facts: AdmissionFacts, decide: Callable[[AdmissionFacts, float]
     error: PotluckError | None = decide(facts, now_unix_s).error
     if error is not None:
         raise error
-
-
-def _parse(kind: type[M], data: bytes) -> M:
-    if len(data) > MAX_REQUEST_BYTES:
-        raise RemoteProtocolError(f"a request of {len(data)} bytes", f"at most {MAX_REQUEST_BYTES}")
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise RemoteProtocolError(f"bytes that are no {kind.__name__} ({error})", "a whole message") from error
-    return message

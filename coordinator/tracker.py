@@ -29,10 +29,11 @@ from coordinator.run_view import (
     live_peers,
     mean_train_loss,
 )
-from protocol.coordination import NO_COMMIT, START_DOMAIN, PeerReport, ReportReply, RunNews
+from protocol.coordination import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.reports import PeerReport, ReportReply
 from protocol.rounds.chain import genesis_link
 from protocol.rounds.round_row import round_row
 from protocol.rounds.start import StartRecord, StartUnit

@@ -21,11 +21,11 @@ from peer.roster import Roster
 from peer.round_progress import Pace, round_progress
 from peer.round_traffic import RoundBytes, RoundTraffic
 from peer.status import BulkTraffic, LastRound, PeerStatus
-from protocol.coordination import HeldoutResult
 from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
 from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
+from protocol.reports import HeldoutResult
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row

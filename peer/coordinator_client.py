@@ -29,21 +29,18 @@ from protocol.coordination import (
     WATCH_DOMAIN,
     AdmitReply,
     CheckpointEntry,
-    PeerReport,
-    ReportReply,
     RunNews,
     decode_admit_reply,
     decode_checkpoints,
     decode_error,
     decode_news,
-    decode_report_reply,
-    encode_report,
-    shown,
 )
 from protocol.envelope import seal
 from protocol.errors import CallTimeout, PotluckError, RefusedError, RemoteProtocolError, UnreachableError, VersionError
 from protocol.ids import PROTOCOL_VERSION, RunId
 from protocol.pb import coordinator_pb2 as pb
+from protocol.received import shown
+from protocol.reports import PeerReport, ReportReply, decode_report_reply, encode_report
 
 if TYPE_CHECKING:
     from averaging.network.asyncio_thread import AsyncioThread

@@ -18,10 +18,11 @@ from averaging.rounds.unit import UnitChain
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
 from peer.revocations import Revocations
-from protocol.coordination import NO_ROOT, HeldoutResult, PeerReport, ReportReply, UnitStanding, cut_certificates
+from protocol.coordination import NO_ROOT
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.ids import CommitId, PeerId
+from protocol.reports import HeldoutResult, PeerReport, ReportReply, UnitStanding, cut_certificates
 from protocol.rounds.chain import ChainLink
 from protocol.short_report import likeness, shortened
 from protocol.wire import encode_certificate

@@ -11,8 +11,8 @@ import dataclasses
 from hashlib import sha256
 from typing import Final
 
-from protocol.coordination import LIKENESS_BYTES, PeerReport, encode_report
 from protocol.ids import UnitName
+from protocol.reports import LIKENESS_BYTES, PeerReport, encode_report
 
 _MOVING: Final = ("tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down")
 _BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations")

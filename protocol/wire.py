@@ -17,18 +17,17 @@ from collections.abc import Callable, Hashable
 from hashlib import sha256
 from typing import Final, TypeVar, cast
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.pb import round_pb2
+from protocol.received import MAX_TEXT, parse
 from protocol.rounds.messages import Certificate, CommitRecord, RoundMessage
 from protocol.rounds.requests import FetchRequest
 
 D = TypeVar("D")
 MAX_MESSAGE_BYTES: Final = 1 << 20
-MAX_TEXT: Final = 256
-"""Longest text field: peer ids have 52 letters, reasons are cut to one line by their makers."""
 
 _PEER_ID: Final = re.compile("[0-9A-Za-z]{1,64}")
 _COMMIT_DOMAIN: Final = b"potluck commit 1"
@@ -160,17 +159,6 @@ def _proto_class(cls: type) -> type[Message]:
     return cast("type[Message]", getattr(round_pb2, cls.__name__))
 
 
-def _parse(proto: type[Message], data: bytes) -> Message:
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError(f"a message of {len(data)} bytes", f"at most {MAX_MESSAGE_BYTES}")
-    message = proto()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise RemoteProtocolError(f"bytes that are no {proto.__name__} ({error})", "a whole message") from error
-    return message
-
-
 def encode_body(value: object) -> bytes:
     """The bytes of one dataclass of protocol.rounds.messages."""
     message = _proto_class(type(value))()
@@ -184,7 +172,7 @@ def decode_body(cls: type[D], data: bytes) -> D:
     Raises:
         RemoteProtocolError: not such a message, too long, or a value out of its bounds.
     """
-    return _take(cls, _parse(_proto_class(cls), data))
+    return _take(cls, parse(_proto_class(cls), data, MAX_MESSAGE_BYTES))
 
 
 @functools.cache
@@ -204,7 +192,7 @@ def _encode_oneof(outer: Message, value: object) -> bytes:
 
 
 def _decode_oneof(proto: type[Message], classes: dict[str, type], data: bytes) -> object:
-    outer = _parse(proto, data)
+    outer = parse(proto, data, MAX_MESSAGE_BYTES)
     name = outer.WhichOneof("body")
     if name is None:
         raise RemoteProtocolError(f"a {proto.__name__} of unknown kind", f"one of {', '.join(classes)}")

@@ -25,9 +25,10 @@ from averaging.rounds.unit import UnitChain
 from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, TransportError
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.rounds.messages import ContributionHeader, Proposal, ResultReady
 from protocol.rounds.requests import ExchangeHello
-from protocol.rounds.state import ContributionFailed, ContributionReady, ExchangeMeasured, RoundConfig
+from protocol.rounds.state import RoundConfig
 from protocol.wire import encode_body
 
 log = structlog.get_logger()

@@ -35,6 +35,7 @@ from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, UnitName, short
 from protocol.rounds import cadence
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import (
@@ -51,7 +52,7 @@ from protocol.rounds.messages import (
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchResult
 from protocol.rounds.short_beat import SAY_WHOLE
-from protocol.rounds.state import Event, MessageArrived, OpenRound, PeerLost, PeersListed
+from protocol.rounds.state import OpenRound
 from protocol.rounds.views import own_head, silent_members
 from protocol.wire import decode_body, decode_message, decode_record, encode_message
 

@@ -24,20 +24,12 @@ from averaging.state import UnitState
 from protocol.errors import LocalProtocolError, PotluckError, UnreachableError
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, attested_roots
+from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
 from protocol.rounds.following import would_switch
 from protocol.rounds.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.messages import CommitRecord
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
-from protocol.rounds.state import (
-    Applied,
-    CommitsFetched,
-    CommitStalled,
-    OpenRound,
-    RoundState,
-    Switched,
-    SwitchFailed,
-    SwitchPrepared,
-)
+from protocol.rounds.state import OpenRound, RoundState
 from protocol.wire import commit_id, decode_certificate, decode_record
 
 log = structlog.get_logger()

@@ -15,10 +15,11 @@ from averaging.rounds.spans import Record, nowhere
 from averaging.rounds.unit import PreparedSwitch
 from protocol.errors import PotluckError
 from protocol.ids import PeerId, UnitName
+from protocol.rounds.events import Event
 from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import RoundMessage
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.state import Event, OpenRound
+from protocol.rounds.state import OpenRound
 
 log = structlog.get_logger()
 

@@ -24,6 +24,22 @@ from averaging.rounds.unit import PreparedSwitch, UnitChain
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, UnitName, short
 from protocol.rounds import core, liveness
+from protocol.rounds.events import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    Event,
+    FlipOrdered,
+    LeaveLogged,
+    LeaveOrdered,
+    MessageArrived,
+    PeersAnswered,
+    Progressed,
+    PromiseLogged,
+    SpineMoved,
+    SwitchFailed,
+    Ticked,
+)
 from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Committed, Heartbeat, Leave, RoundMessage, Settle
 from protocol.rounds.orders import (
@@ -45,26 +61,7 @@ from protocol.rounds.orders import (
     Switch,
 )
 from protocol.rounds.requests import ExchangeHello, FetchHashes, FetchRequest, FetchState
-from protocol.rounds.state import (
-    AckLogged,
-    Applied,
-    BytesHeld,
-    Event,
-    FlipOrdered,
-    LeaveLogged,
-    LeaveOrdered,
-    MessageArrived,
-    OpenRound,
-    PeersAnswered,
-    Progressed,
-    PromiseLogged,
-    RoundConfig,
-    RoundState,
-    SpineMoved,
-    Step,
-    SwitchFailed,
-    Ticked,
-)
+from protocol.rounds.state import OpenRound, RoundConfig, RoundState, Step
 from protocol.rounds.views import is_suspected, own_heartbeat
 from protocol.wire import decode_certificate, decode_record
 

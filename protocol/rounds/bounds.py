@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES
+from protocol.received import require
 
 MAX_TOKENS: Final = 1 << 53
 """Exact as a float64, and more than any run counts."""
 
 LOST_ALL_PPM: Final = 1_000_000
-
-
-def require(is_fine: bool, found: str, expected: str) -> None:
-    """Raise RemoteProtocolError unless `is_fine`."""
-    if not is_fine:
-        raise RemoteProtocolError(found, expected, "the message was dropped")
 
 
 def require_hash(name: str, value: bytes) -> None:

@@ -20,6 +20,31 @@ from protocol.ids import PeerId, Root, short
 from protocol.manifest import leaves_out
 from protocol.rounds import attempt, following, leading, liveness, voting
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
+from protocol.rounds.events import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    CommitsFetched,
+    CommitStalled,
+    ContributionFailed,
+    ContributionReady,
+    Event,
+    ExchangeMeasured,
+    FlipOrdered,
+    LeaveLogged,
+    LeaveOrdered,
+    MessageArrived,
+    PeerLost,
+    PeersAnswered,
+    PeersListed,
+    Progressed,
+    PromiseLogged,
+    SpineMoved,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
+    Ticked,
+)
 from protocol.rounds.lineage import CommitTree, SpineView, Standing, tree_of
 from protocol.rounds.messages import (
     NO_SPINE,
@@ -42,36 +67,7 @@ from protocol.rounds.messages import (
 from protocol.rounds.orders import AnswerWithCertificate, BeginExchange, PrepareContribution
 from protocol.rounds.plan import both_codecs
 from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import (
-    AckLogged,
-    Applied,
-    BytesHeld,
-    CommitsFetched,
-    CommitStalled,
-    Contribution,
-    ContributionFailed,
-    ContributionReady,
-    Event,
-    ExchangeMeasured,
-    FlipOrdered,
-    LeaveLogged,
-    LeaveOrdered,
-    MessageArrived,
-    OpenRound,
-    PeerLost,
-    PeersAnswered,
-    PeersListed,
-    Progressed,
-    PromiseLogged,
-    RoundConfig,
-    RoundState,
-    SpineMoved,
-    Step,
-    Switched,
-    SwitchFailed,
-    SwitchPrepared,
-    Ticked,
-)
+from protocol.rounds.state import Contribution, OpenRound, RoundConfig, RoundState, Step
 from protocol.wire import decode_body
 
 MAX_ATTEMPT_JUMP: Final = 1024

@@ -9,24 +9,21 @@ from protocol.errors import RemoteProtocolError, VersionError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, verify_certificate
-from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
-from protocol.rounds.messages import Certificate, Committed
-from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
-from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import (
+from protocol.rounds.events import (
     Applied,
     CommitsFetched,
     CommitStalled,
     FlipOrdered,
-    OpenRound,
-    RoundState,
     SpineMoved,
-    Step,
     Switched,
     SwitchFailed,
-    Switching,
     SwitchPrepared,
 )
+from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
+from protocol.rounds.messages import Certificate, Committed
+from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
+from protocol.rounds.quorum import first_opener
+from protocol.rounds.state import OpenRound, RoundState, Step, Switching
 from protocol.rounds.views import is_gone, may_hold, own_heartbeat
 from protocol.wire import commit_id, decode_record
 

@@ -11,9 +11,10 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, UnitName, short
 from protocol.rounds import attempt, cadence, leading, voting
 from protocol.rounds.chain import link_after
+from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
-from protocol.rounds.state import PeerLost, PeersAnswered, PeersListed, PeerView, RoundState, SignedLeave, Step, Ticked
+from protocol.rounds.state import PeerView, RoundState, SignedLeave, Step
 from protocol.rounds.views import (
     FULL_MESH,
     NUM_HEARTBEAT_PEERS,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.rounds.bounds import MAX_TOKENS, require, require_hash, require_lost, require_tiling, require_tokens
+from protocol.received import require
+from protocol.rounds.bounds import MAX_TOKENS, require_hash, require_lost, require_tiling, require_tokens
 
 MAX_MEMBERS: Final = 64
 MAX_SLICES: Final = 32

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.ids import CommitId, Root, UnitName
-from protocol.rounds.bounds import require
+from protocol.received import require
 from protocol.rounds.messages import Ballot
 
 MAX_KNOWN: Final = 64

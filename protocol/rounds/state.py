@@ -1,13 +1,11 @@
-"""The round machine's vocabulary: what it knows (state) and what it is told (events). What it orders is in orders.py.
+"""What the round machine knows. What it is told is in events.py, what it orders in orders.py.
 
-States are frozen; those that `protocol.frozen.replace` copies have no slots. Events are in the past tense, actions are orders.
-Whoever drives the machine performs the actions in the order given and reports back by events; nothing here waits, reads a clock or
-draws a random number.
+States are frozen; those that `protocol.frozen.replace` copies have no slots. Whoever drives the machine performs the actions in the
+order given and reports back by events; nothing here waits, reads a clock or draws a random number.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,19 +14,16 @@ from typing import Final
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds.chain import ChainLink
-from protocol.rounds.lineage import CommitTree, SpineView, TreeNode
+from protocol.rounds.lineage import CommitTree, SpineView
 from protocol.rounds.messages import (
     AckedRecord,
     Ballot,
-    Certificate,
-    Heartbeat,
     Leave,
     Member,
     OuterStep,
     Promise,
     Proposal,
     ResultHeader,
-    RoundMessage,
     Settle,
     UnitHead,
 )
@@ -275,211 +270,6 @@ class RoundState:
         me = self.config.me
         knows_its_votes = self.link.may_vote(me.peer, me.incarnation)
         return knows_its_votes and not self.open.has_left and not self.is_leaving
-
-
-# --- events -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time passed. `lag_s`: how much later than asked this came; it is added to every suspicion (rule 12)."""
-
-    lag_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PeersListed:
-    """The directory names these credentialed peers."""
-
-    peers: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PeersAnswered:
-    """Signs of life, told together, each with its monotonic time: who answered control messages of ours, and `heartbeats` that change
-    nothing but what is known of their senders.
-    """
-
-    heard: tuple[tuple[PeerId, float], ...]
-    heartbeats: tuple[tuple[Heartbeat, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """A connection to the peer was refused or reset: its process is gone, unless it was heard after `at_s`, monotonic time."""
-
-    peer: PeerId
-    at_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class MessageArrived:
-    """A round message with a good signature from a credentialed peer, or from ourselves. `raw` is the envelope as received."""
-
-    sender: PeerId
-    message: RoundMessage
-    raw: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """The trainer's counters, and whether this peer holds verified state and may contribute (rule 5). Told with each tick, and
-    before each `Applied`, without what that commit counted: with it the next opener hears of them, and what it heard twice would make
-    the next round due at once.
-    """
-
-    tokens_ready: int
-    can_contribute: bool
-    upload_bytes_per_s: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionReady:
-    """The delta on `base` is encoded and its root is on disk."""
-
-    base: CommitId
-    root: Root
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionFailed:
-    """No delta could be taken on `base`: the trainer is away. The round goes on without us."""
-
-    base: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class BytesHeld:
-    """All bytes that the settled record names are on our disk."""
-
-    settle: Settle
-
-
-@dataclass(frozen=True, slots=True)
-class AckLogged:
-    """Our ack is on disk."""
-
-    base: CommitId
-    ballot: Ballot
-    commit: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class PromiseLogged:
-    """Our promise is on disk."""
-
-    base: CommitId
-    ballot: Ballot
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeMeasured:
-    """Our upload to all reducers of an attempt took so long, or would have (rule 11)."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class CommitsFetched:
-    """What a peer answered to CatchUp, oldest first."""
-
-    source: PeerId
-    certificates: tuple[Certificate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchPrepared:
-    """All bytes of the other lineage up to `target` are on our disk."""
-
-    target: CommitId
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchFailed:
-    """The other lineage could not be brought here; it is tried again when somebody speaks of it."""
-
-    target: CommitId
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Switched:
-    """The head moved to another lineage. `open_round` is what the log knows of votes on the new head (rule 19)."""
-
-    link: ChainLink
-    state_root: Root
-    open_round: OpenRound
-
-
-@dataclass(frozen=True, slots=True)
-class SpineMoved:
-    """The spine has another head here, or more of it is known (rule 23)."""
-
-    spine: SpineView
-
-
-@dataclass(frozen=True, slots=True)
-class FlipOrdered:
-    """The spine changes to another lineage, and this unit with it: its bytes are on our disk. `Switched` or `SwitchFailed` follows."""
-
-    fork: CommitId
-    path: tuple[TreeNode, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveOrdered:
-    """The owner wants to go."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveLogged:
-    """Our goodbye is on disk."""
-
-    leave: Leave
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A certified commit is logged and applied; `state_root` is the root of the state it made."""
-
-    link: ChainLink
-    certificate: Certificate
-    state_root: Root
-
-
-@dataclass(frozen=True, slots=True)
-class CommitStalled:
-    """The bytes of a certified commit could not be had from anybody asked; somebody else may bring them."""
-
-    commit: CommitId
-    why: str
-
-
-Event = (
-    Ticked
-    | PeersListed
-    | PeersAnswered
-    | PeerLost
-    | MessageArrived
-    | Progressed
-    | ContributionReady
-    | ContributionFailed
-    | BytesHeld
-    | AckLogged
-    | PromiseLogged
-    | Applied
-    | CommitStalled
-    | ExchangeMeasured
-    | CommitsFetched
-    | SwitchPrepared
-    | SwitchFailed
-    | Switched
-    | SpineMoved
-    | FlipOrdered
-    | LeaveOrdered
-    | LeaveLogged
-)
 
 
 @dataclass(frozen=True, slots=True)

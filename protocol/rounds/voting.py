@@ -13,6 +13,7 @@ from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import leading
 from protocol.rounds.chain import ChainLink, link_after
+from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     NO_SPINE,
@@ -31,15 +32,7 @@ from protocol.rounds.messages import (
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.plan import both_codecs
 from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import (
-    AckLogged,
-    BytesHeld,
-    LeaveLogged,
-    PendingPreVote,
-    PromiseLogged,
-    RoundState,
-    Step,
-)
+from protocol.rounds.state import PendingPreVote, RoundState, Step
 from protocol.rounds.views import is_gone, is_suspected, may_be_lone, own_heartbeat
 
 MAX_ASKED = 64

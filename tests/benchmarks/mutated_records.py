@@ -15,11 +15,12 @@ from averaging.network.offload import InlineOffload
 from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.unit_log import LOG_NAME, LoggedContribution, LoggedRounds, UnitLog
-from protocol.coordination import START_DOMAIN, HeldoutResult, PeerReport
+from protocol.coordination import START_DOMAIN
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import Root
 from protocol.pb import coordinator_pb2 as pb
+from protocol.reports import HeldoutResult, PeerReport
 from protocol.rounds.chain import ChainLink, verify_certificate
 from protocol.rounds.messages import Ballot
 from protocol.wire import decode_certificate

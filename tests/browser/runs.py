@@ -13,9 +13,9 @@ from coordinator.run_core import Phase, RunState
 from coordinator.run_events import EventBook
 from coordinator.run_view import PeerEntry, RunPicture, TimedRound
 from peer.status import LastRound, PeerStatus
-from protocol.coordination import PeerReport
 from protocol.identity import Identity
 from protocol.ids import CommitId, Root, UnitName
+from protocol.reports import PeerReport
 from protocol.rounds.round_row import RoundRow
 
 NUM_ROUNDS = 100

@@ -17,10 +17,11 @@ import trio.testing
 from coordinator.checkpoints import verify_checkpoint
 from coordinator.ledger import LEDGER_FILE, open_ledger
 from coordinator.ledger_damage import COUNT_ROW
-from protocol.coordination import HeldoutResult, PeerReport, decode_admit_reply
+from protocol.coordination import decode_admit_reply
 from protocol.errors import ConfigError
 from protocol.identity_file import open_identity
 from protocol.pb import coordinator_pb2 as pb
+from protocol.reports import HeldoutResult, PeerReport
 from protocol.revocation import Revocation, seal_revocation
 from tests.coordinator.chain_world import HOST, PEERS, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host

@@ -16,7 +16,6 @@ from coordinator.ledger import Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.tracker import RunTracker, TrackedRun
-from protocol.coordination import PeerReport, encode_report
 from protocol.credential import CertificateAuthority, load_ca, make_ca, make_request, make_tls_key
 from protocol.envelope import seal
 from protocol.identity import Identity
@@ -24,6 +23,7 @@ from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.invite import hash_secret
 from protocol.manifest import RunManifest, parse_run_config, sign_manifest
 from protocol.pb import coordinator_pb2 as pb
+from protocol.reports import PeerReport, encode_report
 from protocol.rounds.start import StartUnit
 from protocol.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import HOST, VERIFIER

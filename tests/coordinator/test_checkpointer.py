@@ -28,11 +28,12 @@ from coordinator.checkpointer import (
 from coordinator.checkpoints import unlisted_checkpoints, verify_checkpoint
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry
-from protocol.coordination import NO_COMMIT, PeerReport, UnitStanding
+from protocol.coordination import NO_COMMIT
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import StorageError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.model_units import model_units
+from protocol.reports import PeerReport, UnitStanding
 from protocol.tensor_schema import ChunkGrid
 from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host

@@ -21,11 +21,11 @@ from averaging.network.clocks import SystemClock
 from coordinator import daemon
 from coordinator.config import HostConfig
 from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
-from protocol.coordination import PeerReport
 from protocol.credential import make_request, make_tls_key
 from protocol.identity import Ed25519Verifier
 from protocol.invite import Invite, decode_invite
 from protocol.manifest import open_manifest
+from protocol.reports import PeerReport
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import UNIT
 from tests.coordinator.test_run_files import write_run_file

@@ -22,8 +22,8 @@ from coordinator.run_view import (
     root_by_majority,
     status_json,
 )
-from protocol.coordination import PeerReport
 from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.reports import PeerReport
 from protocol.rounds.round_row import RoundRow
 from tests.coordinator.chain_world import PEERS
 

@@ -12,14 +12,7 @@ import trio
 from averaging.network.clocks import VirtualClock
 from coordinator.ledger import open_ledger
 from coordinator.run_core import Phase
-from protocol.coordination import (
-    START_DOMAIN,
-    HeldoutResult,
-    PeerReport,
-    decode_admit_reply,
-    decode_checkpoints,
-    decode_report_reply,
-)
+from protocol.coordination import START_DOMAIN, decode_admit_reply, decode_checkpoints
 from protocol.credential import check_credential, make_request, make_tls_key
 from protocol.envelope import first_sequence, open_envelope
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError, VersionError
@@ -27,6 +20,7 @@ from protocol.identity import Identity
 from protocol.ids import PROTOCOL_VERSION
 from protocol.manifest import open_manifest
 from protocol.pb import coordinator_pb2 as pb
+from protocol.reports import HeldoutResult, PeerReport, decode_report_reply
 from protocol.revocation import Revocation, fingerprint, open_revocation, seal_revocation
 from protocol.short_report import likeness, shortened
 from tests.coordinator.chain_world import HOST, PEERS, VERIFIER, Chain

@@ -15,9 +15,10 @@ from coordinator.ledger import Ledger
 from coordinator.restart import GATHER_S
 from coordinator.run_core import Phase
 from coordinator.run_view import FETCHING_S, FORGET_S, status_json
-from protocol.coordination import START_DOMAIN, HeldoutResult, PeerReport
+from protocol.coordination import START_DOMAIN
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.reports import HeldoutResult, PeerReport
 from tests.coordinator.chain_world import PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
 from tests.coordinator.test_service import chain_of

@@ -12,16 +12,11 @@ from averaging.rounds.result_word import ResultWord
 from protocol.coordination import (
     AdmitReply,
     CheckpointEntry,
-    HeldoutResult,
-    PeerReport,
-    ReportReply,
     RunNews,
     encode_admit_reply,
     encode_checkpoints,
     encode_error,
     encode_news,
-    encode_report,
-    encode_report_reply,
 )
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.envelope import seal
@@ -31,6 +26,7 @@ from protocol.ids import RunId
 from protocol.invite import Invite
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.merkle import leaf_hash, merkle_root
+from protocol.reports import HeldoutResult, PeerReport, ReportReply, encode_report, encode_report_reply
 from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_moved, encode_short, likeness

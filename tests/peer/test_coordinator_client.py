@@ -22,11 +22,12 @@ from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from coordinator.rpc import ServerTls, open_rpc_server
 from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
-from protocol.coordination import TLS_SERVER_NAME, PeerReport
+from protocol.coordination import TLS_SERVER_NAME
 from protocol.credential import make_ca, make_request, make_tls_key
 from protocol.errors import CallTimeout, MachineError, RefusedError, UnreachableError
 from protocol.identity import Identity
 from protocol.ids import RunId
+from protocol.reports import PeerReport
 from protocol.short_report import likeness, shortened
 from tests.coordinator.chain_world import PEERS
 from tests.coordinator.host_world import SECRET, UNIT, HostWorld, open_host

@@ -24,7 +24,6 @@ from peer.reporting import (
     left_behind,
     make_report,
 )
-from protocol.coordination import HeldoutResult, PeerReport, ReportReply
 from protocol.envelope import superseded
 from protocol.errors import (
     PotluckError,
@@ -35,6 +34,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.reports import HeldoutResult, PeerReport, ReportReply
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.lineage import tree_of
 from protocol.short_report import likeness, made_whole

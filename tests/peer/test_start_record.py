@@ -24,13 +24,14 @@ from peer.membership_file import SavedMembership, load_membership, save_membersh
 from peer.reporting import Reporter
 from peer.roster import Roster
 from peer.start_record import START_CHANNEL, StartSearch
-from protocol.coordination import NO_COMMIT, START_DOMAIN, PeerReport, ReportReply, RunNews
+from protocol.coordination import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import PeerUnreachable, RemoteProtocolError, UnreachableError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
+from protocol.reports import PeerReport, ReportReply
 
 UNIX_S = 1_700_000_000.0
 CA = make_ca(b"c" * 32, now_unix_s=UNIX_S)

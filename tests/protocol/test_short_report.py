@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from protocol.coordination import HeldoutResult, PeerReport, UnitStanding, decode_report, encode_report
 from protocol.ids import CommitId, Root, UnitName
+from protocol.reports import HeldoutResult, PeerReport, UnitStanding, decode_report, encode_report
 from protocol.short_report import likeness, made_whole, shortened
 
 COMMIT = CommitId(b"c" * 32)

@@ -17,10 +17,11 @@ import trio
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.rounds import core
 from protocol.rounds.chain import ChainLink, link_of
+from protocol.rounds.events import Event, Switched
 from protocol.rounds.lineage import work_after, work_class
 from protocol.rounds.orders import Action, Send
 from protocol.rounds.quorum import first_opener, tie_holder
-from protocol.rounds.state import Event, RoundState, Step, Switched
+from protocol.rounds.state import RoundState, Step
 from protocol.wire import encode_record
 from tests.simulation import virtual_time
 from tests.simulation.invariants import KnownCommit, Violation

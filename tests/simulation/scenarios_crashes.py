@@ -9,8 +9,8 @@ from functools import partial
 
 from averaging.unit_log import LOG_NAME
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.events import Applied, ContributionReady
 from protocol.rounds.orders import BeginExchange
-from protocol.rounds.state import Applied, ContributionReady
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, Scenario, Scene, Seen, add, expect, replaced, scenario
 

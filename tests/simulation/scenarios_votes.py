@@ -8,9 +8,9 @@ from itertools import pairwise, permutations
 from typing import Final
 
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.events import Applied, MessageArrived
 from protocol.rounds.messages import Ballot, Committed, Promise, Settle
 from protocol.rounds.orders import GatherBytes, LogAck
-from protocol.rounds.state import Applied, MessageArrived
 from tests.simulation.node import Node
 from tests.simulation.scenario import Scene, Seen, expect, scenario
 

@@ -12,6 +12,22 @@ from hypothesis import strategies as st
 
 from protocol.ids import CommitId
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.events import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    ContributionReady,
+    Event,
+    LeaveLogged,
+    LeaveOrdered,
+    MessageArrived,
+    PeerLost,
+    Progressed,
+    PromiseLogged,
+    Switched,
+    SwitchPrepared,
+    Ticked,
+)
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     MAX_TOKENS,
@@ -51,23 +67,7 @@ from protocol.rounds.orders import (
     Send,
     Switch,
 )
-from protocol.rounds.state import (
-    AckLogged,
-    Applied,
-    BytesHeld,
-    ContributionReady,
-    Event,
-    LeaveLogged,
-    LeaveOrdered,
-    MessageArrived,
-    OpenRound,
-    PeerLost,
-    Progressed,
-    PromiseLogged,
-    Switched,
-    SwitchPrepared,
-    Ticked,
-)
+from protocol.rounds.state import OpenRound
 from protocol.wire import decode_message, encode_body, encode_message, encode_record
 from tests.protocol.rounds.made_commits import commit_on, record_on
 from tests.protocol.rounds.round_table import (

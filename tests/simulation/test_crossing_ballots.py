@@ -35,6 +35,7 @@ from hypothesis.stateful import (
 from protocol.ids import PeerId
 from protocol.rounds import messages as wire
 from protocol.rounds.chain import link_after
+from protocol.rounds.events import AckLogged, BytesHeld, MessageArrived, PeerLost, Progressed, PromiseLogged, Ticked
 from protocol.rounds.messages import (
     Ack,
     Committed,
@@ -51,15 +52,6 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import Action, LogAck, LogLeave, LogPromise, SendHeartbeat
 from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import (
-    AckLogged,
-    BytesHeld,
-    MessageArrived,
-    PeerLost,
-    Progressed,
-    PromiseLogged,
-    Ticked,
-)
 from tests.protocol.rounds.round_table import Answer, Parcel, Seat, Table, acquaint, heartbeat_of
 from tests.simulation.broken_rules import BREAKS
 from tests.simulation.single_decree import Ballot, Broken, SingleDecree, Vote

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from protocol.rounds import core, orders, state
+from protocol.rounds import core, events, orders
 from protocol.rounds.messages import RoundMessage
 
 KNOWN = tuple(
     f"{group} {kind.__name__}"
-    for group, kinds in (("event", state.Event), ("message", RoundMessage), ("order", orders.Action))
+    for group, kinds in (("event", events.Event), ("message", RoundMessage), ("order", orders.Action))
     for kind in typing.get_args(kinds)
-    if kind not in (state.MessageArrived, orders.Send)
+    if kind not in (events.MessageArrived, orders.Send)
 )
 """All that there is; stages of leading are named as they are met."""
 

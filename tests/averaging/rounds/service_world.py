@@ -29,11 +29,12 @@ from protocol.errors import LocalProtocolError, PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.events import Event
 from protocol.rounds.lineage import SpineView
 from protocol.rounds.messages import Ballot, Heartbeat, Promise, PromiseRequest, Proposal, RoundMessage, UnitHead
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.short_beat import SAY_WHOLE
-from protocol.rounds.state import Event, OpenRound, PeerView, RoundConfig, RoundState
+from protocol.rounds.state import OpenRound, PeerView, RoundConfig, RoundState
 from protocol.rounds.target import RoundTarget
 from protocol.wire import decode_message, encode_message
 from tests.averaging.rounds.round_world import (

@@ -20,6 +20,7 @@ from protocol.envelope import open_envelope
 from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.events import ExchangeMeasured, MessageArrived, PeerLost
 from protocol.rounds.lineage import SpineView, tree_of
 from protocol.rounds.messages import (
     Ballot,
@@ -34,7 +35,7 @@ from protocol.rounds.messages import (
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchResult
 from protocol.rounds.short_beat import SAY_WHOLE, encode_short, likeness
-from protocol.rounds.state import ExchangeMeasured, Leading, MessageArrived, PeerLost
+from protocol.rounds.state import Leading
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_message, encode_body, encode_certificate, encode_message
 from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, RoundWorld, open_world

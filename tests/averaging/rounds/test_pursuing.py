@@ -15,19 +15,12 @@ from averaging.rounds.gathering import GATHER_WITHIN_S, Gatherer
 from averaging.rounds.pursuing import MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
 from protocol.errors import UnreachableError
 from protocol.ids import PeerId
+from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
 from protocol.rounds.lineage import tree_of
 from protocol.rounds.messages import Ballot, Committed
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
 from protocol.rounds.requests import FetchCommits, FetchResult, FetchState
-from protocol.rounds.state import (
-    Applied,
-    CommitsFetched,
-    CommitStalled,
-    Switched,
-    SwitchFailed,
-    Switching,
-    SwitchPrepared,
-)
+from protocol.rounds.state import Switching
 from protocol.wire import encode_certificate
 from tests.averaging.rounds.exchange_world import theta
 from tests.averaging.rounds.round_world import TOKENS, MadeCommit, Party, RoundWorld, open_world, tree_nodes

@@ -19,6 +19,7 @@ from protocol.errors import PeerUnreachable, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink
+from protocol.rounds.events import Applied, Event, PeerLost
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     Ack,
@@ -37,7 +38,7 @@ from protocol.rounds.messages import (
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.plan import consumed_tokens
 from protocol.rounds.requests import FetchHashes, FetchRequest, FetchResult, FetchState
-from protocol.rounds.state import Applied, Event, PeerLost, RoundState, Step
+from protocol.rounds.state import RoundState, Step
 from protocol.wire import encode_message
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import (

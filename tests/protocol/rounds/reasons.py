@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from protocol.rounds.messages import Heartbeat
-from protocol.rounds.state import (
+from protocol.rounds.events import (
     Event,
     ExchangeMeasured,
     MessageArrived,
     PeersAnswered,
     PeersListed,
     Progressed,
-    Step,
     Ticked,
 )
+from protocol.rounds.messages import Heartbeat
+from protocol.rounds.state import Step
 
 NEWS = (Progressed, PeersAnswered, PeersListed, ExchangeMeasured)
 """Events that only tell the machine something: there is nothing to decide."""

@@ -14,6 +14,27 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link
+from protocol.rounds.events import (
+    AckLogged,
+    Applied,
+    BytesHeld,
+    CommitsFetched,
+    CommitStalled,
+    ContributionFailed,
+    ContributionReady,
+    Event,
+    LeaveLogged,
+    MessageArrived,
+    PeerLost,
+    PeersAnswered,
+    PeersListed,
+    Progressed,
+    PromiseLogged,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
+    Ticked,
+)
 from protocol.rounds.lineage import CommitTree, SpineView, TreeNode, tree_of
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
@@ -52,31 +73,7 @@ from protocol.rounds.orders import (
 from protocol.rounds.plan import consumed_tokens
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.start import StartRecord, StartUnit
-from protocol.rounds.state import (
-    AckLogged,
-    Applied,
-    BytesHeld,
-    CommitsFetched,
-    CommitStalled,
-    ContributionFailed,
-    ContributionReady,
-    Event,
-    LeaveLogged,
-    MessageArrived,
-    OpenRound,
-    PeerLost,
-    PeersAnswered,
-    PeersListed,
-    Progressed,
-    PromiseLogged,
-    RoundConfig,
-    RoundState,
-    Step,
-    Switched,
-    SwitchFailed,
-    SwitchPrepared,
-    Ticked,
-)
+from protocol.rounds.state import OpenRound, RoundConfig, RoundState, Step
 from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_body, decode_record, encode_body, encode_message

@@ -7,10 +7,10 @@ import pytest
 
 from protocol.ids import PeerId
 from protocol.rounds.attempt import LEAST_REDUCE_S
+from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
 from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
 from protocol.rounds.orders import LogAck
 from protocol.rounds.quorum import tie_holder
-from protocol.rounds.state import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
 from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import ready_tokens
 from protocol.wire import decode_record

@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.rounds.bounds import MAX_TOKENS, require, require_hash, require_tokens
+from protocol.rounds.bounds import MAX_TOKENS, require_hash, require_tokens
 
 
 def test_what_is_fine_passes() -> None:
-    require(True, "", "")
     require_hash("root", bytes(32))
     require_tokens(0)
     require_tokens(MAX_TOKENS)
@@ -23,8 +22,3 @@ def test_tokens_that_no_run_counts_are_refused(tokens: int) -> None:
 def test_a_hash_of_another_length_is_refused_by_its_name(length: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"root of {length} bytes"):
         require_hash("root", bytes(length))
-
-
-def test_a_refusal_says_what_was_found_and_expected() -> None:
-    with pytest.raises(RemoteProtocolError, match="seven; expected eight"):
-        require(False, "seven", "eight")

@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 
 from protocol.rounds.cadence import beat_interval_s, until_due_s
+from protocol.rounds.events import Progressed, Ticked
 from protocol.rounds.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.stagger import Stagger
-from protocol.rounds.state import Progressed, RoundConfig, RoundState, Ticked
+from protocol.rounds.state import RoundConfig, RoundState
 from protocol.rounds.views import SLOWEST_BEAT_S, slowest_beat_s
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 

@@ -9,6 +9,17 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.events import (
+    Applied,
+    BytesHeld,
+    ContributionFailed,
+    ContributionReady,
+    ExchangeMeasured,
+    MessageArrived,
+    Progressed,
+    SpineMoved,
+    Ticked,
+)
 from protocol.rounds.lineage import known_commits
 from protocol.rounds.messages import (
     NO_SPINE,
@@ -39,17 +50,6 @@ from protocol.rounds.orders import (
     Send,
 )
 from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import (
-    Applied,
-    BytesHeld,
-    ContributionFailed,
-    ContributionReady,
-    ExchangeMeasured,
-    MessageArrived,
-    Progressed,
-    SpineMoved,
-    Ticked,
-)
 from protocol.wire import decode_message, encode_body, encode_message
 from tests.protocol.rounds.made_commits import made_spine
 from tests.protocol.rounds.round_table import (

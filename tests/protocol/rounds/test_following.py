@@ -5,25 +5,23 @@ from dataclasses import dataclass, replace
 
 from protocol.ids import PeerId, short
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.events import (
+    Applied,
+    CommitsFetched,
+    CommitStalled,
+    FlipOrdered,
+    PeerLost,
+    SpineMoved,
+    Switched,
+    SwitchFailed,
+    SwitchPrepared,
+)
 from protocol.rounds.following import would_switch
 from protocol.rounds.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.messages import Ballot, Certificate, Committed
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
-from protocol.rounds.state import (
-    Applied,
-    CommitsFetched,
-    CommitStalled,
-    FlipOrdered,
-    Leading,
-    OpenRound,
-    PeerLost,
-    SpineMoved,
-    Switched,
-    SwitchFailed,
-    Switching,
-    SwitchPrepared,
-)
+from protocol.rounds.state import Leading, OpenRound, Switching
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
 from tests.protocol.rounds.round_table import TARGET_TOKENS, UNIT, Seat, Table, acquaint, state_root
 from tests.simulation.signing import HashVerifier

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.ids import CommitId
+from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, Ticked
 from protocol.rounds.leading import expected_opener
 from protocol.rounds.messages import (
     Ack,
@@ -22,7 +23,6 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import tie_holder
-from protocol.rounds.state import PeerLost, Progressed, PromiseLogged, Ticked
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
 
 

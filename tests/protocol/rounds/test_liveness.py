@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protocol.ids import CommitId
+from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.liveness import BUSY_TICK_S, is_old_news, next_tick_s
 from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
-from protocol.rounds.state import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.views import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
 from protocol.wire import encode_record
 from tests.protocol.rounds.made_commits import record_on

@@ -9,9 +9,9 @@ import pytest
 
 from protocol.ids import CommitId, PeerId
 from protocol.rounds import orders
+from protocol.rounds.events import LeaveOrdered
 from protocol.rounds.messages import Ballot, PreVoteRequest, Settle
 from protocol.rounds.orders import Action, LogPromise
-from protocol.rounds.state import LeaveOrdered
 from tests.protocol.rounds.round_table import UNIT, Table
 
 ACTIONS = typing.get_args(Action)

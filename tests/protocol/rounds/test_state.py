@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from protocol.ids import CommitId, UnitName, short
+from protocol.rounds.events import AckLogged, LeaveOrdered, PromiseLogged, SwitchPrepared, Ticked
 from protocol.rounds.messages import (
     Ack,
     Ballot,
@@ -25,7 +26,7 @@ from protocol.rounds.messages import (
     SliceSpec,
 )
 from protocol.rounds.orders import BeginExchange, LogPromise
-from protocol.rounds.state import AckLogged, LeaveOrdered, PromiseLogged, Step, SwitchPrepared, Ticked
+from protocol.rounds.state import Step
 from protocol.rounds.target import RoundTarget
 from tests.protocol.rounds.made_commits import commit_on
 from tests.protocol.rounds.reasons import says_why

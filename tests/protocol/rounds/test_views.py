@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.events import PeerLost, Progressed, Ticked
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
 from protocol.rounds.stagger import Stagger
-from protocol.rounds.state import PeerLost, Progressed, Ticked
 from protocol.rounds.views import (
     FULL_MESH,
     GONE_PATIENCE_S,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, LeaveOrdered, PeerLost, PromiseLogged, Ticked
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     NO_SPINE,
@@ -23,15 +24,6 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.quorum import electorate
-from protocol.rounds.state import (
-    AckLogged,
-    BytesHeld,
-    LeaveLogged,
-    LeaveOrdered,
-    PeerLost,
-    PromiseLogged,
-    Ticked,
-)
 from protocol.wire import decode_record, encode_record
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of

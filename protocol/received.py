@@ -1,0 +1,47 @@
+"""What came over the wire, before anything believes it: parsed within its length, its values within their bounds."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from protocol.errors import RemoteProtocolError
+from protocol.ids import HASH_BYTES
+
+MAX_TEXT: Final = 256
+"""Longest text field: peer ids have 52 letters, reasons are cut to one line by their makers."""
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], data: bytes, max_bytes: int) -> M:
+    """A protobuf message from its bytes.
+
+    Raises:
+        RemoteProtocolError: too long, or no such message.
+    """
+    if len(data) > max_bytes:
+        raise RemoteProtocolError(f"{kind.__name__} of {len(data)} bytes", f"at most {max_bytes}")
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"bytes that are no {kind.__name__} ({error})", "a whole message") from error
+    return message
+
+
+def require(is_fine: bool, found: str, expected: str) -> None:
+    """Raise RemoteProtocolError unless `is_fine`."""
+    if not is_fine:
+        raise RemoteProtocolError(found, expected, "the message was dropped")
+
+
+def require_hash_or_none(name: str, value: bytes) -> None:
+    """32 bytes, or none at all: before the start there is nothing to hash."""
+    require(len(value) in (0, HASH_BYTES), f"{name} of {len(value)} bytes", f"none or {HASH_BYTES} bytes")
+
+
+def shown(text: str) -> str:
+    """A stranger's text as it may be shown: 256 letters of it at most, and no control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])

@@ -1,0 +1,118 @@
+"""Reports and their answers: there and back, and bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import (
+    RemoteProtocolError,
+)
+from protocol.ids import CommitId, Root, UnitName
+from protocol.pb import coordinator_pb2 as pb
+from protocol.reports import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_CERTIFICATES,
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    UnitStanding,
+    cut_certificates,
+    decode_report,
+    decode_report_reply,
+    encode_report,
+    encode_report_reply,
+)
+from protocol.revocation import MAX_REVOCATIONS
+
+COMMIT = CommitId(b"c" * 32)
+REPORT = PeerReport(
+    state="training",
+    reason="all is well",
+    unit=UnitName("fragment-0"),
+    head=COMMIT,
+    index=3,
+    total_tokens=12345,
+    tokens_per_s=6000.5,
+    tokens_ready=77,
+    loss_nats=2.25,
+    bytes_up=10,
+    bytes_down=20,
+    state_commit=COMMIT,
+    state_root=Root(b"r" * 32),
+    is_ready_to_start=True,
+    heldout=(HeldoutResult(COMMIT, 3, 12345, 2.5), HeldoutResult(COMMIT, 4, 22345, 2.5, 3.5)),
+    certificates=(b"one", b"two"),
+    addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",),
+)
+
+
+def test_report_survives_the_wire() -> None:
+    assert decode_report(encode_report(REPORT)) == REPORT
+    bare = PeerReport("joining", "", UnitName("fragment-0"))
+    assert decode_report(encode_report(bare)) == bare
+    several = replace(REPORT, beside=(UnitStanding(UnitName("embeddings"), COMMIT, Root(b"e" * 32)),))
+    assert decode_report(encode_report(several)) == several
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss_nats": math.nan},
+        {"loss_nats": math.inf},
+        {"tokens_per_s": -1.0},
+        {"tokens_per_s": math.nan},
+        {"head": CommitId(b"short")},
+        {"reason": "x" * 257},
+        {"certificates": (b"",) * (MAX_CERTIFICATES + 1)},
+        {"addresses": ("a",) * 17},
+        {"index": -1},
+        {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
+    ],
+)
+def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        replace(REPORT, **values)
+
+
+def test_report_with_a_poisoned_loss_is_refused_on_arrival() -> None:
+    body = pb.ReportBody.FromString(encode_report(REPORT))
+    body.loss_nats = math.nan
+    with pytest.raises(RemoteProtocolError, match="finite"):
+        decode_report(body.SerializeToString())
+    with pytest.raises(RemoteProtocolError, match="no ReportBody"):
+        decode_report(b"\xff\xff\xff")
+
+
+def test_answer_survives_the_wire() -> None:
+    reply = ReportReply("training", COMMIT, 3, 4, True)
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+
+
+def test_certificates_are_cut_to_one_report() -> None:
+    half = bytes(MAX_CERTIFICATE_BYTES // 2)
+    assert cut_certificates([half, half, b"x"]) == (half, half)
+    assert len(cut_certificates([b"x"] * 1000)) == MAX_CERTIFICATES
+    assert cut_certificates([]) == ()
+
+
+def test_what_is_known_of_bans_and_what_is_missing_go_there_and_back() -> None:
+    report = replace(REPORT, known_revocations=bytes(16), revocations=(b"three",))
+    assert decode_report(encode_report(report)) == report
+    reply = ReportReply(
+        "training", COMMIT, 1, 2, revocations=(b"one", b"two"), asks_revocations=True, known_revocations=bytes(8)
+    )
+    assert decode_report_reply(encode_report_reply(reply)) == reply
+
+
+def test_fingerprints_that_are_not_whole_make_no_report() -> None:
+    with pytest.raises(RemoteProtocolError, match="fingerprints"):
+        replace(REPORT, known_revocations=b"short")
+
+
+def test_more_bans_than_anybody_keeps_make_no_reply() -> None:
+    reply = ReportReply("training", COMMIT, 1, 2, revocations=(b"",) * (MAX_REVOCATIONS + 1))
+    with pytest.raises(RemoteProtocolError, match="revocations"):
+        decode_report_reply(encode_report_reply(reply))
