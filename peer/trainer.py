@@ -27,8 +27,8 @@ from peer.local_training import TrainingPlan
 from peer.worker_channel import (
     MAX_MESSAGE_BYTES,
     Area,
+    Command,
     Op,
-    Order,
     OutOfMemory,
     Progress,
     Reply,
@@ -126,7 +126,7 @@ class WorkerTrainer:
         async with self._command_lock:
             await self._until_ready()
             for unit, anchor_N in anchors.items():
-                await self._give(Order("load", unit, schedule_tokens), anchor_N)
+                await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), anchor_N)
 
     async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
         """Theta at the next step boundary; then no step until the next shift or load, at most for `still_s`.
@@ -136,7 +136,7 @@ class WorkerTrainer:
         """
         async with self._command_lock:
             await self._until_ready()
-            reply = await self._exchange(Order("snapshot", unit, still_s=still_s))
+            reply = await self._exchange(Command(op="snapshot", unit=unit, still_s=still_s))
             if reply is None:
                 raise WorkerDied("the training process died at the snapshot", "a snapshot", "it is being brought back")
             theta_N = self._vectors.part(Area.OUT, self._spans[unit]).clone()
@@ -161,10 +161,12 @@ class WorkerTrainer:
             await self._until_ready()
             if self._restarts == self._life_of_theta[unit]:
                 parts = tuple((part.begin, part.stop, part.share) for part in kept)
-                order = Order("shift", unit, schedule_tokens, credited_tokens, kept=parts)
-                await self._give(order, shift_N)
+                command = Command(
+                    op="shift", unit=unit, schedule_tokens=schedule_tokens, credited_tokens=credited_tokens, kept=parts
+                )
+                await self._give(command, shift_N)
             else:
-                await self._give(Order("load", unit, schedule_tokens), self._anchors[unit])
+                await self._give(Command(op="load", unit=unit, schedule_tokens=schedule_tokens), self._anchors[unit])
 
     async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
         """Where a worker that dies from now on is brought back. The vector is kept as it is, not copied."""
@@ -192,7 +194,7 @@ class WorkerTrainer:
         async with self._command_lock:
             await self._until_ready()
             self._vectors.write(Area.IN, anchor_N)
-            reply = await self._exchange(Order(op))
+            reply = await self._exchange(Command(op=op))
             if reply is not None:
                 self._vectors.empty(Area.IN)
         if reply is None:
@@ -258,12 +260,12 @@ class WorkerTrainer:
     async def _order(self, op: Op, *, factor: float = 1.0) -> Reply | None:
         async with self._command_lock:
             await self._until_ready()
-            return await self._exchange(Order(op, factor=factor))
+            return await self._exchange(Command(op=op, factor=factor))
 
-    async def _give(self, order: Order, values_N: torch.Tensor) -> Reply | None:
+    async def _give(self, command: Command, values_N: torch.Tensor) -> Reply | None:
         """A command with a unit's values; their memory is free again once the worker has used it."""
-        self._vectors.part(Area.IN, self._spans[order.unit]).copy_(values_N)
-        reply = await self._exchange(order)
+        self._vectors.part(Area.IN, self._spans[command.unit]).copy_(values_N)
+        reply = await self._exchange(command)
         if reply is not None:
             self._vectors.empty(Area.IN)
         return reply
@@ -272,7 +274,7 @@ class WorkerTrainer:
         while not self._ready.is_set():
             await self._ready.wait()
 
-    async def _exchange(self, order: Order) -> Reply | None:
+    async def _exchange(self, command: Command) -> Reply | None:
         """Send one command to the worker that is ready now and wait for its reply; None when it dies before it.
 
         A worker that neither answers nor dies is frozen: it is killed, and so brought back.
@@ -282,11 +284,10 @@ class WorkerTrainer:
             return None
         self._number += 1
         number = self._number
-        command = order.numbered(number)
         patience_s = self._patience_s()
         try:
             with trio.fail_after(patience_s):
-                await stream.send_all(frame(command))
+                await stream.send_all(frame(command.numbered(number)))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         except trio.TooSlowError:
@@ -296,8 +297,8 @@ class WorkerTrainer:
         for wait_s in (patience_s, SECOND_LOOK_S):
             with trio.move_on_after(wait_s):
                 reply = await self._reply_to(number, life)
-                if reply is not None and order.op in ("load", "shift", "snapshot"):
-                    self._life_of_theta[order.unit] = life
+                if reply is not None and command.op in ("load", "shift", "snapshot"):
+                    self._life_of_theta[command.unit] = life
                 return reply
         self._give_up(f"the training process did not answer for {patience_s:.0f} s")
         return None

@@ -12,7 +12,6 @@ import mmap
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final, Literal
 
@@ -42,6 +41,7 @@ class _Message(BaseModel):
 class Command(_Message):
     """An order to the worker; it answers with a Reply of the same number at the next step boundary.
 
+    number: of the order among those of a worker's life; given when it is sent.
     op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume,
     slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop. The first three are about one unit, in its own part of
     the areas. `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
@@ -49,20 +49,7 @@ class Command(_Message):
     """
 
     kind: Literal["command"] = "command"
-    number: int
-    op: Op
-    unit: int = 0
-    schedule_tokens: int = 0
-    credited_tokens: int = 0
-    factor: float = 1.0
-    kept: tuple[tuple[int, int, float], ...] = ()
-    still_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A command that has no number yet. Fields as of `Command`."""
-
+    number: int = 0
     op: Op
     unit: int = 0
     schedule_tokens: int = 0
@@ -73,16 +60,7 @@ class Order:
 
     def numbered(self, number: int) -> Command:
         """As it crosses to the worker."""
-        return Command(
-            number=number,
-            op=self.op,
-            unit=self.unit,
-            schedule_tokens=self.schedule_tokens,
-            credited_tokens=self.credited_tokens,
-            factor=self.factor,
-            kept=self.kept,
-            still_s=self.still_s,
-        )
+        return self.model_copy(update={"number": number})
 
 
 class Reply(_Message):
