@@ -41,6 +41,9 @@ from protocol.errors import MachineError, PotluckError, StorageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+FEWEST_ROUNDS: Final = 10
+"""Of the default run's tokens; fewer tokens are as many rounds, so that who is killed half-way has rounds to come back to."""
+
 LOOK_INTERVAL_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 2.0
 LAST_CHECKPOINT_LIMIT_S: Final = 60.0
@@ -164,10 +167,16 @@ def _start_swarm(processes: ProcessGroup, directory: Path, total_tokens: int, li
 
 
 def demo_run_toml(total_tokens: int) -> str:
-    """The default run, of this many tokens, with all three peers from the first round and a checkpoint each fourth."""
+    """The default run, of this many tokens, with all three peers from the first round and a checkpoint each fourth.
+
+    Fewer tokens make its rounds smaller, down to one local step of each peer.
+    """
     from protocol.manifest import default_run_toml
 
     run = tomllib.loads(default_run_toml())
+    a_step_each = NUM_PEERS * run["inner"]["batch_tokens"]
+    least = max(a_step_each, total_tokens // FEWEST_ROUNDS)
+    run["round"]["target_tokens"] = min(run["round"]["target_tokens"], least)
     run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": NUM_PEERS}
     run["checkpoint"] = {**run.get("checkpoint", {}), "every_rounds": 4}
     return tomli_w.dumps(run)

@@ -5,6 +5,7 @@ verifies.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NUM_TOKENS = 600_000
+NUM_TOKENS = 300_000
 LIMIT_S = 400
+CALM = {"POTLUCK_PEER_DUTY_PERCENT": "30"}
+"""So few tokens would all be trained before who was killed is back: starting it takes processor time, too."""
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
@@ -22,8 +25,8 @@ def test_three_peers_end_on_one_root_although_one_was_killed_half_way(tmp_path: 
     arguments = ["demo", "--dir", str(tmp_path / "demo"), "--json", str(summary_file), "--tokens", str(NUM_TOKENS)]
     arguments += ["--plot", str(tmp_path / "curve.png"), "--limit-s", str(LIMIT_S)]
     done = subprocess.run(
-        [sys.executable, "-m", "potluck", *arguments],
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S + 40, check=False,
+        [sys.executable, "-m", "potluck", *arguments], cwd=ROOT, env={**os.environ, **CALM},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S + 40, check=False,
     )  # fmt: skip
     logs = "\n".join(
         f"== {log.name}\n{log.read_text()[-2000:]}" for log in sorted((tmp_path / "demo").glob("logs/*.log"))

@@ -40,6 +40,14 @@ def test_host_that_does_not_come_up_is_told_with_a_log_that_is_still_there(
         peer.demo.run_demo(DemoOptions(directory, None, tmp_path / "curve.png", 1_228_800, 900.0))
 
 
+def test_few_tokens_are_as_many_rounds_but_none_has_less_than_a_step_of_each_peer() -> None:
+    rounds = {
+        tokens: tomllib.loads(demo_run_toml(tokens))["round"]["target_tokens"] for tokens in (1_228_800, 200_000, 1)
+    }
+    assert rounds == {1_228_800: 122_880, 200_000: 20_000, 1: 3 * 2048}
+    assert tomllib.loads(demo_run_toml(1 << 40))["round"]["target_tokens"] == 122_880
+
+
 async def test_fetch_reads_a_served_status_as_a_typed_value() -> None:
     listener = bind_http("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/status.json"
