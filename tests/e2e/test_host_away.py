@@ -19,6 +19,7 @@ import pytest
 
 from coordinator.checkpoints import verify_checkpoint
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, running_potluck
+from tests.forked import Forked
 
 WITHIN_S = 40.0
 LOOK_EVERY_S = 0.1
@@ -97,6 +98,7 @@ class Scene:
 
     folder: Path
     stack: ExitStack
+    forked: Forked
     host: Running
     invite: str
     peers: list[Running] = field(default_factory=list)
@@ -115,7 +117,7 @@ class Scene:
     def join(self, number: int, name: str, *arguments: str) -> None:
         """Start a peer in its folder."""
         command = ("join", *arguments, "--state-dir", str(self.folder / f"peer {number}"), *PEER_FLAGS, *CALM)
-        peer = self.stack.enter_context(running_potluck(self.folder, name, *command))
+        peer = self.stack.enter_context(running_potluck(self.folder, name, *command, forked=self.forked))
         self.peers[number : number + 1] = [peer]
         self.urls[number : number + 1] = [_peer_url(peer)]
 
@@ -126,7 +128,7 @@ class Scene:
     def start_host_again(self, name: str) -> None:
         """With whatever its folder holds now."""
         hosting = ("host", str(self.folder / "run.toml"), "--state-dir", str(self.state), *LOOPBACK)
-        self.host = self.stack.enter_context(running_potluck(self.folder, name, *hosting))
+        self.host = self.stack.enter_context(running_potluck(self.folder, name, *hosting, forked=self.forked))
 
     def kill_host(self) -> None:
         self.host.process.kill()
@@ -134,7 +136,7 @@ class Scene:
 
 
 @contextmanager
-def _scene(folder: Path) -> Iterator[Scene]:
+def _scene(folder: Path, forked: Forked) -> Iterator[Scene]:
     run_file, state = folder / "run.toml", folder / "host"
     run_file.write_text(RUN_TOML)
     (folder / "texts").mkdir()
@@ -142,8 +144,8 @@ def _scene(folder: Path) -> Iterator[Scene]:
         (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
     with ExitStack() as stack:
         hosting = ("host", str(run_file), "--state-dir", str(state), *LOOPBACK)
-        host = stack.enter_context(running_potluck(folder, "host", *hosting))
-        scene = Scene(folder, stack, host, host.wait_for(r"(potluck1:\S+)\n"))
+        host = stack.enter_context(running_potluck(folder, "host", *hosting, forked=forked))
+        scene = Scene(folder, stack, forked, host, host.wait_for(r"(potluck1:\S+)\n"))
         shutil.copytree(state, folder / "copy")
         for number in range(NUM_PEERS):
             scene.join(number, f"peer {number}", scene.invite)
@@ -153,9 +155,9 @@ def _scene(folder: Path) -> Iterator[Scene]:
 
 @pytest.mark.timeout(240)
 def test_peers_go_on_and_come_back_without_the_host_and_it_catches_up_from_its_folder_and_from_an_old_copy(
-    tmp_path: Path,
+    tmp_path: Path, forked: Forked
 ) -> None:
-    with _scene(tmp_path) as scene:
+    with _scene(tmp_path, forked) as scene:
         _wait_until("a first round and its checkpoint", lambda: bool(_checkpoint_indices(scene.state)), *scene.running)
         scene.kill_host()
         before = _the_peers_go_on(scene)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, run_potluck, running_potluck
 from tests.e2e.test_host_away import CALM, RUN_TOML
+from tests.forked import Forked
 
 WITHIN_S = 60.0
 LOOK_EVERY_S = 0.1
@@ -28,6 +29,7 @@ class Swarm:
 
     folder: Path
     stack: ExitStack
+    forked: Forked
     invite: str
     peers: dict[str, Running] = field(default_factory=dict)
 
@@ -38,7 +40,8 @@ class Swarm:
     def join(self, name: str) -> Running:
         """Start a peer, in the folder of its name."""
         flags = ("--state-dir", str(self.folder / name), *PEER_FLAGS, *CALM)
-        peer = self.stack.enter_context(running_potluck(self.folder, name, "join", self.invite, *flags))
+        arguments = ("join", self.invite, *flags)
+        peer = self.stack.enter_context(running_potluck(self.folder, name, *arguments, forked=self.forked))
         self.peers[name] = peer
         return peer
 
@@ -74,14 +77,14 @@ class Swarm:
 
 
 @pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def swarm(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Iterator[Swarm]:
     """A host and three peers for all tests here; each says whom it takes out."""
-    with _swarm(tmp_path_factory.mktemp("membership"), "one", "two", "bad") as swarm:
+    with _swarm(tmp_path_factory.mktemp("membership"), forked, "one", "two", "bad") as swarm:
         yield swarm
 
 
 @contextmanager
-def _swarm(folder: Path, *names: str) -> Iterator[Swarm]:
+def _swarm(folder: Path, forked: Forked, *names: str) -> Iterator[Swarm]:
     run_file = folder / "run.toml"
     run_file.write_text(RUN_TOML)
     (folder / "texts").mkdir()
@@ -89,8 +92,8 @@ def _swarm(folder: Path, *names: str) -> Iterator[Swarm]:
         (folder / "texts" / f"{number}.txt").write_text(f"text number {number}, " * 100)
     with ExitStack() as stack:
         hosting = ("host", str(run_file), "--state-dir", str(folder / "host"), *LOOPBACK)
-        host = stack.enter_context(running_potluck(folder, "host process", *hosting))
-        swarm = Swarm(folder, stack, host.wait_for(r"(potluck1:\S+)\n"))
+        host = stack.enter_context(running_potluck(folder, "host process", *hosting, forked=forked))
+        swarm = Swarm(folder, stack, forked, host.wait_for(r"(potluck1:\S+)\n"))
         for name in names:
             swarm.join(name)
         yield swarm

@@ -15,7 +15,8 @@ from pyarrow import parquet
 
 from coordinator.checkpoints import verify_checkpoint
 from peer.status import last_status
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, run_potluck, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, run_potluck, running_potluck
+from tests.forked import Forked
 
 RUN_TOML = """
 [run]
@@ -55,6 +56,7 @@ class Scene:
     """The host, the invite, and the one peer that there is room for; its owner has paused it before it began."""
 
     folder: Path
+    forked: Forked
     host: Running
     invite: str
     peer: Running
@@ -65,22 +67,23 @@ class Scene:
 
     def join(self, name: str) -> subprocess.CompletedProcess[str]:
         """Somebody else, who is sent away."""
-        return run_potluck("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS)
+        joining = ("join", self.invite, "--state-dir", str(self.folder / name), *PEER_FLAGS)
+        return self.forked.run(*joining, cwd=ROOT, environment=environment())
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path, forked: Forked) -> Iterator[Scene]:
     (tmp_path / "run.toml").write_text(RUN_TOML)
     rows = [row for row in (ROOT / "README.md").read_text(encoding="utf8").split("\n\n") if row]
     parquet.write_table(pa.table({"body": rows}), tmp_path / "rows.parquet")
     (tmp_path / "peer").mkdir(mode=0o700)
     (tmp_path / "peer" / "pause.json").write_text('{"until_unix_s":null}\n')
     hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
-    with running_potluck(tmp_path, "host process", *hosting) as host:
+    with running_potluck(tmp_path, "host process", *hosting, forked=forked) as host:
         invite = host.wait_for(r"(potluck1:\S+)\n")
         joining = ("join", invite, "--state-dir", str(tmp_path / "peer"), *PEER_FLAGS)
-        with running_potluck(tmp_path, "peer process", *joining) as peer:
-            yield Scene(tmp_path, host, invite, peer)
+        with running_potluck(tmp_path, "peer process", *joining, forked=forked) as peer:
+            yield Scene(tmp_path, forked, host, invite, peer)
 
 
 def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
