@@ -104,30 +104,69 @@ def state_root(state: UnitState, grid: ChunkGrid) -> Root:
     return root_of(state.header, chunk_hashes(state, grid))
 
 
+class StateParts:
+    """A state that comes chunk by chunk, in any order: each is copied to its place, and its bytes are needed no longer."""
+
+    def __init__(self, header: StateHeader, grid: ChunkGrid) -> None:
+        self._header = header
+        self._grid = grid
+        self._anchor_N = np.empty(grid.num_elements, dtype=np.float32)
+        self._momentum_N = np.empty(grid.num_elements, dtype=np.float32)
+        self._here: set[int] = set()
+        self.num_bytes = 0
+        """Of the chunks that are here."""
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._here
+
+    def put(self, chunk: int, data: bytes | memoryview) -> None:
+        """A chunk that was checked against a root; putting one again changes nothing.
+
+        Raises:
+            RemoteProtocolError: a wrong length.
+        """
+        begin, stop = self._grid.bounds(chunk)
+        if len(data) != STATE_BYTES_PER_VALUE * (stop - begin):
+            expected = f"{STATE_BYTES_PER_VALUE * (stop - begin)} bytes"
+            raise RemoteProtocolError(f"state chunk {chunk} of {len(data)} bytes", expected)
+        if chunk in self._here:
+            return
+        values = np.frombuffer(data, dtype="<f4")
+        self._anchor_N[begin:stop] = values[: stop - begin]
+        self._momentum_N[begin:stop] = values[stop - begin :]
+        self._here.add(chunk)
+        self.num_bytes += len(data)
+
+    def whole(self) -> UnitState:
+        """The state.
+
+        Raises:
+            RemoteProtocolError: chunks are missing, or values are not finite.
+        """
+        if len(self._here) != self._grid.num_chunks:
+            raise RemoteProtocolError(f"{len(self._here)} state chunks", f"{self._grid.num_chunks}")
+        if not (np.isfinite(self._anchor_N).all() and np.isfinite(self._momentum_N).all()):
+            raise RemoteProtocolError("a state with values that are not finite", "finite values", "ask another donor")
+        header = self._header
+        return UnitState(
+            header.unit,
+            header.head,
+            header.index,
+            header.total_tokens,
+            torch.from_numpy(self._anchor_N),
+            torch.from_numpy(self._momentum_N),
+        )
+
+
 def state_from_chunks(header: StateHeader, chunks: Sequence[bytes | memoryview], grid: ChunkGrid) -> UnitState:
     """Put a state together from its chunks, in order; the caller has checked them against a root.
 
     Raises:
-        RemoteProtocolError: a chunk of the wrong length, or values that are not finite.
+        RemoteProtocolError: another number of chunks, one of the wrong length, or values that are not finite.
     """
-    anchor_N = np.empty(grid.num_elements, dtype=np.float32)
-    momentum_N = np.empty(grid.num_elements, dtype=np.float32)
     if len(chunks) != grid.num_chunks:
         raise RemoteProtocolError(f"{len(chunks)} state chunks", f"{grid.num_chunks}")
+    parts = StateParts(header, grid)
     for chunk, data in enumerate(chunks):
-        begin, stop = grid.bounds(chunk)
-        if len(data) != 8 * (stop - begin):
-            raise RemoteProtocolError(f"state chunk {chunk} of {len(data)} bytes", f"{8 * (stop - begin)} bytes")
-        values = np.frombuffer(data, dtype="<f4")
-        anchor_N[begin:stop] = values[: stop - begin]
-        momentum_N[begin:stop] = values[stop - begin :]
-    if not (np.isfinite(anchor_N).all() and np.isfinite(momentum_N).all()):
-        raise RemoteProtocolError("a state with values that are not finite", "finite values", "ask another donor")
-    return UnitState(
-        header.unit,
-        header.head,
-        header.index,
-        header.total_tokens,
-        torch.from_numpy(anchor_N),
-        torch.from_numpy(momentum_N),
-    )
+        parts.put(chunk, data)
+    return parts.whole()

@@ -20,7 +20,7 @@ from averaging.rounds.round_tools import Changes
 from averaging.rounds.striping import Striping
 from averaging.rounds.transfer import Donor, ask_generation, fetch_chunks, fetch_hashes
 from averaging.rounds.updates import UnitTools
-from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_from_chunks
+from averaging.state import STATE_BYTES_PER_VALUE, StateParts, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, UnitName, short
 from protocol.rounds.requests import FetchState
@@ -157,7 +157,7 @@ class _Download:
         each, at_once = max(1, STRIPE_BYTES // chunk_bytes), REQUESTS_EACH * len(donors)
         self._stripes = striping.lay_out(grid.num_chunks, each, at_once)
         self.plan = Striping(len(self._stripes))
-        self._chunks: dict[int, bytes] = {}
+        self._parts = StateParts(self._header, grid)
         self._requests: dict[tuple[PeerId, int], trio.CancelScope] = {}
         self._changes = Changes()
 
@@ -171,27 +171,25 @@ class _Download:
                     nursery.start_soon(self._ask, donor.peer)
         if not self.plan.is_done:
             return None
-        chunks = [self._chunks[chunk] for chunk in range(self._tools.grid.num_chunks)]
-        return await self._tools.offload.run(
-            lambda: state_from_chunks(self._header, chunks, self._tools.grid), cost_s=0.001
-        )
+        return await self._tools.offload.run(self._parts.whole, cost_s=0.001)
 
     async def _restore(self) -> None:
         incoming = self._tools.incoming
         if incoming is None:
             return
-        self._chunks = await incoming.restore(self._header.head, self._hashes)
+        restored = await incoming.restore(self._header.head, self._hashes)
+        for chunk, data in restored.items():
+            self._parts.put(chunk, data)
         for stripe in range(self.plan.num_stripes):
-            if all(chunk in self._chunks for chunk in self._stripes[stripe]):
+            if all(chunk in self._parts for chunk in self._stripes[stripe]):
                 self.plan = striping.found(self.plan, stripe)
         if self.plan.done:
-            log.info("download_resumed", chunks=len(self._chunks), of=self._tools.grid.num_chunks)
+            log.info("download_resumed", chunks=len(restored), of=self._tools.grid.num_chunks)
 
     def _tell(self) -> None:
         left = [donor for donor in self._donors if donor.peer not in self.plan.dropped]
-        here = sum(len(chunk) for chunk in self._chunks.values())
         everything = STATE_BYTES_PER_VALUE * self._tools.grid.num_elements
-        self._told(DownloadProgress(self._header.index, here, everything, len(left)))
+        self._told(DownloadProgress(self._header.index, self._parts.num_bytes, everything, len(left)))
 
     async def _ask(self, donor: PeerId) -> None:
         """One stripe after another, as long as this donor can be of use."""
@@ -221,7 +219,8 @@ class _Download:
             self._tell()
             return
         self.plan = striping.arrived(self.plan, donor, stripe, trio.current_time())
-        self._chunks |= dict(zip(chunks, data, strict=True))
+        for chunk, part in zip(chunks, data, strict=True):
+            self._parts.put(chunk, part)
         for (other, wanted), scope in self._requests.items():
             if wanted == stripe and other != donor:
                 scope.cancel()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from averaging.state import (
+    StateParts,
     UnitState,
     chunk_hashes,
     header_from_bytes,
@@ -54,6 +55,23 @@ def test_a_missing_short_or_infinite_chunk_is_refused() -> None:
     for wrong in (chunks[:-1], [*chunks[:-1], chunks[-1][:-1]], [infinite, *chunks[1:]]):
         with pytest.raises(RemoteProtocolError):
             state_from_chunks(STATE.header, wrong, GRID)
+
+
+def test_a_state_is_put_together_in_any_order_and_a_chunk_that_comes_twice_counts_once() -> None:
+    parts, chunks = StateParts(STATE.header, GRID), _chunks()
+    for chunk in [*reversed(range(len(chunks))), 0]:
+        parts.put(chunk, chunks[chunk])
+    assert parts.num_bytes == sum(map(len, chunks))
+    assert state_root(parts.whole(), GRID) == state_root(STATE, GRID)
+
+
+def test_a_state_of_which_a_chunk_is_missing_is_no_state() -> None:
+    parts, chunks = StateParts(STATE.header, GRID), _chunks()
+    parts.put(1, chunks[1])
+    assert 1 in parts
+    assert 0 not in parts
+    with pytest.raises(RemoteProtocolError, match="1 state chunks"):
+        parts.whole()
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 49, STATE.header.to_bytes()[:-1], STATE.header.to_bytes() + b"x"])
