@@ -23,13 +23,13 @@ from averaging.state import (
     StateHeader,
     UnitState,
     header_from_bytes,
+    leaf_of_chunk,
     root_of,
     state_chunks,
     state_from_chunks,
 )
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root
-from protocol.merkle import leaf_hash
 from protocol.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -144,7 +144,7 @@ class Generations:
         for chunk in range(self._grid.num_chunks):
             start, stop = self._grid.bounds(chunk)
             chunks.append(view[begin + STATE_BYTES_PER_VALUE * start : begin + STATE_BYTES_PER_VALUE * stop])
-        if root_of(header, [leaf_hash(chunk) for chunk in chunks]) != root:
+        if root_of(header, [leaf_of_chunk(chunk) for chunk in chunks]) != root:
             raise RemoteProtocolError("bytes that do not match the state root", "the bytes that were written")
         return state_from_chunks(header, chunks, self._grid), root
 
@@ -222,7 +222,7 @@ class Generations:
 
 
 def _leaf_hashes(chunks: Sequence[bytes]) -> list[bytes]:
-    return [leaf_hash(chunk) for chunk in chunks]
+    return [leaf_of_chunk(chunk) for chunk in chunks]
 
 
 def _parse_head(data: bytes) -> tuple[StateHeader, Root, int]:

@@ -13,10 +13,9 @@ from typing import Final
 import structlog
 
 from averaging.network.seams import Storage
-from averaging.state import STATE_BYTES_PER_VALUE
+from averaging.state import STATE_BYTES_PER_VALUE, leaf_of_chunk
 from protocol.errors import StorageError
 from protocol.ids import CommitId
-from protocol.merkle import leaf_hash
 from protocol.tensor_schema import ChunkGrid
 
 log = structlog.get_logger()
@@ -54,7 +53,7 @@ class Incoming:
             end = begin + STATE_BYTES_PER_VALUE * (stop - start)
             if end > len(data):
                 break
-            if leaf_hash(data[begin:end]) == hashes[chunk]:
+            if leaf_of_chunk(data[begin:end]) == hashes[chunk]:
                 good[chunk] = data[begin:end]
             begin = end
         return good

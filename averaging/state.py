@@ -1,7 +1,8 @@
 """A unit's outer state and its Merkle root: the proof behind "same commit id, same bytes".
 
-The state is cut on the unit's chunk grid. Chunk i is the anchor's chunk followed by the momentum's, little-endian float32. The
-state root is the Merkle root over the header's leaf and the chunks' leaves.
+The state is cut on the unit's chunk grid. Chunk i is the anchor's chunk followed by the momentum's, little-endian float32. Its leaf is
+the node over the hashes of these two, for where the outer step has no momentum that half is hashed once and never again. The state
+root is the Merkle root over the header's leaf and the chunks' leaves.
 """
 
 from __future__ import annotations
@@ -89,9 +90,20 @@ def chunk_views(
     return [(anchor[span], momentum[span]) for span in spans]
 
 
+def chunk_leaf(anchor_hash: bytes, momentum_hash: bytes) -> bytes:
+    """The leaf of a chunk in the tree of a state, from the leaf hashes of its two halves."""
+    return merkle_root((anchor_hash, momentum_hash))
+
+
+def leaf_of_chunk(data: bytes | memoryview) -> bytes:
+    """The leaf of a chunk that lies in one piece, as on disk and on the wire; whether it has the right length is not looked at."""
+    view, half = memoryview(data), len(data) // 2
+    return chunk_leaf(leaf_hash(view[:half]), leaf_hash(view[half:]))
+
+
 def chunk_hashes(state: UnitState, grid: ChunkGrid) -> tuple[bytes, ...]:
-    """Leaf hashes of all chunks."""
-    return tuple(leaf_hash(*parts) for parts in state_chunks(state, grid))
+    """Leaves of all chunks."""
+    return tuple(chunk_leaf(*map(leaf_hash, parts)) for parts in state_chunks(state, grid))
 
 
 def root_of(header: StateHeader, hashes: Sequence[bytes]) -> Root:

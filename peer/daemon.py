@@ -25,7 +25,7 @@ from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.network.status_address import kept_status_address
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.membership import announce, directory_key, list_peers
+from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, announce, directory_key, list_peers
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import RoundService
@@ -422,7 +422,7 @@ async def _rounds(
         # Takes its place before anything that a commit brings the trainer; nobody waits for it: who can vote and fetch should.
         nursery.start_soon(_begin_training, life, chains, trainer, first)
         await nursery.start(rounds.run)
-        nursery.start_soon(list_peers, joined.network, membership.run_id, listed)
+        nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole)

@@ -16,7 +16,8 @@ from protocol.ids import PeerId, RunId
 ANNOUNCE_EVERY_S: Final = 30.0
 RECORD_LIFE_S: Final = 120.0
 LIST_EVERY_S: Final = 5.0
-"""While few peers are known; a settled swarm is listed as rarely as it is announced."""
+SETTLED_LIST_EVERY_S: Final = 60.0
+"""While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
 
 
 def directory_key(run_id: RunId) -> str:
@@ -40,10 +41,16 @@ async def list_peers(
     run_id: RunId,
     take: Callable[[Sequence[DirectoryEntry]], Awaitable[None]],
     every_s: float = LIST_EVERY_S,
+    settled_every_s: float = LIST_EVERY_S,
 ) -> None:
-    """Look who is there again and again, until cancelled."""
+    """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
+    are the same twice as late each time, up to `settled_every_s`.
+    """
+    here, wait_s = frozenset[str](), every_s
     while True:
         entries = [e for e in await network.lookup(directory_key(run_id)) if PeerId(e.subkey) != network.peer_id]
         if entries:  # none at all says that the directory is away, not that everybody went
             await take(entries)
-        await trio.sleep(every_s if entries else 1.0)
+        before, here = here, frozenset(entry.subkey for entry in entries)
+        wait_s = min(2 * wait_s, max(every_s, settled_every_s)) if here == before else every_s
+        await trio.sleep(wait_s if entries else 1.0)

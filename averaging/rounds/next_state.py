@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,7 +13,7 @@ from averaging.chunk_runs import decode_run, run_chunks
 from averaging.codecs import Codec
 from averaging.outer_step import moved_vectors, step_into
 from averaging.rounds.batches import consecutive
-from averaging.state import UnitState, chunk_views
+from averaging.state import UnitState, chunk_leaf, chunk_views
 from protocol.errors import LocalProtocolError
 from protocol.merkle import leaf_hash
 from protocol.rounds.chain import ChainLink
@@ -31,13 +32,34 @@ class SliceBytes:
     hashes: tuple[bytes, ...]
 
 
+class MomentumHashes:
+    """The leaf hashes of the chunks of one momentum, as far as they were needed: with the outer step "mean" it never moves."""
+
+    def __init__(self) -> None:
+        self._momentum: weakref.ref[torch.Tensor] | None = None
+        self._hashes: dict[int, bytes] = {}
+
+    def of(self, momentum_N: torch.Tensor) -> dict[int, bytes]:
+        """Those of this very tensor, by chunk, to be added to; those of another one are forgotten."""
+        if self._momentum is None or self._momentum() is not momentum_N:
+            self._momentum, self._hashes = weakref.ref(momentum_N), {}
+        return self._hashes
+
+
 class NextState:
     """A step from `state` by `outer`, over bytes of which nobody has decided yet. Every chunk remembers by which bytes it was made;
     where the record names others it is made again. Who calls sees to it that no two threads make the same chunk: `claim` is for that.
     """
 
-    def __init__(self, state: UnitState, outer: OuterStep, codec: Codec, grid: ChunkGrid) -> None:
-        """Takes 8 bytes a value, 4 where the momentum does not move.
+    def __init__(
+        self,
+        state: UnitState,
+        outer: OuterStep,
+        codec: Codec,
+        grid: ChunkGrid,
+        momentum_hashes: MomentumHashes | None = None,
+    ) -> None:
+        """Takes 8 bytes a value, 4 where the momentum does not move: then its hashes are taken from `momentum_hashes`.
 
         Raises:
             RemoteProtocolError: an outer step that this version does not know.
@@ -47,6 +69,10 @@ class NextState:
         self._codec = codec
         self._grid = grid
         self._anchor_N, self._momentum_N = moved_vectors(state.anchor_N, state.momentum_N, outer)
+        is_still = self._momentum_N is state.momentum_N
+        self._still = (momentum_hashes or MomentumHashes()).of(self._momentum_N) if is_still else None
+        """Of a momentum that does not move; None of one that does."""
+
         self._claimed = set[int]()
         self._made_by: dict[int, bytes] = {}
         self._leaves: dict[int, bytes] = {}
@@ -78,8 +104,16 @@ class NextState:
         moved_n = self._anchor_N[span], self._momentum_N[span]
         step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
         views = chunk_views(self._anchor_N, self._momentum_N, self._grid, run)
-        leaves = [leaf_hash(*parts) for parts in views]  # while they are in the processor's cache
-        self._leaves.update(zip(run, leaves, strict=True))
+        for chunk, (anchor, momentum) in zip(run, views, strict=True):  # while they are in the processor's cache
+            self._leaves[chunk] = chunk_leaf(leaf_hash(anchor), self._momentum_hash(chunk, momentum))
+
+    def _momentum_hash(self, chunk: int, momentum: memoryview) -> bytes:
+        if self._still is None:
+            return leaf_hash(momentum)
+        known = self._still.get(chunk)
+        if known is None:
+            known = self._still[chunk] = leaf_hash(momentum)
+        return known
 
     def at(self, link: ChainLink) -> tuple[UnitState, tuple[bytes, ...]]:
         """The state at this commit and the leaf hashes of its chunks.

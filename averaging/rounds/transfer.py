@@ -18,11 +18,10 @@ from averaging.codecs import Codec
 from averaging.generations import CHUNKS_AT_ONCE, GenerationRef, Generations
 from averaging.network.seams import MAX_FRAME_BYTES, Network, Stream
 from averaging.rounds.contribution import check_result, split_chunks, split_hashes
-from averaging.state import StateHeader, header_from_bytes, root_of
+from averaging.state import StateHeader, header_from_bytes, leaf_of_chunk, root_of
 from averaging.unit_log import UnitLog
 from protocol.errors import CallTimeout, RemoteProtocolError, TransportError
 from protocol.ids import HASH_BYTES, CommitId, PeerId, Root, UnitName, short
-from protocol.merkle import leaf_hash
 from protocol.rounds.requests import FetchCommits, FetchHashes, FetchRequest, FetchResult, FetchState
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_fetch, encode_fetch
@@ -211,7 +210,7 @@ async def fetch_chunks(
 
     def take(chunk: bytes) -> None:
         number = request.first_chunk + len(chunks)
-        if number >= request.stop_chunk or leaf_hash(chunk) != hashes[number]:
+        if number >= request.stop_chunk or leaf_of_chunk(chunk) != hashes[number]:
             raise RemoteProtocolError(f"{short(donor)} sent other bytes as chunk {number}", "the bytes of the state")
         chunks.append(chunk)
         told(len(chunk))

@@ -16,7 +16,7 @@ from averaging.generations import Generations
 from averaging.network.seams import Offload
 from averaging.rounds.contribution import split_chunks
 from averaging.rounds.feedback import ErrorFeedback
-from averaging.rounds.next_state import Encoded, NextState, SliceBytes, examined
+from averaging.rounds.next_state import Encoded, MomentumHashes, NextState, SliceBytes, examined
 from averaging.state import UnitState, root_of, state_root
 from averaging.unit_log import UnitLog
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
@@ -63,6 +63,7 @@ class Updates:
         self._fresh: dict[Root, SliceBytes] = {}
         self._fresh_base: CommitId | None = None
         self._ahead: NextState | None = None
+        self._momentum_hashes = MomentumHashes()
         self._made: tuple[weakref.ref[torch.Tensor], tuple[bytes, ...]] | None = None
         """The anchor of the state that was made last, and the leaf hashes of that state's chunks."""
 
@@ -102,8 +103,11 @@ class Updates:
 
     def _ahead_of(self, state: UnitState, outer: OuterStep) -> NextState:
         if self._ahead is None or not self._ahead.follows(state, outer):
-            self._ahead = NextState(state, outer, self._tools.result_codec, self._tools.grid)
+            self._ahead = self._next_state(state, outer)
         return self._ahead
+
+    def _next_state(self, state: UnitState, outer: OuterStep) -> NextState:
+        return NextState(state, outer, self._tools.result_codec, self._tools.grid, self._momentum_hashes)
 
     async def read(self, link: ChainLink) -> list[bytes] | None:
         """A commit's results, slice by slice; None where one is missing."""
@@ -159,7 +163,7 @@ class Updates:
         self._ahead = None
         if ahead is None or ahead.num_running or not ahead.follows(state, record.outer):
             # also where a thread is still at it, for an attempt that ended
-            ahead = NextState(state, record.outer, tools.result_codec, tools.grid)
+            ahead = self._next_state(state, record.outer)
         made = partial(self._outer, ahead, link, record, data, fresh)
         advanced, leaves = await tools.offload.run(made, cost_s=APPLY_COST_S)
         self._made = weakref.ref(advanced.anchor_N), leaves

@@ -5,9 +5,8 @@ from structlog.testing import capture_logs
 
 from averaging.incoming import Incoming
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
-from averaging.state import STATE_BYTES_PER_VALUE
+from averaging.state import STATE_BYTES_PER_VALUE, leaf_of_chunk
 from protocol.ids import CommitId
-from protocol.merkle import leaf_hash
 from protocol.tensor_schema import ChunkGrid
 
 Clock = trio.testing.MockClock
@@ -16,7 +15,7 @@ COMMIT, OTHER = CommitId(b"c" * 32), CommitId(b"o" * 32)
 CHUNKS = [
     bytes([number]) * (STATE_BYTES_PER_VALUE * (GRID.bounds(number)[1] - GRID.bounds(number)[0])) for number in range(3)
 ]
-HASHES = [leaf_hash(chunk) for chunk in CHUNKS]
+HASHES = [leaf_of_chunk(chunk) for chunk in CHUNKS]
 
 
 def _incoming(disk: MemoryDisk) -> Incoming:

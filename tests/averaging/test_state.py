@@ -10,6 +10,7 @@ from averaging.state import (
     UnitState,
     chunk_hashes,
     header_from_bytes,
+    leaf_of_chunk,
     root_of,
     state_chunks,
     state_from_chunks,
@@ -32,6 +33,7 @@ def test_a_state_comes_back_from_its_header_and_chunks_with_the_same_root() -> N
     again = state_from_chunks(header, _chunks(), GRID)
     assert state_root(again, GRID) == state_root(STATE, GRID) == root_of(header, chunk_hashes(STATE, GRID))
     assert torch.equal(again.momentum_N, STATE.momentum_N)
+    assert chunk_hashes(STATE, GRID) == tuple(leaf_of_chunk(chunk) for chunk in _chunks())
 
 
 def test_the_root_sees_every_counter_and_both_vectors() -> None:

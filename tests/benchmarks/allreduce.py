@@ -9,6 +9,8 @@ Wall time of ours begins when the first peer is asked for its snapshot, and ends
 the new state in memory; all results and votes are on disk by then. hivemind's is that of `step()`, its matchmaking included; gloo's
 that of `all_reduce`. Processor time is that of all processes of a group and all their descendants, p2pd included; of ours in
 two figures, without and with writing the whole new state to disk, which the others do not do.
+
+All places together take hours; `--list` tells the parts that fit into half an hour each, and `--part` measures one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,68 +28,23 @@ from protocol.errors import PotluckError
 from tests.benchmarks.allreduce_arithmetic import error_rows
 from tests.benchmarks.allreduce_groups import Group, open_gloo, open_hivemind, open_ours, run_config
 from tests.benchmarks.allreduce_kill import kill_one, kill_rows
+from tests.benchmarks.allreduce_plan import (
+    FULL,
+    FULL_LIMIT_S,
+    KILLED_AT,
+    QUICK,
+    QUICK_LIMIT_S,
+    Plan,
+    expected_s,
+    parts_of,
+)
 from tests.benchmarks.allreduce_rows import BENCH, IDLE_BYTES_PER_S, Measured, Setting, rows_of
 from tests.benchmarks.idle_memory import IN_MEMORY, memory_rows
 from tests.benchmarks.places import LOOPBACK, Place, Places, open_places
 from tests.benchmarks.processes import Children, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
-M: Final = 1_000_000
 TRIAL_LIMIT_S: Final = 150.0
-IDLE_S: Final = 45.0
-SMALL: Final = tuple(
-    Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_S) for peers in (2, 4, 8, 16, 32)
-)
-"""Where what is said beside the data weighs most."""
-
-IDLE: Final = tuple(Setting(1 * M, peers, 1000, ("int8",), has_baselines=False, idle_s=2 * IDLE_S) for peers in (2, 4))
-"""In places of their own, so that all on their interfaces is seen, too."""
-
-KILLED_AT: Final = (4, 100, "int8")
-"""Members, Mbit/s and codec at which one is killed in the end."""
-
-FULL: Final = (
-    Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4")),
-    Setting(25 * M, 2, 0, ("int8",)),
-    Setting(25 * M, 4, 100, ("int8", "int4")),
-    Setting(25 * M, 2, 100, ("int8", "int4")),
-    Setting(25 * M, 4, 1000, ("fp32", "int8")),
-    Setting(25 * M, 2, 1000, ("fp32", "int8")),
-    Setting(100 * M, 2, 0, ("int8",)),
-    Setting(100 * M, 4, 0, ("int8",)),
-    *SMALL,
-    *IDLE,
-    Setting(100 * M, 4, 1000, ("int8",), has_baselines=False),
-    Setting(100 * M, 4, 100, ("int8",), has_baselines=False),
-)
-QUICK: Final = (
-    Setting(25 * M, 4, 0, ("int8",)),
-    Setting(25 * M, 4, 100, ("int8",)),
-    Setting(25 * M, 4, 1000, ("fp32",)),
-    *(setting for setting in SMALL if setting.num_peers in (2, 8)),
-)
-
-
-@dataclass
-class Plan:
-    """What is measured, how often, and after how many seconds nothing more is begun."""
-
-    settings: Sequence[Setting]
-    num_trials: int
-    limit_s: float
-    began_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def left_s(self) -> float:
-        """Until the limit."""
-        return self.began_s + self.limit_s - time.monotonic()
-
-    def fits(self, setting: Setting) -> bool:
-        """Whether there is time left for its first codec, by a guess: starts, and what the links take."""
-        started_s = 20.0 + 4.0 * setting.num_peers
-        encoded = setting.bound_bytes("fp32" if setting.has_baselines else setting.codecs[0])
-        link_s = 2.5 * encoded * 8 / (setting.rate_mbit_s * 1e6) if setting.rate_mbit_s else setting.num_elements / 25e6
-        return self.left_s > started_s + 3 * link_s + setting.idle_s
 
 
 @contextmanager
@@ -127,7 +83,7 @@ def measure(children: Children, directory: Path, setting: Setting, plan: Plan) -
         others: list[Group] = []
         if setting.has_baselines:
             others.append(stack.enter_context(open_gloo(children, directory, places, setting.num_elements)))
-            for compression in ("fp16", "fp32"):
+            for compression in setting.compressions:
                 opened = open_hivemind(children, directory, places, setting.num_elements, compression)
                 others.append(stack.enter_context(opened))
         for number, codec in enumerate(setting.codecs):
@@ -167,44 +123,68 @@ def _measure_codec(
 def main(arguments: Sequence[str]) -> int:
     """0 when every target was met."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.allreduce", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
+    parser.add_argument("--json", type=Path, help="where the rows go, one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="fewer places and trials, at most ten minutes")
     parser.add_argument("--keep", type=Path, help="keep logs and state in this new folder")
+    parser.add_argument(
+        "--part", type=int, default=0, help="which part of the whole, from 1; without it as much as fits"
+    )
+    parser.add_argument("--list", action="store_true", help="tell the parts and how long they take, and end")
     parser.add_argument(
         "--only", default="", help="only places with this in their name, such as 'loopback, 25M, N = 4'"
     )
     parser.add_argument("--trials", type=int, default=0)
     options = parser.parse_args(arguments)
-    plan = Plan(QUICK, 3, 570.0) if options.quick else Plan(FULL, 5, 1770.0)
-    plan.num_trials = options.trials or plan.num_trials
+    num_trials = options.trials or (3 if options.quick else 5)
+    parts = parts_of([each for each in (QUICK if options.quick else FULL) if options.only in each.name], num_trials)
+    if options.list:
+        _print_parts(parts, num_trials)
+        return 0
+    if options.json is None or not 0 <= options.part <= len(parts):
+        parser.error(f"expected --json FILE, and a part of 1 to {len(parts)} or none")
+    settings = parts[options.part - 1] if options.part else [setting for part in parts for setting in part]
+    plan = Plan(settings, num_trials, QUICK_LIMIT_S if options.quick else FULL_LIMIT_S)
     before = machine()
-    rows: list[Row] = error_rows(BENCH)
-    if options.only in IN_MEMORY:
+    rows: list[Row] = error_rows(BENCH) if options.part < 2 else []
+    if options.only in IN_MEMORY and options.part < 2:
         rows += memory_rows(BENCH, IDLE_BYTES_PER_S)
     with tempfile.TemporaryDirectory(prefix="potluck-allreduce-") as temporary:
         directory = options.keep.absolute() if options.keep else Path(temporary)
-        rows += _measure_all(directory, plan, options.only, {"machine_before": before})
+        for found in _measure_all(directory, plan, {"machine_before": before}):
+            rows += found
+            write_rows(rows, options.json)  # what an interrupt leaves
     write_rows(rows, options.json)
     print_rows(rows, "allreduce: one round of real peers")
     print(f"machine before {before}, after {machine()}; {time.monotonic() - plan.began_s:.0f} s")
     return 0 if all(row.met is not False for row in rows) else 1
 
 
-def _measure_all(directory: Path, plan: Plan, only: str, about: dict[str, object]) -> list[Row]:
-    rows: list[Row] = []
+def _print_parts(parts: Sequence[Sequence[Setting]], num_trials: int) -> None:
+    for number, part in enumerate(parts, 1):
+        print(f"--part {number}: {sum(expected_s(setting, num_trials) for setting in part) / 60:.0f} minutes")
+        for setting in part:
+            beside = ", ".join(("gloo", *setting.compressions)) if setting.has_baselines else "nothing"
+            minutes = expected_s(setting, num_trials) / 60
+            print(f"  {setting.name}: {', '.join(setting.codecs)} beside {beside}; {minutes:.0f} minutes")
+
+
+def _measure_all(directory: Path, plan: Plan, about: dict[str, object]) -> Iterator[list[Row]]:
+    """The rows of each setting when it is done."""
     with open_children(directory / "logs") as children:
         for number, setting in enumerate(plan.settings):
-            if only not in setting.name:
-                continue
             if not plan.fits(setting):
                 print(f"{setting.name} left out: no time", flush=True)
                 continue
             try:
-                for measured in measure(children, directory / str(number), setting, plan):
-                    rows += rows_of(measured, about)
+                found = [
+                    row
+                    for each in measure(children, directory / str(number), setting, plan)
+                    for row in rows_of(each, about)
+                ]
             except PotluckError as error:
                 print(f"{setting.name}: {error.one_line()}", flush=True)
-    return rows
+            else:
+                yield found
 
 
 if __name__ == "__main__":

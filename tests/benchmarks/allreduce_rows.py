@@ -32,6 +32,9 @@ class Setting:
     codecs: tuple[str, ...]
     chunk_elements: int = 16384
     has_baselines: bool = True
+    compressions: tuple[str, ...] = ("fp16", "fp32")
+    """Of hivemind's averagers, among the baselines."""
+
     idle_s: float = 0.0
     """Before the last trial nothing is ordered for so long, to see what is said then."""
 

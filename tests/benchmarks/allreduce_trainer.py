@@ -102,22 +102,32 @@ class GivenTrainer:
 
     # --- the seam ---
 
-    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int, unit: int = 0) -> None:
         """The anchor is what the next vector goes by."""
         self._anchor_N, self._ready = anchor_N, 0
 
-    async def snapshot(self) -> Snapshot:
+    async def load_units(self, anchors: Mapping[int, torch.Tensor], *, schedule_tokens: int) -> None:
+        """The whole model is one unit here."""
+        await self.load(anchors[0], schedule_tokens=schedule_tokens)
+
+    async def snapshot(self, *, unit: int = 0, still_s: float = 0.0) -> Snapshot:
         """The vector that was made ready."""
         self._desk.marks.mark("ordered")
         return Snapshot(self._theta_N, self._ready, 1, self._trained)
 
     async def shift(
-        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+        self,
+        shift_N: torch.Tensor,
+        *,
+        credited_tokens: int,
+        schedule_tokens: int,
+        kept: Sequence[KeptPart] = (),
+        unit: int = 0,
     ) -> None:
         """What was counted is no longer ready."""
         self._ready = max(0, self._ready - credited_tokens)
 
-    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+    async def set_anchor(self, anchor_N: torch.Tensor, *, unit: int = 0) -> None:
         """The anchor is what the next vector goes by."""
         self._anchor_N = anchor_N
 
@@ -129,7 +139,7 @@ class GivenTrainer:
         """Nothing is measured."""
         return None
 
-    def progress(self) -> TrainerProgress:
+    def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Ready while a trial runs."""
         return TrainerProgress(self._ready, self._trained, 1.0, 1.0, 0, "training", "")
 

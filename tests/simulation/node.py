@@ -332,7 +332,8 @@ class Node:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(announce, network, self.clock, world.run_id, make_record)
-            nursery.start_soon(list_peers, network, world.run_id, listed, world.profile.list_every_s)
+            often_s, rarely_s = world.profile.list_every_s, world.profile.settled_list_every_s
+            nursery.start_soon(list_peers, network, world.run_id, listed, often_s, rarely_s)
             nursery.start_soon(self._leave_when_told, rounds)
             if self.standing is not None and used is not None:
                 nursery.start_soon(self.standing.keep, used)

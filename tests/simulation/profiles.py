@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from averaging.rounds.adoption import Mixing
+from averaging.rounds.membership import SETTLED_LIST_EVERY_S
 from averaging.unit_log import LogLimits
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES, WHOLE, Layout
 from tests.simulation.trainer import MEASURED, Costs
@@ -71,6 +72,7 @@ class Profile:
     longest_interval_s: float = 30.0
     heartbeat_s: float = 1.0
     list_every_s: float = 5.0
+    settled_list_every_s: float = SETTLED_LIST_EVERY_S
     converge_s: float = 300.0
     turnover: float = 0.0
     hours: float = 0.0

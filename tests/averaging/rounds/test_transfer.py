@@ -28,6 +28,7 @@ from averaging.rounds.transfer import (
     fetch_result,
     read_request,
 )
+from averaging.state import leaf_of_chunk
 from protocol.errors import (
     CallTimeout,
     PeerUnreachable,
@@ -36,7 +37,6 @@ from protocol.errors import (
     TransportError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.merkle import leaf_hash
 from protocol.rounds.requests import FetchCommits, FetchRequest, FetchResult, FetchState
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_certificate
@@ -336,7 +336,7 @@ async def test_chunks_that_are_right_but_come_too_slowly_are_given_up(autojump_c
     async with _trickling(chunk, FRAME_WITHIN_S - 5.0) as (_, commit, me, donor):
         request = FetchState(UNIT, 0, GRID.num_chunks, commit.link.commit)
         with pytest.raises(CallTimeout, match="too slow"):
-            await fetch_chunks(me.network, donor, request, [leaf_hash(chunk)] * GRID.num_chunks)
+            await fetch_chunks(me.network, donor, request, [leaf_of_chunk(chunk)] * GRID.num_chunks)
         assert trio.current_time() < ANSWER_WITHIN_S + 1.0
 
 

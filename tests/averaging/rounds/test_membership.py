@@ -1,0 +1,73 @@
+"""How often the directory is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+import trio.testing
+
+from averaging.network.seams import DirectoryEntry
+from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, list_peers
+from protocol.ids import PeerId, RunId
+
+Clock = trio.testing.MockClock
+ME = PeerId("me")
+
+
+class _Directory:
+    """Who is there, and when somebody looked."""
+
+    def __init__(self, *names: str) -> None:
+        self.peer_id = ME
+        self.names = [*names]
+        self.looks_s: list[float] = []
+
+    async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
+        await trio.lowlevel.checkpoint()
+        self.looks_s.append(trio.current_time())
+        return [DirectoryEntry(name, b"record", 1e12) for name in self.names]
+
+    @property
+    def waits_s(self) -> list[float]:
+        return [round(b - a, 3) for a, b in zip(self.looks_s, self.looks_s[1:], strict=False)]
+
+
+async def _look(directory: _Directory, seconds: float, settled_every_s: float = SETTLED_LIST_EVERY_S) -> int:
+    """Lists for so long; how often anybody was told."""
+    num_told = 0
+
+    async def take(entries: Sequence[DirectoryEntry]) -> None:
+        nonlocal num_told
+        await trio.lowlevel.checkpoint()
+        num_told += 1
+
+    with trio.move_on_after(seconds):
+        await list_peers(directory, RunId(bytes(32)), take, LIST_EVERY_S, settled_every_s)  # type: ignore[arg-type]
+    return num_told
+
+
+async def test_a_settled_swarm_is_listed_rarely_and_a_changed_one_soon_again(autojump_clock: Clock) -> None:
+    directory = _Directory("me", "one")
+
+    async def come() -> None:
+        await trio.sleep(200.0)
+        directory.names.append("two")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come)
+        assert await _look(directory, 300.0) == len(directory.looks_s)
+    assert directory.waits_s == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0, 5.0, 10.0, 20.0][: len(directory.waits_s)]
+    assert len(directory.waits_s) >= 9
+
+
+async def test_a_directory_that_is_away_is_asked_each_second(autojump_clock: Clock) -> None:
+    directory = _Directory("me")
+    assert await _look(directory, 10.5) == 0
+    assert directory.waits_s == [1.0] * 10
+
+
+async def test_who_waits_for_somebody_to_come_looks_as_often_as_ever(autojump_clock: Clock) -> None:
+    directory = _Directory("me", "one")
+    await _look(directory, 31.0, LIST_EVERY_S)
+    assert directory.waits_s == [LIST_EVERY_S] * 6

@@ -1,0 +1,121 @@
+"""What the all-reduce benchmark measures, in parts of half an hour, and how long each is expected to take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.benchmarks.allreduce_rows import Setting
+
+M: Final = 1_000_000
+IDLE_S: Final = 45.0
+PART_S: Final = 1560.0
+"""What the settings of one part are expected to take at most; nothing more is begun after FULL_LIMIT_S."""
+
+FULL_LIMIT_S: Final = 1770.0
+QUICK_LIMIT_S: Final = 570.0
+_ORDER_S: Final = 2.5
+"""A trial is ordered two seconds before it begins, and told a moment after it ended."""
+
+_LINK_SHARE: Final = 0.85
+_KILL_S: Final = 30.0
+
+SMALL: Final = tuple(
+    Setting(1 * M, peers, 0, ("int8",), has_baselines=False, idle_s=IDLE_S) for peers in (2, 4, 8, 16, 32)
+)
+"""Where what is said beside the data weighs most."""
+
+IDLE: Final = tuple(Setting(1 * M, peers, 1000, ("int8",), has_baselines=False, idle_s=2 * IDLE_S) for peers in (2, 4))
+"""In places of their own, so that all on their interfaces is seen, too."""
+
+KILLED_AT: Final = (4, 100, "int8")
+"""Members, Mbit/s and codec at which one is killed in the end."""
+
+FULL: Final = (
+    Setting(25 * M, 4, 0, ("int8", "fp32", "fp16", "int4")),
+    Setting(25 * M, 2, 0, ("int8",)),
+    Setting(25 * M, 4, 1000, ("fp32", "int8")),
+    Setting(25 * M, 2, 1000, ("fp32", "int8")),
+    Setting(25 * M, 4, 100, ("int8", "int4")),
+    Setting(25 * M, 2, 100, ("int8", "int4")),
+    *SMALL,
+    *IDLE,
+    Setting(100 * M, 2, 0, ("int8",)),
+    Setting(100 * M, 4, 0, ("int8",), compressions=("fp16",)),
+    Setting(100 * M, 4, 0, ("int8",), compressions=("fp32",)),
+    Setting(100 * M, 2, 1000, ("int8",)),
+    Setting(100 * M, 4, 1000, ("int8",), compressions=("fp16",)),
+    Setting(100 * M, 4, 1000, ("int8",), compressions=("fp32",)),
+    Setting(100 * M, 2, 100, ("int8",)),
+    Setting(100 * M, 4, 100, ("int8",), compressions=("fp16",)),
+    Setting(100 * M, 4, 100, ("int8",), compressions=("fp32",)),
+)
+"""With 100M values of four members the machine's memory (24 GiB) holds one swarm of hivemind's beside ours and gloo's."""
+
+QUICK: Final = (
+    Setting(25 * M, 4, 0, ("int8",)),
+    Setting(25 * M, 4, 100, ("int8",)),
+    Setting(25 * M, 4, 1000, ("fp32",)),
+    *(setting for setting in SMALL if setting.num_peers in (2, 8)),
+)
+
+
+def expected_s(setting: Setting, num_trials: int) -> float:
+    """How long a setting takes with so many trials, by the links' bounds, and on loopback by two cores: a rough number, to plan by."""
+    start_s, num_orders = 20.0 + 4.0 * setting.num_peers, num_trials + 1
+    total_s = setting.idle_s
+    for number, codec in enumerate(setting.codecs):
+        total_s += start_s + num_orders * (_ORDER_S + _trial_s(setting, codec))
+        if setting.has_baselines and number == 0:
+            others = ("fp32", *setting.compressions)  # gloo's is fp32
+            total_s += start_s + num_orders * sum(_ORDER_S + _trial_s(setting, other) for other in others)
+        elif setting.has_baselines:
+            total_s += num_trials * (_ORDER_S + _trial_s(setting, "fp32"))
+        if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT:
+            total_s += _KILL_S
+    return total_s
+
+
+def _trial_s(setting: Setting, codec: str) -> float:
+    busy_s = setting.num_peers * setting.num_elements / (50 * M)
+    if not setting.rate_mbit_s:
+        return busy_s
+    return max(busy_s, setting.bound_bytes(codec) * 8 / (setting.rate_mbit_s * 1e6 * _LINK_SHARE))
+
+
+def parts_of(settings: Sequence[Setting], num_trials: int) -> list[list[Setting]]:
+    """The settings in their order, as parts that each fit into half an hour."""
+    parts: list[list[Setting]] = []
+    left_s = 0.0
+    for setting in settings:
+        needed_s = expected_s(setting, num_trials)
+        if needed_s > left_s:
+            parts.append([])
+            left_s = PART_S
+        parts[-1].append(setting)
+        left_s -= needed_s
+    return parts
+
+
+@dataclass
+class Plan:
+    """What is measured, how often, and after how many seconds nothing more is begun."""
+
+    settings: Sequence[Setting]
+    num_trials: int
+    limit_s: float
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Until the limit."""
+        return self.began_s + self.limit_s - time.monotonic()
+
+    def fits(self, setting: Setting) -> bool:
+        """Whether there is time left for its first codec, by a guess: starts, and what the links take."""
+        started_s = 20.0 + 4.0 * setting.num_peers
+        encoded = setting.bound_bytes("fp32" if setting.has_baselines else setting.codecs[0])
+        link_s = 2.5 * encoded * 8 / (setting.rate_mbit_s * 1e6) if setting.rate_mbit_s else setting.num_elements / 25e6
+        return self.left_s > started_s + 3 * link_s + setting.idle_s
