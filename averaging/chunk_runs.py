@@ -2,7 +2,7 @@
 
 The bytes are those of chunk by chunk encoding. A codec that writes values one after another, or blocks' scales and then their codes,
 writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap. `Codec.head_bytes` says which do.
-A `ChunkCodec` takes several chunks in its own way.
+A `SparseCodec` takes several chunks in its own way.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.codecs import ChunkCodec, Codec
+from averaging.codecs import Codec
 from averaging.codecs.dense import BlockCodec
+from averaging.codecs.sparse import SparseCodec
 from protocol.errors import RemoteProtocolError
 
 RUN_ELEMENTS: Final = 1 << 18
@@ -51,7 +52,7 @@ def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[rang
 
 def encode_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
     """The encodings of the chunks of a (n,) float32 vector; the last may be shorter. Raises as `Codec.encode`."""
-    if isinstance(codec, ChunkCodec):
+    if isinstance(codec, SparseCodec):
         return codec.encode_chunks(values_n, chunk_elements)
     num_whole = values_n.numel() // chunk_elements
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
@@ -80,7 +81,7 @@ def decode_run(
     Raises:
         RemoteProtocolError: not the lengths of these chunks, or as `Codec.decode`.
     """
-    if isinstance(codec, ChunkCodec):
+    if isinstance(codec, SparseCodec):
         return codec.decode_chunks(chunks, chunk_elements, num_elements)
     num_whole = num_elements // chunk_elements
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None

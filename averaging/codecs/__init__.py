@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from averaging.codecs.codec import SMALLEST_NORMAL, ChunkCodec, Codec
+from averaging.codecs.codec import SMALLEST_NORMAL, Codec
 from averaging.codecs.dense import (
     E3M0_BLOCK_ELEMENTS,
     INT4_BLOCK_ELEMENTS,
@@ -34,7 +34,6 @@ __all__ = [
     "INT4_BLOCK_ELEMENTS",
     "INT8_BLOCK_ELEMENTS",
     "SMALLEST_NORMAL",
-    "ChunkCodec",
     "Codec",
     "codec_by_name",
     "codec_names",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,21 +46,6 @@ class Codec(Protocol):
         """Where parts of so many values are encoded as one long vector: all their heads come first, each of this length, then all that
         is behind the heads, part by part. None where the long encoding is not made of those of its parts.
         """
-        ...
-
-
-@runtime_checkable
-class ChunkCodec(Codec, Protocol):
-    """One that takes several chunks in one call, where `head_bytes` knows no way to make them one long vector."""
-
-    def encode_chunks(self, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
-        """Chunks of a vector, the last of which may be shorter, each as by `encode`."""
-        ...
-
-    def decode_chunks(
-        self, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
-    ) -> torch.Tensor:
-        """The values of chunks that follow one another. Raises RemoteProtocolError for too many or few, and as `decode`."""
         ...
 
 

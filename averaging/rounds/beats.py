@@ -17,6 +17,7 @@ from protocol.rounds.short_beat import (
     likeness,
     made_whole,
     outline,
+    says_tokens_alone,
 )
 
 T = TypeVar("T")
@@ -34,41 +35,49 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """What a peer knows of us, as far as it has answered."""
+class OwnBeat:
+    """A heartbeat of ours, and what others know it by: worked out once for all whom it is told."""
 
+    heartbeat: Heartbeat
     likeness: bytes
     outline: bytes
+
+
+def own_beat(heartbeat: Heartbeat) -> OwnBeat:
+    """With what others know it by."""
+    return OwnBeat(heartbeat, likeness(heartbeat), outline(heartbeat))
 
 
 class BeatMemory:
     """Of one process, for all peers."""
 
     def __init__(self) -> None:
-        self._taken: OrderedDict[PeerId, _Taken] = OrderedDict()
+        self._taken: OrderedDict[PeerId, OwnBeat] = OrderedDict()
+        """What each peer knows of us, as far as it has answered."""
+
         self._known: OrderedDict[PeerId, _Known] = OrderedDict()
         self._number = 0
 
     # --- what we say ---
 
-    def split(self, to: Sequence[PeerId], heartbeat: Heartbeat) -> dict[bytes, tuple[PeerId, ...]]:
+    def split(self, to: Sequence[PeerId], beat: OwnBeat) -> dict[bytes, tuple[PeerId, ...]]:
         """Who is told in short, by the bytes of that; all others are to be told whole."""
         if self._number == LAST_NUMBER:
             return {}
-        now, by_likeness = _told(heartbeat), dict[bytes, list[PeerId]]()
+        by_likeness = dict[bytes, list[PeerId]]()
         for peer in to:
             taken = self._taken.get(peer)
-            if taken is not None and taken.outline == now.outline:
+            if taken is not None and taken.outline == beat.outline:
                 by_likeness.setdefault(taken.likeness, []).append(peer)
         self._number += 1
         return {
-            (encode_short if like == now.likeness else encode_moved)(heartbeat, like, self._number): tuple(peers)
+            (encode_short if like == beat.likeness else encode_moved)(beat.heartbeat, like, self._number): tuple(peers)
             for like, peers in by_likeness.items()
         }
 
-    def taken(self, peer: PeerId, heartbeat: Heartbeat) -> None:
+    def taken(self, peer: PeerId, beat: OwnBeat) -> None:
         """The peer knows this one."""
-        _remember(self._taken, peer, _told(heartbeat))
+        _remember(self._taken, peer, beat)
 
     def not_taken(self, peer: PeerId) -> None:
         """The peer may be another process, or has forgotten us: it is told the whole next time."""
@@ -99,12 +108,9 @@ class BeatMemory:
         if short.number <= known.number:
             return None, True
         heartbeat = made_whole(known.heartbeat, raw)
-        _remember(self._known, sender, _Known(heartbeat, likeness(heartbeat), short.number))
+        like = known.likeness if says_tokens_alone(known.heartbeat, raw) else likeness(heartbeat)
+        _remember(self._known, sender, _Known(heartbeat, like, short.number))
         return heartbeat, True
-
-
-def _told(heartbeat: Heartbeat) -> _Taken:
-    return _Taken(likeness(heartbeat), outline(heartbeat))
 
 
 def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Clock, Network, Offload, Publish, Stream, TookReply
-from averaging.rounds.beats import BeatMemory
+from averaging.rounds.beats import BeatMemory, OwnBeat, own_beat
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.lending import Lender, LenderTools, UnitShape
@@ -195,32 +195,34 @@ class PeerRounds:
             self._beats[peer] = (now_s, unit)
         if not to:
             return
-        heartbeat = self._of_all_units(order.heartbeat, now_s)
-        in_short = self._memory.split(to, heartbeat)
+        beat = own_beat(self._of_all_units(order.heartbeat, now_s))
+        in_short = self._memory.split(to, beat)
         for raw, peers in in_short.items():
-            self._tasks.spawn(self._say_again, peers, heartbeat, raw)
+            self._tasks.spawn(self._say_again, peers, beat, raw)
         others = tuple(peer for peer in to if not any(peer in peers for peers in in_short.values()))
         if others:
-            await self.send(others, heartbeat)
+            await self.send(others, beat.heartbeat)
 
-    async def _say_again(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
+    async def _say_again(self, to: tuple[PeerId, ...], beat: OwnBeat, raw: bytes) -> None:
         """Bring a short heartbeat; the whole one to whoever does not know what it is like."""
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
             if reply == SAY_WHOLE or isinstance(reply, RemoteProtocolError):
                 self._memory.not_taken(peer)
-                await self.send((peer,), heartbeat)
+                await self.send((peer,), beat.heartbeat)
             else:
                 if not isinstance(reply, PotluckError):
-                    self._memory.taken(peer, heartbeat)
+                    self._memory.taken(peer, beat)
                 await self._took(peer, reply)
 
         await self._deliver(to, raw, took, channel=BEAT_CHANNEL)
 
     async def _say_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
+        beat = own_beat(heartbeat)
+
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
             if not isinstance(reply, PotluckError):
-                self._memory.taken(peer, heartbeat)
+                self._memory.taken(peer, beat)
             await self._took(peer, reply)
 
         await self._deliver(to, raw, took)

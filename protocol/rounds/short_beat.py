@@ -115,6 +115,11 @@ def decode_short(raw: bytes) -> ShortBeat:
     return ShortBeat(*_PREFIX.unpack_from(raw))
 
 
+def says_tokens_alone(known: Heartbeat, raw: bytes) -> bool:
+    """Whether a short one that goes by `known` says what is ready and nothing else: then both have one `likeness`."""
+    return len(raw) == _PREFIX.size + len(known.heads) * _TOKENS.size
+
+
 def made_whole(known: Heartbeat, raw: bytes) -> Heartbeat:
     """What the sender of `known` says with a short one that goes by it.
 
@@ -122,7 +127,7 @@ def made_whole(known: Heartbeat, raw: bytes) -> Heartbeat:
         RemoteProtocolError: another number of heads, or numbers beyond what can be.
     """
     said, num_heads = raw[_PREFIX.size :], len(known.heads)
-    if len(said) == num_heads * _TOKENS.size:
+    if says_tokens_alone(known, raw):
         pairs = zip(known.heads, _TOKENS.iter_unpack(said), strict=True)
         return _with_heads(known, tuple([_with_tokens(head, tokens) for head, (tokens,) in pairs]))
     if len(said) != _UPLOAD.size + num_heads * _HEAD.size:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from averaging.rounds import beats
-from averaging.rounds.beats import BeatMemory
+from averaging.rounds.beats import BeatMemory, own_beat
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.messages import Heartbeat, Member
 from protocol.rounds.short_beat import encode_moved, encode_short, likeness
@@ -30,17 +30,17 @@ def _moved(index: int) -> Heartbeat:
 
 def test_who_took_the_whole_one_is_told_in_short_while_only_tokens_change_or_a_commit_came() -> None:
     memory = BeatMemory()
-    assert memory.split((ONE, TWO), BEAT) == {}
-    memory.taken(ONE, BEAT)
-    memory.taken(THREE, _moved(8))
-    assert memory.split((ONE, TWO), _ready(99)) == {encode_short(_ready(99), likeness(BEAT), 2): (ONE,)}
-    assert memory.split((ONE, TWO, THREE), _moved(9)) == {
+    assert memory.split((ONE, TWO), own_beat(BEAT)) == {}
+    memory.taken(ONE, own_beat(BEAT))
+    memory.taken(THREE, own_beat(_moved(8)))
+    assert memory.split((ONE, TWO), own_beat(_ready(99))) == {encode_short(_ready(99), likeness(BEAT), 2): (ONE,)}
+    assert memory.split((ONE, TWO, THREE), own_beat(_moved(9))) == {
         encode_moved(_moved(9), likeness(BEAT), 3): (ONE,),
         encode_moved(_moved(9), likeness(_moved(8)), 3): (THREE,),
     }
-    assert memory.split((ONE,), replace(BEAT, is_inbound_reachable=not BEAT.is_inbound_reachable)) == {}
+    assert memory.split((ONE,), own_beat(replace(BEAT, is_inbound_reachable=not BEAT.is_inbound_reachable))) == {}
     memory.not_taken(ONE)
-    assert memory.split((ONE,), BEAT) == {}
+    assert memory.split((ONE,), own_beat(BEAT)) == {}
 
 
 def test_one_that_tells_of_a_commit_is_what_later_short_ones_go_by() -> None:
@@ -86,8 +86,8 @@ def test_of_too_many_peers_the_latest_are_remembered(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(beats, "MAX_KNOWN", 2)
     memory = BeatMemory()
     for peer in (ONE, TWO, ONE, THREE):
-        memory.taken(peer, BEAT)
+        memory.taken(peer, own_beat(BEAT))
         memory.heard(peer, BEAT)
-    assert list(memory.split((ONE, TWO, THREE), BEAT).values()) == [(ONE, THREE)]
+    assert list(memory.split((ONE, TWO, THREE), own_beat(BEAT)).values()) == [(ONE, THREE)]
     raw = encode_short(BEAT, likeness(BEAT), 1)
     assert [memory.heard_short(peer, raw)[1] for peer in (ONE, TWO, THREE)] == [True, False, True]

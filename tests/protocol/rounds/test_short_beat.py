@@ -7,7 +7,15 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root
 from protocol.rounds.messages import Heartbeat, Member
-from protocol.rounds.short_beat import decode_short, encode_moved, encode_short, likeness, made_whole, outline
+from protocol.rounds.short_beat import (
+    decode_short,
+    encode_moved,
+    encode_short,
+    likeness,
+    made_whole,
+    outline,
+    says_tokens_alone,
+)
 from tests.protocol.test_wire import MESSAGES
 
 BEAT = next(message for message in MESSAGES if isinstance(message, Heartbeat))
@@ -25,6 +33,7 @@ def test_a_short_heartbeat_says_what_the_whole_one_would_say_in_a_few_bytes() ->
     assert short.likeness == likeness(known)
     assert short.number == 9
     assert made_whole(known, raw) == now
+    assert says_tokens_alone(known, raw)
 
 
 def test_after_a_commit_it_says_all_that_the_commit_changed() -> None:
@@ -41,6 +50,7 @@ def test_after_a_commit_it_says_all_that_the_commit_changed() -> None:
     assert outline(now) == outline(known)
     assert decode_short(raw).likeness == likeness(known)
     assert made_whole(known, raw) == now
+    assert not says_tokens_alone(known, raw)
 
 
 def test_state_roots_are_told_in_whole_ones_alone() -> None:
