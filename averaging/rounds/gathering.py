@@ -14,7 +14,7 @@ from averaging.network.seams import Network
 from averaging.rounds.round_tools import Changes
 from averaging.rounds.transfer import OPEN_WITHIN_S, fetch_result
 from averaging.rounds.unit import UnitChain
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.messages import CommitRecord, SliceRecord
 from protocol.rounds.requests import FetchResult
@@ -68,9 +68,13 @@ class Gatherer:
     ) -> bool:
         """True when all results that the record names are on disk; False when nobody gave them in time, or they are no longer wanted:
         by default, when the head moved away from the record's parent.
+
+        Raises:
+            StorageError: our disk did not take what came. Nothing is asked for again meanwhile; call again once it may.
         """
         wanted = is_wanted or (lambda: self._chain.head.commit == record.parent)
         asked_s = trio.current_time()
+        not_written: list[StorageError] = []
         with trio.move_on_after(GATHER_WITHIN_S):
             while wanted():
                 for part in await self._missing(record):
@@ -79,7 +83,9 @@ class Gatherer:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
                     for part in await self._missing(record):
                         sources = tuple(dict.fromkeys((part.reducer, *holders)))
-                        nursery.start_soon(self._fetch_one_of_many, at_once, record, part, sources)
+                        nursery.start_soon(self._fetch_one_of_many, at_once, record, part, sources, not_written)
+                if not_written:
+                    raise not_written[0]
                 if not await self._missing(record):
                     return True  # at once: everybody's ack, and so the commit, waits for it
                 await trio.sleep(GATHER_RETRY_S)
@@ -106,10 +112,19 @@ class Gatherer:
                 await exchange.changes.wait()
 
     async def _fetch_one_of_many(
-        self, at_once: trio.Semaphore, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]
+        self,
+        at_once: trio.Semaphore,
+        record: CommitRecord,
+        part: SliceRecord,
+        sources: tuple[PeerId, ...],
+        not_written: list[StorageError],
     ) -> None:
+        """One of the tasks of a nursery, which would wrap what it raises: an error of the disk is put into `not_written` instead."""
         async with at_once:
-            await self._fetch(record, part, sources)
+            try:
+                await self._fetch(record, part, sources)
+            except StorageError as error:
+                not_written.append(error)
 
     async def _fetch(self, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
         tools = self._chain.tools

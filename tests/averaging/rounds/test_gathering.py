@@ -8,6 +8,7 @@ import trio
 import trio.testing
 
 from averaging.network.memory_network import LinkSpeed
+from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.network.seams import Stream
 from averaging.rounds.gathering import (
     EXCHANGE_PATIENCE_S,
@@ -18,6 +19,7 @@ from averaging.rounds.gathering import (
 )
 from averaging.rounds.round_tools import Changes
 from averaging.rounds.transfer import ANSWER_WITHIN_S, FETCH_CHANNEL, FRAME_WITHIN_S, read_request
+from protocol.errors import StorageError
 from protocol.ids import PeerId
 from protocol.rounds.requests import FetchResult
 from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
@@ -113,6 +115,20 @@ async def test_bytes_that_nobody_has_are_given_up_within_the_deadline(autojump_c
         assert not await _gatherer(gathering).gather(commit.record, (world.parties[0].peer, PeerId("nobody")))
         assert GATHER_WITHIN_S <= trio.current_time() < GATHER_WITHIN_S + 2.0
         assert not await _holds_all(gathering, commit)
+
+
+async def test_a_disk_that_takes_no_more_is_said_by_itself_and_nothing_is_asked_for_again(
+    autojump_clock: Clock,
+) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        for party, number in zip(world.parties, (0, 1), strict=False):
+            await commit.write_results(party, slices=[number])
+        gathering.disk.fail_with_disk_full_after(10)
+        with pytest.raises(StorageError, match="no space"):
+            await _gatherer(gathering).gather(commit.record, (world.parties[0].peer,))
+        assert sorted(_asked(world)) == [(0, 0), (1, 4)]
+        gathering.disk.capacity_bytes = UNBOUNDED_BYTES
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[0].peer,))
 
 
 async def test_a_holder_that_went_silent_does_not_hold_up_the_deadline(autojump_clock: Clock) -> None:

@@ -118,10 +118,13 @@ async def test_a_commit_whose_bytes_are_with_nobody_stalls_and_is_applied_when_t
         assert scene.bench.events[-1] == Applied(commit.link, commit.certificate, scene.party.chain.root)
 
 
-async def test_a_commit_that_cannot_be_written_stalls_and_is_applied_later(autojump_clock: Clock) -> None:
+@pytest.mark.parametrize("has_bytes", [True, False])
+async def test_a_commit_that_cannot_be_written_stalls_and_is_applied_later(
+    has_bytes: bool, autojump_clock: Clock
+) -> None:
     async with _scene() as scene:
         commit = scene.world.commits(1)[0]
-        await commit.write_results(scene.party)
+        await commit.write_results(scene.party if has_bytes else scene.others[0])
         root = scene.party.chain.root
         scene.party.disk.fail_with_disk_full_after(10)
         await scene.commit(commit)
@@ -431,6 +434,19 @@ async def test_a_switch_that_cannot_be_written_changes_nothing_and_may_be_tried_
         failed = await scene.bench.until_told(SwitchFailed)
         assert (failed.target, "no space" in failed.why) == (fork.theirs[-1].link.commit, True)
         assert (scene.party.chain.head, scene.bench.adopter.is_idle) == (fork.ours.link, True)
+        scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
+        scene.prepare(fork.agreed, fork.theirs)
+        await scene.bench.until_told(SwitchPrepared)
+        await fork.assert_switched()
+
+
+async def test_a_lineage_whose_bytes_cannot_be_written_fails_and_may_be_brought_later(autojump_clock: Clock) -> None:
+    async with _fork(2) as fork:
+        scene = fork.scene
+        scene.party.disk.fail_with_disk_full_after(10)
+        scene.prepare(fork.agreed, fork.theirs)
+        failed = await scene.bench.until_told(SwitchFailed)
+        assert (failed.target, "no space" in failed.why) == (fork.theirs[-1].link.commit, True)
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
         scene.prepare(fork.agreed, fork.theirs)
         await scene.bench.until_told(SwitchPrepared)
