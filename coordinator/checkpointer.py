@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from averaging.state import STATE_BYTES_PER_VALUE
 from coordinator.checkpoints import (
     CheckpointContent,
     UnitContent,
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 FETCH_LIMIT_S: Final = 120.0
+"""For a small state; of a large one also so long as a slow line needs for it."""
+
+SLOW_BYTES_PER_S: Final = 1_000_000
 _POLL_S: Final = 0.5
 _RETRY_S: Final = 3.0
 _WRITE_COST_S: Final = 0.1
@@ -109,6 +113,14 @@ class CheckpointPlace:
     whole: TensorSchema | None = None
 
 
+def fetch_limit_s(place: CheckpointPlace) -> float:
+    """How long all states of one checkpoint may take to come. Donors that are silent or too slow for their stripes are given up long
+    before: this ends a pull that nothing else ends, and must not end one that only takes its time.
+    """
+    schema = place.whole or place.schema
+    return FETCH_LIMIT_S + STATE_BYTES_PER_VALUE * schema.num_elements / SLOW_BYTES_PER_S
+
+
 def _candidates(peers: Mapping[PeerId, PeerEntry], chain: ChainLog, now_s: float) -> Sequence[Target]:
     live = {peer: peers[peer] for peer in live_peers(peers, now_s)}
     targets = []
@@ -133,10 +145,13 @@ def _with_units(
     for unit in units:
         holders: dict[tuple[CommitId, Root], list[PeerId]] = {}
         for peer in target.donors:
-            for part in peers[peer].report.beside:
-                link = chain.link(part.state_commit)
-                if part.unit == unit and part.state_commit != NO_COMMIT and (link is None or link.index):
-                    holders.setdefault((part.state_commit, part.state_root), []).append(peer)
+            # a peer has one word on each unit, however often it names it
+            part = next((part for part in peers[peer].report.beside if part.unit == unit), None)
+            if part is None or part.state_commit == NO_COMMIT:
+                continue
+            link = chain.link(part.state_commit)
+            if link is None or link.index:
+                holders.setdefault((part.state_commit, part.state_root), []).append(peer)
         if not holders:
             return None
         commit, root = min(holders, key=lambda pair: (-len(holders[pair]), pair))
@@ -242,10 +257,11 @@ class Checkpointer:
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place
         content: CheckpointContent | None = None
-        with trio.move_on_after(FETCH_LIMIT_S):
+        limit_s = fetch_limit_s(place)
+        with trio.move_on_after(limit_s):
             content = await self.content(target)
         if content is None:
-            raise TemporaryError(f"no state of round {target.index} within {FETCH_LIMIT_S:.0f} s", "one in time")
+            raise TemporaryError(f"no state of round {target.index} within {limit_s:.0f} s", "one in time")
         now = int(clock.unix_s())
         # A write that was begun is finished: half of one is of no use to anybody.
         with trio.CancelScope(shield=True):
@@ -262,14 +278,14 @@ class Checkpointer:
         place = self._place
         state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
         content = CheckpointContent(
-            place.run_name,
-            place.run_id_hex,
-            place.schema,
-            place.grid,
-            place.model,
-            state,
-            target.root,
-            place.tokenizer,
+            run_name=place.run_name,
+            run_id_hex=place.run_id_hex,
+            schema=place.schema,
+            grid=place.grid,
+            model=place.model,
+            state=state,
+            root=target.root,
+            tokenizer=place.tokenizer,
         )
         if place.whole is None:
             return content

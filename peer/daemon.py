@@ -50,6 +50,7 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.lingering import linger
 from peer.local_rules import mixing_of, standing_still_s
 from peer.look import LOG_NAME
 from peer.membership_file import (
@@ -91,10 +92,6 @@ log = structlog.get_logger()
 
 MESSAGE_LIFE_S: Final = 120.0
 GOODBYE_WITHIN_S: Final = 3.0
-LINGER_S: Final = 30.0
-"""How long a peer stays after the last commit, so that everybody and the final checkpoint can have it."""
-
-SETTLE_DOWN_S: Final = 3.0
 
 
 class _Sequence:
@@ -426,7 +423,7 @@ async def _rounds(
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole)
-            await _finish(life, service, reporter)
+            await _finish(joined, service)
         with trio.move_on_after(GOODBYE_WITHIN_S):
             reporter.is_leaving = True
             await rounds.leave()
@@ -446,22 +443,19 @@ async def _begin_training(life: _Life, chains: Sequence[UnitChain], trainer: Wor
     await life.controls.order(trainer)
 
 
-async def _finish(life: _Life, service: RoundService, reporter: Reporter) -> None:
+async def _finish(joined: _Joined, service: RoundService) -> None:
     """The run is over: stay until everybody alive has the last commit and the host has its checkpoint."""
-    life.board.say("finished", "the run is complete; staying until everybody has the last commit")
-    with trio.move_on_after(LINGER_S):
-        await trio.sleep(SETTLE_DOWN_S)
-        while True:
-            await reporter.report_once()
-            reply = reporter.last_reply
-            if (
-                reply is not None
-                and reply.is_final_checkpoint_written
-                and all_have(service.state, service.chain.head.index)
-            ):
-                break
-            await trio.sleep(0.5)
-    life.board.say("finished", "the run is complete")
+    board, reporter = joined.life.board, joined.reporter
+    board.say("finished", "the run is complete; staying until everybody has the last commit")
+
+    async def does_everybody_have_all() -> bool:
+        await reporter.report_once()
+        reply = reporter.last_reply
+        is_written = reply is not None and reply.is_final_checkpoint_written
+        return is_written and all_have(service.state, service.chain.head.index)
+
+    await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
+    board.say("finished", "the run is complete")
 
 
 async def _fetch_data(life: _Life, membership: Membership, network: Network, roster: Roster, cache: ShardCache) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import takewhile
 from typing import Final
 
 import structlog
@@ -39,6 +40,14 @@ NUM_KEPT: Final = 4
 """Contributions kept for a switch of lineages, beside those on the last commit that a quorum made: the others may have counted
 these. Older ones are given up with a remark, never applied twice.
 """
+
+MOST_WAITING: Final = 4
+"""Commits that wait for the trainer one by one, each with vectors of the whole unit; more become one. A training process that does not
+come up keeps them waiting as long as the run lasts.
+"""
+
+_LONG_AGO: Final = 1 << 62
+"""Tokens since a snapshot that so many commits came after: none of them is mixed into theta any more."""
 
 ADOPT_COST_S: Final = 0.002
 """What the arithmetic costs in virtual time."""
@@ -83,6 +92,9 @@ class Adopter:
         self._offload = offload
         self._offers: dict[Root, tuple[CommitId, EncodedContribution]] = {}
         self._waiting: deque[_Task] = deque()
+        self._taking = trio.Lock()
+        """Held while tasks that wait become an adoption: in order, each once."""
+
         self._arrived = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -95,9 +107,8 @@ class Adopter:
         while True:
             while not self._waiting:
                 await self._arrived.wait()
-            tasks = self._take_together()
             try:
-                await self._adopt(tasks)
+                await self._adopt_next()
             except PotluckError as error:
                 # A worker that died comes back from the anchor that it was given; nothing of the round depends on it.
                 log.warning("not_adopted", reason=error.one_line())
@@ -105,12 +116,10 @@ class Adopter:
                 self.pending_tokens = 0
                 self._idle.set()
 
-    def _take_together(self) -> list[_Task]:
+    def _next_together(self) -> list[_Task]:
         """The next thing, or all commits that wait in a row: a trainer slower than the rounds must not fall behind for ever."""
-        taken = [self._waiting.popleft()]
-        while taken[0].is_commit and self._waiting and self._waiting[0].is_commit:
-            taken.append(self._waiting.popleft())
-        return taken
+        commits = list(takewhile(lambda task: task.is_commit, self._waiting))
+        return commits or list(self._waiting)[:1]
 
     @property
     def is_idle(self) -> bool:
@@ -143,12 +152,8 @@ class Adopter:
             mixed = self._mixed(contribution, tokens_ready)
             return adopt_commit(applied, record, self._me, contribution, grid, mixed)
 
-        await self._put(
-            adopt,
-            applied.state.anchor_N,
-            link.total_tokens,
-            is_commit=True,
-        )
+        await self._put(adopt, applied.state.anchor_N, link.total_tokens, is_commit=True)
+        await self._fold()
 
     def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
         """How a commit is mixed into theta: not at all where it came later than it may, after so many tokens since the snapshot."""
@@ -169,11 +174,7 @@ class Adopter:
                 feedback.switch(adoption.feedback, prepared.state.head)
             return adoption
 
-        await self._put(
-            adopt,
-            prepared.state.anchor_N,
-            prepared.state.total_tokens,
-        )
+        await self._put(adopt, prepared.state.anchor_N, prepared.state.total_tokens)
 
     async def correct(self, shift_N: torch.Tensor, state: UnitState) -> None:
         """The anchor was wrong by `shift_N`, (N,) float32, and is right now: local work is kept."""
@@ -189,18 +190,38 @@ class Adopter:
         arrived.set()
         await trio.lowlevel.checkpoint()
 
-    async def _adopt(self, tasks: list[_Task]) -> None:
-        last = tasks[-1]
-        ready, grid = self._trainer.progress().tokens_ready, self._chain.tools.grid
-        adoption = await self._offload.run(
-            lambda: _together([task.adopt(ready) for task in tasks], grid), cost_s=ADOPT_COST_S
-        )
+    async def _fold(self) -> None:
+        """Make one of the commits that wait when they are many."""
+        if len(self._waiting) <= MOST_WAITING:
+            return
+        async with self._taking:
+            tasks = self._next_together()
+            if len(tasks) > MOST_WAITING:
+                adoption = await self._take(tasks, _LONG_AGO)
+                self._waiting.appendleft(replace(tasks[-1], adopt=lambda tokens_ready: adoption))
+
+    async def _take(self, tasks: list[_Task], tokens_ready: int) -> Adoption:
+        """What the first of those that wait come to together; they wait no longer."""
+        grid = self._chain.tools.grid
+        try:
+            adoption = await self._offload.run(
+                lambda: _together([task.adopt(tokens_ready) for task in tasks], grid), cost_s=ADOPT_COST_S
+            )
+        finally:
+            for _ in tasks:
+                self._waiting.popleft()
         if self._feedback is not None:
             self._feedback.changed()
+        return adoption
+
+    async def _adopt_next(self) -> None:
+        async with self._taking:
+            tasks = self._next_together()
+            adoption = await self._take(tasks, self._trainer.progress().tokens_ready)
         if adoption.remark:
             log.warning("local_work", reason=adoption.remark)
         with spanned(self._record, "adopt", self._chain.tools.unit):
-            await self._tell(adoption, last)
+            await self._tell(adoption, tasks[-1])
 
     async def _tell(self, adoption: Adoption, last: _Task) -> None:
         await self._trainer.set_anchor(last.anchor_N)

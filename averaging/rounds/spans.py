@@ -11,7 +11,9 @@ from typing import Final
 import trio
 
 MOST_SPANS: Final = 4096
-"""Kept: some hundred bytes each. A round of 64 members has some hundred, and a local step one."""
+"""Kept of rounds, and as many of training: some hundred bytes each. A round of 64 members has some hundred, and a local step one, of
+which a small model makes thousands a round.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,19 @@ def nowhere(span: Span) -> None:
 
 
 class SpanRing:
-    """The newest spans; older ones make room for them."""
+    """The newest spans; older ones make room for them, those of rounds and those of training each for their own kind."""
 
     def __init__(self, most: int = MOST_SPANS) -> None:
-        self._spans: deque[Span] = deque(maxlen=most)
+        self._of_rounds: deque[Span] = deque(maxlen=most)
+        self._of_training: deque[Span] = deque(maxlen=most)
 
     def record(self, span: Span) -> None:
         """One more."""
-        self._spans.append(span)
+        (self._of_rounds if span.unit else self._of_training).append(span)
 
     def newest(self) -> list[Span]:
         """All that are kept, in the order in which they ended."""
-        return list(self._spans)
+        return sorted([*self._of_rounds, *self._of_training], key=lambda span: span.end_s)
 
 
 @contextmanager

@@ -40,7 +40,11 @@ class Stagger:
         if self.num_units == 1:
             return target_tokens
         late_tokens = max(0, offered_tokens - due_at)
-        return max(-(-target_tokens // SHORTEST), target_tokens - late_tokens)
+        return max(self.shortest(target_tokens), target_tokens - late_tokens)
+
+    def shortest(self, target_tokens: int) -> int:
+        """What a whole round's work is cut to at most."""
+        return target_tokens if self.num_units == 1 else -(-target_tokens // SHORTEST)
 
 
 UNSTAGGERED: Final = Stagger()

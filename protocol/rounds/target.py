@@ -53,6 +53,11 @@ class RoundTarget:
         """The smallest round of so many members."""
         return min(self.most_tokens, num_members * self.first_tokens)
 
+    @property
+    def fewest_tokens(self) -> int:
+        """Of any round of the run, however many take part in it and whatever was measured."""
+        return self.least(1) if self.ramp_share or self.exchange_share else self.most_tokens
+
     def planned(self, total_tokens: int, num_members: int) -> int:
         """Of the round that follows so many committed tokens, whatever was measured: with "auto" the least that it may come to."""
         if not self.ramp_share:

@@ -103,6 +103,11 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     if record.outer != config.outer or codecs != expected_codecs:
         found = f"refused a record with outer step {record.outer} and {codecs}"
         return f"{found}: not the run's, {config.outer} and {expected_codecs}"
+    fewest, most = config.stagger.shortest(config.target.fewest_tokens), config.target.most_tokens
+    if not fewest <= record.next_target_tokens <= most:
+        return (
+            f"refused a record with {record.next_target_tokens} tokens for the next round; expected {fewest} to {most}"
+        )
     if record.slices[-1].stop_chunk != state.config.num_chunks:
         return f"refused a record over {record.slices[-1].stop_chunk} chunks: the unit has {state.config.num_chunks}"
     if (record.spine == NO_SPINE) != state.config.is_spine:

@@ -17,6 +17,7 @@ from averaging.start_state import start_state
 from averaging.state import UnitState, state_root
 from coordinator.chain_log import ChainLog
 from coordinator.checkpointer import (
+    FETCH_LIMIT_S,
     Checkpointer,
     CheckpointPlace,
     CheckpointRules,
@@ -121,6 +122,41 @@ def test_of_several_units_each_is_wanted_as_most_of_the_spines_donors_have_it() 
         genesis = parent
     for nowhere in (genesis.commit, NO_COMMIT):
         assert due_checkpoint(training, log, {A: with_unit(here, nowhere)}, 0, RULES, 1.0, [unit]) is None
+
+
+def test_a_peer_that_names_a_unit_many_times_has_one_word_on_it() -> None:
+    log, commits = grown(2)
+    unit, forged, good = UnitName("embeddings"), CommitId(b"1" * 32), CommitId(b"2" * 32)
+    here = PeerReport("training", "", UNIT, state_commit=commits[1], state_root=ROOT)
+    honest = PeerEntry(replace(here, beside=(UnitStanding(unit, good, ROOT),)), 0.0)
+    many = PeerEntry(replace(here, beside=(UnitStanding(unit, forged, ROOT),) * 100), 0.0)
+    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, {A: honest, B: honest, C: many}, 0, RULES, 1.0, [unit])
+    assert due is not None
+    assert due.beside == (UnitTarget(unit, good, ROOT, tuple(sorted((A, B)))),)
+
+
+async def test_a_state_that_takes_its_time_on_a_slow_line_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain, donors = await start(host), Donors()
+        monkeypatch.setattr(checkpointer_module, "SLOW_BYTES_PER_S", 1)
+
+        async def slowly(
+            asked: Sequence[PeerId], unit: UnitName, grid: ChunkGrid, commit: CommitId, root: Root
+        ) -> UnitState:
+            await trio.sleep(FETCH_LIMIT_S + 8.0 * grid.num_elements - 1.0)
+            return await donors.fetch(asked, unit, grid, commit, root)
+
+        writer = checkpointer(host, slowly)
+        await commit_and_report(host, chain, donors, 2, 10)
+        with trio.move_on_after(2.0 * (FETCH_LIMIT_S + 8.0 * host.grid.num_elements)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(writer.run, host.clock, host.offload)
+                while not host.tracker.checkpoints:
+                    await trio.sleep(10.0)
+                nursery.cancel_scope.cancel()
+        assert newest_index(host) == 2
 
 
 async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> None:

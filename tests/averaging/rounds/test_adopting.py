@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ import trio
 import trio.testing
 
 from averaging.codecs import codec_by_name
-from averaging.rounds.adopting import NUM_KEPT, Adopter
+from averaging.rounds.adopting import MOST_WAITING, NUM_KEPT, Adopter
 from averaging.rounds.adoption import Mixing
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.unit import PreparedSwitch
@@ -155,6 +157,30 @@ async def test_a_slow_training_step_holds_up_nobody_and_the_commits_that_waited_
         chain = scene.party.chain
         torch.testing.assert_close(scene.trainer.theta_N, chain.state.anchor_N + theta(1), rtol=1e-5, atol=1e-5)
         assert scene.trainer.schedule == chain.head.total_tokens
+
+
+async def test_a_training_process_that_does_not_come_up_keeps_no_more_vectors_however_many_commits_pass(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene() as scene:
+        chain, mine = scene.party.chain, scene.offer()
+        scene.trainer.theta_N = scene.trainer.theta_N + 0.5
+        scene.trainer.tokens += 30
+        scene.trainer.hold("shift")
+        anchors: list[weakref.ref[torch.Tensor]] = []
+        for seed in range(4 * MOST_WAITING):
+            await scene.commit(scene.next_commit(seed, None if seed else mine), None if seed else mine)
+            anchors.append(weakref.ref(chain.state.anchor_N))
+            assert scene.adopter.pending_tokens == TOKENS
+        gc.collect()
+        assert sum(anchor() is not None for anchor in anchors) <= MOST_WAITING + 3, (
+            "those that wait, one told, the head's"
+        )
+        scene.trainer.let_go("shift")
+        await scene.adopter.wait_adopted()
+        torch.testing.assert_close(scene.trainer.anchor_N, chain.state.anchor_N, rtol=0, atol=0)
+        torch.testing.assert_close(scene.trainer.theta_N, chain.state.anchor_N + 0.5, rtol=1e-4, atol=1e-4)
+        assert (scene.trainer.tokens, scene.trainer.schedule) == (30, chain.head.total_tokens)
 
 
 async def test_a_trainer_that_fails_is_left_alone_and_hears_of_the_next_commit(autojump_clock: Clock) -> None:

@@ -25,3 +25,12 @@ def test_only_the_newest_spans_are_kept() -> None:
         nowhere(Span("compute", "", number, number + 1))
         ring.record(Span("compute", "", number, number + 1))
     assert [span.begin_s for span in ring.newest()] == [2, 3, 4]
+
+
+def test_many_short_local_steps_push_no_round_out_and_all_come_in_the_order_in_which_they_ended() -> None:
+    ring = SpanRing(most=3)
+    ring.record(Span("snapshot", "fragment-0", 0.0, 0.5))
+    for number in range(10):
+        ring.record(Span("compute", "", number, number + 1))
+    ring.record(Span("adopt", "fragment-0", 8.0, 9.5))
+    assert [span.name for span in ring.newest()] == ["snapshot", "compute", "compute", "adopt", "compute"]

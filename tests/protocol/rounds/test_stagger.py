@@ -26,7 +26,8 @@ def test_what_a_round_was_opened_too_late_is_taken_off_the_next_one() -> None:
 
 
 def test_a_round_is_never_cut_to_less_than_half() -> None:
-    assert Stagger(1, 4).next_target(1001, 500, 5000) == 501
+    assert Stagger(1, 4).next_target(1001, 500, 5000) == Stagger(1, 4).shortest(1001) == 501
+    assert ALONE.shortest(1001) == 1001
 
 
 def test_units_that_are_opened_late_by_different_amounts_do_not_drift_towards_each_other() -> None:

@@ -40,6 +40,10 @@ def test_every_member_has_its_first_steps_in_the_smallest_round_however_many_the
     assert AUTO.planned(10**9, 7) == 70
 
 
+def test_no_round_is_smaller_than_that_of_a_member_alone_or_than_all_where_all_are_alike() -> None:
+    assert [target.fewest_tokens for target in (FIXED, RAMP, AUTO)] == [1000, 10, 10]
+
+
 @pytest.mark.parametrize("target", [FIXED, RAMP, RoundTarget(1000, 5, 0.01), RoundTarget(10**6, 5, 0.2)])
 @pytest.mark.parametrize("total_tokens", [50, 3000, 200_000])
 def test_the_number_of_rounds_is_told_beforehand(target: RoundTarget, total_tokens: int) -> None:

@@ -129,6 +129,8 @@ def test_a_record_is_settled_by_the_owner_of_its_ballot_only() -> None:
         ({"codec": "int8"}, "codec"),
         ({"result_codec": "int8"}, "codec fp32 and int8 for results"),
         ({"index": 9}, "index"),
+        ({"next_target_tokens": 1}, "1 tokens for the next round; expected 300 to 300"),
+        ({"next_target_tokens": 1 << 60}, "tokens for the next round"),
     ],
 )
 def test_a_record_that_does_not_follow_the_run_is_not_acked(change: dict[str, object], why: str) -> None:
