@@ -44,7 +44,7 @@ from tests.benchmarks.places import LOOPBACK, Place, Places, open_places
 from tests.benchmarks.processes import Children, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
-TRIAL_LIMIT_S: Final = 150.0
+TRIAL_LIMIT_S: Final = 240.0
 
 
 @contextmanager
@@ -56,15 +56,15 @@ def _places(setting: Setting) -> Iterator[Places]:
         yield places
 
 
-def take_turns(ours: Group, others: Sequence[Group], plan: Plan, idle_s: float = 0.0) -> None:
+def take_turns(groups: Sequence[Group], plan: Plan, idle_s: float = 0.0) -> None:
     """One warm-up each, then trials of all in turn, the last ones after a pause."""
-    for group in (ours, *others):
+    for group in groups:
         if not group.num_done:
             group.trial(TRIAL_LIMIT_S, is_warm_up=True)
     for number in range(plan.num_trials):
-        if number == plan.num_trials - 1 and not ours.failed:
+        if number == plan.num_trials - 1 and not all(group.failed for group in groups):
             time.sleep(idle_s)
-        for group in (ours, *others):
+        for group in groups:
             begin_s = time.monotonic()
             trial = group.trial(min(TRIAL_LIMIT_S, max(5.0, plan.left_s)))
             if trial is not None:
@@ -86,6 +86,9 @@ def measure(children: Children, directory: Path, setting: Setting, plan: Plan) -
             for compression in setting.compressions:
                 opened = open_hivemind(children, directory, places, setting.num_elements, compression)
                 others.append(stack.enter_context(opened))
+        if setting.is_apart:
+            take_turns(others, plan)
+            stack.close()
         for number, codec in enumerate(setting.codecs):
             if number and not plan.fits(setting):
                 break
@@ -105,10 +108,10 @@ def _measure_codec(
 ) -> Measured:
     print(f"{setting.name}, {codec}", flush=True)
     config = run_config(setting.num_elements, setting.num_peers, codec, setting.chunk_elements)
-    begun = {group.name: len(group.trials) for group in beside}
+    begun = {group.name: 0 if setting.is_apart else len(group.trials) for group in beside}
     killed: list[Row] = []
     with open_ours(children, directory, places, config) as ours:
-        take_turns(ours, beside, plan, setting.idle_s)
+        take_turns((ours,) if setting.is_apart else (ours, *beside), plan, setting.idle_s)
         if (setting.num_peers, setting.rate_mbit_s, codec) == KILLED_AT and not ours.failed:
             killed = kill_rows(kill_one(ours, places, setting, codec), ours.trials, f"{setting.name}, {codec}", {})
             ours.failed = ""

@@ -35,6 +35,9 @@ class Setting:
     compressions: tuple[str, ...] = ("fp16", "fp32")
     """Of hivemind's averagers, among the baselines."""
 
+    is_apart: bool = False
+    """The baselines' trials come first, all of them, then ours: memory does not hold all groups at once."""
+
     idle_s: float = 0.0
     """Before the last trial nothing is ordered for so long, to see what is said then."""
 
