@@ -34,7 +34,12 @@ def parse(kind: type[M], data: bytes, max_bytes: int) -> M:
 def require(is_fine: bool, found: str, expected: str) -> None:
     """Raise RemoteProtocolError unless `is_fine`."""
     if not is_fine:
-        raise RemoteProtocolError(found, expected, "the message was dropped")
+        raise dropped(found, expected)
+
+
+def dropped(found: str, expected: str) -> RemoteProtocolError:
+    """What `require` raises."""
+    return RemoteProtocolError(found, expected, "the message was dropped")
 
 
 def require_hash_or_none(name: str, value: bytes) -> None:

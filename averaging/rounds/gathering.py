@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -130,7 +130,7 @@ class Gatherer:
         tools = self._chain.tools
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         others = [peer for peer in sources if peer != self._network.peer_id]
-        for peer in sorted(others, key=lambda peer: (self._exchange.is_silent(peer), peer in self._failing)):
+        for peer in self._in_order(others):
             if await self._holds(record.parent, part.result_hash):
                 return
             is_first = len(others) > 1 and peer not in self._failing
@@ -151,6 +151,18 @@ class Gatherer:
                 await tools.log.write_result(record.parent, part.result_hash, data)
                 self._exchange.changes.notify()  # who waits for the same bytes, for the ack or for the commit, has them
                 return
+
+    def _in_order(self, sources: Sequence[PeerId]) -> Iterator[PeerId]:
+        """Who is silent, or gave nothing last time, after all others. Each is looked at when its turn comes, for mostly the first one
+        has what is asked for.
+        """
+        put_off: list[PeerId] = []
+        for peer in sources:
+            if peer in self._failing or self._exchange.is_silent(peer):
+                put_off.append(peer)
+            else:
+                yield peer
+        yield from sorted(put_off, key=lambda peer: (self._exchange.is_silent(peer), peer in self._failing))
 
     def _note_failure(self, peer: PeerId) -> None:
         if len(self._failing) >= MAX_FAILING:

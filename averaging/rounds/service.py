@@ -88,7 +88,7 @@ class RoundService:
         self._tasks = Tasks(tools.publish)
         self._answers: dict[PeerId, float] = {}
         self._heartbeats: dict[PeerId, tuple[Heartbeat, float]] = {}
-        self._hurry = trio.Event()
+        self._ticking = trio.CancelScope()
         self._has_left = trio.Event()
         self._adopter = Adopter(
             config.me.peer, chain, tools.trainer, tools.offload, self._run_tokens, tools.mixing, tools.record
@@ -260,15 +260,17 @@ class RoundService:
     # --- the loop ---
 
     async def _tick(self) -> None:
+        """Ticks one after another; begins anew, with a tick at once, when a step has made the pause too long."""
         clock = self._tools.clock
         expected_s = clock.monotonic_s()
         while True:
-            now_s = clock.monotonic_s()
-            await self.tell(Ticked(max(0.0, now_s - expected_s)))
-            pause_s = liveness.next_tick_s(self.state)
-            expected_s = clock.monotonic_s() + pause_s
-            with trio.move_on_after(pause_s):
-                await self._hurry.wait()
+            with trio.CancelScope() as self._ticking:
+                while True:
+                    now_s = clock.monotonic_s()
+                    await self.tell(Ticked(max(0.0, now_s - expected_s)))
+                    pause_s = liveness.next_tick_s(self.state)
+                    expected_s = clock.monotonic_s() + pause_s
+                    await trio.sleep(pause_s)
 
     def _progress(self) -> Progressed:
         progress = self._tools.trainer.progress()
@@ -291,8 +293,7 @@ class RoundService:
             self._changes.notify()
         self._tell_spine(before, state)
         if state.open is not before.open and liveness.next_tick_s(state) < liveness.next_tick_s(before):
-            hurry, self._hurry = self._hurry, trio.Event()
-            hurry.set()
+            self._ticking.cancel()
 
     def _tell_why(self, step: Step) -> None:
         """What changed, and what is waited for, once for each change; what one message came to, and what an order is for, only to

@@ -21,6 +21,7 @@ from protocol.rounds.views import (
     beat_peers,
     idle_patience_s,
     is_alive,
+    is_due_or_open,
     is_gone,
     is_suspected,
     own_heartbeat,
@@ -261,6 +262,9 @@ def _gone(state: RoundState, peer: PeerId, now_s: float, what: str) -> Step:
     drops: tuple[Action, ...] = ()
     if proposal is not None and state.open.exchange is not None and proposal.member(peer) is not None:
         drops = (DropMember(peer, "left" if what == "left" else "lost"),)
+    if not is_due_or_open(state) and peer != leading.expected_opener(state):
+        # of a hundred peers one goes every minute, and whether the round is due is asked of all that are known
+        return Step(state, drops, f"{short(peer)} {what}")
     led = leading.tick(state, now_s)
     return Step(led.state, (*drops, *led.actions), led.reason or f"{short(peer)} {what}", waiting=led.waiting)
 

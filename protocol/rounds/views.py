@@ -241,6 +241,13 @@ def is_due(state: RoundState, now_s: float) -> bool:
     return ready > 0 and now_s - state.committed_at_s >= due_within_s(state)
 
 
+def is_due_or_open(state: RoundState) -> bool:
+    """Whether the round was due at the last tick, or is under way."""
+    opened = state.open
+    is_open = opened.proposal is not None or opened.leading is not None or opened.acked is not None
+    return is_open or opened.due_since_s is not None
+
+
 def is_base_quorum(state: RoundState, ballot: Ballot, votes: Collection[PeerId]) -> bool:
     """Whether these make a quorum of the base roster, without those who left on this base."""
     roster = electorate(state.link.roster, ballot, state.open.departures)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,14 +103,13 @@ def main() -> int:
         return _scenarios(args)
     totals = Totals()
     if args.processes > 1:
-        for child in _children(args, args.processes, "0"):
-            _collect(child, totals)
+        _forked(args, totals)
     else:
         for seed in range(args.start, args.start + args.seeds):
             totals.add(_story(seed, args))
     if args.check_determinism:
         again = Totals()
-        for child in _children(args, args.processes, "1"):
+        for child in _children(args, args.processes):
             _collect(child, again)
         for seed, trace in sorted(totals.traces.items()):
             if again.traces.get(seed) != trace:
@@ -160,8 +160,41 @@ def _story(seed: int, args: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _children(args: argparse.Namespace, num_processes: int, hash_seed: str) -> list[subprocess.Popen[str]]:
-    """The seeds, split; another hash seed, so that an order that hangs on hashes shows."""
+def _forked(args: argparse.Namespace, totals: Totals) -> None:
+    """The seeds dealt out to processes forked off this one: importing what they need takes as long as some stories."""
+    shares = [_fork(args, number) for number in range(args.processes)]
+    for pid, reading in shares:
+        with os.fdopen(reading) as told:
+            printed = told.read()
+        _, status = os.waitpid(pid, 0)
+        if status or not printed:
+            raise SystemExit(f"a simulating process ended with {os.waitstatus_to_exitcode(status)}")
+        totals.merge(json.loads(printed))
+
+
+def _fork(args: argparse.Namespace, number: int) -> tuple[int, int]:
+    """Every so many seeds from this one on: (process, where it tells its totals)."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    code = 1
+    try:
+        share, silent = Totals(), argparse.Namespace(**{**vars(args), "json": True, "trace": False})
+        for seed in range(args.start + number, args.start + args.seeds, args.processes):
+            share.add(_story(seed, silent))
+        with os.fdopen(writing, "w") as told:
+            json.dump(vars(share), told)
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def _children(args: argparse.Namespace, num_processes: int) -> list[subprocess.Popen[str]]:
+    """The seeds, split; each with a hash seed of its own, so that an order that hangs on hashes shows."""
     children = []
     for number in range(max(1, num_processes)):
         begin = args.start + args.seeds * number // num_processes
@@ -170,7 +203,7 @@ def _children(args: argparse.Namespace, num_processes: int, hash_seed: str) -> l
         command += ["--start", str(begin), "--seeds", str(stop - begin)]
         command += ["--peers", str(args.peers)] if args.peers else []
         command += ["--hours", str(args.hours)] if args.hours else []
-        environment = {**os.environ, "PYTHONHASHSEED": str(int(hash_seed) * 1000 + number)}
+        environment = {**os.environ, "PYTHONHASHSEED": str(1000 + number)}
         children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
     return children
 

@@ -19,6 +19,7 @@ from tests.simulation.transitions import (
     SWITCHING,
     TAKING_OVER,
 )
+from tests.simulation.virtual_time import GRAIN_S
 
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
@@ -55,6 +56,7 @@ class Profile:
         mixing: how commits are mixed into theta, in stories whose units are staggered; None where neither is so.
         error_feedback: the share of what that left out which is offered again; 0 for none.
         has_credentials: credentials end, within minutes, and are renewed.
+        grain_s: what comes within so much virtual time comes at once, in any order.
         log_slack_bytes: a log may hold so much that says nothing any more before it is written anew.
         reaches: transitions of the round machine that a run of many seeds must have come through, beside those of every round.
     """
@@ -88,6 +90,7 @@ class Profile:
     error_feedback: float = 0.0
     has_credentials: bool = False
     log_slack_bytes: int = 0
+    grain_s: float = GRAIN_S
 
     @property
     def log_limits(self) -> LogLimits:
@@ -237,6 +240,7 @@ PROFILES = {
             converge_s=4000.0,
             turnover=0.3,
             hours=4.0,
+            grain_s=0.005,  # of its messages most are heartbeats, each to four peers and back within 50 ms
             log_slack_bytes=1 << 17,  # of 64 members twenty rounds, else each would hash all certificates of a day
         ),
     )

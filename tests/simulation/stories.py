@@ -70,7 +70,7 @@ def simulate(seed: int, profile: Profile = PROFILES["default"], options: Options
     try:
         days = in_seconds() if profile.has_credentials else nullcontext()
         with transitions.counted(outcome.reached), shared_decoding(), days:
-            virtual_time.run(seed, partial(_tell, outcome, profile, options))
+            virtual_time.run(seed, partial(_tell, outcome, profile, options), profile.grain_s)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -153,7 +153,7 @@ async def _until(world: World, is_true: Callable[[], bool], within_s: float) -> 
 async def _hours(world: World, chooser: random.Random, hours: float) -> None:
     """Peers come and go, up to a share of them between two rounds, and each of these rounds resolves."""
     profile = world.profile
-    num_peers = len(world.nodes)
+    num_peers = world.num_peers
     begin_s, stop_s = trio.current_time(), hours * 3600.0
     while begin_s < stop_s:
         index = world.rounds()
@@ -166,7 +166,7 @@ async def _hours(world: World, chooser: random.Random, hours: float) -> None:
         ]
         for at_s, change in sorted(moments, key=lambda moment: moment[0]):
             await world.swarm.timers.sleep(max(0.0, begin_s + at_s - trio.current_time()))
-            change(world, chooser, num_peers)
+            change(world, chooser)
         begin_s += profile.longest_interval_s
         await world.swarm.timers.sleep(max(0.0, begin_s - trio.current_time()))
         await world.wait_for(partial(_is_above, world, index), profile.longest_interval_s, f"round {index + 1}")
@@ -176,7 +176,7 @@ def _is_above(world: World, index: int) -> bool:
     return world.rounds() > index
 
 
-def _go(world: World, chooser: random.Random, num_peers: int) -> None:
+def _go(world: World, chooser: random.Random) -> None:
     """A peer leaves, or dies."""
     live = world.live_nodes()
     if len(live) <= 2:
@@ -189,9 +189,9 @@ def _go(world: World, chooser: random.Random, num_peers: int) -> None:
         node.crash()
 
 
-def _come(world: World, chooser: random.Random, num_peers: int) -> None:
+def _come(world: World, chooser: random.Random) -> None:
     """One who went comes back, or somebody new comes."""
-    if len(world.live_nodes()) >= num_peers * (1 + world.profile.turnover):
+    if not world.has_room():
         return
     gone = [node for node in world.nodes if not node.is_up]
     if gone and chooser.random() < RETURN:
@@ -207,10 +207,13 @@ def _come(world: World, chooser: random.Random, num_peers: int) -> None:
 
 
 async def _end(world: World) -> None:
-    """Everything heals; all live nodes come to one head and one state, and then commit a round together."""
+    """Everything heals; all live nodes come to one head and one state, and then commit a round together. Who is away in a story with
+    turnover comes back as far as there is room: in a day as many crash for good as it has peers.
+    """
     world.trace.add("everything heals")
     for node in world.nodes:
-        restart(world, node)
+        if world.has_room():
+            restart(world, node)
     await come_together(world)
     profile = world.profile
     await world.wait_for(

@@ -67,6 +67,7 @@ class World:
     ) -> None:
         self.seed = seed
         self.profile = profile or Profile("calm")
+        self.num_peers = num_peers
         self.layout = self.profile.layout
         self.codec = codec_by_name(self.profile.codec)
         self.results = codec_by_name(self.profile.result_codec) if self.profile.result_codec else None
@@ -203,6 +204,11 @@ class World:
     def live_nodes(self) -> list[Node]:
         """Nodes whose process runs, frozen or not."""
         return [node for node in self.nodes if node.is_up]
+
+    def has_room(self) -> bool:
+        """Whether one more may run: with turnover no more than by its share above those at the start."""
+        turnover = self.profile.turnover
+        return not turnover or len(self.live_nodes()) < self.num_peers * (1 + turnover)
 
     def rounds(self) -> int:
         """Commits on the longest chain of the spine that anybody holds."""

@@ -12,11 +12,14 @@ from typing import Any
 from protocol.rounds import core, events, orders
 from protocol.rounds.messages import RoundMessage
 
+_CARRIERS = (events.MessageArrived, orders.Send)
+"""What is counted by the message in it."""
+
 KNOWN = tuple(
     f"{group} {kind.__name__}"
     for group, kinds in (("event", events.Event), ("message", RoundMessage), ("order", orders.Action))
     for kind in typing.get_args(kinds)
-    if kind not in (events.MessageArrived, orders.Send)
+    if kind not in _CARRIERS
 )
 """All that there is; stages of leading are named as they are met."""
 
@@ -75,7 +78,8 @@ def counted(reached: Counter[str]) -> Iterator[None]:
 
 
 def _named(group: str, messages: str, what: Any) -> str:
-    return _name(group, messages, type(what), type(getattr(what, "message", None)))
+    kind = type(what)
+    return _name(group, messages, kind, type(what.message) if kind in _CARRIERS else type(None))
 
 
 @functools.cache  # as many as there are kinds

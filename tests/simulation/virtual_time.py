@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ PROCESS: ContextVar[Process | None] = ContextVar("simulated process", default=No
 """The process that a task belongs to: tasks inherit it from who starts them."""
 
 GRAIN_S = 0.001
+"""A twentieth of what a message takes at least: those that come within it come at once, in any order."""
+
 _LONG_S = 1e6
 _frozen: list[Process] = []
 
@@ -111,29 +113,39 @@ def _reschedule(runner: Any, task: Any, next_send: Any = _run._NO_SEND) -> None:
 class JumpingClock(trio.abc.Clock):
     """Virtual time that jumps to the next deadline or timer whenever every task waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, grain_s: float = GRAIN_S) -> None:
         self._now_s = 0.0
-        self.timers = Timers(None, GRAIN_S, self.current_time)
+        self._runnable: Sized = ()
+        self.timers = Timers(None, grain_s, self.current_time)
         self.is_over = False
         """The world has ended, and trio is putting its own things away, for which it waits on files."""
 
     def start_clock(self) -> None:
         """Nothing to start."""
 
+    def watch(self, runnable: Sized) -> None:
+        """These are the tasks that are about to run."""
+        self._runnable = runnable
+
     def current_time(self) -> float:
         """Virtual seconds."""
         return self._now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """trio asks when nothing is runnable: the moment to jump."""
+        """trio asks when nothing is runnable: the moment to jump, until something is, or a deadline of trio's own has come. A turn of
+        trio for a message that wakes nobody would cost more than the message.
+        """
         if self.is_over:
             return min(deadline, _LONG_S)
-        next_s = min(deadline, self.timers.next_s())
-        if next_s == math.inf:
-            raise RuntimeError("the simulated world has come to a standstill")
-        self._now_s = max(self._now_s, next_s)
-        self.timers.run_due(self._now_s)
-        return 0.0
+        timers = self.timers
+        while True:
+            next_s = min(deadline, timers.next_s())
+            if next_s == math.inf:
+                raise RuntimeError("the simulated world has come to a standstill")
+            self._now_s = max(self._now_s, next_s)
+            timers.run_due(self._now_s)
+            if self._runnable or self._now_s >= deadline:
+                return 0.0
 
 
 class _NoEvents:
@@ -160,7 +172,6 @@ def _simulated_scheduler(seed: int) -> Iterator[None]:
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True
     _run._r.seed(seed)
     setattr(_run.Runner, "reschedule", _reschedule)  # noqa: B010 - a method of another's class
-    gc.collect()
     gc.freeze()  # what is imported need not be looked through after each world
     gc.disable()
     try:
@@ -180,12 +191,13 @@ def driven_timers() -> Timers | None:
     return clock.timers if isinstance(clock, JumpingClock) else None
 
 
-def run(seed: int, main: Callable[[], Awaitable[T]]) -> T:
-    """Run a world to its end, in an order that depends on the seed alone."""
+def run(seed: int, main: Callable[[], Awaitable[T]], grain_s: float = GRAIN_S) -> T:
+    """Run a world to its end, in an order that depends on the seed alone; timers end at multiples of `grain_s`."""
 
     async def shut_in() -> T:
         runner: Any = _run.GLOBAL_RUN_CONTEXT.runner
         real, runner.io_manager = runner.io_manager, _NoEvents(runner.io_manager, runner)
+        clock.watch(runner.runq)
         # there are none; trio's own mapping says so in Python, twice for each step of a task
         instruments, runner.instruments = runner.instruments, {}
         sleep, trio.sleep = trio.sleep, clock.timers.sleep
@@ -196,6 +208,6 @@ def run(seed: int, main: Callable[[], Awaitable[T]]) -> T:
             runner.io_manager, runner.instruments = real, instruments
             clock.is_over = True
 
-    clock = JumpingClock()
+    clock = JumpingClock(grain_s)
     with _simulated_scheduler(seed):
         return trio.run(shut_in, clock=clock)

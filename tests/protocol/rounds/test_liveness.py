@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protocol.ids import CommitId
-from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Ticked
+from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, Ticked
 from protocol.rounds.liveness import BUSY_TICK_S, is_old_news, next_tick_s
 from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
@@ -29,6 +29,23 @@ def test_a_reset_is_a_death_at_once_and_the_next_word_a_return() -> None:
     assert not is_alive(seat.state, other.peer, table.now_s, 5.0)
     seat.feed(PeersAnswered(((other.peer, table.now_s),)))
     assert is_alive(seat.state, other.peer, table.now_s, 5.0)
+
+
+def test_whether_the_round_is_due_is_left_to_the_next_tick_where_nobody_went_but_a_mere_peer() -> None:
+    table = Table(4)
+    acquaint(table)
+    opener = table.opener()
+    seat, other, third = table.others(opener)
+    for how in (PeerLost(other.peer), PeerLost(opener.peer)):
+        assert seat.state.open.due_since_s is None
+        seat.feed(Progressed(1 << 20, True))
+        seat.feed(how)
+    assert seat.state.open.due_since_s == table.now_s, "who is expected to open is gone"
+    third.feed(Progressed(1 << 20, True))
+    third.feed(PeerLost(other.peer))
+    assert third.state.open.due_since_s is None
+    third.feed(Ticked())
+    assert third.state.open.due_since_s == table.now_s
 
 
 def test_a_reset_from_before_the_last_answer_is_no_death() -> None:
