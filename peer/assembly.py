@@ -203,4 +203,5 @@ def round_config(
         target=config.round_target,
         spine=units[0] if len(units) > 1 else None,
         stagger=Stagger(units.index(unit), len(units)),
+        momentum_from_tokens=config.momentum_from_tokens,
     )

@@ -26,6 +26,7 @@ from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, TransportError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.messages import ContributionHeader, Proposal, ResultReady
+from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.requests import ExchangeHello
 from protocol.rounds.state import ContributionFailed, ContributionReady, ExchangeMeasured, RoundConfig
 from protocol.wire import encode_body
@@ -219,7 +220,8 @@ class Exchanging:
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
         """The next state is made of results as they come, by the outer step that the run's numbers name."""
         state = self._chain.state if self._chain.state.head == self._base else None
-        return await self._chain.updates.examine(state, self._config.outer, first_chunk, encoded)
+        outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, self._chain.head)
+        return await self._chain.updates.examine(state, outer, first_chunk, encoded)
 
     async def _holds_result(self, named: NamedResult) -> bool:
         return await self._chain.tools.log.holds_results(named.base, [named.result_hash])

@@ -27,6 +27,7 @@ from protocol.rounds.messages import (
     SliceSpec,
 )
 from protocol.rounds.orders import Action, Send
+from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
@@ -192,7 +193,8 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     target = config.stagger.next_target(_next_target(state, offered, len(roster), now_s), due_at_tokens(state), offered)
-    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, target)
+    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
+    record = make_record(state.link, proposal, led.ballot, results, roster, outer, target)
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
     to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
     return _settling(

@@ -1,8 +1,7 @@
 """The round machine's vocabulary: what it knows (state) and what it is told (events). What it orders is in orders.py.
 
 States are frozen; those that `protocol.frozen.replace` copies have no slots. Events are in the past tense, actions are orders.
-Whoever drives the machine performs the actions in the order given and reports back by events; nothing here waits, reads a clock or
-draws a random number.
+Whoever drives the machine performs the actions in the order given and reports back by events; nothing here waits or is random.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ class RoundConfig:
         replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
         settle_within_s: how long a settled record waits for its acks before the attempt ends.
-        spine: the run's spine (rule 23); None where this unit is it.
-        result_codec: name of the codec of results; empty where it is that of contributions.
+        spine: the run's spine (rule 23); None where this unit is it. result_codec: of results; empty where as of contributions.
         target: the rule for the next round's target; None where all rounds are due at `target_tokens`.
         stagger: how the rounds of this unit lie between those of others.
+        momentum_from_tokens: in rounds of fewer tokens a voter the plain mean is taken (outer_rule.py).
     """
 
     run_id: RunId
@@ -86,6 +85,7 @@ class RoundConfig:
     result_codec: str = ""
     target: RoundTarget | None = None
     stagger: Stagger = UNSTAGGERED
+    momentum_from_tokens: int = 0
 
     @property
     def is_spine(self) -> bool:
@@ -238,8 +238,7 @@ class RoundState:
 
     Attributes:
         link: the head: the newest commit that is applied here.
-        tree: the verified commits that are known here, on any lineage.
-        switching: the lineage that is being fetched, if another one is to be followed.
+        tree: the verified commits that are known here, on any lineage. switching: the lineage that is being fetched to be followed.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first.
         spine: the spine as this peer follows it; None where this unit is the spine.
