@@ -16,6 +16,7 @@ from averaging.network.seams import Snapshot, Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
@@ -39,6 +40,9 @@ ENCODE_COST_S: Final = 0.005
 SNAPSHOT_WITHIN_S: Final = 60.0
 WAIT_FOR_PROPOSAL_S: Final = 5.0
 """A member's stream may come before the proposal that it belongs to."""
+
+PATIENCE_SHARE: Final = 0.1
+"""Of what our own upload takes: for so long a running exchange may bring nothing."""
 
 
 class Exchanging:
@@ -187,6 +191,12 @@ class Exchanging:
     def moved_s(self) -> float:
         """When the running exchange last brought something, in trio's time."""
         return -inf if self._exchange is None else self._exchange.moved_s
+
+    @property
+    def patience_s(self) -> float:
+        """For how long it may bring nothing: on a thin line a lost packet costs as much, and bytes that come twice cost more."""
+        upload_s = None if self._exchange is None else self._exchange.upload_s(trio.current_time())
+        return max(EXCHANGE_PATIENCE_S, PATIENCE_SHARE * (upload_s or 0.0))
 
     def _exchange_tools(self) -> ExchangeTools:
         chain, tools = self._chain.tools, self._tools

@@ -207,7 +207,10 @@ def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s
     config = state.config
     if config.target is None:
         return config.target_tokens
-    round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
+    if state.proposed_at_s:  # from one proposal to the next, and what the whole exchange took of that, results included
+        round_s, exchange_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s - state.proposed_at_s
+    else:
+        round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
     measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
@@ -235,12 +238,18 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
     return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
 
 
+def settle_within_s(state: RoundState) -> float:
+    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (rule 11)."""
+    proposal = state.open.proposal
+    return max(state.config.settle_within_s, proposal.reduce_within_s if proposal is not None else 0.0)
+
+
 def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
     led = state.open.leading
     if led is None:
         return Step(state, remark=NOT_LEADING)
     commit = link_after(state.link, settle.record).commit
-    deadline_s = now_s + state.config.settle_within_s
+    deadline_s = now_s + settle_within_s(state)
     led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=deadline_s)
     return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle, reason),), reason)
 
@@ -266,7 +275,7 @@ def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: 
     """Nobody acked, so perhaps nobody holds all bytes, and one who held some is gone: another attempt, with promises, finds out."""
     if led.acks:
         return False
-    waited_s = now_s - (led.deadline_s - state.config.settle_within_s)
+    waited_s = now_s - (led.deadline_s - settle_within_s(state))
     return waited_s >= GONE_GRACE_S and any(is_suspected(state, part.reducer, now_s) for part in proposal.slices)
 
 

@@ -53,7 +53,7 @@ class RoundConfig:
         reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (rule 11).
         replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
-        settle_within_s: how long a settled record waits for its acks before the attempt ends.
+        settle_within_s: how long a settled record waits for its acks at least before the attempt ends.
         spine: the run's spine (rule 23); None where this unit is it. result_codec: of results; empty where as of contributions.
         target: the rule for the next round's target; None where all rounds are due at `target_tokens`.
         stagger: how the rounds of this unit lie between those of others.
@@ -240,7 +240,7 @@ class RoundState:
         link: the head: the newest commit that is applied here.
         tree: the verified commits that are known here, on any lineage. switching: the lineage that is being fetched to be followed.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
-        exchange_s: how long our last upload took, 0 before the first.
+        exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard.
         spine: the spine as this peer follows it; None where this unit is the spine.
     """
 
@@ -259,6 +259,7 @@ class RoundState:
     is_leaving: bool = False
     alone_since_s: float | None = None
     exchange_s: float = 0.0
+    proposed_at_s: float = 0.0
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     spine: SpineView | None = None
