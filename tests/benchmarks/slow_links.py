@@ -72,7 +72,7 @@ class Point:
 SLOWEST: Final = WireSpec(1e6, 0.1, 0.01)
 POINTS: Final = (
     Point(WireSpec(100e6, 0.02), 0.98, 2),
-    Point(WireSpec(50e6, 0.02), 0.97, 2),
+    Point(WireSpec(50e6, 0.02), 0.97, 1),
     Point(WireSpec(10e6, 0.02), 0.90, 2),
     Point(SLOWEST, watch_s=300.0),
 )

@@ -21,10 +21,10 @@ UTILISATION: Final = 0.95
 TOLERANCE: Final = 0.002
 """Of utilisation: what a number of steps that just keeps it may be short of it in a few rounds."""
 
-AROUND: Final = (0.9, 0.94, 0.97, 0.99, 1.0, 1.01, 1.03, 1.06, 1.1)
+AROUND: Final = (0.95, 0.98, 1.0, 1.02, 1.05)
 """Fixed numbers of steps, by that which follows from a measured exchange."""
 
-FEW_AROUND: Final = (0.94, 0.99, 1.01, 1.06)
+FEW_AROUND: Final = (0.98, 1.0, 1.02)
 NUM_ROUNDS: Final = 6
 SETTLED_AFTER: Final = 16
 """Rounds of a measured run: from one step, doubling, to as many as any of these takes, and some."""
@@ -82,7 +82,7 @@ def auto_rows(*, is_quick: bool) -> list[Row]:
     rows = []
     for mbit_s in RATES_MBIT_S[1:2] if is_quick else RATES_MBIT_S:
         for is_blocking in (False, True):
-            links = Links(mbit_s * 1e6)
+            links = Links(mbit_s * 1e6, num_peers=2)
             auto, told = measured(links, is_blocking=is_blocking)
             best = best_fixed(links, told, FEW_AROUND if is_quick else AROUND, is_blocking=is_blocking)
             print(mbit_s, "blocking" if is_blocking else "overlap", auto, best, flush=True)
