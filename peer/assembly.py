@@ -202,4 +202,5 @@ def round_config(
         result_codec=results.name if results is not None else "",
         spine=units[0] if len(units) > 1 else None,
         stagger=Stagger(units.index(unit), len(units)),
+        momentum_from_tokens=config.momentum_from_tokens,
     )

@@ -59,6 +59,7 @@ class Way:
     identity: Identity
     secret: bytes
     credential: bytes
+    needed_bits_per_s: float = 0.0
 
     @property
     def proof(self) -> ProbeProof:
@@ -93,9 +94,10 @@ def _known_way(config: PeerConfig, folder: Path) -> Way | None:
     saved = load_membership(folder)
     if saved is None:
         return None
-    run_id = open_manifest(saved.manifest, verifier=Ed25519Verifier()).run_id
-    endpoint = CoordinatorEndpoint(saved.addresses, saved.ca_certificate_der, run_id)
-    return Way(endpoint, read_identity(config.state_dir / "identity"), b"", saved.credential)
+    manifest = open_manifest(saved.manifest, verifier=Ed25519Verifier())
+    endpoint = CoordinatorEndpoint(saved.addresses, saved.ca_certificate_der, manifest.run_id)
+    needed_bits_per_s = manifest.config.needed_mbit_per_s * 1e6
+    return Way(endpoint, read_identity(config.state_dir / "identity"), b"", saved.credential, needed_bits_per_s)
 
 
 def read_host(config: PeerConfig, invite_text: str) -> HostReadings | None:
@@ -134,7 +136,8 @@ async def _ask(config: PeerConfig, way: Way) -> HostReadings:
             try:
                 reach = await reach_of(config, way.proof, client)
                 bulk = await _bulk_reach_of(config, way.proof, client, reach)
-                return HostReadings(answer, reach, await _line(way.proof, client), bulk=bulk)
+                line = await _line(way.proof, client)
+                return HostReadings(answer, reach, line, bulk=bulk, needed_bits_per_s=way.needed_bits_per_s)
             except RefusedError as error:
                 return HostReadings(answer, refusal=Refusal(_cause(error), error.remedy))
     except PotluckError as error:

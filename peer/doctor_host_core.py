@@ -106,6 +106,7 @@ class Line:
 class HostReadings:
     """Everything that was read of the way to the host. `reach` is None where the owner takes no inbound connections; it and `line` are
     where the host did not answer, or refused to tell them. `bulk` is the port for weights and data, None where `reach` is none.
+    `needed_bits_per_s` is what a round of the run takes each way, 0 where the run is not known here yet.
     """
 
     answer: Answer | NoAnswer
@@ -113,6 +114,7 @@ class HostReadings:
     line: Line | Unread | None = None
     refusal: Refusal | None = None
     bulk: Reach | PortTaken | Unread | None = None
+    needed_bits_per_s: float = 0.0
 
 
 def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
@@ -127,7 +129,7 @@ def judge_host(readings: HostReadings) -> tuple[Finding, ...]:
     if readings.bulk is not None:
         findings.append(_bulk(readings.bulk))
     if readings.line is not None:
-        findings.append(_line(readings.line))
+        findings.append(_line(readings.line, readings.needed_bits_per_s))
     return tuple(findings)
 
 
@@ -221,12 +223,16 @@ def outbound_only(reach: Reach) -> Finding:
     )
 
 
-def _line(line: Line | Unread) -> Finding:
+def _line(line: Line | Unread, needed_bits_per_s: float) -> Finding:
     name = "bandwidth"
     if isinstance(line, Unread):
         return unread(name, line)
     found = f"{_rate(line.up)} up to the host, {_rate(line.down)} down"
-    if min(line.up.bits_per_s, line.down.bits_per_s) < BITS_FEW_PER_S:
+    slower = min(line.up.bits_per_s, line.down.bits_per_s)
+    if slower < needed_bits_per_s:
+        found = f"{found}: a round of the run is not over in time below {needed_bits_per_s / 1e6:g} Mbit/s each way"
+        return Finding(name, Level.WARN, found, "a faster line, or ask the host for a smaller codec or longer rounds")
+    if slower < BITS_FEW_PER_S:
         return Finding(
             name, Level.WARN, found, "rounds will wait for this line: a cable instead of radio, or fewer who share it"
         )

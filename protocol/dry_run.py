@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.estimates import round_bytes, run_size
+from protocol.estimates import run_size
 from protocol.manifest import RunConfig
 from protocol.tables import in_bytes, printable, whole
+from protocol.traffic import needed_mbit_per_s, round_bytes
 
 END: Final = "nothing was started, written or used up"
 
@@ -58,8 +59,12 @@ def traffic_estimates(run: RunConfig, *, reduces: bool) -> tuple[Estimate, ...]:
     codecs = (
         run.round.codec if run.result_codec == run.round.codec else f"{run.round.codec}, results {run.result_codec}"
     )
+    needed = needed_mbit_per_s(max(up_and_down), interval_s)
     return (
         Estimate("a round", f"{_both_ways(up_and_down, 1)}, with {members} peers ({codecs})"),
+        Estimate(
+            "", f"at least {needed:g} Mbit/s each way, or it is not over after the {interval_s:g} s that it may take"
+        ),
         Estimate("a day", f"{_both_ways(up_and_down, size.slow_rounds_per_day)}, at a round every {interval_s:g} s;"),
         Estimate("", f"more where all peers together train over {whole(size.fast_tokens_per_s)} tokens/s"),
         Estimate("whole run", f"{_both_ways(up_and_down, size.fast_rounds)}, in {whole(size.fast_rounds)} rounds;"),

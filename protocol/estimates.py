@@ -1,17 +1,15 @@
-"""What a run asks of a machine, from the numbers in its run.toml: memory, traffic, disk. Estimates, pure; every formula says where it
-comes from.
+"""What a run asks of a machine, from the numbers in its run.toml: memory and disk, and how often there is traffic (traffic.py).
+Estimates, pure; every formula says where it comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
-from types import MappingProxyType
 from typing import Final
 
 from protocol.decoder_schema import decoder_schema
 from protocol.manifest import RunConfig
+from protocol.traffic import update_bytes
 
 SECONDS_PER_DAY: Final = 86_400
 
@@ -40,46 +38,6 @@ HOST_MEMORY_BYTES_PER_PARAMETER: Final = 24
 STATE_BYTES_PER_PARAMETER: Final = 8
 """A parameter and its momentum in float32 (averaging/state.py)."""
 
-
-@dataclass(frozen=True, slots=True)
-class CodecSize:
-    """What a codec takes (averaging/codecs).
-
-    Attributes:
-        bits: of a value that is written, its place included.
-        block: values that share a scale, 0 for none.
-        scale_bytes: of a scale.
-        stride: one value in so many is written.
-        codebook_bytes: of a chunk.
-    """
-
-    bits: int
-    block: int = 0
-    scale_bytes: int = 4
-    stride: int = 1
-    codebook_bytes: int = 0
-
-    def encoded_bytes(self, num_parameters: int) -> int:
-        """Of one chunk of so many."""
-        if num_parameters == 0:
-            return 0
-        scales_bytes = self.scale_bytes * -(-num_parameters // self.block) if self.block else 0
-        return self.codebook_bytes + scales_bytes + -(-(-(-num_parameters // self.stride) * self.bits) // 8)
-
-
-CODEC_SIZES: Final[Mapping[str, CodecSize]] = MappingProxyType(
-    {
-        "fp32": CodecSize(32),
-        "fp16": CodecSize(16),
-        "int8": CodecSize(8, 256),
-        "int4": CodecSize(4, 128),
-        "e3m0": CodecSize(4, 256),
-        "topk": CodecSize(10, 4096, 1, 64, 8),
-        "top6": CodecSize(10, 4096, 1, 16, 32),
-        "top12": CodecSize(9, 4096, 1, 8, 32),
-        "top25": CodecSize(8, 4096, 1, 4, 32),
-    }
-)
 
 LEDGER_BYTES_PER_ROUND: Final = 1500
 """A commit's row and three points of the loss curves, with their index entries and checksums (coordinator/ledger.py, measured)."""
@@ -126,28 +84,6 @@ def run_size(config: RunConfig) -> RunSize:
         fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),
         has_feedback=pace.feedback > 0,
     )
-
-
-def update_bytes(codec: str, num_parameters: int, chunk_parameters: int) -> int:
-    """Bytes of one vector as it travels: each chunk is encoded by itself (averaging/codecs, averaging/rounds/keeping.py)."""
-    num_whole, rest = divmod(num_parameters, chunk_parameters)
-    size = CODEC_SIZES[codec]
-    return num_whole * size.encoded_bytes(chunk_parameters) + size.encoded_bytes(rest)
-
-
-def round_bytes(update_bytes: int, result_bytes: int, num_members: int, *, reduces: bool) -> tuple[int, int]:
-    """Bytes that a member sends in a round and that it receives, where all reduce equal slices (averaging/README.md).
-
-    It sends its delta to the other reducers and the mean of its own slice to the other members, and receives as much: (n - 1) / n of
-    a delta and of a mean. One that takes no inbound connections reduces nothing: it sends one delta and receives one mean. Heartbeats
-    and certificates are not counted.
-    """
-    if num_members < 2:
-        return 0, 0
-    if not reduces:
-        return update_bytes, result_bytes
-    each_way = ceil((num_members - 1) * (update_bytes + result_bytes) / num_members)
-    return each_way, each_way
 
 
 def peer_memory_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from protocol.data_section import DataSection
-from protocol.decoder_schema import DecoderConfig
+from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.default_run import DEFAULT_TOML
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
@@ -29,10 +29,12 @@ from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.model_units import ModelUnits, default_fragments, model_units
 from protocol.plain_file import check_plain_file
+from protocol.rounds.outer_rule import LEAST_MOMENTUM_STEPS
 from protocol.rounds.target import RoundTarget
 from protocol.section import Count, Fraction, Section
 from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.tensor_schema import TensorSchema
+from protocol.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.validation_text import explained
 
 MANIFEST_DOMAIN: Final = "potluck run"
@@ -114,11 +116,20 @@ class InnerSection(Section):
 
 
 class OuterSection(Section):
-    """How a committed average moves the anchor."""
+    """How a committed average moves the anchor.
+
+    With `momentum_from_steps` that is so in rounds that are due at so many local steps of each member or more; in shorter ones the
+    plain mean is taken (protocol/rounds/outer_rule.py).
+    """
 
     kind: Literal["mean", "nesterov"] = "mean"
     learning_rate: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
     momentum: Fraction = 0.0
+    momentum_from_steps: Count | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return self.used(handler(self), frozenset(["kind", "learning_rate", "momentum"]))
 
 
 SPARSE_FEEDBACK: Final = 0.95
@@ -142,6 +153,9 @@ class RoundSection(Section):
     it, and with `local_steps` "auto" it lasts so long that its exchange takes `target_utilisation` of it (protocol/rounds/target.py).
     In the smallest each member has `first_local_steps`; left out, one.
 
+    `link_mbit_per_s` is the slowest link, up and down, with which the host wants people to take part: a run whose rounds it cannot
+    carry is not opened (protocol/traffic.py). Left out, no link is asked for.
+
     `mode` is "overlap", in which the whole model is averaged at once while training goes on; "blocking", in which training waits from
     the snapshot to the commit, for `longest_interval_s` at most; or "streaming", in which fragments of the model are averaged one
     after another (protocol/model_units.py), all rounds alike. The last three keys are of "streaming" alone: `fragments` of the
@@ -160,6 +174,7 @@ class RoundSection(Section):
     local_steps: Literal["", "auto"] = ""
     first_local_steps: Count | None = None
     target_utilisation: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    link_mbit_per_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
     mode: Literal["overlap", "blocking", "streaming"] = "overlap"
     fragments: Annotated[int, Field(ge=1, le=512)] | None = None
     delay_steps: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -254,13 +269,36 @@ class RunConfig(Section):
                 f"round.target_tokens {self.round.target_tokens}: expected at least {least}, which the first local steps of "
                 f"{self.run.min_members} members take"
             )
-        if self.outer.kind == "mean" and self.outer.momentum:
-            raise ValueError(
-                f'outer.momentum {self.outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
-            )
+        if problem := self._outer_problem():
+            raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
+        if self.round.link_mbit_per_s is not None:
+            link = LinkNumbers(self.round.link_mbit_per_s, self._each_way_bytes, self.round.longest_interval_s)
+            if problem := too_slow(link):
+                raise ValueError(problem)
         return self
+
+    def _outer_problem(self) -> str:
+        outer, ramp_share = self.outer, self.round.ramp_share
+        if outer.kind == "mean" and outer.momentum:
+            return f'outer.momentum {outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
+        if outer.momentum_from_steps is not None and not outer.momentum:
+            return (
+                f'outer.momentum_from_steps {outer.momentum_from_steps} belongs to a momentum, with kind = "nesterov"'
+            )
+        if outer.momentum and ramp_share and outer.momentum_from_steps is None:
+            return (
+                f"outer.momentum {outer.momentum} with round.ramp_share {ramp_share}: deltas of short rounds point the same way, and "
+                f"momentum multiplies them: expected momentum_from_steps = {LEAST_MOMENTUM_STEPS} beside it, or "
+                'kind = "mean", learning_rate 1.0 and momentum 0.0'
+            )
+        return ""
+
+    @property
+    def momentum_from_tokens(self) -> int:
+        """Of each member in a round: in shorter ones the plain mean is taken; 0 where that never is."""
+        return (self.outer.momentum_from_steps or 0) * self.inner.batch_tokens
 
     @property
     def round_target(self) -> RoundTarget:
@@ -291,6 +329,17 @@ class RunConfig(Section):
     def alpha(self) -> float:
         """Share of the local parameters that stays where a commit came within the delay; of streaming runs."""
         return DEFAULT_ALPHA if self.round.alpha is None else self.round.alpha
+
+    @property
+    def needed_mbit_per_s(self) -> float:
+        """The slowest link, up and down, that carries a round of the run within its longest interval."""
+        return needed_mbit_per_s(self._each_way_bytes, self.round.longest_interval_s)
+
+    @property
+    def _each_way_bytes(self) -> int:
+        num_values, chunk = decoder_schema(self.model).num_elements, self.round.chunk_elements
+        up, down = (update_bytes(codec, num_values, chunk) for codec in (self.round.codec, self.result_codec))
+        return max(round_bytes(up, down, self.run.max_members, reduces=True))
 
     def _streaming(self) -> StreamingNumbers:
         return StreamingNumbers(

@@ -25,6 +25,11 @@ KEEPALIVE_EVERY_S: Final = 5
 KEEPALIVE_PROBES: Final = 4
 """A machine that vanished is noticed after 40 s by whoever only waits for it; who has a deadline of its own notices before."""
 
+MOST_UNSENT_BYTES: Final = 1 << 17
+"""That the kernel holds of a stream beyond what is on its way: more of it, up to 4 MB, would tell a sender on a thin line that all is
+sent when half a minute of it is still to go, and frames and deadlines are measured by that.
+"""
+
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -129,6 +134,7 @@ def prepare(connection: socket.socket) -> None:
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S),
         ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_NOTSENT_LOWAT", MOST_UNSENT_BYTES),
     ):
         option = getattr(socket, name, None)
         if option is not None:

@@ -33,22 +33,25 @@ def consecutive(numbers: Iterable[int], max_length: int) -> Iterator[range]:
 
 
 class FramePace:
-    """How large a stream's frames may be: one chunk at first, then what the stream was seen to carry in FRAME_S. So a thin line, or an
-    owner's cap, is held by one frame as long as by one chunk, and a broken stream loses no more.
+    """How large a stream's frames may be: one chunk at first, then what the stream was seen to carry in FRAME_S, at most twice as much
+    as before, since what comes first is taken at once by whatever is empty. So a thin line, or an owner's cap, is held by one frame
+    as long as by one chunk, and a broken stream loses no more.
     """
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._sent_bytes = 0
+        self._last_bytes = 0
 
     def sent(self, num_bytes: int) -> None:
         """A frame has left."""
         self._sent_bytes += num_bytes
+        self._last_bytes = num_bytes
 
     def max_bytes(self, now_s: float) -> int:
         """For the next frame; smaller than a chunk means one chunk."""
         carried = self._sent_bytes / max(now_s - self._began_s, 1e-6) * FRAME_S
-        return min(BATCH_BYTES, int(carried))
+        return min(BATCH_BYTES, 2 * self._last_bytes, int(carried))
 
 
 def runs_of(numbers: Iterable[int], chunks: Sequence[bytes], max_bytes: Callable[[], int]) -> Iterator[range]:

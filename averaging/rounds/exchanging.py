@@ -16,6 +16,7 @@ from averaging.network.seams import Snapshot, Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
@@ -27,6 +28,7 @@ from protocol.errors import LocalProtocolError, PotluckError, TransportError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.rounds.messages import ContributionHeader, Proposal, ResultReady
+from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.requests import ExchangeHello
 from protocol.rounds.state import RoundConfig
 from protocol.wire import encode_body
@@ -39,6 +41,9 @@ ENCODE_COST_S: Final = 0.005
 SNAPSHOT_WITHIN_S: Final = 60.0
 WAIT_FOR_PROPOSAL_S: Final = 5.0
 """A member's stream may come before the proposal that it belongs to."""
+
+PATIENCE_SHARE: Final = 0.1
+"""Of what our own upload takes: for so long a running exchange may bring nothing."""
 
 
 class Exchanging:
@@ -188,6 +193,12 @@ class Exchanging:
         """When the running exchange last brought something, in trio's time."""
         return -inf if self._exchange is None else self._exchange.moved_s
 
+    @property
+    def patience_s(self) -> float:
+        """For how long it may bring nothing: on a thin line a lost packet costs as much, and bytes that come twice cost more."""
+        upload_s = None if self._exchange is None else self._exchange.upload_s(trio.current_time())
+        return max(EXCHANGE_PATIENCE_S, PATIENCE_SHARE * (upload_s or 0.0))
+
     def _exchange_tools(self) -> ExchangeTools:
         chain, tools = self._chain.tools, self._tools
         return ExchangeTools(
@@ -220,7 +231,8 @@ class Exchanging:
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
         """The next state is made of results as they come, by the outer step that the run's numbers name."""
         state = self._chain.state if self._chain.state.head == self._base else None
-        return await self._chain.updates.examine(state, self._config.outer, first_chunk, encoded)
+        outer = outer_of_round(self._config.outer, self._config.momentum_from_tokens, self._chain.head)
+        return await self._chain.updates.examine(state, outer, first_chunk, encoded)
 
     async def _holds_result(self, named: NamedResult) -> bool:
         return await self._chain.tools.log.holds_results(named.base, [named.result_hash])

@@ -31,8 +31,8 @@ is asked once more, after all others, gets the time that a line around the world
 """
 
 EXCHANGE_PATIENCE_S: Final = 0.6
-"""How long a running exchange may bring nothing before what is missing is asked for elsewhere, which would move it twice. Frames are a
-tenth of a second long, whatever the line.
+"""How long a running exchange may bring nothing at least before what is missing is asked for elsewhere, which would move it twice.
+Frames are a tenth of a second long, whatever the line.
 """
 
 
@@ -44,12 +44,14 @@ class ExchangeView:
         is_running: whether an exchange on this base may still deliver.
         changes: told when something happened to it.
         moved_s: when it last took something, by trio's clock.
+        patience_s: for how long it may take nothing.
         is_silent: whether a peer is suspected now: it will bring nothing, and is asked after all others.
     """
 
     is_running: Callable[[CommitId], bool] = lambda base: False
     changes: Changes = field(default_factory=Changes)
     moved_s: Callable[[], float] = lambda: -inf
+    patience_s: Callable[[], float] = lambda: EXCHANGE_PATIENCE_S
     is_silent: Callable[[PeerId], bool] = lambda peer: False
 
 
@@ -105,7 +107,7 @@ class Gatherer:
         while exchange.is_running(base) and not exchange.is_silent(part.reducer):
             if await self._holds(base, part.result_hash):
                 return
-            patient_until_s = max(asked_s, exchange.moved_s()) + EXCHANGE_PATIENCE_S
+            patient_until_s = max(asked_s, exchange.moved_s()) + exchange.patience_s()
             if trio.current_time() >= patient_until_s:
                 return
             with trio.move_on_at(patient_until_s):

@@ -27,6 +27,7 @@ from protocol.rounds.messages import (
     SliceSpec,
 )
 from protocol.rounds.orders import Action, Send
+from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
@@ -192,7 +193,8 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
     target = config.stagger.next_target(_next_target(state, offered, len(roster), now_s), due_at_tokens(state), offered)
-    record = make_record(state.link, proposal, led.ballot, results, roster, config.outer, target)
+    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
+    record = make_record(state.link, proposal, led.ballot, results, roster, outer, target)
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())
     to = {m.peer for m in proposal.members} | (set() if led.lone_voters else set(state.link.roster))
     return _settling(
@@ -203,7 +205,10 @@ def results_changed(state: RoundState, now_s: float) -> Step:
 def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s: float) -> int:
     """At how many ready tokens the round after this one is due, by the manifest and by what we saw of this one."""
     config = state.config
-    round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
+    if state.proposed_at_s:  # from one proposal to the next, and what the whole exchange took of that, results included
+        round_s, exchange_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s - state.proposed_at_s
+    else:
+        round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
     measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
@@ -231,12 +236,18 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
     return _settling(state, settle, to, now_s, f"finishing the acked record of attempt {acked.ballot.attempt}")
 
 
+def settle_within_s(state: RoundState) -> float:
+    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (rule 11)."""
+    proposal = state.open.proposal
+    return max(state.config.settle_within_s, proposal.reduce_within_s if proposal is not None else 0.0)
+
+
 def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
     led = state.open.leading
     if led is None:
         return Step(state, remark=NOT_LEADING)
     commit = link_after(state.link, settle.record).commit
-    deadline_s = now_s + state.config.settle_within_s
+    deadline_s = now_s + settle_within_s(state)
     led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=deadline_s)
     return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle, reason),), reason)
 
@@ -262,7 +273,7 @@ def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: 
     """Nobody acked, so perhaps nobody holds all bytes, and one who held some is gone: another attempt, with promises, finds out."""
     if led.acks:
         return False
-    waited_s = now_s - (led.deadline_s - state.config.settle_within_s)
+    waited_s = now_s - (led.deadline_s - settle_within_s(state))
     return waited_s >= GONE_GRACE_S and any(is_suspected(state, part.reducer, now_s) for part in proposal.slices)
 
 

@@ -249,7 +249,17 @@ def _tell_opener(state: RoundState, now_s: float) -> tuple[Action, ...]:
 
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
     tree = state.tree.pruned(link.commit) if link.commit in state.tree.nodes else state.tree
-    return replace(state, link=link, tree=tree, open=opened, switching=None, committed_at_s=now_s, alone_since_s=None)
+    was_heard = state.open.proposal is not None and link.parent == state.link.commit
+    return replace(
+        state,
+        link=link,
+        tree=tree,
+        open=opened,
+        switching=None,
+        proposed_at_s=state.open.proposal_at_s if was_heard else 0.0,
+        committed_at_s=now_s,
+        alone_since_s=None,
+    )
 
 
 def _still_wanted(state: RoundState, head: CommitId) -> Switching | None:

@@ -198,7 +198,7 @@ def overdue_s(state: RoundState) -> float:
     proposal = state.open.proposal
     if proposal is None:
         return OVERDUE_FACTOR * state.config.suspect_after_s
-    return (1 + state.open.revision) * proposal.reduce_within_s + state.config.settle_within_s
+    return (1 + state.open.revision) * proposal.reduce_within_s + attempt.settle_within_s(state)
 
 
 def _rank(state: RoundState, now_s: float) -> int:

@@ -81,6 +81,7 @@ def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
     return replace(
         state,
         peers=MappingProxyType(peers),
+        proposed_at_s=later(state.proposed_at_s) if state.proposed_at_s else 0.0,
         committed_at_s=later(state.committed_at_s),
         alone_since_s=None if state.alone_since_s is None else later(state.alone_since_s),
         open=replace(

@@ -37,11 +37,14 @@ def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: 
     """Cut the chunks among the reducers by measured upload (rule 7).
 
     No share is above max(2 / members, 1 / reducers), so that one fast link is never all of the round; what a cap cuts off goes to
-    the others in proportion. Slices follow the order of peer ids; a reducer whose share rounds to no chunk gets none.
+    the others in proportion. Whose upload nobody has measured yet counts as one in the middle of the others: with nothing to sum it
+    would never be measured, and the round would go through one line instead of two. Slices follow the order of peer ids; a reducer
+    whose share rounds to no chunk gets none.
     """
     chosen = sorted(sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))[:MAX_SLICES], key=lambda r: r.peer)
     cap = max(Fraction(2, num_members), Fraction(1, len(chosen)))
-    shares = _capped_shares([max(1, r.upload_bytes_per_s) for r in chosen], cap)
+    known = sorted(r.upload_bytes_per_s for r in chosen if r.upload_bytes_per_s > 0) or [1]
+    shares = _capped_shares([r.upload_bytes_per_s or known[len(known) // 2] for r in chosen], cap)
     slices: list[SliceSpec] = []
     begin, total = 0, Fraction(0)
     for reducer, share in zip(chosen, shares, strict=True):

@@ -50,11 +50,12 @@ class RoundConfig:
         reduce_within_s: first guess of a reducer's deadline; learned from uploads, doubled at each failed attempt (rule 11).
         replay_at_most: with more commits to catch up on, a whole state is asked for: it is fewer bytes than they are (rule 24).
         lone_patience_s: awake time without a quorum after which the peers at hand commit alone (rule 18).
-        settle_within_s: how long a settled record waits for its acks before the attempt ends.
+        settle_within_s: how long a settled record waits for its acks at least before the attempt ends.
         spine: the run's spine (rule 23); None where this unit is it.
         result_codec: name of the codec of results; empty where it is that of contributions.
         target: the rule of when the next round is due.
         stagger: how the rounds of this unit lie between those of others.
+        momentum_from_tokens: in rounds of fewer tokens a voter the plain mean is taken (outer_rule.py).
     """
 
     run_id: RunId
@@ -81,6 +82,7 @@ class RoundConfig:
     spine: UnitName | None = None
     result_codec: str = ""
     stagger: Stagger = UNSTAGGERED
+    momentum_from_tokens: int = 0
 
     @property
     def is_spine(self) -> bool:
@@ -233,10 +235,9 @@ class RoundState:
 
     Attributes:
         link: the head: the newest commit that is applied here.
-        tree: the verified commits that are known here, on any lineage.
-        switching: the lineage that is being fetched, if another one is to be followed.
+        tree: the verified commits that are known here, on any lineage. switching: the lineage that is being fetched to be followed.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
-        exchange_s: how long our last upload took, 0 before the first.
+        exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard.
         spine: the spine as this peer follows it; None where this unit is the spine.
     """
 
@@ -255,6 +256,7 @@ class RoundState:
     is_leaving: bool = False
     alone_since_s: float | None = None
     exchange_s: float = 0.0
+    proposed_at_s: float = 0.0
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     spine: SpineView | None = None

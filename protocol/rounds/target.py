@@ -18,13 +18,14 @@ MOST_CHANGE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
-    """The round that is being settled, as its leader saw it.
+    """What was trained between two proposals, as the leader of the later one saw it; of the first round that it hears of since the
+    commit before, until every slice had its result.
 
     Attributes:
-        target_tokens: at which it was due.
-        tokens: offered.
-        round_s: since the commit before it.
-        exchange_s: since its proposal, until every slice had its result.
+        target_tokens: at which the later one was due.
+        tokens: offered to it.
+        round_s: between the two proposals.
+        exchange_s: from the earlier proposal to its commit, with all that its exchange brought.
     """
 
     target_tokens: int

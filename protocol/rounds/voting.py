@@ -30,6 +30,7 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import Action, GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
+from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.plan import both_codecs
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import PendingPreVote, RoundState, Step
@@ -100,9 +101,10 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return "no vote on this base: this disk does not know what its peer voted before"
     config, codecs = state.config, both_codecs(record.codec, record.result_codec)
     expected_codecs = both_codecs(config.codec, config.result_codec)
-    if record.outer != config.outer or codecs != expected_codecs:
+    outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
+    if record.outer != outer or codecs != expected_codecs:
         found = f"refused a record with outer step {record.outer} and {codecs}"
-        return f"{found}: not the run's, {config.outer} and {expected_codecs}"
+        return f"{found}: not the run's, {outer} and {expected_codecs}"
     fewest, most = config.stagger.shortest(config.target.fewest_tokens), config.target.most_tokens
     if not fewest <= record.next_target_tokens <= most:
         return (

@@ -95,7 +95,7 @@ def open_places(num_peers: int, rate_mbit_s: int = 0) -> Iterator[Places]:
 
 def _planned(name: str, num_peers: int) -> tuple[Places, list[list[str]], str]:
     """The places, the commands that make them, and why it is not even tried."""
-    subnet = _free_subnet()
+    subnet = free_subnet()
     bridge = f"{name}b"
     commands = [
         ["ip", "link", "add", bridge, "type", "bridge"],
@@ -134,7 +134,7 @@ def _limit(place: Place, end: int, rate_mbit_s: int) -> list[str]:
     return [*where, "root", "tbf", *limits]
 
 
-def _free_subnet() -> str:
+def free_subnet() -> str:
     """A private /24 that no interface of this machine has."""
     with suppress(OSError, subprocess.SubprocessError):
         known = subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, timeout=_COMMAND_LIMIT_S).stdout

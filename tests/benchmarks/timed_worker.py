@@ -6,6 +6,9 @@ in which it does not train.
 
 With STEP_VARIABLE a step takes so long on the wall, as one on a graphics card does: the real step, and then a wait for what is left of
 that time. What the daemon does beside it can make such a step longer only by keeping it from its next step.
+
+With SLEEP_VARIABLE nothing is computed: a step moves a hundredth of the parameters a little and sleeps for so long, and obeys nobody
+before its end, as a step of one micro-batch does. So large models train on a small machine. An evaluation takes a third of a step.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
+
+import torch
 
 import peer.worker
 from peer.local_training import LocalTrainer
@@ -28,6 +33,15 @@ TIMES_VARIABLE: Final = "TRAINING_TIMES"
 
 STEP_VARIABLE: Final = "TRAINING_STEP_S"
 """Environment of a timed worker: seconds that a step takes, its wait included. None: as the slowdown says."""
+
+SLEEP_VARIABLE: Final = "TRAINING_SLEEP_S"
+"""Environment of a timed worker: seconds that a step sleeps instead of computing. None: it computes."""
+
+MOVED_SHARE: Final = 100
+"""A sleeping step moves one parameter in so many, each time others."""
+
+MOVED_BY: Final = 1e-3
+"""Standard deviation of such a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +116,42 @@ def install(times: TrainingTimes, paced_s: float | None) -> None:
     setattr(Worker, "_idle", timed_idle)  # noqa: B010
 
 
+def sleep_through(step_s: float) -> None:
+    """Steps of this process sleep from now on. To be called before `install`."""
+    generator = torch.Generator().manual_seed(os.getpid())
+
+    def step(trainer: LocalTrainer, goes_on: Callable[[], bool]) -> None:
+        until_s = time.perf_counter() + step_s
+        for parameter in trainer._parameters:
+            part_n = torch.chunk(parameter.data.view(-1), MOVED_SHARE)
+            moved_n = part_n[trainer.counters.step % len(part_n)]
+            moved_n.add_(torch.randn(moved_n.shape, generator=generator), alpha=MOVED_BY)
+        before, num_tokens = trainer.counters, trainer.plan.inner.batch_tokens
+        trainer.counters = replace(
+            before,
+            step=before.step + 1,
+            ready=tuple(ready + num_tokens for ready in before.ready),
+            tokens_trained=before.tokens_trained + num_tokens,
+            loss_nats=1.0,
+        )
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+
+    def evaluate(trainer: LocalTrainer, anchor_N: torch.Tensor) -> float:
+        time.sleep(step_s / 3)
+        return 1.0
+
+    def find_micro_batch(trainer: LocalTrainer) -> int:
+        trainer.micro_batch = trainer.sequences_per_step
+        return trainer.micro_batch
+
+    setattr(LocalTrainer, "step", step)  # noqa: B010
+    setattr(LocalTrainer, "evaluate", evaluate)  # noqa: B010
+    setattr(LocalTrainer, "find_micro_batch", find_micro_batch)  # noqa: B010
+
+
 if __name__ == "__main__":
-    told = os.environ.get(STEP_VARIABLE)
+    told, asleep = os.environ.get(STEP_VARIABLE), os.environ.get(SLEEP_VARIABLE)
+    if asleep is not None:
+        sleep_through(float(asleep))
     install(TrainingTimes(Path(os.environ[TIMES_VARIABLE])), None if told is None else float(told))
     sys.exit(peer.worker.main())

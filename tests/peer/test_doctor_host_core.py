@@ -110,6 +110,14 @@ def test_bandwidth(line: Line | Unread, level: Level, says: str) -> None:
     assert says in f"{found.found}; {found.fix}"
 
 
+def test_a_line_that_cannot_carry_the_rounds_of_a_known_run_is_told_with_the_rate_that_can() -> None:
+    line = Line(FAST, Flow(2_500_000, 2.0))
+    found = find(replace(FINE, line=line, needed_bits_per_s=12e6), "bandwidth")
+    assert found.level is Level.WARN
+    assert found.found.endswith("10.0 Mbit/s down: a round of the run is not over in time below 12 Mbit/s each way")
+    assert find(replace(FINE, line=line, needed_bits_per_s=9e6), "bandwidth").level is Level.OK
+
+
 def test_host_that_would_not_let_us_in_is_a_fail_and_nothing_more_is_told() -> None:
     refused = replace(FINE, reach=None, line=None, refusal=Refusal("the invite was used 1 of 1 times", "ask the host"))
     findings = judge_host(refused)

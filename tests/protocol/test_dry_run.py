@@ -40,6 +40,7 @@ def test_traffic_is_told_for_a_round_a_day_and_the_run() -> None:
     lines = estimate_lines(traffic_estimates(parse_run_config(default_run_toml()), reduces=True))
     assert lines == [
         "  a round    up 1.5 MB, down 1.5 MB, with 64 peers (int8)",
+        "             at least 0.206 Mbit/s each way, or it is not over after the 60 s that it may take",
         "  a day      up 2.2 GB, down 2.2 GB, at a round every 60 s;",
         "             more where all peers together train over 2,048 tokens/s",
         "  whole run  up 251.4 MB, down 251.4 MB, in 163 rounds;",

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from averaging.codecs import codec_by_name, codec_names
 from averaging.data.packing import token_bytes
 from averaging.residual_files import bound_bytes
-from averaging.rounds.keeping import update_bytes as kept_update_bytes
 from averaging.state import STATE_BYTES_PER_VALUE
 from protocol.estimates import (
     STATE_BYTES_PER_PARAMETER,
@@ -18,9 +16,7 @@ from protocol.estimates import (
     packed_bytes,
     peer_disk_bytes,
     peer_memory_bytes,
-    round_bytes,
     run_size,
-    update_bytes,
 )
 from protocol.manifest import default_run_toml, parse_run_config
 from protocol.tensor_schema import ChunkGrid
@@ -30,31 +26,6 @@ def test_sizes_are_those_of_the_code_that_writes_them() -> None:
     assert STATE_BYTES_PER_PARAMETER == STATE_BYTES_PER_VALUE
     for vocab_size in (257, 1 << 16, (1 << 16) + 1):
         assert packed_bytes(1000, vocab_size) == 1000 * token_bytes(vocab_size)
-
-
-@pytest.mark.parametrize("codec", sorted(codec_names()))
-@pytest.mark.parametrize(("num_parameters", "chunk"), [(771_328, 16_384), (1, 256), (1000, 300), (512, 256)])
-def test_an_update_weighs_what_the_codec_makes_of_its_chunks(codec: str, num_parameters: int, chunk: int) -> None:
-    expected = kept_update_bytes(codec_by_name(codec), ChunkGrid(num_parameters, chunk))
-    assert update_bytes(codec, num_parameters, chunk) == expected
-
-
-@pytest.mark.parametrize(
-    ("members", "reduces", "expected"),
-    [
-        (1, True, (0, 0)),
-        (1, False, (0, 0)),
-        (2, True, (700, 700)),
-        (4, True, (1050, 1050)),
-        (64, True, (1379, 1379)),
-        (2, False, (1000, 400)),
-        (64, False, (1000, 400)),
-    ],
-)
-def test_a_round_moves_two_updates_each_way_at_most_and_one_without_a_slice(
-    members: int, reduces: bool, expected: tuple[int, int]
-) -> None:
-    assert round_bytes(1000, 400, members, reduces=reduces) == expected
 
 
 def test_the_file_of_init_makes_a_round_a_minute_or_every_target() -> None:

@@ -270,6 +270,32 @@ def test_momentum_that_the_plain_mean_would_ignore_is_refused(tmp_path: Path) ->
         load_run_config(path)
 
 
+NESTEROV = {'kind = "mean"': 'kind = "nesterov"', "momentum = 0.0": "momentum = 0.9"}
+
+
+def _nesterov(*more: str) -> str:
+    text = _with("ramp_share = 0.02")
+    for old, new in NESTEROV.items():
+        text = text.replace(old, "\n".join((new, *more)) if old.startswith("momentum") else new)
+    return text
+
+
+def test_momentum_in_the_short_rounds_of_a_ramp_is_refused_with_the_steps_from_which_it_works() -> None:
+    with pytest.raises(
+        ConfigError, match=r"outer\.momentum 0\.9 with round\.ramp_share 0\.02.*momentum_from_steps = 64"
+    ):
+        parse_run_config(_nesterov())
+    config = parse_run_config(_nesterov("momentum_from_steps = 64"))
+    assert config.momentum_from_tokens == 64 * config.inner.batch_tokens
+
+
+def test_steps_from_which_there_is_momentum_belong_to_momentum() -> None:
+    text = default_run_toml().replace("momentum = 0.0", "momentum = 0.0\nmomentum_from_steps = 64")
+    with pytest.raises(ConfigError, match=r"momentum_from_steps 64 belongs to a momentum"):
+        parse_run_config(text)
+    assert parse_run_config(default_run_toml()).momentum_from_tokens == 0
+
+
 STREAMING = 'mode = "streaming"'
 
 
@@ -307,6 +333,7 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
             'local_steps = "auto" with mode = "streaming": expected rounds of one size',
         ),
         (['mode = "eager"'], "round.mode is 'eager'"),
+        (["link_mbit_per_s = 0.2"], "expected a link of at least 0.206, round.longest_interval_s of at least 62, or"),
     ],
 )
 def test_settings_of_modes_that_contradict_each_other_are_refused(lines: list[str], told: str) -> None:

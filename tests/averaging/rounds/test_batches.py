@@ -24,6 +24,13 @@ def test_frames_grow_to_what_their_stream_carries_in_a_tenth_of_a_second() -> No
     assert pace.max_bytes(100.5) == BATCH_BYTES
 
 
+def test_what_an_empty_buffer_takes_at_once_does_not_make_the_next_frame_as_large_as_it_may_be() -> None:
+    pace = FramePace(100.0)
+    for num_bytes in (8_000, 16_000, 32_000):
+        pace.sent(num_bytes)
+        assert pace.max_bytes(100.0) == 2 * num_bytes
+
+
 def test_chunks_that_follow_one_another_share_a_frame_up_to_its_size() -> None:
     chunks = [bytes(BATCH_BYTES // 4)] * 10
     assert list(runs_of([0, 1, 2, 3, 4, 7, 8], chunks, _whole_frames)) == [range(4), range(4, 5), range(7, 9)]

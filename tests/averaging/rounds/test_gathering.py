@@ -310,6 +310,14 @@ async def test_an_exchange_that_still_brings_something_is_waited_for_and_one_tha
         assert moves_until_s <= trio.current_time() < moves_until_s + 3 * EXCHANGE_PATIENCE_S
 
 
+async def test_on_a_thin_line_a_running_exchange_may_bring_nothing_for_longer(autojump_clock: Clock) -> None:
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        gatherer = _gatherer(gathering, ExchangeView(lambda base: True, patience_s=lambda: 10.0))
+        assert await gatherer.gather(commit.record, (world.parties[0].peer,))
+        assert 10.0 <= trio.current_time() < 10.0 + 3 * EXCHANGE_PATIENCE_S
+
+
 async def test_a_frozen_reducer_that_is_suspected_is_neither_waited_for_nor_asked_first(autojump_clock: Clock) -> None:
     """Found by freezing processes: the survivors' acks came 2.5 s late, 1 s for an exchange that could bring nothing any more and
     1.5 s for a connection that the frozen process's kernel took.

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from protocol.ids import PeerId
-from protocol.rounds.attempt import LEAST_REDUCE_S
+from protocol.rounds.attempt import LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
 from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
 from protocol.rounds.orders import LogAck
@@ -279,6 +279,18 @@ def test_a_reducer_that_dies_with_the_only_copy_ends_the_attempt_before_its_time
     record = opener.disk.chain[0][0].record
     assert record is not None
     assert record.ballot.attempt >= 1
+
+
+def test_a_settled_record_waits_for_results_as_long_as_its_slices_may_wait_for_contributions() -> None:
+    table = Table(3)
+    opener = table.opener()
+    table.gathers = False
+    table.run_until(lambda: bool(opener.sent(Settle)), 10.0)
+    state, proposal = opener.state, opener.state.open.proposal
+    assert proposal is not None
+    assert settle_within_s(state) == max(state.config.settle_within_s, proposal.reduce_within_s)
+    slow = replace(state, open=replace(state.open, proposal=replace(proposal, reduce_within_s=400.0)))
+    assert settle_within_s(slow) == 400.0
 
 
 def test_a_reducer_that_falls_silent_with_the_only_copy_is_not_waited_for_twice() -> None:

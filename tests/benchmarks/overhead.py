@@ -1,0 +1,248 @@
+"""`python -m tests.benchmarks.overhead --json FILE [--quick] [--device cpu]`: how much longer a step takes because it is a peer's.
+
+Two real peers with everything on, and a bare loop: the same model, batch and AdamW of torch, and nothing else. A pair is a block of
+steps of the first peer and a block of the loop, one after the other, the order changing from pair to pair. Whoever does not have its
+turn is stopped, the peers with all that belongs to them. On the CPU the first peer, its daemon, its p2pd and the loop share one core,
+and all else has another; so what the daemon does is what the steps lose. A peer's step is counted from the end of the one before it:
+what the training process does in between counts as well. Blocks lie between rounds. Peak memory is in tests.benchmarks.memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from peer.model import Decoder
+from protocol.data_section import DataSection
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.errors import MachineError
+from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
+from tests.benchmarks.places import LOOPBACK, Place, Places
+from tests.benchmarks.processes import die_with_parent, open_children, signal_all_of
+from tests.benchmarks.recovery_swarm import NEVER_TOKENS, commits_of
+from tests.benchmarks.results import Row, machine, print_rows, write_rows
+from tests.benchmarks.swarm import Swarm, start_swarm, wait_until
+from tests.benchmarks.timed_peer import TIMED_PEER
+from tests.benchmarks.timed_worker import TIMES_VARIABLE, mean_step_s, read_times
+
+BENCH: Final = "overhead"
+MODELS: Final[Mapping[str, DecoderConfig]] = {
+    "cpu": DecoderConfig(dim=256, num_layers=6, num_heads=4, num_kv_heads=2, ffn_dim=704, context_tokens=256),
+    "cuda": DecoderConfig(dim=1024, num_layers=12, num_heads=16, num_kv_heads=16, ffn_dim=2816, context_tokens=1024),
+}
+"""One sequence a step, so that nobody has a micro-batch to choose."""
+
+NUM_PAIRS: Final = 24
+BLOCK_S: Final = 8.0
+ROUND_S: Final = 30.0
+AFTER_COMMIT_S: Final = 4.0
+"""Its state's root and generation are written by then."""
+
+SETTLE_S: Final = 1.0
+"""Of each block, before it is counted."""
+
+MOST_LONGER: Final = 0.01
+T_95: Final = 2.07
+"""Student's t for 95% of 24 pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Seconds of a step."""
+
+    peer_s: float
+    bare_s: float
+
+    @property
+    def longer(self) -> float:
+        """0 is no difference."""
+        return self.peer_s / self.bare_s - 1.0
+
+
+# --- the bare loop ------------------------------------------------------------------------------------------------------------
+
+
+def bare_loop(model: DecoderConfig, device: str) -> None:
+    """Steps for ever; prints the Unix time at the end of each."""
+    torch.set_num_threads(1)
+    decoder = Decoder(model).to(device)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
+    is_autocast = device != "cpu"
+    tokens_BT = torch.randint(0, model.vocab_size, (1, model.context_tokens + 1), device=device)
+    while True:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=is_autocast):
+            logits_BTV = decoder(tokens_BT[:, :-1])
+        loss = functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        print(time.time(), flush=True)
+
+
+@contextmanager
+def open_bare(
+    model: DecoderConfig, device: str, prefix: Sequence[str], file: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The loop in a process of its own, which writes to `file`."""
+    command = [*prefix, sys.executable, "-m", "tests.benchmarks.overhead", "--json", "-", "--device", device, "--bare"]
+    with file.open("wb") as out:
+        process = subprocess.Popen([*command, model.model_dump_json()], stdout=out, preexec_fn=die_with_parent)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _bare_step_s(file: Path, begin_s: float, end_s: float) -> float:
+    ends = [float(line) for line in file.read_text(encoding="ascii").splitlines(keepends=True) if line.endswith("\n")]
+    inside = [one for one in ends if begin_s <= one <= end_s]
+    if len(inside) < 2:
+        raise MachineError("a bare block with fewer than two steps", "some", "a faster machine, or a smaller model")
+    return (inside[-1] - inside[0]) / (len(inside) - 1)
+
+
+# --- pairs --------------------------------------------------------------------------------------------------------------------
+
+
+def run_config(model: DecoderConfig) -> RunConfig:
+    """Two peers with a round every ROUND_S."""
+    sources = Path(__file__).parents[2] / "protocol"
+    return RunConfig(
+        run=RunSection(name="overhead", total_tokens=NEVER_TOKENS, min_members=2, max_members=8),
+        model=model,
+        data=DataSection(source="text", glob=f"{sources}/**/*.py", heldout_every=5),
+        inner=InnerSection(learning_rate=0.001, batch_tokens=model.context_tokens),
+        round=RoundSection(target_tokens=NEVER_TOKENS, longest_interval_s=ROUND_S),
+        checkpoint=CheckpointSection(every_rounds=1 << 16),
+    )
+
+
+def _await_commit(swarm: Swarm) -> None:
+    since_s = time.time()
+    if not wait_until(lambda: bool(commits_of(swarm.peers[1], since_s, time.time() + 1.0)), 6 * ROUND_S, 0.2):
+        raise MachineError(f"no commit in {6 * ROUND_S:.0f} s", "rounds", "look at the peers' logs")
+    time.sleep(AFTER_COMMIT_S)
+
+
+def _block() -> tuple[float, float]:
+    begin_s = time.time() + SETTLE_S
+    time.sleep(SETTLE_S + BLOCK_S)
+    return begin_s, time.time()
+
+
+def take_pair(
+    swarm: Swarm, bare: subprocess.Popen[bytes], times: Path, bare_times: Path, *, is_bare_first: bool
+) -> Pair:
+    """One block of each; the loop is stopped before and after it, the peers in between.
+
+    Raises:
+        MachineError: too few steps.
+    """
+    _await_commit(swarm)
+    peer_s = bare_s = 0.0
+    for is_bare in (is_bare_first, not is_bare_first):
+        if not is_bare:
+            step_s = mean_step_s(read_times(times), *_block())
+            if step_s is None:
+                raise MachineError("a peer's block with fewer than two steps", "some")
+            peer_s = step_s
+            continue
+        for peer in swarm.peers.values():
+            signal_all_of(peer.running, signal.SIGSTOP)
+        bare.send_signal(signal.SIGCONT)
+        begin_s, end_s = _block()
+        bare.send_signal(signal.SIGSTOP)
+        for peer in swarm.peers.values():
+            signal_all_of(peer.running, signal.SIGCONT)
+        bare_s = _bare_step_s(bare_times, begin_s, end_s)
+    return Pair(peer_s, bare_s)
+
+
+def measure(directory: Path, device: str, num_pairs: int) -> list[Pair]:
+    """Pairs on one swarm."""
+    model = MODELS[device]
+    *_, other, own = [*sorted(os.sched_getaffinity(0))] * 2
+    times, bare_times = directory / "times.jsonl", directory / "bare.txt"
+    first, rest = ("taskset", "-c", str(own)), ("taskset", "-c", str(other))
+    places = (
+        Place(prefix=(*first, "env", f"{TIMES_VARIABLE}={times}")),
+        Place(prefix=(*rest, "env", f"{TIMES_VARIABLE}=/dev/null")),
+    )
+    flags = ("--device", device, "--num-threads", "1")
+    pairs: list[Pair] = []
+    with open_children(directory / "logs") as children, open_bare(model, device, first, bare_times) as bare:
+        bare.send_signal(signal.SIGSTOP)
+        swarm = start_swarm(
+            children,
+            directory,
+            Places(LOOPBACK, places, "loopback"),
+            run_config(model),
+            peer_environment={},
+            peer_flags=flags,
+            peer_module=TIMED_PEER,
+        )
+        try:
+            for number in range(num_pairs):
+                pairs.append(take_pair(swarm, bare, times, bare_times, is_bare_first=bool(number % 2)))
+                print(f"{pairs[-1].longer:+.2%} of {pairs[-1].bare_s:.3f} s", flush=True)
+        finally:
+            swarm.close_logs()
+    return pairs
+
+
+def rows_of(pairs: Sequence[Pair], device: str) -> list[Row]:
+    """The mean with its confidence interval."""
+    longer = sorted(pair.longer for pair in pairs)
+    mean = statistics.fmean(longer)
+    half = T_95 * statistics.stdev(longer) / len(longer) ** 0.5 if len(longer) > 1 else float("inf")
+    settings = {
+        "device": device, "values": decoder_schema(MODELS[device]).num_elements, "block_s": BLOCK_S,
+        "confidence_95": [round(mean - half, 5), round(mean + half, 5)],
+        "bare_step_s": round(statistics.median(pair.bare_s for pair in pairs), 4), "machine": machine(),
+    }  # fmt: skip
+    return [
+        Row(BENCH, f"{device}: a peer's step between rounds, longer than a bare one by (mean judged)", round(mean, 5), "share",
+            0.0, None, f"<= {MOST_LONGER:g}", mean <= MOST_LONGER, len(pairs),
+            {"best": round(longer[0], 5), "worst": round(longer[-1], 5)}, settings),
+        Row(BENCH, f"{device}: half of its 95% confidence interval", round(half, 5), "share", trials=len(pairs), settings=settings),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 when the target was met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.overhead", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go, one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="three pairs")
+    parser.add_argument("--device", choices=sorted(MODELS), default="cpu")
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.bare:
+        bare_loop(DecoderConfig.model_validate(json.loads(options.bare)), options.device)
+    with tempfile.TemporaryDirectory(prefix="potluck-overhead-") as folder:
+        pairs = measure(Path(folder), options.device, 3 if options.quick else NUM_PAIRS)
+    rows = rows_of(pairs, options.device)
+    write_rows(rows, options.json)
+    print_rows(rows, "overhead: a peer's step beside a bare one")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

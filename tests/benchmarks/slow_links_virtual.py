@@ -1,0 +1,126 @@
+"""The parts of the slow-links benchmark in virtual time: half an hour at the slowest line, and measured rounds against fixed ones.
+
+`local_steps = "auto"` is to find, at each rate, what somebody would find who tries all numbers of steps: the smallest with which the
+target utilisation is kept. So the same swarm is run with fixed numbers around it. In overlap the exchange may take 95% of a round, and
+peers train all the time; in blocking runs they train for 95% of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from tests.benchmarks.results import Row, machine
+from tests.simulation.slow_links import CODEC, Links, Pace, Told, run
+
+BENCH: Final = "slow_links"
+RATES_MBIT_S: Final = (100, 50, 20, 10)
+UTILISATION: Final = 0.95
+TOLERANCE: Final = 0.002
+"""Of utilisation: what a number of steps that just keeps it may be short of it in a few rounds."""
+
+AROUND: Final = (0.95, 0.98, 1.0, 1.02, 1.05)
+"""Fixed numbers of steps, by that which follows from a measured exchange."""
+
+FEW_AROUND: Final = (0.98, 1.0, 1.02)
+NUM_ROUNDS: Final = 6
+SETTLED_AFTER: Final = 16
+"""Rounds of a measured run: from one step, doubling, to as many as any of these takes, and some."""
+
+LIMIT_S: Final = 200_000.0
+HALF_AN_HOUR_S: Final = 1800.0
+MOST_OFF: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Steps of a round, how much of the time is trained, and the share of it in which something is exchanged."""
+
+    steps: float
+    utilisation: float
+    exchange_share: float
+
+    def keeps(self, *, is_blocking: bool) -> bool:
+        """Whether that is as good as asked for."""
+        if is_blocking:
+            return self.utilisation >= UTILISATION - TOLERANCE
+        return self.exchange_share <= UTILISATION + TOLERANCE
+
+
+def measured(links: Links, *, is_blocking: bool) -> tuple[Choice, Told]:
+    """What "auto" comes to."""
+    pace = Pace(None, UTILISATION, is_blocking)
+    told = run(links, pace, lambda told: len(told.rounds) >= SETTLED_AFTER + NUM_ROUNDS, LIMIT_S)
+    return _choice(told), told
+
+
+def _choice(told: Told) -> Choice:
+    return Choice(told.steps(NUM_ROUNDS), told.utilisation(NUM_ROUNDS), told.exchange_share(NUM_ROUNDS))
+
+
+def best_fixed(links: Links, told: Told, around: Sequence[float], *, is_blocking: bool) -> Choice | None:
+    """The smallest of the fixed numbers that keeps the utilisation; None where none does."""
+    steady = told.steady(NUM_ROUNDS)
+    exchange_s = sum(one.exchange_s for one in steady) / len(steady)
+    share = 1.0 - UTILISATION if is_blocking else UTILISATION
+    round_s = exchange_s / share
+    guess = (round_s - exchange_s if is_blocking else round_s) / links.step_s
+    for steps in sorted({ceil(guess * part) for part in around}):
+        fixed = run(
+            links, Pace(steps, UTILISATION, is_blocking), lambda told: len(told.rounds) >= NUM_ROUNDS + 2, LIMIT_S
+        )
+        choice = _choice(fixed)
+        if choice.keeps(is_blocking=is_blocking):
+            return choice
+    return None
+
+
+def auto_rows(*, is_quick: bool) -> list[Row]:
+    """Both modes at all rates; one rate where it is to be quick."""
+    rows = []
+    for mbit_s in RATES_MBIT_S[1:2] if is_quick else RATES_MBIT_S:
+        for is_blocking in (False, True):
+            links = Links(mbit_s * 1e6, num_peers=2)
+            auto, told = measured(links, is_blocking=is_blocking)
+            best = best_fixed(links, told, FEW_AROUND if is_quick else AROUND, is_blocking=is_blocking)
+            print(mbit_s, "blocking" if is_blocking else "overlap", auto, best, flush=True)
+            rows += _auto_rows(mbit_s, links, auto, best, is_blocking=is_blocking)
+    return rows
+
+
+def _auto_rows(mbit_s: int, links: Links, auto: Choice, best: Choice | None, *, is_blocking: bool) -> list[Row]:
+    mode = "blocking" if is_blocking else "overlap"
+    name = f"auto, {mode}, {mbit_s} Mbit/s, simulated"
+    settings: Mapping[str, object] = {
+        "peers": links.num_peers, "codec": CODEC, "values": links.values, "step_s": links.step_s,
+        "latency_one_way_s": links.latency_s, "exchange_share": round(auto.exchange_share, 4), "machine": machine(),
+    }  # fmt: skip
+    if best is None:
+        return [Row(BENCH, f"{name}: no fixed number of steps keeps {UTILISATION}", None, "", settings=settings)]
+    regret = auto.utilisation / best.utilisation
+    steps = auto.steps / best.steps
+    is_near = abs(steps - 1.0) <= MOST_OFF or abs(auto.steps - best.steps) <= 1.0
+    return [
+        Row(BENCH, f"{name}: share of the time that peers train", round(auto.utilisation, 4), "share",
+            round(best.utilisation, 4), round(regret, 4), f">= {1 - MOST_OFF:g} x", regret >= 1 - MOST_OFF, NUM_ROUNDS,
+            settings=settings),
+        Row(BENCH, f"{name}: steps a round, against the fewest that keep {UTILISATION}", round(auto.steps, 2), "steps",
+            round(best.steps, 2), round(steps, 4), f"1 +- {MOST_OFF:g} x, or a step", is_near, NUM_ROUNDS, settings=settings),
+    ]  # fmt: skip
+
+
+def virtual_rows(num_peers: int) -> list[Row]:
+    """Half an hour at 1 Mbit/s, 200 ms there and back, 1% lost."""
+    links = Links(1e6, latency_s=0.1, loss=0.01, num_peers=num_peers)
+    told = run(links, Pace(100), lambda told: False, HALF_AN_HOUR_S)
+    print(num_peers, sorted(told.deaths), told.num_partial, len(told.rounds), flush=True)
+    settings: Mapping[str, object] = {
+        "peers": num_peers, "codec": CODEC, "virtual_s": told.lasted_s, "rounds": len(told.rounds), "machine": machine()
+    }  # fmt: skip
+    name = f"{num_peers} peers, 1 Mbit/s, 100 ms one way, 1% lost, 30 virtual minutes"
+    return [
+        Row(BENCH, f"{name}: taken for dead", len(told.deaths), "", None, None, "= 0", not told.deaths, 1, settings=settings),
+        Row(BENCH, f"{name}: rounds", len(told.rounds), "", None, None, ">= 1", bool(told.rounds), 1, settings=settings),
+    ]  # fmt: skip

@@ -1,0 +1,59 @@
+"""The formulas, against what the code that they describe does, and which link is too slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from averaging.codecs import codec_by_name, codec_names
+from averaging.rounds.keeping import update_bytes as kept_update_bytes
+from protocol.tensor_schema import ChunkGrid
+from protocol.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+
+
+@pytest.mark.parametrize("codec", sorted(codec_names()))
+@pytest.mark.parametrize(("num_parameters", "chunk"), [(771_328, 16_384), (1, 256), (1000, 300), (512, 256)])
+def test_an_update_weighs_what_the_codec_makes_of_its_chunks(codec: str, num_parameters: int, chunk: int) -> None:
+    expected = kept_update_bytes(codec_by_name(codec), ChunkGrid(num_parameters, chunk))
+    assert update_bytes(codec, num_parameters, chunk) == expected
+
+
+@pytest.mark.parametrize(
+    ("members", "reduces", "expected"),
+    [
+        (1, True, (0, 0)),
+        (1, False, (0, 0)),
+        (2, True, (700, 700)),
+        (4, True, (1050, 1050)),
+        (64, True, (1379, 1379)),
+        (2, False, (1000, 400)),
+        (64, False, (1000, 400)),
+    ],
+)
+def test_a_round_moves_two_updates_each_way_at_most_and_one_without_a_slice(
+    members: int, reduces: bool, expected: tuple[int, int]
+) -> None:
+    assert round_bytes(1000, 400, members, reduces=reduces) == expected
+
+
+SLOW = LinkNumbers(mbit_per_s=1.0, each_way_bytes=26_600_000, longest_interval_s=60.0)
+
+
+def test_a_link_that_takes_longer_than_a_round_may_is_refused_with_the_numbers_that_would_work() -> None:
+    found = too_slow(SLOW)
+    assert "round.link_mbit_per_s 1: a round is 26.6 MB up and as much down, which takes this link 213 s" in found
+    assert "expected a link of at least 3.55, round.longest_interval_s of at least 213, or" in found
+    assert too_slow(replace(SLOW, mbit_per_s=3.55)) == ""
+    assert too_slow(replace(SLOW, longest_interval_s=213.0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("each_way_bytes", "interval_s", "needed"),
+    [(7_500_000, 60.0, 1.0), (7_500_001, 60.0, 1.01), (75_000, 600.0, 0.001), (1_234_000_000, 10.0, 988.0)],
+)
+def test_the_needed_link_is_rounded_up_to_what_carries_a_round(
+    each_way_bytes: int, interval_s: float, needed: float
+) -> None:
+    assert needed_mbit_per_s(each_way_bytes, interval_s) == needed
+    assert too_slow(LinkNumbers(needed, each_way_bytes, interval_s)) == ""

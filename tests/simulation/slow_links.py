@@ -1,0 +1,253 @@
+"""Swarms behind slow links in virtual time: the production round machine, with rounds of fixed work or as long as it measures itself.
+
+Every peer has a line of its own for bulk, up; what it carries is made as slow as if the model had `values` parameters. Messages are as
+large as they are. In blocking runs training stands still from the snapshot to the commit.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import trio
+
+from averaging.network import memory_stream
+from averaging.network.memory_network import LinkSpeed, MemorySwarm
+from averaging.network.seams import KeptPart, Snapshot
+from protocol.ids import PeerId, UnitName
+from protocol.rounds import core
+from protocol.rounds.events import Event
+from protocol.rounds.messages import Member
+from protocol.rounds.orders import DropMember
+from protocol.rounds.state import RoundConfig, RoundState, Step
+from protocol.rounds.target import MeasuredRound, RoundTarget
+from protocol.traffic import update_bytes
+from tests.simulation import node as nodes
+from tests.simulation import swarm as worlds
+from tests.simulation import virtual_time
+from tests.simulation.profiles import Profile
+from tests.simulation.scenario import replaced
+from tests.simulation.swarm import World
+from tests.simulation.trainer import STEP_TOKENS, SimulatedTrainer
+
+CODEC: Final = "e3m0"
+NUM_CHUNKS: Final = 128
+"""More than other simulations have: a frame of one is not to take longer than streams may stand still."""
+
+FRAMES_ON_THE_WAY: Final = 2
+"""Of a stream: senders measure how fast it goes by when the next frame may be sent."""
+
+NUM_ELEMENTS: Final = NUM_CHUNKS * 1024
+MOST_STEPS: Final = 1 << 20
+"""Of a measured round, more than any of these take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What lies between the peers, and who trains.
+
+    Attributes:
+        bits_per_s: of each peer, upwards.
+        latency_s: one way.
+        loss: share of the messages and frames that are lost.
+        step_s: of a local step.
+        values: of the model.
+    """
+
+    bits_per_s: float
+    latency_s: float = 0.02
+    loss: float = 0.0
+    step_s: float = 0.4
+    num_peers: int = 4
+    values: int = 51_528_704
+
+    @property
+    def scale(self) -> float:
+        """Bytes on the line for each byte that is simulated."""
+        chunk = NUM_ELEMENTS // NUM_CHUNKS
+        return update_bytes(CODEC, self.values, 16384) / update_bytes(CODEC, NUM_ELEMENTS, chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How rounds are due: after so many local steps of each peer, or, with None, as measured for this utilisation."""
+
+    steps: int | None
+    utilisation: float = 0.95
+    is_blocking: bool = False
+
+    def target(self, num_peers: int) -> RoundTarget:
+        """The production rule."""
+        if self.steps is not None:
+            return RoundTarget(num_peers * self.steps * STEP_TOKENS)
+        share = 1.0 - self.utilisation if self.is_blocking else self.utilisation
+        return RoundTarget(num_peers * MOST_STEPS * STEP_TOKENS, STEP_TOKENS, 0.0, share)
+
+
+@dataclass
+class Told:
+    """What the peers and their openers said.
+
+    Attributes:
+        rounds: as their leaders measured them.
+        deaths: who took whom for dead, on which base.
+        num_partial: rounds without somebody's work.
+        lasted_s: virtual time.
+    """
+
+    num_peers: int
+    step_s: float
+    rounds: list[MeasuredRound] = field(default_factory=list)
+    deaths: set[str] = field(default_factory=set)
+    num_partial: int = 0
+    lasted_s: float = 0.0
+
+    def steady(self, num_rounds: int) -> Sequence[MeasuredRound]:
+        """The last so many rounds."""
+        return self.rounds[-num_rounds:]
+
+    def steps(self, num_rounds: int) -> float:
+        """Local steps of a peer in one of these."""
+        tokens = statistics.fmean(one.tokens for one in self.steady(num_rounds))
+        return tokens / (self.num_peers * STEP_TOKENS)
+
+    def exchange_share(self, num_rounds: int) -> float:
+        """Share of the time in which something is exchanged."""
+        steady = self.steady(num_rounds)
+        return sum(one.exchange_s for one in steady) / sum(one.round_s for one in steady)
+
+    def utilisation(self, num_rounds: int) -> float:
+        """Share of the time in which peers train."""
+        steady = self.steady(num_rounds)
+        steps = sum(one.tokens for one in steady) / (self.num_peers * STEP_TOKENS)
+        return steps * self.step_s / sum(one.round_s for one in steady)
+
+
+class StandingTrainer(SimulatedTrainer):
+    """Training stands still from each snapshot to the commit or load after it."""
+
+    _still_since_s: float | None = None
+
+    def _sync(self) -> None:
+        if self._still_since_s is None:
+            super()._sync()
+        else:
+            self._process.check_alive()
+
+    def _go_on(self) -> None:
+        if self._still_since_s is not None:
+            self._began_s += self._process.awake_s() - self._still_since_s
+            self._still_since_s = None
+
+    async def snapshot(self) -> Snapshot:
+        """At the next step boundary, the last one for now."""
+        self._go_on()
+        taken = await super().snapshot()
+        self._still_since_s = self._process.awake_s()
+        return taken
+
+    async def shift(
+        self, shift_N: object, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        """Goes on."""
+        self._go_on()
+        await super().shift(shift_N, credited_tokens=credited_tokens, schedule_tokens=schedule_tokens, kept=kept)  # type: ignore[arg-type]
+
+
+class LinkedWorld(World):
+    """A world whose rounds are due as a pace says."""
+
+    pace: Pace
+
+    def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
+        """With the rule for targets."""
+        target = self.pace.target(len(self.nodes))
+        return replace(super().round_config(me, unit), target=target, target_tokens=target.most_tokens)
+
+
+@contextmanager
+def _slow(swarm: MemorySwarm, links: Links) -> Iterator[None]:
+    """Bulk leaves each peer one frame after another, at its line's rate."""
+    real, free_s = swarm.frame_delay_s, defaultdict[PeerId, float](float)
+
+    def frame_delay_s(sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
+        delay_s, _ = real(sender, receiver, 0)  # packets are lost here, and connections live
+        now_s = trio.current_time()
+        free_s[sender] = max(now_s, free_s[sender]) + num_bytes * links.scale * 8 / links.bits_per_s
+        return delay_s + free_s[sender] - now_s, False
+
+    with replaced(swarm, frame_delay_s=frame_delay_s):
+        yield
+
+
+@contextmanager
+def _listening(told: Told) -> Iterator[None]:
+    """To every step of every round machine, and to every measurement."""
+    real_step, real_after = core.step, RoundTarget.after
+
+    def step(before: RoundState, event: Event, now_s: float) -> Step:
+        taken = real_step(before, event, now_s)
+        link = taken.state.link
+        dropped = [order.peer for order in taken.actions if isinstance(order, DropMember)]
+        told.deaths |= {f"{before.config.me.peer} of {peer} after {link.index}" for peer in dropped}
+        if link is not before.link and link.record is not None and len(link.record.contributors) < told.num_peers:
+            told.num_partial += 1
+        return taken
+
+    def after(rule: RoundTarget, total_tokens: int, num_members: int, measured: MeasuredRound) -> int:
+        told.rounds.append(measured)
+        return real_after(rule, total_tokens, num_members, measured)
+
+    with replaced(core, step=step), replaced(RoundTarget, after=after):
+        yield
+
+
+def run(links: Links, pace: Pace, until: Callable[[Told], bool], limit_s: float, *, seed: int = 1) -> Told:
+    """A swarm from its start until enough was told, or until so much virtual time has passed."""
+    told = Told(links.num_peers, links.step_s)
+    trainer = StandingTrainer if pace.is_blocking else SimulatedTrainer
+    with (
+        _listening(told),
+        replaced(nodes, SimulatedTrainer=trainer),
+        replaced(worlds, NUM_CHUNKS=NUM_CHUNKS),
+        replaced(memory_stream, FRAME_BUFFER=FRAMES_ON_THE_WAY),
+    ):
+        virtual_time.run(seed, partial(_play, links, pace, told, until, limit_s, seed))
+    return told
+
+
+async def _play(links: Links, pace: Pace, told: Told, until: Callable[[Told], bool], limit_s: float, seed: int) -> None:
+    profile = Profile(
+        "slow links",
+        tokens_per_s=STEP_TOKENS / links.step_s,
+        longest_interval_s=86_400.0,
+        heartbeat_s=1.0,
+        num_elements=NUM_ELEMENTS,
+        codec=CODEC,
+    )
+    async with trio.open_nursery() as nursery:
+        world = LinkedWorld(seed, nursery, links.num_peers, links.num_peers, profile)
+        world.pace = pace
+        world.swarm.loss = links.loss
+        for node in world.nodes:
+            node.tokens_per_s = profile.tokens_per_s
+            world.swarm.speeds[node.peer] = LinkSpeed(links.latency_s, 1e9)
+        nursery.start_soon(world.host.serve)
+        with ExitStack() as stack:
+            stack.enter_context(_slow(world.swarm, links))
+            for node in world.nodes:
+                world.boot(node)
+            await _until(world, lambda: until(told) or trio.current_time() >= limit_s)
+        told.lasted_s = trio.current_time()
+        nursery.cancel_scope.cancel()
+
+
+async def _until(world: World, is_over: Callable[[], bool]) -> None:
+    sleep: Callable[[float], Awaitable[None]] = world.swarm.timers.sleep
+    while not is_over():
+        await sleep(5.0)
