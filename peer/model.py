@@ -62,12 +62,16 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """(B, T, D) to (B, T, D), causal."""
-        x_BTD = x_BTD + self._attend(self.attn_norm(x_BTD), table)
-        y_BTD = self.ffn_norm(x_BTD)
-        fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
-        return x_BTD + fed
+        x_BTD = x_BTD + self.attend(self.attn_norm(x_BTD), table)
+        return x_BTD + self.feed(self.ffn_norm(x_BTD))
 
-    def _attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def feed(self, y_BTD: torch.Tensor) -> torch.Tensor:
+        """The feed-forward alone, (B, T, D) to (B, T, D)."""
+        fed: torch.Tensor = self.w_down(functional.silu(self.w_gate(y_BTD)) * self.w_up(y_BTD))
+        return fed
+
+    def attend(self, y_BTD: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """The attention alone, (B, T, D) to (B, T, D), causal."""
         config = self._config
         batch, num_tokens, _ = y_BTD.shape
         q = rotate(self.wq(y_BTD).view(batch, num_tokens, config.num_heads, config.head_dim), table).transpose(1, 2)

@@ -1,0 +1,148 @@
+"""One sparse mixture of a trunk and its experts: `merge` puts them together, `tune_routers` lets the routers learn.
+
+A router's row for an expert begins as the direction in which that expert's documents lie: the mean of what the layer's experts are
+given (behind its norm) over tokens of that expert's documents, less the mean over everybody's (as FlexOlmo, 2507.07024,
+which takes a domain's mean embedding for its row). Nothing has to be trained jointly, and one can be taken out later: the rows of the
+others stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from peer.mixture import MixtureDecoder, MixtureLayer, Router, balance_loss, router_z_loss
+from peer.model import load_flat
+from protocol.decoder_schema import DecoderConfig
+from protocol.errors import LocalProtocolError
+from protocol.expert_schema import MixtureConfig, held_units
+
+BALANCE_WEIGHT: Final = 1e-2
+"""Of the balance loss beside the loss of the tokens (Switch Transformer, 2101.03961, section 2.2)."""
+
+Z_WEIGHT: Final = 1e-3
+"""Of the router's z-loss (ST-MoE, 2202.08906, section 3.3)."""
+
+
+def holder_model(
+    decoder: DecoderConfig, mixture: MixtureConfig, experts: Sequence[int], flat_N: torch.Tensor
+) -> MixtureDecoder:
+    """A peer's model from its flat vector: trunk and experts one after another, (N,) float32."""
+    model = MixtureDecoder(decoder, mixture, experts)
+    load_flat(model, held_units(decoder, mixture, experts).whole, flat_N)
+    return model
+
+
+def merge(
+    decoder: DecoderConfig,
+    mixture: MixtureConfig,
+    trunk_N: torch.Tensor,
+    experts: Mapping[int, torch.Tensor],
+    samples: Mapping[int, torch.Tensor],
+) -> MixtureDecoder:
+    """One model of a trunk (N,) float32 and experts (M,) float32 by their numbers.
+
+    Args:
+        samples: of each expert (B, T) int64, tokens of documents that are its own: what its routers' rows are made of.
+
+    Raises:
+        LocalProtocolError: vectors of another length than the run's units have, or an expert without samples.
+    """
+    if set(samples) != set(experts) or not experts:
+        raise LocalProtocolError(f"samples of experts {sorted(samples)}", f"of {sorted(experts)}, one at least")
+    numbers = sorted(experts)
+    model = MixtureDecoder(decoder, mixture, numbers, is_merged=True)
+    parameters = dict(model.named_parameters())
+    units = held_units(decoder, mixture, numbers)
+    for schema, flat in zip(units.schemas, [trunk_N, *(experts[number] for number in numbers)], strict=True):
+        if flat.numel() != schema.num_elements:
+            raise LocalProtocolError(f"{schema.unit} of {flat.numel()} values", f"{schema.num_elements}")
+        with torch.no_grad():
+            for spec in schema.tensors:
+                part = flat[schema.offset(spec.name) :][: spec.num_elements]
+                parameters[spec.name].copy_(part.view(spec.shape))
+    means = {number: _mean_inputs(model, samples[number], number) for number in numbers}
+    for place, router in enumerate(_routers(model)):
+        rows_XD = torch.stack([means[number][place] for number in numbers])
+        with torch.no_grad():
+            router.weight.copy_(_rows(rows_XD))
+    return model
+
+
+def _layers(model: MixtureDecoder) -> list[MixtureLayer]:
+    return [layer for layer in model.layers if isinstance(layer, MixtureLayer)]
+
+
+def _routers(model: MixtureDecoder) -> list[Router]:
+    return [layer.router for layer in _layers(model) if layer.router is not None]
+
+
+def _rows(means_XD: torch.Tensor) -> torch.Tensor:
+    """Router rows (X, D) from each expert's mean input: what sets it apart from everybody's mean.
+
+    There is no bias, so a row has nothing in the direction of what all tokens share, which would prefer an expert whatever the token,
+    and all are of length one: long ones would prefer the experts whose documents lie far out.
+    """
+    shared_D = means_XD.mean(0)
+    away_XD = means_XD - shared_D
+    away_XD = away_XD - (away_XD @ shared_D)[:, None] * shared_D / shared_D.square().sum().clamp_min(1e-12)
+    rows_XD: torch.Tensor = away_XD / away_XD.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return rows_XD
+
+
+@torch.no_grad()
+def _mean_inputs(model: MixtureDecoder, tokens_BT: torch.Tensor, expert: int) -> list[torch.Tensor]:
+    """What each layer's experts are given, (D,), in the mean over an expert's own documents."""
+    seen: list[torch.Tensor] = []
+    handles = [
+        layer.ffn_norm.register_forward_hook(lambda _module, _inputs, y_BTD: seen.append(y_BTD.flatten(0, 1).mean(0)))
+        for layer in _layers(model)
+    ]
+    try:
+        model(tokens_BT, expert)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def tune_routers(model: MixtureDecoder, batches_BT: Iterable[torch.Tensor], rate: float = 1e-2) -> float:
+    """Train the routers alone, AdamW, one step a batch (B, T) int64; the last loss in nats per token, NaN without a batch."""
+    rows = [router.weight for router in _routers(model)]
+    optimizer = torch.optim.AdamW(rows, lr=rate, weight_decay=0.0)
+    loss_nats = float("nan")
+    for tokens_BT in batches_BT:
+        logits_BTV, chosen = model.routed(tokens_BT[:, :-1])
+        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten())
+        aside = BALANCE_WEIGHT * balance_loss(chosen, model.mixture.top_k) + Z_WEIGHT * router_z_loss(chosen)
+        gradients = torch.autograd.grad(loss + aside, rows)
+        for row, gradient in zip(rows, gradients, strict=True):
+            row.grad = gradient
+        optimizer.step()
+        loss_nats = float(loss.detach())
+    for row in rows:
+        row.grad = None
+    return loss_nats
+
+
+def without_expert(model: MixtureDecoder, expert: int) -> MixtureDecoder:
+    """A merged model less one expert. What the rest computes for tokens that were never sent to it stays the same, bit for bit.
+
+    Raises:
+        LocalProtocolError: it does not hold that expert, or no other, or fewer others than a token is sent to.
+    """
+    held = [int(number) for number in _layers(model)[0].experts]
+    left = [number for number in held if number != expert]
+    if expert not in held or len(left) < model.mixture.top_k:
+        expected = f"one of {held}, and {model.mixture.top_k} others that stay"
+        raise LocalProtocolError(f"expert {expert} of a merged model of {len(held)}", expected)
+    smaller = MixtureDecoder(model.config, model.mixture, left, is_merged=True)
+    parameters, rows = dict(model.named_parameters()), [held.index(number) for number in left]
+    with torch.no_grad():
+        for name, parameter in smaller.named_parameters():
+            source = parameters[name]
+            parameter.copy_(source[rows] if name.endswith("router.weight") else source)
+    return smaller

@@ -1,0 +1,136 @@
+"""Documents find their experts: the same everywhere, evenly, and by what they are about."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from averaging.data.corpus import python_stdlib_documents, python_topics
+from averaging.data.document_router import (
+    DocumentRouter,
+    features,
+    fit_router,
+    refit_router,
+    router_from_bytes,
+    router_root,
+)
+from protocol.errors import ConfigError
+from protocol.ids import Root
+
+ROOT = Path(__file__).parents[3]
+CODE = [
+    document.path.read_bytes() for document in python_stdlib_documents()[:120] if document.path.stat().st_size > 500
+]
+PROSE = [text.encode() for text in python_topics() if len(text) > 500][: len(CODE)]
+
+
+@pytest.fixture(scope="module")
+def router() -> DocumentRouter:
+    return fit_router([*CODE[::2], *PROSE[::2]], 2)
+
+
+def test_code_and_prose_find_their_own_experts_though_they_were_never_seen(router: DocumentRouter) -> None:
+    code = [router.nearest(text)[0] for text in CODE[1::2]]
+    prose = [router.nearest(text)[0] for text in PROSE[1::2]]
+    of_code = round(sum(code) / len(code))
+    assert code.count(of_code) > 0.8 * len(code)
+    assert prose.count(1 - of_code) > 0.8 * len(prose)
+
+
+@pytest.mark.parametrize("num_experts", [2, 3, 5])
+def test_experts_get_about_as_many_documents_each(num_experts: int) -> None:
+    documents = [*CODE, *PROSE[: len(CODE) // 4]]
+    router = fit_router(documents, num_experts)
+    counts = np.bincount([router.nearest(text)[0] for text in documents], minlength=num_experts)
+    assert counts.min() > 0.5 * len(documents) / num_experts
+
+
+def test_a_documents_experts_are_in_order_and_each_once(router: DocumentRouter) -> None:
+    first, second = router.nearest(CODE[0], 2)
+    assert {first, second} == {0, 1}
+    assert router.nearest(CODE[0]) == (first,)
+    with pytest.raises(ConfigError, match="3 experts of a document; expected 1 to 2"):
+        router.nearest(CODE[0], 3)
+
+
+_ASSIGN = """
+import sys, hashlib
+from pathlib import Path
+from averaging.data.corpus import python_stdlib_documents
+from averaging.data.document_router import router_from_bytes, router_root
+data = Path(sys.argv[1]).read_bytes()
+router = router_from_bytes(data, router_root(data), 2)
+chosen = [router.nearest(d.path.read_bytes(), 2) for d in python_stdlib_documents()[:200] if d.path.stat().st_size]
+print(hashlib.sha256(repr(chosen).encode()).hexdigest())
+"""
+
+
+def test_every_process_thread_count_and_instruction_set_chooses_the_same_experts(
+    router: DocumentRouter, tmp_path: Path
+) -> None:
+    (tmp_path / "router").write_bytes(router.to_bytes())
+    plain = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    few = {**os.environ, "OPENBLAS_NUM_THREADS": "4", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX"}
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _ASSIGN, str(tmp_path / "router")],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60.0,
+        ).stdout
+        for environment in (plain, few)
+    }  # fmt: skip
+    assert len(hashes) == 1
+    assert len(hashes.pop().strip()) == 64
+
+
+def test_a_router_file_comes_back_as_it_was_and_another_than_the_manifests_is_refused(router: DocumentRouter) -> None:
+    data = router.to_bytes()
+    again = router_from_bytes(data, router.root, 2)
+    assert again.to_bytes() == data
+    with pytest.raises(ConfigError, match="as the manifest says"):
+        router_from_bytes(data, Root(bytes(32)), 2)
+    with pytest.raises(ConfigError, match='"experts": 3'):
+        router_from_bytes(data, router.root, 3)
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, 5000])
+def test_a_router_file_of_another_form_is_refused(router: DocumentRouter, cut: int) -> None:
+    wrong = router.to_bytes()[:cut]
+    with pytest.raises(ConfigError, match="a router file that begins"):
+        router_from_bytes(wrong, router_root(wrong), 2)
+
+
+@pytest.mark.parametrize("text", [b"", b" \n\t ", bytes(range(128, 256)) * 20])
+def test_what_is_no_text_has_no_expert(router: DocumentRouter, text: bytes) -> None:
+    with pytest.raises(ConfigError, match="a document that is"):
+        router.nearest(text)
+
+
+def test_a_letter_that_the_prefix_cuts_is_no_fault_and_a_short_text_has_features() -> None:
+    assert features("ä".encode() * 4095 + b"x").any()
+    assert features(b"x" + "ä".encode() * 4095).any()
+    assert features(b"ab").sum() > 0
+
+
+def test_a_router_is_fitted_to_where_losses_are_lowest_and_an_expert_without_documents_stays(
+    router: DocumentRouter,
+) -> None:
+    swapped = [1 - router.nearest(text)[0] for text in [*CODE, *PROSE]]
+    turned = refit_router(router, [*CODE, *PROSE], swapped)
+    found = [turned.nearest(text)[0] for text in [*CODE, *PROSE]]
+    assert sum(a == b for a, b in zip(found, swapped, strict=True)) > 0.85 * len(found)
+    alone = refit_router(router, CODE[:10], [0] * 10)
+    assert alone.centroids_XF.any(axis=1).all()
+    with pytest.raises(ConfigError, match="1 labels; expected 2, each 0 to 1"):
+        refit_router(router, CODE[:2], [0])
+    with pytest.raises(ConfigError, match="each 0 to 1"):
+        refit_router(router, CODE[:2], [0, 2])
+
+
+def test_more_experts_than_documents_cannot_be_fitted() -> None:
+    with pytest.raises(ConfigError, match="3 experts for 2 documents"):
+        fit_router(CODE[:2], 3)
