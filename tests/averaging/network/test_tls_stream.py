@@ -153,14 +153,19 @@ async def test_the_owners_caps_hold_for_direct_streams() -> None:
 async def test_a_frame_that_was_held_back_by_the_owners_cap_is_not_lost_when_its_receiver_is_cancelled() -> None:
     async with _ends() as (alice, here, there):
         alice.lane.cap(None, 100_000.0)
-        await there.send_frame(b"a" * 400_000)
-        await there.send_frame(b"next")
-        with trio.move_on_after(0.5) as scope:
-            await here.receive_frame()
-        assert scope.cancelled_caught
-        alice.lane.cap(None, None)
-        assert await here.receive_frame() == b"a" * 400_000
-        assert await here.receive_frame() == b"next"
+
+        async def send_both() -> None:
+            await there.send_frame(b"a" * 400_000)
+            await there.send_frame(b"next")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_both)
+            with trio.move_on_after(0.5) as scope:
+                await here.receive_frame()
+            assert scope.cancelled_caught
+            alice.lane.cap(None, None)
+            assert await here.receive_frame() == b"a" * 400_000
+            assert await here.receive_frame() == b"next"
         assert alice.lane.tally.bytes_down == 400_004, "counted once"
 
 
