@@ -211,8 +211,8 @@ class ResultHeader:
 
 @dataclass(frozen=True, slots=True)
 class SliceRecord:
-    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why, and what share of the mean was
-    (`lost_ppm`, as its reducer signed it).
+    """One slice in a commit record: who summed it, the hash of its bytes, who was left out and why, and what share of the mean its
+    codec had no room for (`lost_ppm`, as its reducer signed it).
     """
 
     first_chunk: int

@@ -1,4 +1,4 @@
-"""What the round machine orders. Whoever drives it performs the orders as given and reports back by events (state.py).
+"""What the round machine orders. Whoever drives it performs the orders as given and reports back by events (events.py).
 
 Each order says in `reason` why it is given, in a sentence for the log; two orders that ask for the same are equal whatever they say.
 What `EndExchange` and `DropMember` say is part of the order: it is passed on.

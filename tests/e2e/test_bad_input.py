@@ -294,6 +294,8 @@ def test_second_interrupt_of_a_host_leaves_at_once(run: Run) -> None:
     run.host.wait_for("host_leaving")
     run.host.interrupt()
     assert run.host.exit_code() == 130
-    assert run.host.err.read_text().splitlines()[-1] == "potluck: interrupted again; leaving at once"
+    # the second line where all was closed already and only Python was left to end
+    left = ("potluck: interrupted again; leaving at once", "potluck: interrupted; left at once")
+    assert run.host.err.read_text().splitlines()[-1] in left
     assert "Traceback" not in run.host.said()
     p2pd.wait(timeout=10)
