@@ -14,8 +14,7 @@ from peer.memory_use import memory_of_family
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 1.0
-"""Walking all processes takes milliseconds, and status is read at every request; a temperature must not be older when its ceiling is
-kept."""
+"""Walking all processes takes milliseconds, and a temperature must not be older where its ceiling is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ is its shell.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 import trio
@@ -22,6 +23,11 @@ PINGS_TO_SLOW_DOWN: Final = 2
 """One late ping is a busy machine, two in a row are a full queue."""
 MIN_RATE_BYTES_PER_S: Final = 16_384.0
 MAX_RATE_BYTES_PER_S: Final = 1e9
+PINGS_A_WINDOW: Final = 600
+"""The best ping is that of this window and the one before: a line that became longer for good, by another way through the network,
+must not look like a full queue for ever. A queue that we fill ourselves is emptied by the pacing long before that. Pings are counted,
+not seconds: they are heard of while bulk is under way alone, a minute of each half hour.
+"""
 BURST_S: Final = 0.05
 MIN_BURST_BYTES: Final = 65_536.0
 
@@ -36,7 +42,9 @@ class PacerState:
         tokens_bytes: what may be sent at once; negative while in debt.
         filled_at_s: when `tokens_bytes` was true.
         sent_bytes, counting_since_s: sent since the last ping, to know the throughput.
-        best_ping_s: the shortest ping seen.
+        best_ping_s: the shortest ping of this window.
+        best_before_s: the shortest of the window before.
+        window_pings: how many this window has.
         late_pings: late ones in a row.
     """
 
@@ -46,7 +54,9 @@ class PacerState:
     filled_at_s: float
     sent_bytes: int
     counting_since_s: float
-    best_ping_s: float = float("inf")
+    best_ping_s: float = inf
+    best_before_s: float = inf
+    window_pings: int = 0
     late_pings: int = 0
 
     @property
@@ -86,19 +96,27 @@ def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerSta
     Args:
         ping_s: round trip of the ping, without our own scheduling lag; the whole deadline when none came back.
     """
-    best = min(state.best_ping_s, ping_s)
+    state = _with_ping(state, ping_s)
+    best = min(state.best_ping_s, state.best_before_s)
     throughput = state.sent_bytes / max(now_s - state.counting_since_s, 0.1)
-    heard = replace(state, best_ping_s=best, sent_bytes=0, counting_since_s=now_s)
+    heard = replace(state, sent_bytes=0, counting_since_s=now_s)
     if ping_s > best + CONGESTED_S:
         late = state.late_pings + 1
         if late < PINGS_TO_SLOW_DOWN:
             # the throughput goes on being counted: the second late ping will ask for it
-            return replace(state, best_ping_s=best, late_pings=late), ""
+            return replace(state, late_pings=late), ""
         rate = max(MIN_RATE_BYTES_PER_S, min(state.rate_bytes_per_s, throughput) * SHARE)
         rate = min(rate, state.limit_bytes_per_s)
         return replace(heard, rate_bytes_per_s=rate, late_pings=0), f"pings take {ping_s:.2f} s instead of {best:.2f} s"
     rate = min(state.limit_bytes_per_s, state.rate_bytes_per_s * GROWTH)
     return replace(heard, rate_bytes_per_s=rate, late_pings=0), ""
+
+
+def _with_ping(state: PacerState, ping_s: float) -> PacerState:
+    """One ping more in the window of best pings, which moves on when it is full."""
+    if state.window_pings < PINGS_A_WINDOW:
+        return replace(state, best_ping_s=min(state.best_ping_s, ping_s), window_pings=state.window_pings + 1)
+    return replace(state, best_ping_s=ping_s, best_before_s=state.best_ping_s, window_pings=1)
 
 
 class Pacer:

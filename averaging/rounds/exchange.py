@@ -127,6 +127,9 @@ class Exchange:
         self.moved_s = -inf
         """When a stream last brought something, in trio's time."""
 
+        self.moved_bytes = 0
+        """How much streams have brought."""
+
     @property
     def is_over(self) -> bool:
         """Whether every slice's result is here, or was given up."""
@@ -192,6 +195,10 @@ class Exchange:
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
         return self._upload.bytes_per_s(now_s)
+
+    def _moved(self, data: memoryview) -> None:
+        self.moved_s = trio.current_time()
+        self.moved_bytes += len(data)
 
     def _start_slices(self) -> None:
         """Begin every slice of the proposal that is not under way."""
@@ -328,7 +335,7 @@ class Exchange:
         tools = self._tools
         batch = split_batch(data, first_chunk, reduction.part.stop_chunk, self._offers.codec, tools.grid)
         await tools.offload.run(partial(self._offers.check_batch, offer, batch))
-        self.moved_s = trio.current_time()
+        self._moved(data)
         summing = reduction.take(offer, batch)
         if summing is not None:
             with self._spanned("reduce"):
@@ -428,7 +435,7 @@ class Exchange:
             if frame is None:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
             batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
-            self.moved_s = trio.current_time()
+            self._moved(frame)
             hashes += await tools.examine(chunk, [data for _, data in batch])
             frames.append(frame)
         result = await tools.offload.run(partial(_joined, named, frames, hashes), cost_s=REDUCE_COST_S)

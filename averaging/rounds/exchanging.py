@@ -194,6 +194,11 @@ class Exchanging:
         return -inf if self._exchange is None else self._exchange.moved_s
 
     @property
+    def moved_bytes(self) -> int:
+        """How much the running exchange has taken, 0 without one."""
+        return 0 if self._exchange is None else self._exchange.moved_bytes
+
+    @property
     def patience_s(self) -> float:
         """For how long it may bring nothing: on a thin line a lost packet costs as much, and bytes that come twice cost more."""
         upload_s = None if self._exchange is None else self._exchange.upload_s(trio.current_time())

@@ -12,7 +12,7 @@ import trio
 
 from averaging.network.seams import Network
 from averaging.rounds.round_tools import Changes
-from averaging.rounds.transfer import OPEN_WITHIN_S, fetch_result
+from averaging.rounds.transfer import LEAST_BYTES_PER_S, OPEN_WITHIN_S, fetch_result
 from averaging.rounds.unit import UnitChain
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, Root, short
@@ -22,6 +22,9 @@ from protocol.rounds.requests import FetchResult
 log = structlog.get_logger()
 
 GATHER_WITHIN_S: Final = 60.0
+"""And a second more for each LEAST_BYTES_PER_S that came meanwhile: results that weigh more than a thin line carries in a minute would
+else be begun anew for ever.
+"""
 GATHER_RETRY_S: Final = 0.3
 FETCHES_AT_ONCE: Final = 4
 MAX_FAILING: Final = 256
@@ -44,6 +47,7 @@ class ExchangeView:
         is_running: whether an exchange on this base may still deliver.
         changes: told when something happened to it.
         moved_s: when it last took something, by trio's clock.
+        moved_bytes: how much it took so far.
         patience_s: for how long it may take nothing.
         is_silent: whether a peer is suspected now: it will bring nothing, and is asked after all others.
     """
@@ -51,8 +55,29 @@ class ExchangeView:
     is_running: Callable[[CommitId], bool] = lambda base: False
     changes: Changes = field(default_factory=Changes)
     moved_s: Callable[[], float] = lambda: -inf
+    moved_bytes: Callable[[], int] = lambda: 0
     patience_s: Callable[[], float] = lambda: EXCHANGE_PATIENCE_S
     is_silent: Callable[[PeerId], bool] = lambda peer: False
+
+
+class _Errand:
+    """One call of `gather`: until when, and what went wrong on the way."""
+
+    def __init__(self, record: CommitRecord, asked_s: float, moved_bytes: int) -> None:
+        self.record = record
+        self.asked_s = asked_s
+        self.scope = trio.CancelScope(deadline=asked_s + GATHER_WITHIN_S)
+        self.not_written: list[StorageError] = []
+        self._moved_bytes = moved_bytes
+
+    def came(self, num_bytes: int) -> None:
+        """So many bytes were fetched."""
+        self.scope.deadline += num_bytes / LEAST_BYTES_PER_S
+
+    def exchange_moved(self, moved_bytes: int) -> None:
+        """The exchange has taken so many in all."""
+        self.came(max(0, moved_bytes - self._moved_bytes))
+        self._moved_bytes = moved_bytes
 
 
 class Gatherer:
@@ -75,19 +100,18 @@ class Gatherer:
             StorageError: our disk did not take what came. Nothing is asked for again meanwhile; call again once it may.
         """
         wanted = is_wanted or (lambda: self._chain.head.commit == record.parent)
-        asked_s = trio.current_time()
-        not_written: list[StorageError] = []
-        with trio.move_on_after(GATHER_WITHIN_S):
+        errand = _Errand(record, trio.current_time(), self._exchange.moved_bytes())
+        with errand.scope:
             while wanted():
                 for part in await self._missing(record):
-                    await self._wait_for_exchange(record.parent, part, asked_s)
+                    await self._wait_for_exchange(part, errand)
                 async with trio.open_nursery() as nursery:
                     at_once = trio.Semaphore(FETCHES_AT_ONCE)
                     for part in await self._missing(record):
                         sources = tuple(dict.fromkeys((part.reducer, *holders)))
-                        nursery.start_soon(self._fetch_one_of_many, at_once, record, part, sources, not_written)
-                if not_written:
-                    raise not_written[0]
+                        nursery.start_soon(self._fetch_one_of_many, at_once, errand, part, sources)
+                if errand.not_written:
+                    raise errand.not_written[0]
                 if not await self._missing(record):
                     return True  # at once: everybody's ack, and so the commit, waits for it
                 await trio.sleep(GATHER_RETRY_S)
@@ -101,35 +125,31 @@ class Gatherer:
     async def _holds(self, base: CommitId, result_hash: Root) -> bool:
         return await self._chain.tools.log.holds_results(base, [result_hash])
 
-    async def _wait_for_exchange(self, base: CommitId, part: SliceRecord, asked_s: float) -> None:
+    async def _wait_for_exchange(self, part: SliceRecord, errand: _Errand) -> None:
         """Until the slice is here, or the exchange brings nothing more: who alone brings this slice is silent, or it stands still."""
-        exchange = self._exchange
+        exchange, base = self._exchange, errand.record.parent
         while exchange.is_running(base) and not exchange.is_silent(part.reducer):
             if await self._holds(base, part.result_hash):
                 return
-            patient_until_s = max(asked_s, exchange.moved_s()) + exchange.patience_s()
+            errand.exchange_moved(exchange.moved_bytes())
+            patient_until_s = max(errand.asked_s, exchange.moved_s()) + exchange.patience_s()
             if trio.current_time() >= patient_until_s:
                 return
             with trio.move_on_at(patient_until_s):
                 await exchange.changes.wait()
 
     async def _fetch_one_of_many(
-        self,
-        at_once: trio.Semaphore,
-        record: CommitRecord,
-        part: SliceRecord,
-        sources: tuple[PeerId, ...],
-        not_written: list[StorageError],
+        self, at_once: trio.Semaphore, errand: _Errand, part: SliceRecord, sources: tuple[PeerId, ...]
     ) -> None:
         """One of the tasks of a nursery, which would wrap what it raises: an error of the disk is put into `not_written` instead."""
         async with at_once:
             try:
-                await self._fetch(record, part, sources)
+                await self._fetch(errand, part, sources)
             except StorageError as error:
-                not_written.append(error)
+                errand.not_written.append(error)
 
-    async def _fetch(self, record: CommitRecord, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
-        tools = self._chain.tools
+    async def _fetch(self, errand: _Errand, part: SliceRecord, sources: tuple[PeerId, ...]) -> None:
+        tools, record = self._chain.tools, errand.record
         request = FetchResult(tools.unit, record.parent, part.first_chunk, part.stop_chunk, part.result_hash)
         others = [peer for peer in sources if peer != self._network.peer_id]
         for peer in self._in_order(others):
@@ -139,7 +159,13 @@ class Gatherer:
             within_s = FIRST_OPEN_WITHIN_S if is_first else OPEN_WITHIN_S
             try:
                 data = await fetch_result(
-                    self._network, peer, request, tools.result_codec, tools.grid, open_within_s=within_s
+                    self._network,
+                    peer,
+                    request,
+                    tools.result_codec,
+                    tools.grid,
+                    open_within_s=within_s,
+                    came=errand.came,
                 )
             except PotluckError as error:
                 log.debug("result_not_fetched", source=short(peer), reason=error.one_line())

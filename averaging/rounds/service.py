@@ -97,8 +97,14 @@ class RoundService:
         self._exchanging.probe = self._probe
         self._changes = self._exchanging.changes
         exchanging, changes = self._exchanging, self._changes
-        moved_s, patience_s = lambda: exchanging.moved_s, lambda: exchanging.patience_s
-        view = ExchangeView(exchanging.is_exchanging, changes, moved_s, patience_s, self._is_silent)
+        view = ExchangeView(
+            exchanging.is_exchanging,
+            changes,
+            moved_s=lambda: exchanging.moved_s,
+            moved_bytes=lambda: exchanging.moved_bytes,
+            patience_s=lambda: exchanging.patience_s,
+            is_silent=self._is_silent,
+        )
         self._gatherer = Gatherer(tools.network, chain, view)
         self._healer = Healer(chain, tools.network, self._adopter, tools.publish, self._live_peers)
         self._pursuer = Pursuer(chain, tools, self._gatherer, self._adopter, self.tell, peer, lambda: self.state)

@@ -105,8 +105,10 @@ async def ask_all(
     *,
     within_s: float = math.inf,
     open_within_s: float = OPEN_WITHIN_S,
+    came: Callable[[int], None] = lambda num_bytes: None,
 ) -> list[bytes]:
-    """All frames of a peer's answer, at most `max_bytes` of them together, within the time that `ask` allows.
+    """All frames of a peer's answer, at most `max_bytes` of them together, within the time that `ask` allows. `came` hears of the
+    bytes of each.
 
     Raises:
         TransportError: the peer is gone, silent or too slow.
@@ -124,6 +126,7 @@ async def ask_all(
         if len(frames) >= max_frames:
             raise RemoteProtocolError(f"{short(peer)} sent more than {max_frames} frames", "larger frames")
         frames.append(frame)
+        came(len(frame))
 
     await ask(network, peer, request, take, within_s=within_s, open_within_s=open_within_s)
     return frames
@@ -137,13 +140,16 @@ async def fetch_result(
     grid: ChunkGrid,
     *,
     open_within_s: float = OPEN_WITHIN_S,
+    came: Callable[[int], None] = lambda num_bytes: None,
 ) -> bytes | None:
-    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none. Raises as `ask_all`,
-    and where the bytes are others.
+    """The bytes of a slice's result, checked against the hash that the record names; None when the peer has none. `came` hears of
+    bytes as they come. Raises as `ask_all`, and where the bytes are others.
     """
     spans = map(grid.bounds, range(request.first_chunk, request.stop_chunk))
     max_bytes = sum(codec.encoded_bytes(stop - begin) for begin, stop in spans)
-    frames = await ask_all(network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S, open_within_s=open_within_s)
+    frames = await ask_all(
+        network, peer, request, max_bytes, within_s=ANSWER_WITHIN_S, open_within_s=open_within_s, came=came
+    )
     data = b"".join(frames)
     if not data:
         return None

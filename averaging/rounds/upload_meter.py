@@ -1,16 +1,32 @@
-"""How long the upload of one attempt takes, and how fast it goes."""
+"""How long the upload of one attempt takes, and how fast our line is."""
 
 from __future__ import annotations
 
+from typing import Final
+
+LEAST_S: Final = 0.001
+"""Nothing is told to have taken less."""
+
+LEAST_STRETCH_BYTES: Final = 2_000_000
+"""Fewer say nothing of a line: kernels take some hundred kilobytes of each stream at once."""
+
 
 class UploadMeter:
-    """How long an upload takes: measured when it ends, extrapolated while it does not (rule 11: late arrivals are samples)."""
+    """How long an upload takes, measured when it ends, extrapolated while it does not (rule 11: late arrivals are samples); and the
+    line's pace, which is that of the fastest half of its bytes.
+
+    The two differ where a receiver holds us up. A reducer of a large slice takes in more than others do, from all members at once,
+    so what goes to it goes slowly: were that our pace, who sums most would seem the fastest, and sum still more in the next round.
+    While the other slices are still under way our line is full.
+    """
 
     def __init__(self) -> None:
         self._begun_s = 0.0
-        self._ended_s = 0.0
         self._wanted: dict[int, int] = {}
+        self._wanted_bytes = 0
         self._sent: set[int] = set()
+        self._left: list[tuple[float, int]] = []
+        """(when, bytes that had left by then), ascending; the beginning is not in it, for we may have had nothing to send yet."""
 
     def begin(self, now_s: float) -> None:
         """The attempt begins."""
@@ -18,31 +34,50 @@ class UploadMeter:
 
     def want(self, chunk: int, num_bytes: int) -> None:
         """A chunk of so many bytes is to be sent."""
+        self._wanted_bytes += num_bytes - self._wanted.get(chunk, 0)
         self._wanted[chunk] = num_bytes
 
     def spare(self, chunk: int) -> None:
         """A chunk need not be sent: its reducer has it already, or its slice has gone to another."""
         if chunk not in self._sent:
-            self._wanted.pop(chunk, None)
+            self._wanted_bytes -= self._wanted.pop(chunk, 0)
 
     def sent(self, chunk: int, num_bytes: int, now_s: float) -> None:
         """A chunk left; one that is sent again counts once."""
-        self._wanted[chunk] = num_bytes
+        if chunk in self._sent:
+            return
+        self.want(chunk, num_bytes)
         self._sent.add(chunk)
-        self._ended_s = now_s
+        sent_bytes = self._sent_bytes + num_bytes
+        if self._left and self._left[-1][0] == now_s:
+            self._left.pop()
+        self._left.append((now_s, sent_bytes))
+
+    @property
+    def _sent_bytes(self) -> int:
+        return self._left[-1][1] if self._left else 0
 
     def seconds(self, now_s: float) -> float | None:
         """The time of the whole upload; None when there is nothing to tell."""
-        wanted_bytes = sum(self._wanted.values())
-        sent_bytes = sum(self._wanted[chunk] for chunk in self._sent)
-        if not wanted_bytes:
+        if not self._wanted_bytes:
             return None
-        if sent_bytes >= wanted_bytes:
-            return max(0.001, self._ended_s - self._begun_s)
+        if self._sent_bytes >= self._wanted_bytes:
+            return max(LEAST_S, self._left[-1][0] - self._begun_s)
         elapsed_s = now_s - self._begun_s
-        return elapsed_s * wanted_bytes / sent_bytes if sent_bytes else 2.0 * elapsed_s
+        return elapsed_s * self._wanted_bytes / self._sent_bytes if self._left else 2.0 * elapsed_s
 
     def bytes_per_s(self, now_s: float) -> int:
-        """The pace so far; 0 when nothing was sent."""
+        """The pace of the fastest half of what was to be sent; of all where half is little or has not left; 0 when nothing was."""
         seconds = self.seconds(now_s)
-        return round(sum(self._wanted.values()) / seconds) if seconds and self._sent else 0
+        if not self._left or seconds is None:
+            return 0
+        pace, begin = self._wanted_bytes / seconds, 0
+        least_bytes = max(LEAST_STRETCH_BYTES, self._wanted_bytes // 2)
+        for now_at_s, sent_bytes in self._left:
+            # the shortest stretch that ends here and holds enough: those that end later begin no earlier
+            while begin + 1 < len(self._left) and sent_bytes - self._left[begin + 1][1] >= least_bytes:
+                begin += 1
+            began_at_s, before_bytes = self._left[begin]
+            if sent_bytes - before_bytes >= least_bytes:
+                pace = max(pace, (sent_bytes - before_bytes) / max(LEAST_S, now_at_s - began_at_s))
+        return round(pace)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.bounds import MAX_TOKENS
@@ -33,18 +34,24 @@ class ReducerOffer:
     upload_bytes_per_s: int
 
 
+NOISE: Final = Fraction(3, 4)
+"""Uploads of at least this part of the fastest count as much as it: so far two measurements of one line lie apart."""
+
+
 def plan_slices(num_chunks: int, reducers: Sequence[ReducerOffer], num_members: int) -> tuple[SliceSpec, ...]:
     """Cut the chunks among the reducers by measured upload (rule 7).
 
     No share is above max(2 / members, 1 / reducers), so that one fast link is never all of the round; what a cap cuts off goes to
     the others in proportion. Whose upload nobody has measured yet counts as one in the middle of the others: with nothing to sum it
-    would never be measured, and the round would go through one line instead of two. Slices follow the order of peer ids; a reducer
+    would never be measured, and the round would go through one line instead of two. Uploads that may differ by noise alone count as
+    equal: the largest slice ends last, and all wait for it. Slices follow the order of peer ids; a reducer
     whose share rounds to no chunk gets none.
     """
     chosen = sorted(sorted(reducers, key=lambda r: (-r.upload_bytes_per_s, r.peer))[:MAX_SLICES], key=lambda r: r.peer)
     cap = max(Fraction(2, num_members), Fraction(1, len(chosen)))
     known = sorted(r.upload_bytes_per_s for r in chosen if r.upload_bytes_per_s > 0) or [1]
-    shares = _capped_shares([r.upload_bytes_per_s or known[len(known) // 2] for r in chosen], cap)
+    rates = [r.upload_bytes_per_s or known[len(known) // 2] for r in chosen]
+    shares = _capped_shares([known[-1] if rate >= NOISE * known[-1] else rate for rate in rates], cap)
     slices: list[SliceSpec] = []
     begin, total = 0, Fraction(0)
     for reducer, share in zip(chosen, shares, strict=True):

@@ -67,6 +67,19 @@ def test_the_rate_never_falls_to_nothing() -> None:
     assert state.rate_bytes_per_s == MIN_RATE_BYTES_PER_S
 
 
+def test_a_line_that_became_longer_for_good_is_not_taken_for_full_for_ever() -> None:
+    """By another way through the network: every ping is half a second longer from the tenth second on."""
+    state = new_pacer(0.0)
+    for step in range(20):
+        state, _ = heard_ping(state, 0.02, step * 0.5)
+    for step in range(100):
+        state, _ = heard_ping(state, 0.02 + CONGESTED_S + 0.1, 10.0 + step * 0.5)
+    assert state.rate_bytes_per_s == MIN_RATE_BYTES_PER_S
+    for step in range(1400):
+        state, _ = heard_ping(state, 0.02 + CONGESTED_S + 0.1, 60.0 + step * 0.5)
+    assert state.rate_bytes_per_s == MAX_RATE_BYTES_PER_S
+
+
 async def test_the_shell_paces_many_senders_to_the_cap(autojump_clock: MockClock) -> None:
     pacer = Pacer(1_000_000.0)
     began_s = trio.current_time()

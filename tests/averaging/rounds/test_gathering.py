@@ -195,6 +195,33 @@ async def test_who_took_all_the_time_there_was_is_asked_after_the_others_next_ti
         assert len(world.parties[0].asked) == 1
 
 
+async def test_results_that_a_thin_line_carries_in_minutes_are_taken_while_their_bytes_come(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be begun anew for ever. A byte now and then earns nothing: see the test above."""
+    monkeypatch.setattr("averaging.rounds.gathering.GATHER_WITHIN_S", 0.5)
+    async with _one_commit() as (world, commit, gathering):
+        await commit.write_results(world.parties[0])
+        part, data = commit.record.slices[0], commit.results[0]
+        piece_bytes = -(-len(data) // 8)
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            request = await read_request(stream)
+            assert isinstance(request, FetchResult)
+            whole = commit.results[[s.first_chunk for s in commit.record.slices].index(request.first_chunk)]
+            for begin in range(0, len(whole), piece_bytes):
+                await trio.sleep(0.2)
+                await stream.send_frame(whole[begin : begin + piece_bytes])
+            await stream.aclose()
+
+        monkeypatch.setattr("averaging.rounds.gathering.LEAST_BYTES_PER_S", piece_bytes / 0.5)
+        for party in world.parties[:2]:
+            party.network.serve_streams(FETCH_CHANNEL, serve)
+        assert await _gatherer(gathering).gather(commit.record, (world.parties[0].peer,))
+        assert trio.current_time() > 1.5
+        assert await gathering.log.read_result(commit.record.parent, part.result_hash) == data
+
+
 async def test_bytes_that_turn_up_later_are_found_by_asking_again(autojump_clock: Clock) -> None:
     async with _one_commit() as (world, commit, gathering):
 

@@ -46,3 +46,43 @@ def test_an_upload_of_nothing_has_no_measure() -> None:
     meter = _meter(1)
     meter.spare(0)
     assert (meter.seconds(5.0), meter.bytes_per_s(5.0)) == (None, 0)
+
+
+def _streams(meter: UploadMeter, num_bytes: int, *ends_s: float) -> None:
+    """Streams beside one another, of ten chunks each, each at an even pace to its own end."""
+    leaving = sorted(
+        (10.0 + (end_s - 10.0) * (step + 1) / 10, 10 * stream + step)
+        for stream, end_s in enumerate(ends_s)
+        for step in range(10)
+    )
+    for _, chunk in leaving:
+        meter.want(chunk, num_bytes)
+    for now_s, chunk in leaving:
+        meter.sent(chunk, num_bytes, now_s)
+
+
+def test_a_receiver_that_takes_in_more_than_others_does_not_make_our_line_slow() -> None:
+    """Two of three streams end after a second, the third has a full downlink at its other end and takes four."""
+    alike, held_up = UploadMeter(), UploadMeter()
+    for meter in (alike, held_up):
+        meter.begin(10.0)
+    _streams(alike, 1_000_000, 11.0, 11.0, 11.0)
+    _streams(held_up, 1_000_000, 11.0, 11.0, 14.0)
+    assert held_up.seconds(99.0) == 4.0
+    assert 0.7 * alike.bytes_per_s(99.0) < held_up.bytes_per_s(99.0) <= alike.bytes_per_s(99.0)
+
+
+def test_a_late_beginning_does_not_make_our_line_slow() -> None:
+    """A contribution may be ready long after the attempt began."""
+    meter = UploadMeter()
+    meter.begin(0.0)
+    _streams(meter, 1_000_000, 11.0)
+    assert meter.seconds(99.0) == 11.0
+    assert 9_000_000 < meter.bytes_per_s(99.0) < 11_000_000
+
+
+def test_what_kernels_take_at_once_says_nothing_of_the_line() -> None:
+    meter = UploadMeter()
+    meter.begin(9.0)
+    _streams(meter, 10_000, 10.001, 11.0)
+    assert meter.bytes_per_s(99.0) == 100_000

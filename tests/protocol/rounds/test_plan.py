@@ -61,6 +61,11 @@ def test_shares_follow_measured_upload_below_the_cap() -> None:
     assert [part.stop_chunk - part.first_chunk for part in slices] == [100, 200, 300]
 
 
+def test_uploads_that_differ_by_noise_alone_get_equal_shares() -> None:
+    slices = plan_slices(600, _offers(100, 78, 92), 3)
+    assert [part.stop_chunk - part.first_chunk for part in slices] == [200, 200, 200]
+
+
 def test_a_reducer_whose_upload_nobody_has_measured_yet_gets_a_share_like_the_others() -> None:
     slices = plan_slices(100, _offers(5_000_000, 0), 2)
     assert [(part.first_chunk, part.stop_chunk) for part in slices] == [(0, 50), (50, 100)]
