@@ -66,12 +66,17 @@ class RoundTarget:
         return max(self.least(num_members), min(self.most_tokens, int(total_tokens * self.ramp_share)))
 
     def after(self, total_tokens: int, num_members: int, measured: MeasuredRound) -> int:
-        """Of the round that follows the measured one, at `total_tokens`, with so many members."""
+        """Of the round that follows the measured one, at `total_tokens`, with so many members.
+
+        What was trained between a round's falling due and its proposal, while heartbeats told of it, comes on top of the next one,
+        too, and is less to wait for.
+        """
         planned = self.planned(total_tokens, num_members)
         if not self.exchange_share or measured.round_s <= 0.0:
             return planned
         tokens_per_s = measured.tokens / measured.round_s
         needed = ceil(min(float(self.most_tokens), tokens_per_s * measured.exchange_s / self.exchange_share))
+        needed -= max(0, measured.tokens - measured.target_tokens)
         least, most = measured.target_tokens // MOST_CHANGE, measured.target_tokens * MOST_CHANGE
         return max(planned, min(self.most_tokens, max(least, min(most, needed))))
 

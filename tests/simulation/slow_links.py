@@ -167,7 +167,7 @@ class LinkedWorld(World):
     def round_config(self, me: Member, unit: UnitName) -> RoundConfig:
         """With the rule for targets."""
         target = self.pace.target(len(self.nodes))
-        return replace(super().round_config(me, unit), target=target, target_tokens=target.most_tokens)
+        return replace(super().round_config(me, unit), target=target)
 
 
 @contextmanager

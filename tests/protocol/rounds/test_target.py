@@ -77,6 +77,10 @@ def test_where_both_are_asked_for_the_larger_one_counts() -> None:
     assert both.after(500, 2, _measured(100, 4.0)) == 80
 
 
+def test_what_is_trained_until_a_round_that_is_due_is_proposed_is_not_waited_for_as_well() -> None:
+    assert AUTO.after(5000, 2, _measured(80, 4.0, tokens=100)) == 60
+
+
 @pytest.mark.parametrize(
     ("tokens_per_s", "exchange_s"), [(10.0, 3.0), (1000.0, 0.5), (200.0, 0.05)], ids=["slow", "fast", "short"]
 )
