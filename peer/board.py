@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -40,6 +41,9 @@ log = structlog.get_logger()
 SHOWN_ROUNDS: Final = 256
 """How many rounds /rounds.json has: enough for a look back over days, and made in some milliseconds."""
 
+ROOTS_REMEMBERED: Final = 256
+"""Of our contributions, to know the commits that count us: each is counted within some rounds, or never."""
+
 SILENT_S: Final = 30.0
 """A peer that was not heard for so long is shown as silent, the host's status page draws the line there, too; later where heartbeats
 are so rare that silence means nothing yet.
@@ -75,7 +79,7 @@ class Board:
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
     last_round: LastRound | None = None
-    own_roots: set[bytes] = field(default_factory=set)
+    own_roots: deque[bytes] = field(default_factory=lambda: deque(maxlen=ROOTS_REMEMBERED))
     heldout: list[HeldoutResult] = field(default_factory=list)
     download: DownloadProgress | None = None
     disk_bytes: int = 0
@@ -131,7 +135,7 @@ class Board:
         if event == "contributed":
             root = fields.get("root")
             if isinstance(root, bytes):
-                self.own_roots.add(root)
+                self.own_roots.append(root)
         if event == "downloading":
             progress = fields.get("progress")
             if isinstance(progress, DownloadProgress):

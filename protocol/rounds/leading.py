@@ -173,6 +173,7 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
     """How long we waited for the opener, once that is long enough to take over; None before."""
     opened, config = state.open, state.config
     opener = expected_opener(state)
+    is_lost = False
     has_turn = opened.proposal is not None and opener == config.me.peer  # our own attempt failed, or we restarted
     if opened.proposal is None:
         waited_s = now_s - opened.due_since_s if opened.due_since_s is not None else 0.0
@@ -183,13 +184,14 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
     elif has_turn:
         waited_s, wait_s = now_s - opened.proposal_at_s, 0.0
     elif is_suspected(state, opener, now_s):
+        is_lost = True
         waited_s = silence_s(state, opener, now_s)
         wait_s = 0.0 if is_gone(state, opener) else config.suspect_after_s
     else:
         waited_s, wait_s = now_s - opened.proposal_at_s, overdue_s(state)
     if waited_s < wait_s:
         return None
-    delay_s = 0.0 if has_turn else _rank(state, now_s) * RANK_DELAY_S
+    delay_s = 0.0 if has_turn else _rank(state, now_s, without=opener if is_lost else None) * RANK_DELAY_S
     return waited_s if waited_s >= wait_s + delay_s else None
 
 
@@ -201,9 +203,11 @@ def overdue_s(state: RoundState) -> float:
     return (1 + state.open.revision) * proposal.reduce_within_s + attempt.settle_within_s(state)
 
 
-def _rank(state: RoundState, now_s: float) -> int:
-    """Our place among the live, caught-up peers for the next attempt; who cannot be reached stands behind who can."""
-    views = caught_up(state, now_s)
+def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
+    """Our place among the live, caught-up peers for the next attempt; who cannot be reached stands behind who can. `without` is the
+    opener that we take over from: it may have been heard a moment ago, and would have its turn again, while all wait.
+    """
+    views = [view for view in caught_up(state, now_s) if view.peer != without]
     me = state.config.me.peer
     order = opener_order(state.link.commit, state.open.highest_attempt + 1, [*(view.peer for view in views), me])
     inbound = {view.peer for view in views if view.is_inbound_reachable}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -401,3 +402,27 @@ def test_half_of_an_even_roster_goes_on_at_once_where_the_tie_holder_is() -> Non
     table.run_until(lambda: holder.head.index >= before + 1 and mate.head.index >= before + 1, 30.0)
     assert not any(link.is_lone for link, _ in holder.disk.chain)
     assert all(seat.head.index <= before for seat in rest)
+
+
+def _took_over_after_s(num_rounds: int) -> float:
+    """From the freeze of a leader in mid-exchange to the next proposal, in the round after so many."""
+    table = Table(4)
+    table.run_until(partial(table.all_at, num_rounds))
+    leader = table.opener()
+    table.gathers = False
+    table.run_until(lambda: _is_under_way(table, num_rounds), 30.0)
+    table.freeze(leader)
+    frozen_s = table.now_s
+    table.run_until(
+        lambda: any(_is_proposal(sent, 1) for seat in table.others(leader) for sent in seat.sent(Proposal)), 30.0
+    )
+    return table.now_s - frozen_s
+
+
+def _is_under_way(table: Table, num_rounds: int) -> bool:
+    return all(seat.state.open.proposal is not None and seat.head.index == num_rounds for seat in table.live())
+
+
+def test_a_frozen_leader_has_no_turn_before_those_who_take_over_from_it() -> None:
+    """It was heard a moment ago: after the second of these rounds the draw has it first again, and all would wait for its turn."""
+    assert _took_over_after_s(9) == _took_over_after_s(0)
