@@ -49,8 +49,8 @@ def host_estimates(run: RunConfig, data: Data) -> tuple[Estimate, ...]:
 def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     """What each peer needs that takes inbound connections."""
     size = run_size(run)
-    memory_bytes = peer_memory_bytes(size.num_parameters, has_feedback=size.has_feedback)
-    disk_bytes = peer_disk_bytes(size.num_parameters, has_feedback=size.has_feedback)
+    memory_bytes = peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback)
+    disk_bytes = peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
     return (
         Estimate("memory", f"about {in_bytes(memory_bytes)}"),
         Estimate("disk", f"at most {in_bytes(disk_bytes)}, and its data"),

@@ -11,6 +11,7 @@ from coordinator.ledger import LEDGER_FILE, START_RECORD, open_ledger
 from coordinator.run_core import Phase
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import StorageError
+from protocol.expert_schema import TRUNK
 from protocol.identity import Ed25519Verifier
 from protocol.looks import Row
 from protocol.manifest import open_manifest
@@ -52,7 +53,8 @@ def _progress(folder: Path) -> dict[str, object]:
     if not path.exists():
         return begun  # the host ended before it had one
     with open_ledger(path) as ledger:
-        is_started, newest = ledger.get(START_RECORD) is not None, ledger.newest_commit(WHOLE_MODEL)
+        is_started = ledger.get(START_RECORD) is not None
+        newest = ledger.newest_commit(WHOLE_MODEL) or ledger.newest_commit(TRUNK)  # a run has one spine
     if newest is not None:
         record = decode_record(decode_certificate(newest.certificate).record)
         return {"phase": Phase.TRAINING.value, "index": record.index, "total_tokens": record.total_tokens}

@@ -28,6 +28,7 @@ from averaging.data.texts import Split
 from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from coordinator.hosted_runs import MANIFEST_FILE
+from coordinator.run_router import check_router
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.decoder_schema import decoder_schema
@@ -199,6 +200,7 @@ def _first_difference(found: Mapping[str, object], expected: Mapping[str, object
 
 
 def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -> DatasetManifest:
+    check_router(config, base)
     data, start = config.data, _start_bytes(config, base)
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)

@@ -97,7 +97,7 @@ def _parameters_kept(state_dir: Path, invite_text: str) -> int:
     from protocol.invite import decode_invite
 
     kept = find_kept_run(state_dir, decode_invite(invite_text).run_id if invite_text else None)
-    return 0 if kept is None else sum(schema.num_elements for schema in kept.manifest.unit_schemas().values())
+    return 0 if kept is None else kept.manifest.config.held_elements
 
 
 def _json(findings: Sequence[Finding], machine: Readings, host: HostReadings | Unread | None) -> str:

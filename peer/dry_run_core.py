@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.dry_run import Estimate, traffic_estimates
-from protocol.estimates import PEER_MEMORY_BASE_BYTES, peer_disk_bytes, peer_memory_bytes, run_size
+from protocol.estimates import (
+    PEER_MEMORY_BASE_BYTES,
+    STATE_BYTES_PER_PARAMETER,
+    peer_disk_bytes,
+    peer_memory_bytes,
+    run_size,
+)
 from protocol.manifest import RunConfig
 from protocol.tables import in_bytes, whole
 
@@ -33,12 +39,17 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tupl
             *_quota(offer),
         )
     size, data_kept_bytes = run_size(run), min(data_bytes, offer.cache_bytes)
-    disk_bytes = data_kept_bytes + peer_disk_bytes(size.num_parameters, has_feedback=size.has_feedback)
+    disk_bytes = data_kept_bytes + peer_disk_bytes(size.held_parameters, has_feedback=size.has_feedback)
     return (
         Estimate("model", f"{whole(size.num_parameters)} parameters"),
-        Estimate("memory", f"about {in_bytes(peer_memory_bytes(size.num_parameters, has_feedback=size.has_feedback))}"),
+        Estimate(
+            "memory", f"about {in_bytes(peer_memory_bytes(size.held_parameters, has_feedback=size.has_feedback))}"
+        ),
         Estimate("disk", f"at most {in_bytes(disk_bytes)}, of it {in_bytes(data_kept_bytes)} of data"),
-        Estimate("at the start", f"fetches a state of {in_bytes(size.state_bytes)}, then data as it is needed"),
+        Estimate(
+            "at the start",
+            f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",
+        ),
         *traffic_estimates(run, reduces=not offer.no_listen),
         *_quota(offer),
     )

@@ -22,8 +22,8 @@ from peer.memory_use import forget_own_peak, memory_use
 from peer.model import Decoder, parameters_in_order, parts_of
 from peer.optimizer import make_optimizer
 from protocol.decoder_schema import DecoderConfig
-from protocol.manifest import InnerSection
 from protocol.model_units import ModelUnits, model_units
+from protocol.training_sections import InnerSection
 
 HELDOUT_WINDOWS: Final = 64
 MEASURED_STEPS: Final = 2

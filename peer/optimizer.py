@@ -10,8 +10,8 @@ import torch
 
 from peer.adamw import AdamW, ParameterGroup
 from peer.muon import Muon
-from protocol.manifest import InnerSection
 from protocol.tensor_schema import TensorSchema
+from protocol.training_sections import InnerSection
 
 NOT_MUON: Final = ("embed.weight", "head.weight")
 """Matrices whose rows are tokens: each row has a gradient of its own, and making rows orthogonal gains nothing (Jordan 2024)."""

@@ -13,6 +13,7 @@ seed = 1
 total_tokens = 20_000_000      # the run ends when this many tokens have been committed
 min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
 # start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
+# shards = "expert"            # a trunk that everybody holds, and experts under [experts] that each peer holds one of
 
 [model]                        # a decoder-only model: 0.8M parameters with these numbers
 vocab_size = 257               # bytes and an end mark
@@ -57,4 +58,9 @@ codec = "int8"                 # or fp32, fp16; "int4" and "e3m0" take half the 
 every_rounds = 5
 keep = 3                       # the newest ones
 keep_every = 10                # and for ever one in so many
+
+# [experts]                    # with shards = "expert"
+# num_experts = 2              # each beside the feed-forward of every layer, for documents of its own
+# ffn_dim = 352                # of each
+# holdings = 1                 # how many a peer holds at most
 """

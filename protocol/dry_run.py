@@ -47,6 +47,8 @@ def run_settings(config: RunConfig, file: str) -> Iterable[Setting]:
     """All of a run.toml, section by section, with what the file does not set."""
     for section_name in type(config).model_fields:
         section = getattr(config, section_name)
+        if section is None:
+            continue  # one that belongs to other runs
         for name in type(section).model_fields:
             origin = file if name in section.model_fields_set else "default"
             yield Setting(f"{section_name}.{name}", origin, getattr(section, name))

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.decoder_schema import decoder_schema
 from protocol.manifest import RunConfig
 from protocol.traffic import update_bytes
 
@@ -51,10 +50,11 @@ class RunSize:
     """The numbers of a run that follow from its run.toml.
 
     Attributes:
-        num_parameters: of the model.
-        state_bytes: one state, as it is kept, fetched and written as a checkpoint.
-        update_bytes: one encoded delta.
-        result_bytes: one encoded mean.
+        num_parameters: of the model with all experts, if it has any.
+        held_parameters: those that a peer holds at most: fewer than all where there are experts.
+        state_bytes: one state of the whole model, as it is written as a checkpoint.
+        update_bytes: one encoded delta of what a peer holds.
+        result_bytes: one encoded mean of that.
         slow_rounds_per_day: as many rounds as the longest interval makes in a day.
         fast_tokens_per_s: a swarm that trains more than this has a round whenever the target is reached, so more of them.
         has_feedback: whether the run has error feedback, which every peer keeps beside its state.
@@ -62,6 +62,7 @@ class RunSize:
     """
 
     num_parameters: int
+    held_parameters: int
     state_bytes: int
     update_bytes: int
     result_bytes: int
@@ -73,12 +74,13 @@ class RunSize:
 
 def run_size(config: RunConfig) -> RunSize:
     """Its model, codec and cadence: a round is due at the target tokens or the longest interval (averaging/README.md, rule 5)."""
-    num_parameters, pace = decoder_schema(config.model).num_elements, config.round
+    num_parameters, held, pace = config.num_elements, config.held_elements, config.round
     return RunSize(
         num_parameters=num_parameters,
+        held_parameters=held,
         state_bytes=STATE_BYTES_PER_PARAMETER * num_parameters,
-        update_bytes=update_bytes(pace.codec, num_parameters, pace.chunk_elements),
-        result_bytes=update_bytes(config.result_codec, num_parameters, pace.chunk_elements),
+        update_bytes=update_bytes(pace.codec, held, pace.chunk_elements),
+        result_bytes=update_bytes(config.result_codec, held, pace.chunk_elements),
         slow_rounds_per_day=int(SECONDS_PER_DAY / pace.longest_interval_s),
         fast_tokens_per_s=pace.target_tokens / pace.longest_interval_s,
         fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),

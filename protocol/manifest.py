@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -25,6 +26,8 @@ from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.default_run import DEFAULT_TOML
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
+from protocol.expert_schema import MixtureConfig, held_units
+from protocol.experts_section import BesideExperts, ExpertsSection, Shards, expert_contradiction
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.model_units import ModelUnits, default_fragments, model_units
@@ -35,6 +38,7 @@ from protocol.section import Count, Fraction, Section
 from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.tensor_schema import TensorSchema
 from protocol.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+from protocol.training_sections import InnerSection, OuterSection
 from protocol.validation_text import explained
 
 MANIFEST_DOMAIN: Final = "potluck run"
@@ -50,17 +54,16 @@ MAX_RUN_TOML_BYTES: Final = 1 << 20
 _FIRST_ROUND_KEYS: Final = frozenset(["target_tokens", "longest_interval_s", "codec", "chunk_elements"])
 """Of the round section; written in every manifest."""
 
-_FIRST_INNER_KEYS: Final = frozenset(
-    ["learning_rate", "beta1", "beta2", "weight_decay", "clip_norm", "warmup_tokens", "decay_fraction", "batch_tokens"]
-)
-"""The same of the inner section."""
+_FIRST_RUN_KEYS: Final = frozenset(["name", "seed", "total_tokens", "min_members", "max_members"])
+"""The same of the run section."""
 
 
 class RunSection(Section):
     """What the run is, and when it ends.
 
     `start_from` is a folder on the host's disk, as seen from run.toml: a checkpoint whose weights the run begins with. Peers get them
-    as hashed shards. Empty for values from the seed.
+    as hashed shards. Empty for values from the seed. With `shards` "expert" a peer holds the trunk and some experts of section
+    [experts], with "data" the whole model.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
@@ -69,67 +72,11 @@ class RunSection(Section):
     min_members: Annotated[int, Field(ge=1, le=64)] = 2
     max_members: Annotated[int, Field(ge=1, le=64)] = 64
     start_from: Annotated[str, Field(max_length=4096)] = ""
+    shards: Shards = "data"
 
     @model_serializer(mode="wrap")
     def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        # The manifest of a run without it, and so the run's id, is what it was before this key came.
-        values: dict[str, object] = handler(self)
-        if not self.start_from:
-            del values["start_from"]
-        return values
-
-
-class InnerSection(Section):
-    """Local training: AdamW; warm-up, stable, decay, by the run's tokens.
-
-    `optimizer` "muon" moves the matrices inside the model by Muon, and embeddings, head and norms by AdamW (peer/optimizer.py).
-    `matrix_learning_rate` is Muon's; left out it is `learning_rate`, for its updates are as long as AdamW's (peer/muon.py).
-    """
-
-    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)]
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
-    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
-    clip_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
-    warmup_tokens: Annotated[int, Field(ge=0, le=1 << 53)] = 0
-    decay_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
-    batch_tokens: Count
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    matrix_learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    matrix_momentum: Fraction = 0.95
-
-    @property
-    def matrix_rate(self) -> float:
-        """Of the matrices inside the model."""
-        return self.learning_rate if self.matrix_learning_rate is None else self.matrix_learning_rate
-
-    @model_serializer(mode="wrap")
-    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self.used(handler(self), _FIRST_INNER_KEYS)
-
-    @model_validator(mode="after")
-    def _check_matrix_keys(self) -> InnerSection:
-        for key in ("matrix_learning_rate", "matrix_momentum"):
-            if key in self.model_fields_set and self.optimizer != "muon":
-                raise ValueError(f'{key} {getattr(self, key)} belongs to optimizer = "muon"')
-        return self
-
-
-class OuterSection(Section):
-    """How a committed average moves the anchor.
-
-    With `momentum_from_steps` that is so in rounds that are due at so many local steps of each member or more; in shorter ones the
-    plain mean is taken (protocol/rounds/outer_rule.py).
-    """
-
-    kind: Literal["mean", "nesterov"] = "mean"
-    learning_rate: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
-    momentum: Fraction = 0.0
-    momentum_from_steps: Count | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return self.used(handler(self), frozenset(["kind", "learning_rate", "momentum"]))
+        return self.used(handler(self), _FIRST_RUN_KEYS)
 
 
 SPARSE_FEEDBACK: Final = 0.95
@@ -251,6 +198,12 @@ class RunConfig(Section):
     round: RoundSection
     admission: AdmissionSection = AdmissionSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    experts: ExpertsSection | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_experts(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        values: dict[str, object] = handler(self)
+        return {name: value for name, value in values.items() if name != "experts" or value is not None}
 
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:
@@ -269,7 +222,7 @@ class RunConfig(Section):
                 f"round.target_tokens {self.round.target_tokens}: expected at least {least}, which the first local steps of "
                 f"{self.run.min_members} members take"
             )
-        if problem := self._outer_problem():
+        if problem := self._outer_problem() or self._expert_problem():
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
@@ -294,6 +247,37 @@ class RunConfig(Section):
                 'kind = "mean", learning_rate 1.0 and momentum 0.0'
             )
         return ""
+
+    def _expert_problem(self) -> str:
+        run, pace = self.run, self.round
+        return expert_contradiction(
+            self.experts,
+            BesideExperts(
+                run.shards,
+                run.min_members,
+                run.start_from,
+                pace.mode,
+                pace.ramp_share,
+                pace.local_steps,
+                pace.target_tokens,
+            ),
+        )
+
+    @property
+    def mixture(self) -> MixtureConfig | None:
+        """The experts' numbers; None in a run without."""
+        return self.experts.mixture if self.experts is not None else None
+
+    @property
+    def num_elements(self) -> int:
+        """Values of the model, with all experts."""
+        trunk, experts = decoder_schema(self.model).num_elements, self.experts
+        return trunk + (experts.num_experts * experts.expert_elements(self.model) if experts is not None else 0)
+
+    @property
+    def held_elements(self) -> int:
+        """Values of the model that a peer holds at most."""
+        return self.experts.held_elements(self.model) if self.experts else decoder_schema(self.model).num_elements
 
     @property
     def momentum_from_tokens(self) -> int:
@@ -337,7 +321,7 @@ class RunConfig(Section):
 
     @property
     def _each_way_bytes(self) -> int:
-        num_values, chunk = decoder_schema(self.model).num_elements, self.round.chunk_elements
+        num_values, chunk = self.held_elements, self.round.chunk_elements
         up, down = (update_bytes(codec, num_values, chunk) for codec in (self.round.codec, self.result_codec))
         return max(round_bytes(up, down, self.run.max_members, reduces=True))
 
@@ -393,8 +377,20 @@ class RunManifest(Section):
 
     @property
     def units(self) -> ModelUnits:
-        """The units in the order of the flat vector, the spine first."""
-        return model_units(self.config.model, self.config.num_fragments)
+        """All units of the run, the spine first."""
+        mixture = self.config.mixture
+        return self.units_held(range(mixture.num_experts) if mixture is not None else ())
+
+    def units_held(self, experts: Sequence[int]) -> ModelUnits:
+        """The units of a peer that holds these experts, in the order of its flat vector; in a run without experts all there are.
+
+        Raises:
+            LocalProtocolError: an expert that the run has not, or one twice.
+        """
+        config = self.config
+        if config.mixture is not None:
+            return held_units(config.model, config.mixture, experts)
+        return model_units(config.model, config.num_fragments)
 
 
 def load_run_config(path: Path) -> RunConfig:
