@@ -29,7 +29,9 @@ from coordinator.llama_layout import (
 )
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
+from protocol.expert_schema import held_units
 from protocol.ids import UnitName
+from protocol.tensor_schema import TensorSchema
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +49,9 @@ class Exported:
     files: dict[str, int]
 
 
-def export_checkpoint(path: Path, target: Path) -> Exported:
-    """Verify the checkpoint in `path` and write its model to `target`, a folder that is not there yet or empty.
+def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> Exported:
+    """Verify the checkpoint in `path` and write its model to `target`, a folder that is not there yet or empty. Of a run of experts
+    `expert` says which one: with the trunk it is an ordinary decoder (averaging/expert_dense.py).
 
     Raises:
         ConfigError: there is no checkpoint, `target` cannot be used, or the model is not the bundled decoder.
@@ -57,15 +60,14 @@ def export_checkpoint(path: Path, target: Path) -> Exported:
     target = target.absolute()
     _ensure_free(target)
     manifest, state = load_checkpoint(path)
-    config = _decoder(path, manifest)
+    config, schema = _decoder(path, manifest)
     tokenizer = _tokenizer(path, manifest, config)
-    schema = decoder_schema(config, UnitName(manifest.unit))
     tensors = {
-        llama_name(spec.name): state.anchor_N[schema.offset(spec.name) :][: spec.num_elements]
-        .reshape(spec.shape)
-        .clone()
+        spec.name: state.anchor_N[schema.offset(spec.name) :][: spec.num_elements].reshape(spec.shape).clone()
         for spec in schema.tensors
     }
+    if manifest.experts is not None or expert is not None:
+        config, tensors = _dense(path, manifest, config, tensors, expert)
     origin = {
         "format": "pt",
         "potluck_run": manifest.run_name,
@@ -73,7 +75,25 @@ def export_checkpoint(path: Path, target: Path) -> Exported:
         "potluck_round": str(manifest.index),
         "potluck_state_root": manifest.state_root,
     }
-    return Exported(manifest, _write(target, tensors, origin, _side_files(config, tokenizer)))
+    named = {llama_name(name): tensor for name, tensor in tensors.items()}
+    return Exported(manifest, _write(target, named, origin, _side_files(config, tokenizer)))
+
+
+def _dense(
+    path: Path,
+    manifest: CheckpointManifest,
+    config: DecoderConfig,
+    tensors: dict[str, torch.Tensor],
+    expert: int | None,
+) -> tuple[DecoderConfig, dict[str, torch.Tensor]]:
+    from averaging.expert_dense import dense_config, dense_tensors  # with torch
+
+    if manifest.experts is None:
+        raise ConfigError(f"expert {expert} of checkpoint {path}, whose run has none", "none", "leave --expert out")
+    if expert is None:
+        most = manifest.experts.num_experts - 1
+        raise ConfigError(f"checkpoint {path} has experts", "one of them", f"name it: --expert 0 to {most}")
+    return dense_config(config, manifest.experts), dense_tensors(config, manifest.experts, tensors, expert)
 
 
 def _ensure_free(target: Path) -> None:
@@ -89,18 +109,21 @@ def _ensure_free(target: Path) -> None:
         raise StorageError(f"{target} cannot be read ({error.strerror})", "a readable folder", remedy) from error
 
 
-def _decoder(path: Path, manifest: CheckpointManifest) -> DecoderConfig:
-    """The model's numbers, when its tensors are those that follow from them."""
+def _decoder(path: Path, manifest: CheckpointManifest) -> tuple[DecoderConfig, TensorSchema]:
+    """The model's numbers, and its tensors when they are those that follow from them."""
     expected, remedy = "the tensors of the bundled decoder", "export it with the release that wrote it"
     try:
         config = DecoderConfig.model_validate(manifest.model)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise ConfigError(f"checkpoint {path} has another kind of model (model {place})", expected, remedy) from error
-    names = [(spec.name, spec.shape) for spec in decoder_schema(config).tensors]
+    schema = decoder_schema(config, UnitName(manifest.unit))
+    if manifest.experts is not None:
+        schema = held_units(config, manifest.experts, range(manifest.experts.num_experts)).whole
+    names = [(spec.name, spec.shape) for spec in schema.tensors]
     if names != [(tensor.name, tensor.shape) for tensor in manifest.tensors]:
         raise ConfigError(f"checkpoint {path} has other tensors than its model numbers say", expected, remedy)
-    return config
+    return config, schema
 
 
 def _tokenizer(path: Path, manifest: CheckpointManifest, config: DecoderConfig) -> LlamaTokenizer | None:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from averaging.state import STATE_BYTES_PER_VALUE
+from averaging.state import STATE_BYTES_PER_VALUE, state_root
 from coordinator.checkpoints import (
     CheckpointContent,
     UnitContent,
     lost_checkpoints,
     remove_checkpoint,
     remove_leftovers,
+    stored_unit,
     surplus,
     together,
     unlisted_checkpoints,
@@ -29,7 +30,7 @@ from coordinator.checkpoints import (
 )
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry, live_peers, root_by_majority
-from protocol.coordination import NO_COMMIT
+from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.errors import PotluckError, TemporaryError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from coordinator.ledger_writer import LedgerWriter
     from coordinator.run_files import RunTokenizer
     from coordinator.tracker import RunTracker
+    from protocol.expert_schema import MixtureConfig
     from protocol.tensor_schema import ChunkGrid, TensorSchema
 
 _log = structlog.get_logger()
@@ -59,7 +61,9 @@ FetchState = Callable[[Sequence[PeerId], UnitName, "ChunkGrid", CommitId, Root],
 
 @dataclass(frozen=True, slots=True)
 class UnitTarget:
-    """The state of a unit beside the spine to write down, and who says that it has it."""
+    """The state of a unit beside the spine to write down, and who says that it has it: nobody where it is frozen, or at its start.
+    Then the newest that is known is written again.
+    """
 
     unit: UnitName
     commit: CommitId
@@ -99,7 +103,8 @@ class CheckpointRules:
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
     """Where checkpoints go and what is the same in all of them. Of several units `schema` and `grid` are the spine's, `beside` those
-    of the others, and `whole` has all tensors of the model in its own order.
+    of the others, and `whole` has all tensors of the model in its own order. In a run of experts `mixture` are their numbers, and
+    `first(unit)` is the state of a unit with which the run began, for one that nobody who is there holds and no checkpoint has.
     """
 
     folder: Path
@@ -111,6 +116,8 @@ class CheckpointPlace:
     tokenizer: RunTokenizer | None = None
     beside: tuple[tuple[TensorSchema, ChunkGrid], ...] = ()
     whole: TensorSchema | None = None
+    mixture: MixtureConfig | None = None
+    first: Callable[[UnitName], UnitState] | None = None
 
 
 def fetch_limit_s(place: CheckpointPlace) -> float:
@@ -159,6 +166,28 @@ def _with_units(
     return replace(target, beside=tuple(beside))
 
 
+def _with_experts(
+    target: Target, peers: Mapping[PeerId, PeerEntry], chain: ChainLog, units: Sequence[UnitName], now_s: float
+) -> Target:
+    """A target with all experts, each in the newest state that live holders have, wherever these stand with the trunk; without donors
+    where there is none.
+    """
+    beside: list[UnitTarget] = []
+    for unit in units:
+        found: dict[tuple[CommitId, Root], list[PeerId]] = {}
+        rounds: dict[tuple[CommitId, Root], int] = {}
+        for peer in live_peers(peers, now_s):
+            part = next((part for part in peers[peer].report.beside if part.unit == unit), None)
+            if part is None or part.state_commit == NO_COMMIT or chain.knows(part.state_commit):
+                continue  # of the spine's commits an expert's state can only be at the first: that of the start
+            found.setdefault((part.state_commit, part.state_root), []).append(peer)
+            rounds[part.state_commit, part.state_root] = part.index
+        best = min(found, key=lambda pair: (-len(found[pair]), -rounds[pair], pair), default=None)
+        pair = best if best is not None else (NO_COMMIT, NO_ROOT)
+        beside.append(UnitTarget(unit, *pair, tuple(found.get(pair, ()))))
+    return replace(target, beside=tuple(beside))
+
+
 def due_checkpoint(
     state: RunState,
     chain: ChainLog,
@@ -167,11 +196,19 @@ def due_checkpoint(
     rules: CheckpointRules,
     now_s: float,
     units: Sequence[UnitName] = (),
+    *,
+    are_experts: bool = False,
 ) -> Target | None:
     """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one; `units` are those beside the
-    spine, none of which may be without a commit.
+    spine, none of which may be without a commit unless they are experts.
     """
-    found = [_with_units(target, peers, chain, units) for target in _candidates(peers, chain, now_s)]
+
+    def complete(target: Target) -> Target | None:
+        if are_experts:
+            return _with_experts(target, peers, chain, units, now_s)
+        return _with_units(target, peers, chain, units)
+
+    found = [complete(target) for target in _candidates(peers, chain, now_s)]
     candidates = [target for target in found if target is not None]
     if state.phase is Phase.FINISHED:
         final = [target for target in candidates if target.commit == state.head]
@@ -252,14 +289,17 @@ class Checkpointer:
         last_index = max((row.index for row in tracker.checkpoints), default=0)
         units = [schema.unit for schema, _ in self._place.beside]
         now_s = clock.monotonic_s()
-        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units)
+        are_experts = self._place.mixture is not None
+        return due_checkpoint(
+            tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units, are_experts=are_experts
+        )
 
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place
         content: CheckpointContent | None = None
         limit_s = fetch_limit_s(place)
         with trio.move_on_after(limit_s):
-            content = await self.content(target)
+            content = await self.content(target, offload)
         if content is None:
             raise TemporaryError(f"no state of round {target.index} within {limit_s:.0f} s", "one in time")
         now = int(clock.unix_s())
@@ -273,8 +313,8 @@ class Checkpointer:
         _log.info("checkpoint_written", index=row.index, commit=row.commit[:4].hex(), root=row.state_root[:4].hex())
         await self._prune(offload)
 
-    async def content(self, target: Target) -> CheckpointContent:
-        """What goes into the checkpoint of a target, fetched from its donors. Raises as the fetching does."""
+    async def content(self, target: Target, offload: Offload) -> CheckpointContent:
+        """What goes into the checkpoint of a target, fetched from its donors, or known from before. Raises as the fetching does."""
         place = self._place
         state = await self._fetch(target.donors, place.schema.unit, place.grid, target.commit, target.root)
         content = CheckpointContent(
@@ -291,10 +331,25 @@ class Checkpointer:
             return content
         units = [UnitContent(place.schema, place.grid, state, target.root)]
         for (schema, grid), part in zip(place.beside, target.beside, strict=True):
+            if not part.donors:
+                units.append(await offload.run(partial(self._known, schema, grid), cost_s=_WRITE_COST_S))
+                continue
             fetched = await self._fetch(part.donors, part.unit, grid, part.commit, part.root)
             units.append(UnitContent(schema, grid, fetched, part.root))
         whole = together(units, place.whole)
-        return replace(content, schema=place.whole, state=whole, units=tuple(units))
+        return replace(content, schema=place.whole, state=whole, units=tuple(units), mixture=place.mixture)
+
+    def _known(self, schema: TensorSchema, grid: ChunkGrid) -> UnitContent:
+        """The newest state of a unit that nobody has now: of the newest checkpoint that is whole, else of the start. Blocks."""
+        for row in sorted(self._tracker.checkpoints, key=lambda row: -row.index):
+            try:
+                return stored_unit(self._place.folder / row.path, schema, grid)
+            except PotluckError as error:
+                _log.warning("checkpoint_not_read", index=row.index, reason=error.one_line())
+        if self._place.first is None:
+            raise TemporaryError(f"no state of {schema.unit} anywhere", "a live holder, or a checkpoint")
+        state = self._place.first(schema.unit)
+        return UnitContent(schema, grid, state, state_root(state, grid))
 
     async def _prune(self, offload: Offload) -> None:
         for row in surplus(self._tracker.checkpoints, self._rules.keep, self._rules.lasting_rounds):

@@ -139,8 +139,9 @@ def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's 
 def checkpoint_export(
     path: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder.")],
     target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A folder that is not there yet, or empty.")],
+    expert: Annotated[int | None, typer.Option(help="Of a run of experts: the one to write, with the trunk.")] = None,
 ) -> None:
     """Verify a checkpoint and write its model as safetensors in the Hugging Face Llama layout."""
     from coordinator import commands
 
-    typer.echo(commands.export_checkpoint(path, target))
+    typer.echo(commands.export_checkpoint(path, target, expert))

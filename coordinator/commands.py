@@ -199,8 +199,9 @@ def verify_checkpoint(path: Path) -> str:
     )
 
 
-def export_checkpoint(path: Path, target: Path) -> str:
-    """Verify a checkpoint and write its model in the Hugging Face Llama layout; one line that says what was written.
+def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> str:
+    """Verify a checkpoint and write its model, or that of one expert, in the Hugging Face Llama layout; one line that says what was
+    written.
 
     Raises:
         ConfigError: there is no checkpoint, or `target` cannot be used.
@@ -208,7 +209,7 @@ def export_checkpoint(path: Path, target: Path) -> str:
     """
     from coordinator.checkpoint_export import export_checkpoint as export
 
-    exported = export(path, target)
+    exported = export(path, target, expert)
     manifest = exported.manifest
     num_bytes, names = sum(exported.files.values()), ", ".join(exported.files)
     told = f"round {manifest.index} of {printable(manifest.run_name)}, {num_bytes / 1e6:.2f} MB"

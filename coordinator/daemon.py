@@ -58,14 +58,15 @@ from coordinator.run_files import (
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.status_page import RunSource, status_app
 from coordinator.tracker import RunTracker, TrackedRun
-from protocol.coordination import TLS_SERVER_NAME
+from protocol.coordination import START_DOMAIN, TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
-from protocol.decoder_schema import decoder_schema
+from protocol.envelope import open_envelope
 from protocol.errors import PotluckError
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.tensor_schema import ChunkGrid
+from protocol.wire import genesis_id
 
 if TYPE_CHECKING:
     from averaging.state import UnitState
@@ -328,11 +329,29 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
         model=manifest.config.model.model_dump(),
         tokenizer=host.tokenizer,
         beside=tuple((other, ChunkGrid(other.num_elements, elements)) for other in beside),
-        whole=decoder_schema(manifest.config.model) if beside else None,
+        whole=manifest.model_schema if beside else None,
+        mixture=manifest.config.mixture,
+        first=partial(_first_state, host),
     )
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
     return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network, host.tracker))
+
+
+def _first_state(host: Host, unit: UnitName) -> UnitState:
+    """The state of a unit with which the run began. Blocks."""
+    from averaging.start_state import start_state  # with torch
+
+    manifest = host.run.manifest
+    envelope = open_envelope(
+        host.tracker.start_record,
+        verifier=Ed25519Verifier(),
+        domain=START_DOMAIN,
+        run_id=manifest.run_id,
+        now_unix_ms=None,
+    )
+    schema, seed = manifest.unit_schemas()[unit], manifest.config.run.seed
+    return start_state(schema, seed, genesis_id(envelope.payload), host.run.start_shards, manifest.model_schema)
 
 
 def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:

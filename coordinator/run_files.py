@@ -31,7 +31,6 @@ from coordinator.hosted_runs import MANIFEST_FILE
 from coordinator.run_router import check_router
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
-from protocol.decoder_schema import decoder_schema
 from protocol.envelope import open_envelope
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError, VersionError
 from protocol.identity import Ed25519Verifier, Identity
@@ -158,7 +157,7 @@ def start_units(
     from averaging.start_state import start_root  # with torch, which takes seconds that a later start does not have
 
     config = manifest.config
-    model = decoder_schema(config.model)
+    model = manifest.model_schema
     units = []
     for unit, schema in manifest.unit_schemas().items():
         grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)

@@ -12,6 +12,7 @@ from typing import Final
 
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
+from coordinator.unit_holders import UnitHolders
 from protocol.ids import CommitId, PeerId, Root
 from protocol.names import peer_name
 from protocol.pace import PACE_ROUNDS, PacePoint, time_left_s
@@ -78,6 +79,7 @@ class RunPicture:
         num_bans: bans in the ledger when a peer reported last.
         num_forks: lineages beside the head's that may still be followed.
         min_members: how many ready peers the run starts with.
+        units: the experts of a run that has any, with their holders.
     """
 
     run_name: str
@@ -97,6 +99,7 @@ class RunPicture:
     num_bans: int = 0
     num_forks: int = 0
     min_members: int = 0
+    units: Sequence[UnitHolders] = ()
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -203,6 +206,10 @@ def _missing_json(missing: Missing, now_s: float) -> Json:
     }
 
 
+def _unit_json(unit: UnitHolders) -> Json:
+    return {"unit": unit.unit, "index": unit.index, "holders": list(unit.holders), "frozen": unit.is_frozen}
+
+
 def now_json(picture: RunPicture, now_s: float) -> Json:
     """What changes between rounds: the part of /api/status that is sent again and again."""
     state, counted = picture.state, counted_by_peer(timed.row for timed in picture.rounds)
@@ -225,6 +232,7 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
             _peer_json(peer, picture.peers[peer], counted.get(peer, Counted()), now_s) for peer in sorted(picture.peers)
         ],
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
+        "units": [_unit_json(unit) for unit in picture.units],
     }
 
 

@@ -59,6 +59,14 @@ def _missing_line(row: Mapping[str, object]) -> str:
     return f"missing: {span} of {row.get('name')}, for {duration(row.get('missing_s'))}: {row.get('reason')}"
 
 
+def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
+    holders = row.get("holders")
+    held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
+    nobody = "frozen: nobody who is there holds it" if row.get("frozen") else "held by nobody yet"
+    where = f"held by {held_by}" if held_by else nobody
+    return f"{row.get('unit')}: round {row.get('index')}, {where}"
+
+
 def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     """The run in a few lines: progress, loss, peers, last round, newest checkpoint."""
     done, target = _number(status, "total_tokens"), _number(status, "target_total_tokens")
@@ -81,6 +89,9 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     if rounds:
         lines.append(_round_line(rounds[-1], {row.get("peer"): row.get("name") for row in peers}))
     lines.extend(_missing_line(row) for row in rows_of(status.get("missing")))
+    if units := rows_of(status.get("units")):
+        names = {row.get("peer"): row.get("name") for row in peers}
+        lines.extend(_unit_line(row, names) for row in units)
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
     # States, names and reasons come from strangers: a terminal shall not obey them.

@@ -7,7 +7,7 @@ Everything that must not be lost is in the ledger before it is in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +28,15 @@ from coordinator.run_view import (
     heard,
     live_peers,
     mean_train_loss,
+)
+from coordinator.unit_holders import (
+    UnitHolders,
+    empty_since,
+    founding_units,
+    frozen_units,
+    newest_rounds,
+    units_held,
+    without_rosters,
 )
 from protocol.coordination import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
@@ -91,6 +100,11 @@ class RunTracker:
         self._missing: dict[PeerId, Missing] = {}
         self._unlinked: list[Missing] = []
         self._num_bans = 0
+        mixture = run.manifest.config.mixture
+        self._num_experts = mixture.num_experts if mixture is not None else 0
+        self._newest_rounds: dict[UnitName, int] = {}
+        self._empty_since_s: dict[UnitName, float] = {}
+        self._frozen: frozenset[UnitName] = frozenset()
         self._restart: Restart | None = None
         self._restart_sentence = ""
         self._turn = trio.Lock()
@@ -158,6 +172,7 @@ class RunTracker:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
+            self._newest_rounds = newest_rounds(self._newest_rounds, report)
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
@@ -175,6 +190,7 @@ class RunTracker:
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
             await self._step(run_core.Ticked())
             self._tell_restart(now)
+            self._tell_frozen(now)
 
     def _tell_restart(self, now_s: float) -> None:
         """After a start on an older ledger: whether the peers still have what it tells of. Said again when it changes, until nothing
@@ -191,6 +207,25 @@ class RunTracker:
             self._restart_sentence = sentence
         if was_nothing_lost(restart, stands) or (self._restart_sentence and now_s - restart.read_s > FORGET_S):
             self._restart = None
+
+    def units_held(self) -> tuple[UnitHolders, ...]:
+        """The experts with those who hold them now, once the run has started; none of a run without."""
+        if self._chain is None:
+            return ()
+        live = {peer: self._peers[peer].report for peer in live_peers(self._peers, self._clock.monotonic_s())}
+        held = units_held(self._num_experts, live, self._newest_rounds)
+        return tuple(replace(each, is_frozen=each.unit in self._frozen) for each in held)
+
+    def _tell_frozen(self, now_s: float) -> None:
+        """An expert has lost its last holder, or has one again."""
+        held = self.units_held() if self._state.phase is Phase.TRAINING else ()
+        self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
+        frozen = frozen_units(self._empty_since_s, now_s)
+        for unit in sorted(frozen - self._frozen):
+            _log.warning("unit_frozen", unit=unit, reason="nobody who is there holds it: it waits for a holder")
+        for unit in sorted(self._frozen - frozen):
+            _log.info("unit_resumed", unit=unit, reason="somebody holds it again")
+        self._frozen = frozen
 
     def news(self) -> RunNews:
         """The run in one event of the watch."""
@@ -252,6 +287,7 @@ class RunTracker:
             num_bans=self._num_bans,
             num_forks=self._chain.num_forks if self._chain is not None else 0,
             min_members=self._rules.min_members,
+            units=self.units_held(),
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:
@@ -293,9 +329,10 @@ class RunTracker:
 
     async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
         run = self._run
+        founders = {peer: self._peers[peer].report for peer in roster}
         record = StartRecord(
             run_id=run.run_id,
-            units=run.units,
+            units=founding_units(run.units, self._num_experts, founders),
             roster=roster,
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
@@ -318,7 +355,7 @@ class RunTracker:
         )
         if envelope.sender != run.signer.peer_id:
             raise RemoteProtocolError("a start record that the host did not sign", "the host's own")
-        if decode_body(StartRecord, envelope.payload).units != run.units:
+        if without_rosters(decode_body(StartRecord, envelope.payload).units) != without_rosters(run.units):
             raise RemoteProtocolError("a start record of other units", "the run's own")
         await self._begin(await self._ledger.run(lambda ledger: ledger.put_once(START_RECORD, sealed)))
         _log.warning("start_found_again", reason="a peer holds the start record that this ledger lacks")

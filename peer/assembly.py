@@ -29,13 +29,14 @@ from peer.config import PeerConfig, whole_bytes
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from peer.restart import restart_sentence, restored
-from protocol.decoder_schema import decoder_schema
+from protocol.expert_schema import expert_of
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.manifest import RunConfig
 from protocol.rounds.messages import Member, OuterStep
-from protocol.rounds.stagger import Stagger
+from protocol.rounds.stagger import UNSTAGGERED, Stagger
 from protocol.rounds.state import RoundConfig
+from protocol.rounds.target import RoundTarget
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.wire import genesis_id
 
@@ -53,22 +54,25 @@ async def open_chains(
     me: PeerId,
     restarted: Callable[[str], None],
     given: Sequence[Path] = (),
+    experts: Sequence[int] = (),
 ) -> tuple[UnitChain, ...]:
-    """The lineages and states of all units as they are in `folder`, the spine's first. `given` are the shards of the weights that the
-    run starts with, if any. `restarted` is told in one sentence what a peer that was here before found of the spine on its disk.
+    """The lineages and states of all units that are held here as they are in `folder`, the spine's first. `given` are the shards of
+    the weights that the run starts with, if any; `experts` those that this peer holds. `restarted` is told in one sentence what a peer
+    that was here before found of the spine on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
     """
     manifest, offload = membership.manifest, ThreadOffload()
-    model, storages = decoder_schema(manifest.config.model), dict[UnitName, FileStorage]()
-    for unit in manifest.unit_schemas():
+    model, storages = manifest.model_schema, dict[UnitName, FileStorage]()
+    held = {schema.unit: schema for schema in manifest.units_held(experts).schemas}
+    for unit in held:
         await offload.run(partial(clear_unfinished, folder / unit))
         storages[unit] = FileStorage(folder / unit, offload)
     logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
     await HeadVector(FileStorage(folder, offload)).finish(logs)
     chains: list[UnitChain] = []
-    for unit, schema in manifest.unit_schemas().items():
+    for unit, schema in held.items():
         was_here = (folder / unit / LOG_NAME).exists()
         tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
         own_root = await offload.run(partial(start_root, schema, tools.grid, manifest.config.run.seed, given, model))
@@ -142,6 +146,7 @@ def training_plan(
     membership: Membership,
     cache: ShardCache,
     chains: Sequence[UnitChain],
+    experts: tuple[int, ...] = (),
     *,
     is_paused: bool,
 ) -> TrainingPlan:
@@ -168,6 +173,8 @@ def training_plan(
         is_paused=is_paused,
         first_step=max(chain.data_position(me) for chain in chains),
         num_fragments=config.num_fragments,
+        mixture=config.mixture,
+        experts=experts,
     )
 
 
@@ -176,12 +183,28 @@ def replay_at_most(results: Codec, grid: ChunkGrid) -> int:
     return 1 + STATE_BYTES_PER_VALUE * grid.num_elements // update_bytes(results, grid)
 
 
+def unit_pace(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> tuple[RoundTarget, Stagger]:
+    """At how many ready tokens a unit's rounds are due, and how they lie between those of others.
+
+    Every token is of one expert, so an expert's rounds take its share of the trunk's target and come as often as those; they need not
+    be kept apart from each other, for an expert is a part of what a round of the whole model would move.
+    """
+    mixture = config.mixture
+    if mixture is None:
+        return config.round_target, Stagger(units.index(unit), len(units))
+    if expert_of(unit, mixture) is None:
+        return config.round_target, UNSTAGGERED
+    # the start record names the trunk's target: the first round is due at a share of it, as all later ones are
+    return RoundTarget(config.round.target_tokens // mixture.num_experts), Stagger(0, mixture.num_experts)
+
+
 def round_config(
     membership: Membership, me: Member, verifier: Verifier, unit: UnitName, *, is_inbound_reachable: bool
 ) -> RoundConfig:
     """The rounds of one unit of the run for one member."""
     config, schemas = membership.manifest.config, membership.manifest.unit_schemas()
-    results, schema, units = result_codec(config), schemas[unit], tuple(schemas)
+    results, schema = result_codec(config), schemas[unit]
+    target, stagger = unit_pace(config, unit, tuple(schemas))
     grid = ChunkGrid(schema.num_elements, config.round.chunk_elements)
     return RoundConfig(
         run_id=membership.run_id,
@@ -191,7 +214,7 @@ def round_config(
         num_chunks=grid.num_chunks,
         codec=config.round.codec,
         outer=OuterStep(config.outer.kind, config.outer.learning_rate, config.outer.momentum),
-        target=config.round_target,
+        target=target,
         min_members=1,  # who is left goes on
         max_members=config.run.max_members,
         longest_interval_s=config.round.longest_interval_s,
@@ -200,7 +223,7 @@ def round_config(
         total_tokens=config.run.total_tokens,
         is_inbound_reachable=is_inbound_reachable,
         result_codec=results.name if results is not None else "",
-        spine=units[0] if len(units) > 1 else None,
-        stagger=Stagger(units.index(unit), len(units)),
+        spine=next(iter(schemas)) if len(schemas) > 1 else None,
+        stagger=stagger,
         momentum_from_tokens=config.momentum_from_tokens,
     )

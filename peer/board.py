@@ -21,7 +21,7 @@ from peer.machine import MachineMeter
 from peer.roster import Roster
 from peer.round_progress import Pace, round_progress
 from peer.round_traffic import RoundBytes, RoundTraffic
-from peer.status import BulkTraffic, LastRound, PeerStatus
+from peer.status import BulkTraffic, LastRound, PeerStatus, UnitPlace
 from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
 from protocol.ids import CommitId, PeerId
@@ -31,10 +31,11 @@ from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
 from protocol.rounds.state import PeerView
-from protocol.rounds.views import idle_patience_s, is_suspected
+from protocol.rounds.views import idle_patience_s, is_alive, is_suspected
 
 if TYPE_CHECKING:
     from peer.coordinator_client import CoordinatorClient
+    from peer.experts import OwnExperts
 
 log = structlog.get_logger()
 
@@ -68,6 +69,7 @@ class Board:
     ways_in: tuple[str, ...] = ()
     network: Network | None = None
     host: CoordinatorClient | None = None
+    experts: OwnExperts | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
     others: tuple[RoundService, ...] = ()
@@ -372,10 +374,27 @@ class Board:
             "disk_bound_bytes": sum(service.chain.disk_bound_bytes for service in (self.service, *self.others)),
             "suspected": self._suspected(self.service),
             "round_waiting": self.service.waiting,
+            "units": tuple(_place(other, now_s) for other in self.others),
         }
         if self.state == "training" and self.service.reason:
             told["reason"] = self.service.reason
         return told
+
+
+def _place(service: RoundService, now_s: float) -> UnitPlace:
+    """Where a unit beside the spine stands."""
+    state = service.state
+    patience_s = max(SILENT_S, idle_patience_s(state))
+    holders = [
+        view.peer for view in state.peers.values() if view.head and is_alive(state, view.peer, now_s, patience_s)
+    ]
+    return UnitPlace(
+        unit=service.unit,
+        index=service.chain.head.index,
+        holders=1 + len(holders),
+        tokens_ready=state.tokens_ready,
+        waiting=service.waiting,
+    )
 
 
 def _bulk(count: BulkCount) -> BulkTraffic:

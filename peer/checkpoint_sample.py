@@ -18,8 +18,10 @@ from pydantic_core import from_json, to_json
 from peer.sampling import Sampling
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, MachineError, StorageError
+from protocol.expert_schema import MixtureConfig, held_units
 from protocol.ids import UnitName
 from protocol.plain_file import check_plain_file
+from protocol.tensor_schema import TensorSchema
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,7 @@ class _Manifest(BaseModel):
     unit: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     parameters: _StoredFile
     model: DecoderConfig
+    experts: MixtureConfig | None = None
     tokenizer: _StoredTokenizer | None = None
 
 
@@ -66,8 +69,9 @@ class CheckpointModel:
     tokenizer: TextTokenizer
 
 
-def read_model(path: Path) -> CheckpointModel:
-    """The model of the checkpoint in folder `path`, its manifest's checksum and the hashes of its weights and tokenizer checked.
+def read_model(path: Path, expert: int = 0) -> CheckpointModel:
+    """The model of the checkpoint in folder `path`, its manifest's checksum and the hashes of its weights and tokenizer checked. Of a
+    run of experts that of one of them, with the trunk (averaging/expert_dense.py).
 
     Raises:
         ConfigError: there is no checkpoint.
@@ -93,10 +97,10 @@ def read_model(path: Path) -> CheckpointModel:
         with file.open("rb") as opened:
             if file_digest(opened, "sha256").hexdigest() != manifest.parameters.sha256:
                 raise _unreadable(path, f"{file.name} has another SHA-256 than {_MANIFEST_NAME} says")
-        flat_N = _flat(path, load_file(file), manifest)
+        config, flat_N = _decoder(path, load_file(file), manifest, expert)
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, f"{file.name}: {error}") from error
-    return CheckpointModel(manifest.run_name, manifest.index, manifest.model, flat_N, tokenizer)
+    return CheckpointModel(manifest.run_name, manifest.index, config, flat_N, tokenizer)
 
 
 def _open_manifest(path: Path, data: bytes) -> _Manifest:
@@ -131,15 +135,30 @@ def _tokenizer(path: Path, stored: _StoredTokenizer | None) -> TextTokenizer:
         raise _unreadable(path, error.found) from error
 
 
-def _flat(path: Path, tensors: dict[str, torch.Tensor], manifest: _Manifest) -> torch.Tensor:
+def _decoder(
+    path: Path, tensors: dict[str, torch.Tensor], manifest: _Manifest, expert: int
+) -> tuple[DecoderConfig, torch.Tensor]:
+    """The numbers of a decoder, and its parameters in the schema's order."""
     import torch
 
-    schema = decoder_schema(manifest.model, UnitName(manifest.unit))
+    from averaging.expert_dense import dense_config, dense_tensors
+
+    config, mixture = manifest.model, manifest.experts
+    if mixture is not None:
+        _check(path, tensors, held_units(config, mixture, range(mixture.num_experts)).whole)
+        config, tensors = dense_config(config, mixture), dense_tensors(config, mixture, tensors, expert)
+    schema = decoder_schema(config, UnitName(manifest.unit))
+    _check(path, tensors, schema)
+    return config, torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
+
+
+def _check(path: Path, tensors: dict[str, torch.Tensor], schema: TensorSchema) -> None:
+    import torch
+
     for spec in schema.tensors:
         tensor = tensors.get(spec.name)
         if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != torch.float32:
             raise _unreadable(path, f"its weights lack {spec.name} as float32 of shape {spec.shape}")
-    return torch.cat([tensors[spec.name].reshape(-1) for spec in schema.tensors])
 
 
 def _unreadable(path: Path, what: str) -> StorageError:
@@ -157,8 +176,9 @@ def sample_from_checkpoint(path: Path, *, prompt: str = PROMPT, num_tokens: int 
     return sample_text(model.config, model.flat_N, prompt=prompt, sampling=sampling, tokenizer=model.tokenizer)
 
 
-def print_text(path: Path, prompt: str, sampling: Sampling) -> None:
-    """Print the prompt and, piece by piece as it is sampled, what the checkpoint's model writes after it.
+def print_text(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> None:
+    """Print the prompt and, piece by piece as it is sampled, what the checkpoint's model writes after it; of a run of
+    experts the model of one of them.
 
     Raises:
         ConfigError: there is no checkpoint, or its model writes no text.
@@ -167,7 +187,7 @@ def print_text(path: Path, prompt: str, sampling: Sampling) -> None:
     """
     from peer.generate import decoded, prompt_text, prompt_tokens
 
-    model = read_model(path)
+    model = read_model(path, expert)
     begin = prompt_tokens(prompt, model.tokenizer)
     sampled = _sample(model, begin, sampling)
     # The first sample before the prompt is shown: what cannot be sampled from prints nothing but its error.
@@ -176,13 +196,13 @@ def print_text(path: Path, prompt: str, sampling: Sampling) -> None:
     _print_pieces(map(_without_controls, shown) if sys.stdout.isatty() else shown)
 
 
-def text_json(path: Path, prompt: str, sampling: Sampling) -> str:
+def text_json(path: Path, prompt: str, sampling: Sampling, expert: int = 0) -> str:
     """The same as one JSON object; `text` is what comes after the prompt, `ended` whether the model ended it. Raises as
     `print_text`.
     """
     from peer.generate import decoded, prompt_text, prompt_tokens
 
-    model = read_model(path)
+    model = read_model(path, expert)
     begin = prompt_tokens(prompt, model.tokenizer)
     sampled = list(_sample(model, begin, sampling))
     found: dict[str, object] = {

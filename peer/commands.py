@@ -191,6 +191,7 @@ def generate(
     temperature: Annotated[float, typer.Option(help="Lower is safer and duller; 0 takes the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Draw from the so many likeliest tokens; 0 for all.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    expert: Annotated[int, typer.Option(help="Of a run of experts: whose model.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts, at the end.")] = False,
 ) -> None:
     """Let the model of a checkpoint go on with a text, on the CPU; ends at the model's end mark.
@@ -203,6 +204,6 @@ def generate(
     from peer.checkpoint_sample import print_text, text_json
 
     if as_json:
-        typer.echo(text_json(checkpoint, prompt, sampling))
+        typer.echo(text_json(checkpoint, prompt, sampling, expert))
     else:
-        print_text(checkpoint, prompt, sampling)
+        print_text(checkpoint, prompt, sampling, expert)

@@ -24,6 +24,7 @@ from averaging.network.host_names import HostName
 from averaging.network.variables import check_variables
 from peer.hours_core import parse_hours
 from protocol.errors import ConfigError
+from protocol.expert_choice import parse_experts
 
 CONFIG_FILE: Final = platformdirs.user_config_path("potluck") / "peer.toml"
 
@@ -40,6 +41,7 @@ class PeerConfig(BaseSettings):
 
     Attributes:
         state_dir: identity, credential, durable rounds and cached data; one daemon at a time.
+        expert: numbers of the experts to hold in a run of experts, as "0" or "0,1"; empty for those that the run lacks most.
         listen_host: address on which other peers reach us; "127.0.0.1" keeps the peer on this machine.
         listen_port: TCP port of the peer-to-peer transport, 0 for any free one.
         bulk_port: TCP port on which weights and data come straight from other peers, 0 for any free one; left out the one after
@@ -82,6 +84,7 @@ class PeerConfig(BaseSettings):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     slowdown: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.0
+    expert: str = ""
     weekly_hours: str = ""
     time_zone: str = ""
     only_when_idle: bool = False
@@ -103,6 +106,13 @@ class PeerConfig(BaseSettings):
     def _check_hours(cls, text: str) -> str:
         if text:
             parse_hours(text)
+        return text
+
+    @field_validator("expert")
+    @classmethod
+    def _check_experts(cls, text: str) -> str:
+        if text:
+            parse_experts(text)
         return text
 
     @field_validator("time_zone")

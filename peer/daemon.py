@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -34,11 +33,11 @@ from peer.addresses import check_listen_address
 from peer.assembly import open_chains, round_config, training_plan, unit_shapes, whole_anchor
 from peer.board import Board
 from peer.config import PeerConfig
-from peer.controls import Controls, open_controls
-from peer.coordinator_client import Caller, CoordinatorClient, CoordinatorEndpoint, open_coordinator_client
-from peer.departure import Departure
+from peer.controls import open_controls
+from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
+from peer.experts import OwnExperts
 from peer.first_state import HELD_BECAUSE, FirstState
 from peer.joining import (
     Membership,
@@ -50,6 +49,7 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.life import Joined, Life, SequenceNumbers
 from peer.lingering import linger
 from peer.local_rules import mixing_of, standing_still_s
 from peer.look import LOG_NAME
@@ -79,82 +79,17 @@ from peer.unit_trainer import UnitTrainer
 from peer.unwrapped import run_unwrapped
 from peer.worker_process import EarlyWorker
 from protocol.decoder_schema import WHOLE_MODEL
-from protocol.envelope import first_sequence, seal
-from protocol.identity import Ed25519Verifier, Identity
+from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import PeerId
 from protocol.invite import Invite, decode_invite
-from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Member
+from protocol.rounds.start import StartRecord
 from protocol.rounds.state import OpenRound
+from protocol.wire import decode_body
 
 log = structlog.get_logger()
 
-MESSAGE_LIFE_S: Final = 120.0
 GOODBYE_WITHIN_S: Final = 3.0
-
-
-class _Sequence:
-    """Sequence numbers of this process life: the session was counted on disk, so none ever repeats."""
-
-    def __init__(self, session: int) -> None:
-        self._next = first_sequence(session)
-
-    def take(self) -> int:
-        """The next number."""
-        self._next += 1
-        return self._next
-
-    async def take_soon(self) -> int:
-        """The next number, for callers that would wait for a disk."""
-        return self.take()
-
-
-@dataclass(frozen=True)
-class _Life:
-    """What one process life of the daemon has in hand."""
-
-    config: PeerConfig
-    invite: Invite
-    held: HeldIdentity
-    folder: Path
-    incarnation: int
-    session: int
-    sequence: _Sequence
-    clock: SystemClock
-    board: Board
-    worker: EarlyWorker | None
-    controls: Controls
-    departure: Departure = field(default_factory=Departure)
-
-    @property
-    def identity(self) -> Identity:
-        """Who we are."""
-        return self.held.identity
-
-    @property
-    def member(self) -> Member:
-        """As whom we take part."""
-        return Member(self.identity.peer_id, self.incarnation, self.session)
-
-    async def sealed(self, payload: bytes) -> bytes:
-        """A payload signed for the round channel."""
-        expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
-        return seal(self.identity, ROUND_DOMAIN, self.invite.run_id, self.sequence.take(), expires_ms, payload)
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """What there is, too, once the run has let us in and the network is up."""
-
-    life: _Life
-    membership: Membership
-    client: CoordinatorClient
-    network: Network
-    roster: Roster
-    reporter: Reporter
-    is_outbound_only: bool
-    verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)
 
 
 def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
@@ -198,7 +133,9 @@ async def _main(
     incarnation = take_incarnation(folder / WHOLE_MODEL)
     controls = open_controls(config, board, clock)
     await controls.look()
-    life = _Life(config, invite, held, folder, incarnation, session, _Sequence(session), clock, board, worker, controls)
+    life = Life(
+        config, invite, held, folder, incarnation, session, SequenceNumbers(session), clock, board, worker, controls
+    )
     listener = bind_http(config.http_host, config.http_port)
     async with trio.open_nursery() as nursery:
         app = peer_app(board.read, board.known_peers, board.latest_rounds, board.latest_spans)
@@ -220,7 +157,7 @@ async def _main(
     return 0
 
 
-async def _take_part(life: _Life) -> None:
+async def _take_part(life: Life) -> None:
     async with AsyncExitStack() as stack:
         thread = await stack.enter_async_context(open_asyncio_thread())
         saved = saved_membership(life.folder, life.identity, life.invite.run_id, life.clock.unix_s())
@@ -239,7 +176,8 @@ async def _take_part(life: _Life) -> None:
         is_outbound_only = await find_outbound_only(
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
-        life.board.is_outbound_only = is_outbound_only
+        experts = OwnExperts(life.config, membership.manifest.config, life.folder, ThreadOffload())
+        life.board.is_outbound_only, life.board.experts = is_outbound_only, experts
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
         roster = _roster(life, membership, is_host_there=is_host_there)
@@ -268,11 +206,11 @@ async def _take_part(life: _Life) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(revocations.end_when_banned)
             nursery.start_soon(revocations.gossip, network)
-            await _train(_Joined(life, membership, client, network, roster, reporter, is_outbound_only))
+            await _train(Joined(life, membership, client, network, roster, reporter, is_outbound_only, experts))
             nursery.cancel_scope.cancel()
 
 
-def _roster(life: _Life, membership: Membership, *, is_host_there: bool) -> Roster:
+def _roster(life: Life, membership: Membership, *, is_host_there: bool) -> Roster:
     return Roster(
         membership.run_id,
         life.invite.ca_certificate_der,
@@ -285,7 +223,7 @@ def _roster(life: _Life, membership: Membership, *, is_host_there: bool) -> Rost
     )
 
 
-async def _revocations(life: _Life, membership: Membership, roster: Roster) -> Revocations:
+async def _revocations(life: Life, membership: Membership, roster: Roster) -> Revocations:
     host_public_key = bytes.fromhex(membership.manifest.host_public_key)
     verifier, me = Ed25519Verifier(), life.identity.peer_id
     revocations = Revocations(life.folder, membership.run_id, host_public_key, verifier, roster, me, ThreadOffload())
@@ -293,7 +231,7 @@ async def _revocations(life: _Life, membership: Membership, roster: Roster) -> R
     return revocations
 
 
-async def _train(joined: _Joined) -> None:
+async def _train(joined: Joined) -> None:
     """Fetch what training needs, find the run's newest state, train and average on it."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
@@ -304,7 +242,9 @@ async def _train(joined: _Joined) -> None:
         chains = await _open_chains(joined, cache)
         open_rounds, first = await _catch_up(joined, chains)
         is_paused = first.is_missing or not life.controls.decision.may_compute
-        plan = training_plan(life.config, life.identity.peer_id, membership, cache, chains, is_paused=is_paused)
+        plan = training_plan(
+            life.config, life.identity.peer_id, membership, cache, chains, joined.experts.held, is_paused=is_paused
+        )
         async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
@@ -313,7 +253,7 @@ async def _train(joined: _Joined) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _keep_up(joined: _Joined, nursery: trio.Nursery) -> None:
+def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     """Start what goes on for as long as we are a member, whatever is trained: reports, our record, who and what is reached."""
     life, membership, network = joined.life, joined.membership, joined.network
     own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster)
@@ -327,20 +267,32 @@ def _keep_up(joined: _Joined, nursery: trio.Nursery) -> None:
     nursery.start_soon(upkeep.keep_credential, joined.client.renew)
 
 
-async def _open_chains(joined: _Joined, cache: ShardCache) -> tuple[UnitChain, ...]:
+async def _open_chains(joined: Joined, cache: ShardCache) -> tuple[UnitChain, ...]:
     """What this machine has of the run, from its signed start on."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.network, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
+    held = await _settle_experts(joined, start)
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
-    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given)
+    chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
     joined.roster.rely_on(lambda: frozenset[PeerId]().union(*(recent_voters(chain.links) for chain in chains)))
     return chains
 
 
-async def _catch_up(joined: _Joined, chains: Sequence[UnitChain]) -> tuple[list[OpenRound], FirstState]:
+async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
+    """The experts that we hold from now on, by what is there now; none in a run without."""
+    if not joined.experts.num_experts:
+        return ()
+    await _members_listed(joined.network, joined.membership, joined.roster)
+    me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
+    held = await joined.experts.settle(decode_body(StartRecord, start), me, listed)
+    joined.roster.own_experts = held
+    return held
+
+
+async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[OpenRound], FirstState]:
     """Take the run's newest state where ours is far behind. Returns our votes on the heads, and whether there is any state."""
     board, reporter = joined.life.board, joined.reporter
     board.say("catching up", "looking for the run's newest state")
@@ -354,7 +306,7 @@ async def _catch_up(joined: _Joined, chains: Sequence[UnitChain]) -> tuple[list[
 
 
 async def _average(
-    joined: _Joined,
+    joined: Joined,
     chains: Sequence[UnitChain],
     open_rounds: Sequence[OpenRound],
     trainer: WorkerTrainer,
@@ -376,7 +328,7 @@ async def _average(
 
 
 def _service(
-    joined: _Joined, chain: UnitChain, open_round: OpenRound, trainer: UnitTrainer, rounds: PeerRounds
+    joined: Joined, chain: UnitChain, open_round: OpenRound, trainer: UnitTrainer, rounds: PeerRounds
 ) -> RoundService:
     life, unit, is_reachable = joined.life, chain.tools.unit, not joined.is_outbound_only
     config = round_config(joined.membership, life.member, joined.verifier, unit, is_inbound_reachable=is_reachable)
@@ -388,7 +340,7 @@ def _service(
     return RoundService(config, chain, open_round, tools, rounds)
 
 
-def _peer_rounds(joined: _Joined) -> PeerRounds:
+def _peer_rounds(joined: Joined) -> PeerRounds:
     life, roster, run_id = joined.life, joined.roster, joined.membership.run_id
     tools = PeerTools(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
     rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
@@ -398,7 +350,7 @@ def _peer_rounds(joined: _Joined) -> PeerRounds:
 
 
 async def _rounds(
-    joined: _Joined,
+    joined: Joined,
     rounds: PeerRounds,
     services: Sequence[RoundService],
     trainer: WorkerTrainer,
@@ -431,7 +383,7 @@ async def _rounds(
         nursery.cancel_scope.cancel()
 
 
-async def _begin_training(life: _Life, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState) -> None:
+async def _begin_training(life: Life, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState) -> None:
     """The anchor for a training process that is still importing what it needs, which takes seconds; then, once there is something to
     train on, what its owner allows.
     """
@@ -443,7 +395,7 @@ async def _begin_training(life: _Life, chains: Sequence[UnitChain], trainer: Wor
     await life.controls.order(trainer)
 
 
-async def _finish(joined: _Joined, service: RoundService) -> None:
+async def _finish(joined: Joined, service: RoundService) -> None:
     """The run is over: stay until everybody alive has the last commit and the host has its checkpoint."""
     board, reporter = joined.life.board, joined.reporter
     board.say("finished", "the run is complete; staying until everybody has the last commit")
@@ -458,7 +410,7 @@ async def _finish(joined: _Joined, service: RoundService) -> None:
     board.say("finished", "the run is complete")
 
 
-async def _fetch_data(life: _Life, membership: Membership, network: Network, roster: Roster, cache: ShardCache) -> None:
+async def _fetch_data(life: Life, membership: Membership, network: Network, roster: Roster, cache: ShardCache) -> None:
     """The run's shards, from the host and from whoever is listed while we fetch."""
     listed = list(await _members_listed(network, membership, roster))
 
@@ -476,7 +428,7 @@ async def _read_shard(cache: ShardCache, shard_hash: bytes) -> bytes | None:
     return await trio.to_thread.run_sync(cache.read, shard_hash.hex())
 
 
-def _upkeep(life: _Life, membership: Membership, roster: Roster) -> MembershipUpkeep:
+def _upkeep(life: Life, membership: Membership, roster: Roster) -> MembershipUpkeep:
     return MembershipUpkeep(
         folder=life.folder,
         roster=roster,

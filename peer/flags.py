@@ -52,6 +52,10 @@ class JoinFlags(PlaceFlags):
     slowdown: Annotated[
         float | None, typer.Option(help="Train at 1/N of full speed; 1, the default, is all of it.")
     ] = None
+    expert: Annotated[
+        str | None,
+        typer.Option(help='Experts to hold in a run of experts: "0" or "0,1"; what the run lacks if not given.'),
+    ] = None
     weekly_hours: Annotated[
         str | None,
         typer.Option(help='Train only then: "mon-fri 22:00-07:00, sat-sun 00:00-24:00"; always if not given.'),

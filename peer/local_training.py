@@ -17,11 +17,14 @@ from torch.nn import functional
 from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenBytes, TokenReader
 from peer.device import autocast_dtype, choose_device, is_out_of_memory, limit_memory
+from peer.expert_turns import expert_of_step
 from peer.memory_core import MemoryUse, may_double
 from peer.memory_use import forget_own_peak, memory_use
+from peer.mixture import MixtureDecoder
 from peer.model import Decoder, parameters_in_order, parts_of
 from peer.optimizer import make_optimizer
 from protocol.decoder_schema import DecoderConfig
+from protocol.expert_schema import MixtureConfig, held_units
 from protocol.model_units import ModelUnits, model_units
 from protocol.training_sections import InnerSection
 
@@ -45,6 +48,7 @@ class TrainingPlan(BaseModel):
         max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
         max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
         num_fragments: in which the model is averaged (protocol/model_units.py), 0 for the whole at once.
+        mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,11 +76,19 @@ class TrainingPlan(BaseModel):
     max_gpu_memory_bytes: int = 0
     max_memory_bytes: int = 0
     num_fragments: int = 0
+    mixture: MixtureConfig | None = None
+    experts: tuple[int, ...] = ()
 
     @property
     def units(self) -> ModelUnits:
-        """The units of the model, as they lie in the vectors that cross to the daemon."""
+        """The units that are held here, as they lie in the vectors that cross to the daemon."""
+        if self.mixture is not None:
+            return held_units(self.model, self.mixture, self.experts)
         return model_units(self.model, self.num_fragments)
+
+    def places_of(self, expert: int | None) -> range | tuple[int, int]:
+        """Places of the units that a step trains: all, or the trunk and one expert."""
+        return range(len(self.units.schemas)) if expert is None else (0, 1 + self.experts.index(expert))
 
 
 def learning_rate_at(inner: InnerSection, total_tokens: int, tokens: int) -> float:
@@ -108,6 +120,13 @@ class Counters:
         return self.ready[0]
 
 
+def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
+    """What this peer materialises: of a run of experts the trunk and its own."""
+    if plan.mixture is None:
+        return Decoder(plan.model)
+    return MixtureDecoder(plan.model, plan.mixture, plan.experts)
+
+
 class LocalTrainer:
     """Model, optimizer and data position of one training process."""
 
@@ -121,7 +140,7 @@ class LocalTrainer:
         if plan.max_gpu_memory_bytes:
             limit_memory(self._device, plan.max_gpu_memory_bytes)  # before anything is put there
         self._dtype = autocast_dtype(self._device)
-        self._model = Decoder(plan.model).to(self._device)
+        self._model = _model_of(plan).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
         self._optimizer = make_optimizer(plan.inner, self.schema, self._parameters)
         self._train = TokenReader(plan.train_shards, plan.token_bytes)
@@ -172,11 +191,12 @@ class LocalTrainer:
 
     def _time_micro_batch(self, size: int) -> float:
         tokens_BT = torch.zeros((size, self.plan.model.context_tokens + 1), dtype=torch.long, device=self._device)
-        torch.autograd.backward(self._loss(tokens_BT))
+        expert = expert_of_step(self.plan.experts, 0)
+        torch.autograd.backward(self._loss(tokens_BT, expert))
         self._wait_for_device()
         begin_s = time.perf_counter()
         for _ in range(MEASURED_STEPS):
-            torch.autograd.backward(self._loss(tokens_BT))
+            torch.autograd.backward(self._loss(tokens_BT, expert))
         self._wait_for_device()
         elapsed_s = time.perf_counter() - begin_s
         self._optimizer.zero_grad()
@@ -198,9 +218,8 @@ class LocalTrainer:
         """
         plan, counters = self.plan, self.counters
         window = plan.model.context_tokens + 1
-        starts = window_starts(
-            plan.seed, plan.peer, counters.step, self.sequences_per_step, self._train.num_tokens, window
-        )
+        expert = expert_of_step(plan.experts, counters.step)
+        starts = self._windows(window)
         total = 0.0
         for begin in range(0, len(starts), self.micro_batch):
             if begin and not goes_on():
@@ -208,7 +227,7 @@ class LocalTrainer:
                 return counters
             part = starts[begin : begin + self.micro_batch]
             tokens_BT = self._batch(self._train, part, window)
-            loss = self._loss(tokens_BT) * (len(part) / len(starts))
+            loss = self._loss(tokens_BT, expert) * (len(part) / len(starts))
             torch.autograd.backward(loss)
             total += float(loss.detach())
         total /= plan.train_bytes_per_token
@@ -220,23 +239,28 @@ class LocalTrainer:
         rate = learning_rate_at(plan.inner, plan.total_tokens, self._schedule_tokens + counters.tokens_ready)
         self._optimizer.step(rate)
         self._optimizer.zero_grad()
-        num_tokens = plan.inner.batch_tokens
+        num_tokens, trained = plan.inner.batch_tokens, plan.places_of(expert)
         self.counters = Counters(
             counters.step + 1,
-            tuple(ready + num_tokens for ready in counters.ready),
+            tuple(ready + num_tokens * (place in trained) for place, ready in enumerate(counters.ready)),
             counters.tokens_trained + num_tokens,
             total,
         )
         return self.counters
 
+    def _windows(self, window: int) -> tuple[int, ...]:
+        """Where the windows of the next step begin. An expert is trained on this peer's own windows, whatever is in them."""
+        plan, num_tokens = self.plan, self._train.num_tokens
+        return window_starts(plan.seed, plan.peer, self.counters.step, self.sequences_per_step, num_tokens, window)
+
     def _batch(self, reader: TokenReader, starts: tuple[int, ...], window: int) -> torch.Tensor:
         rows = np.stack([reader.read(start, window) for start in starts]).astype(np.int64)
         return torch.from_numpy(rows).to(self._device)
 
-    def _loss(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        enabled = self._dtype is not None
+    def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+        enabled, model, inputs_BT = self._dtype is not None, self._model, tokens_BT[:, :-1]
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled):
-            logits_BTV = self._model(tokens_BT[:, :-1])
+            logits_BTV = model(inputs_BT, expert) if isinstance(model, MixtureDecoder) else model(inputs_BT)
         return functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
 
     # --- between steps ---
@@ -297,7 +321,9 @@ class LocalTrainer:
         return self._parameters[first : first + len(self.units.schemas[place].tensors)]
 
     def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is."""
+        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is. With experts, through the
+        first that is held here.
+        """
         return self._evaluate(self._heldout, anchor_N) / self.plan.heldout_bytes_per_token
 
     def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
@@ -319,7 +345,8 @@ class LocalTrainer:
             with torch.no_grad():
                 size = 16
                 parts = [starts[i : i + size] for i in range(0, len(starts), size)]
-                losses = [float(self._loss(self._batch(reader, part, window))) * len(part) for part in parts]
+                expert = expert_of_step(self.plan.experts, 0)
+                losses = [float(self._loss(self._batch(reader, part, window), expert)) * len(part) for part in parts]
             return sum(losses) / len(starts)
         finally:
             for parameter, own in zip(self._parameters, theta, strict=True):

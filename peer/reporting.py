@@ -80,7 +80,7 @@ def make_report(
     return PeerReport(
         state=status.state,
         reason=status.reason[:200],
-        unit=WHOLE_MODEL,
+        unit=service.unit if service is not None else WHOLE_MODEL,
         head=CommitId(bytes.fromhex(status.head)),
         index=status.index,
         total_tokens=status.total_tokens,
@@ -100,11 +100,13 @@ def make_report(
         version=board.version,
         is_outbound_only=board.is_outbound_only,
         beside=tuple(_standing(other.chain) for other in board.others),
+        experts=board.experts.wanted if board.experts is not None else (),
+        expert_room=board.experts.room if board.experts is not None else 0,
     )
 
 
 def _standing(chain: UnitChain) -> UnitStanding:
-    return UnitStanding(chain.tools.unit, chain.rooted, chain.root)
+    return UnitStanding(chain.tools.unit, chain.rooted, chain.root, chain.head.index)
 
 
 def _numbers(report: PeerReport) -> tuple[bool, bool]:

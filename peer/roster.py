@@ -64,6 +64,10 @@ class Roster:
         self._valid_until_s: dict[PeerId, float] = {}
         self._values: dict[PeerId, bytes] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._experts: dict[PeerId, tuple[int, ...]] = {}
+        self.own_experts: tuple[int, ...] = ()
+        """What our record says that we hold."""
+
         self.relisted = trio.Event()
         """Set when the directory is next looked at; then there is another."""
 
@@ -112,6 +116,7 @@ class Roster:
             self._valid_until_s.pop(peer, None)
             self._values.pop(peer, None)
             self._addresses.pop(peer, None)
+            self._experts.pop(peer, None)
 
     def is_banned(self, peer: PeerId) -> bool:
         """Whether the host revoked the peer's credential. Any thread may ask."""
@@ -125,6 +130,10 @@ class Roster:
     def listed(self) -> tuple[PeerId, ...]:
         """The members that the directory names now, the longest listed first."""
         return tuple(peer for peer in self._values if self._is_known(peer))
+
+    def listed_experts(self) -> dict[PeerId, tuple[int, ...]]:
+        """What the members that the directory names say that they hold of a run's experts, nothing where they have not decided."""
+        return {peer: self._experts.get(peer, ()) for peer in self.listed() if peer != self._coordinator}
 
     def serve(self, network: Network) -> None:
         """Show our credential to whoever asks."""
@@ -149,8 +158,8 @@ class Roster:
         self._own, self._own_tls_key_pem = credential, tls_key_pem
 
     def record(self, signer: Signer, sequence: int, expires_unix_s: float, addresses: Sequence[str] = ()) -> bytes:
-        """Our directory record: the credential and where we listen, signed."""
-        payload = PeerRecord(self._own, tuple(addresses)).encode()
+        """Our directory record: the credential, where we listen and which experts we hold, signed."""
+        payload = PeerRecord(self._own, tuple(addresses), self.own_experts).encode()
         return seal_record(signer, self._run_id, sequence, expires_unix_s, payload)
 
     def take_records(self, entries: Sequence[DirectoryEntry]) -> tuple[PeerId, ...]:
@@ -166,6 +175,7 @@ class Roster:
         listed = {PeerId(e.subkey) for e in entries}
         self._values = {peer: value for peer, value in self._values.items() if peer in listed}
         self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
+        self._experts = {peer: experts for peer, experts in self._experts.items() if peer in listed}
         relisted, self.relisted = self.relisted, trio.Event()
         relisted.set()
         return tuple(PeerId(e.subkey) for e in entries if self._is_known(PeerId(e.subkey)))
@@ -178,6 +188,7 @@ class Roster:
         self._admit(peer, record.credential)
         self._values[peer] = value
         self._addresses[peer] = record.addresses
+        self._experts[peer] = record.experts
 
     def lasting_addresses(self) -> tuple[str, ...]:
         """Where those members listen that have been listed for the longest time: a way back in when the host is away."""

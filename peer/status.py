@@ -30,6 +30,20 @@ class LastRound(BaseModel):
     lost: float = 0.0
 
 
+class UnitPlace(BaseModel):
+    """A unit beside the spine that is held here: how many rounds it has had, how many live peers hold it as far as is heard, with this
+    one, its tokens ready here, and what its next round waits for.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    unit: str
+    index: int
+    holders: int
+    tokens_ready: int
+    waiting: str
+
+
 class BulkTraffic(BaseModel):
     """Payload of bulk streams of one kind: the way they took ("direct", "libp2p"), channel, unit and codec, empty where unsaid."""
 
@@ -99,6 +113,7 @@ class PeerStatus(BaseModel):
         is_outbound_only: it takes no connections.
         allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
             and until when, empty where nothing does.
+        units: the other units that are held here.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
     """
 
@@ -167,6 +182,7 @@ class PeerStatus(BaseModel):
     allowed_share: float = 1.0
     allowed_reason: str = ""
     apart: str = ""
+    units: tuple[UnitPlace, ...] = ()
     last_round: LastRound | None = None
 
     @property

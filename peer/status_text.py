@@ -59,6 +59,8 @@ def status_lines(status: PeerStatus) -> list[str]:
         lines.append(printable(status.apart))
     if status.round_waiting:
         lines.append(f"rounds: {printable(status.round_waiting)}")
+    for unit in status.units:
+        lines.append(f"{unit.unit}: round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}")
     if status.host_heard_ago_s is not None and status.credential_left_s is not None:
         away = " (away)" if status.is_host_away else ""
         left = status.credential_left_s

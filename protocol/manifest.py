@@ -381,6 +381,11 @@ class RunManifest(Section):
         mixture = self.config.mixture
         return self.units_held(range(mixture.num_experts) if mixture is not None else ())
 
+    @property
+    def model_schema(self) -> TensorSchema:
+        """All tensors of the model, in its own order: what the first values of a unit follow from."""
+        return self.units.whole if self.config.mixture is not None else decoder_schema(self.config.model)
+
     def units_held(self, experts: Sequence[int]) -> ModelUnits:
         """The units of a peer that holds these experts, in the order of its flat vector; in a run without experts all there are.
 

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Final
 
 from protocol.coordination import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, NO_COMMIT, NO_ROOT
+from protocol.expert_schema import MAX_EXPERTS
 from protocol.ids import HASH_BYTES, CommitId, Root, UnitName
 from protocol.pb import coordinator_pb2 as pb
 from protocol.received import MAX_TEXT, parse, require, require_hash_or_none
@@ -57,13 +58,15 @@ class HeldoutResult:
 
 @dataclass(frozen=True, slots=True)
 class UnitStanding:
-    """The newest commit of a unit whose state root a peer computed, and that root."""
+    """The newest commit of a unit whose state root a peer computed, that root, and how many rounds the unit has had there."""
 
     unit: UnitName
     state_commit: CommitId
     state_root: Root
+    index: int = 0
 
     def __post_init__(self) -> None:
+        require(0 <= self.index <= _MAX_COUNT, f"index {self.index}", "0 to 2^60")
         require_hash_or_none("state_commit", self.state_commit)
         require_hash_or_none("state_root", self.state_root)
         require(len(self.unit) <= MAX_TEXT, f"a unit name of {len(self.unit)} letters", f"at most {MAX_TEXT}")
@@ -90,6 +93,8 @@ class PeerReport:
         is_outbound_only: it takes no connections; it works over those that it makes itself.
         like: of a short report, the likeness of the whole one that says where the peer stands; empty in a whole one.
         beside: where the units stand that are not the spine.
+        experts: in a run of experts, those that it holds; before the start those that it wants whatever others hold.
+        expert_room: how many it would hold.
     """
 
     state: str
@@ -116,6 +121,8 @@ class PeerReport:
     is_outbound_only: bool = False
     like: bytes = b""
     beside: tuple[UnitStanding, ...] = ()
+    experts: tuple[int, ...] = ()
+    expert_room: int = 0
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -132,6 +139,7 @@ class PeerReport:
         require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
         sizes["units"] = len(self.beside), _MAX_UNITS
+        sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
@@ -195,9 +203,11 @@ def encode_report(report: PeerReport) -> bytes:
         version=report.version,
         is_outbound_only=report.is_outbound_only,
         like=report.like,
+        experts=report.experts,
+        expert_room=report.expert_room,
     )
     for part in report.beside:
-        body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root)
+        body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
     for result in report.heldout:
@@ -248,11 +258,13 @@ def decode_report(data: bytes) -> PeerReport:
         is_outbound_only=body.is_outbound_only,
         like=body.like,
         beside=tuple(_decode_standing(part) for part in body.beside),
+        experts=tuple(body.experts[: MAX_EXPERTS + 1]),
+        expert_room=body.expert_room,
     )
 
 
 def _decode_standing(body: pb.UnitBody) -> UnitStanding:
-    return UnitStanding(UnitName(body.unit), CommitId(body.state_commit), Root(body.state_root))
+    return UnitStanding(UnitName(body.unit), CommitId(body.state_commit), Root(body.state_root), body.index)
 
 
 def encode_report_reply(reply: ReportReply) -> bytes:

@@ -6,6 +6,8 @@ record with a later one. Inside is the peer's credential, so that identities, wh
 the peer can be reached:
 
     length of the credential u16, big-endian | credential | addresses, ASCII, one a line
+
+In a run of experts a last line names those that the peer holds: "experts 0 3".
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final, NamedTuple
 from protocol.credential import check_credential
 from protocol.envelope import Envelope, open_envelope, seal
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
+from protocol.expert_schema import MAX_EXPERTS
 from protocol.identity import Signer, Verifier
 from protocol.ids import PeerId, RunId
 
@@ -29,6 +32,7 @@ CLOCK_SLACK_S: Final = 5.0
 MAX_ADDRESSES: Final = 8
 MAX_ADDRESS_LETTERS: Final = 256
 _LENGTH: Final = struct.Struct(">H")
+_EXPERTS: Final = "experts "
 
 
 class Record(NamedTuple):
@@ -40,15 +44,19 @@ class Record(NamedTuple):
 
 
 class PeerRecord(NamedTuple):
-    """What a peer's record says: its credential, and its multiaddresses, each ending in /p2p/<its own id>."""
+    """What a peer's record says: its credential, its multiaddresses, each ending in /p2p/<its own id>, and its experts."""
 
     credential: bytes
     addresses: tuple[str, ...] = ()
+    experts: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """The payload; addresses beyond MAX_ADDRESSES, and those that nobody would take, are left out."""
         fine = [address for address in self.addresses if address.isascii() and len(address) <= MAX_ADDRESS_LETTERS]
-        return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(fine[:MAX_ADDRESSES]).encode()
+        lines = fine[:MAX_ADDRESSES]
+        if self.experts:
+            lines.append(_EXPERTS + " ".join(map(str, self.experts)))
+        return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(lines).encode()
 
 
 def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
@@ -63,11 +71,20 @@ def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
     except (struct.error, UnicodeDecodeError) as error:
         raise RemoteProtocolError("a directory record that cannot be read", "a credential and addresses") from error
     credential = payload[_LENGTH.size : _LENGTH.size + length]
-    addresses = tuple(text.split("\n")) if text else ()
+    lines = text.split("\n") if text else []
+    experts = _experts(lines.pop()) if lines and lines[-1].startswith(_EXPERTS) else ()
+    addresses = tuple(lines)
     is_own = all(a.endswith(f"/p2p/{owner}") and len(a) <= MAX_ADDRESS_LETTERS for a in addresses)
     if len(credential) != length or len(addresses) > MAX_ADDRESSES or not is_own:
         raise RemoteProtocolError("a directory record of other contents", "a credential and the owner's addresses")
-    return PeerRecord(credential, addresses)
+    return PeerRecord(credential, addresses, experts)
+
+
+def _experts(line: str) -> tuple[int, ...]:
+    numbers = line.removeprefix(_EXPERTS).split(" ")
+    if len(numbers) > MAX_EXPERTS or not all(number.isdecimal() and len(number) <= 4 for number in numbers):
+        raise RemoteProtocolError("a directory record of other contents", "numbers of experts")
+    return tuple(int(number) for number in numbers)
 
 
 RecordRule = Callable[[Record, float], str]

@@ -29,6 +29,8 @@ function header() {
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
+  const frozen = (now.units || []).filter(u => u.frozen).map(u => u.unit);
+  if (frozen.length) notes.push(`Frozen, with nobody here who holds it: ${frozen.join(", ")}.`);
   if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);
   if (now.bans) notes.push(`${now.bans} banned.`);
   el("notes").textContent = notes.join(" ");

@@ -272,6 +272,8 @@ def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
         view = peers.get(peer)
         if view is None or view.heard_at_s < since_s or view.lost or view.left or peer in leaves:
             continue
+        if view.member is not None and view.head is None:
+            continue  # it holds this unit no longer, or never did: its votes will not come
         if view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation:
             voters.add(peer)
             if len(voters) > 1 + len(state.link.roster) // 2:

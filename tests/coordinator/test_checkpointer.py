@@ -26,12 +26,18 @@ from coordinator.checkpointer import (
     UnitTarget,
     due_checkpoint,
 )
-from coordinator.checkpoints import unlisted_checkpoints, verify_checkpoint
+from coordinator.checkpoints import (
+    CheckpointManifest,
+    unlisted_checkpoints,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry
-from protocol.coordination import NO_COMMIT
+from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import StorageError, UnreachableError
+from protocol.expert_schema import MixtureConfig, held_units
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.model_units import model_units
 from protocol.reports import PeerReport, UnitStanding
@@ -182,9 +188,84 @@ async def test_a_checkpoint_of_several_units_is_one_model(tmp_path: Path) -> Non
         )
         writer = Checkpointer(place, RULES, host.tracker, host.writer, donors.fetch)
         other = UnitTarget(beside.unit, other_head, other_root, (B,))
-        content = await writer.content(Target(head, 1, root, (A,), (other,)))
+        content = await writer.content(Target(head, 1, root, (A,), (other,)), host.offload)
     assert donors.asked == [(A,), (B,)]
     assert torch.equal(content.state.anchor_N, start_state(decoder_schema(model), 1).anchor_N)
+
+
+def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_without_donors() -> None:
+    log, commits = grown(2)
+    units = [UnitName(f"expert-{number}") for number in range(3)]
+    first, second = CommitId(b"1" * 32), CommitId(b"2" * 32)
+
+    def holding(at: CommitId, unit: UnitName, commit: CommitId, index: int, seen_s: float = 0.0) -> PeerEntry:
+        here = entry(at, seen_s=seen_s)
+        return replace(here, report=replace(here.report, beside=(UnitStanding(unit, commit, ROOT, index),)))
+
+    peers = {
+        A: holding(commits[1], units[0], first, 1),
+        B: holding(commits[0], units[0], second, 2),  # behind with the trunk, ahead with its expert
+        C: holding(commits[1], units[1], first, 7, seen_s=-100.0),
+    }
+    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0, units, are_experts=True)
+    assert due is not None
+    assert (due.commit, due.donors) == (commits[1], (A,))
+    nobody = [UnitTarget(unit, NO_COMMIT, NO_ROOT, ()) for unit in units[1:]]
+    assert due.beside == (UnitTarget(units[0], second, ROOT, (B,)), *nobody)
+
+
+async def test_a_frozen_expert_is_written_as_the_newest_checkpoint_or_the_start_has_it(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    decoder = DecoderConfig(dim=4, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+    mixture = MixtureConfig(num_experts=2, ffn_dim=4)
+    units = held_units(decoder, mixture, range(2))
+    grids = [ChunkGrid(schema.num_elements, 256) for schema in units.schemas]
+
+    def state(place: int, number: int, index: int) -> UnitState:
+        return replace(start_state(units.schemas[place], number, CommitId(bytes([number]) * 32)), index=index)
+
+    with open_host(tmp_path) as host:
+        await start(host)
+        donors = Donors()
+        place = CheckpointPlace(
+            tmp_path / "checkpoints",
+            "run",
+            host.run_id.hex(),
+            units.schemas[0],
+            grids[0],
+            decoder.model_dump(),
+            beside=tuple(zip(units.schemas[1:], grids[1:], strict=True)),
+            whole=units.whole,
+            mixture=mixture,
+            first=lambda unit: state(units.place(unit), 9, 0),
+        )
+        writer = Checkpointer(place, RULES, host.tracker, host.writer, donors.fetch)
+
+        async def write(trunk: UnitState, expert: UnitState | None) -> CheckpointManifest:
+            for each in (trunk, expert):
+                if each is not None:
+                    donors.states[each.head] = each
+            known = UnitTarget(units.schemas[1].unit, NO_COMMIT, NO_ROOT, ())
+            if expert is not None:
+                known = UnitTarget(expert.unit, expert.head, state_root(expert, grids[1]), (B,))
+            frozen = UnitTarget(units.schemas[2].unit, NO_COMMIT, NO_ROOT, ())
+            target = Target(trunk.head, trunk.index, state_root(trunk, grids[0]), (A,), (known, frozen))
+            content = await writer.content(target, host.offload)
+            row = write_checkpoint(place.folder, content, now_unix_s=1)
+            host.ledger.add_checkpoint(row)
+            await host.tracker.refresh_checkpoints()
+            return verify_checkpoint(place.folder / row.path)
+
+        expert = state(1, 5, 3)
+        one = await write(state(0, 1, 1), expert)
+        assert one.units is not None
+        assert [(unit.unit, unit.index) for unit in one.units] == [("trunk", 1), ("expert-0", 3), ("expert-1", 0)]
+        assert one.experts == mixture
+        two = await write(state(0, 2, 2), None)
+    assert two.units is not None
+    assert [(unit.unit, unit.index) for unit in two.units] == [("trunk", 2), ("expert-0", 3), ("expert-1", 0)]
+    assert two.units[1:] == one.units[1:]
 
 
 class Donors:

@@ -10,7 +10,8 @@ import pytest
 from coordinator.run_core import Phase
 from coordinator.run_events import MAX_EVENTS, EventBook
 from coordinator.run_view import LIVE_S, Missing, PeerEntry, RunPicture, TimedRound
-from protocol.ids import CommitId
+from coordinator.unit_holders import UnitHolders
+from protocol.ids import CommitId, UnitName
 from protocol.names import peer_name
 from tests.coordinator.test_run_view import A, B, C, peer, picture, timed
 
@@ -39,6 +40,16 @@ def at(round_: TimedRound, **changes: object) -> TimedRound:
 def test_the_first_look_says_that_the_host_is_up_and_where_it_took_the_run_up() -> None:
     assert told(picture()) == [("run", "the host restarted at round 2; nothing was lost")]
     assert told(replace(picture(), restarted="")) == [("run", "the host is up: training")]
+
+
+def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again() -> None:
+    held, frozen = (
+        replace(picture(), units=(UnitHolders(UnitName("expert-1"), holders, 3, not holders),))
+        for holders in ((A,), ())
+    )
+    assert told(held, frozen) == [("trouble", "expert-1 is frozen: nobody who is there holds it")]
+    assert told(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
+    assert told(frozen, frozen) == []
 
 
 def test_nothing_is_told_twice() -> None:

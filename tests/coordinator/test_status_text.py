@@ -8,7 +8,8 @@ from dataclasses import replace
 from coordinator.ledger import LossPoint
 from coordinator.run_view import Missing, status_json
 from coordinator.status_text import status_lines
-from protocol.ids import CommitId, PeerId
+from coordinator.unit_holders import UnitHolders
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.names import peer_name
 from tests.coordinator.test_run_view import A, picture, timed
 
@@ -33,6 +34,14 @@ def test_lines_say_which_commits_nobody_brings() -> None:
     lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
     assert f"missing: rounds 4 to 9 of {peer_name(A)}, for 80 s: the peer told of this commit" in "\n".join(lines)
     assert "missing: round 7 of the ledger, for 10 s: the ledger holds" in "\n".join(lines)
+
+
+def test_lines_say_who_holds_each_expert_and_which_ones_nobody_holds() -> None:
+    units = (UnitHolders(UnitName("expert-0"), (A,), 4), UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True))
+    shown = replace(picture((timed(1, 300, 100),)), units=units)
+    lines = "\n".join(status_lines(json.loads(json.dumps(status_json(shown, 100.0)))))
+    assert f"expert-0: round 4, held by {peer_name(A)}" in lines
+    assert "expert-1: round 3, frozen: nobody who is there holds it" in lines
 
 
 def test_empty_or_strange_status_is_no_error() -> None:

@@ -22,11 +22,18 @@ from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.envelope import seal
 from protocol.errors import RefusedError
 from protocol.identity import Identity
-from protocol.ids import RunId
+from protocol.ids import RunId, UnitName
 from protocol.invite import Invite
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.merkle import leaf_hash, merkle_root
-from protocol.reports import HeldoutResult, PeerReport, ReportReply, encode_report, encode_report_reply
+from protocol.reports import (
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    UnitStanding,
+    encode_report,
+    encode_report_reply,
+)
 from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_moved, encode_short, likeness
@@ -121,6 +128,12 @@ def _coordination() -> dict[str, str]:
         "revocations": join_entries((b"one", b"entry two")),
         "error": encode_error(RefusedError("found", "expected", "remedy")),
         "directory record": PeerRecord(b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",)).encode(),
+        "report of experts": encode_report(
+            replace(report, experts=(0, 3), expert_room=2, beside=(UnitStanding(UnitName("expert-3"), BASE, ROOT, 7),))
+        ),
+        "directory record with experts": PeerRecord(
+            b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",), (0, 3)
+        ).encode(),
     }
     return {name: data.hex() for name, data in said.items()}
 

@@ -78,6 +78,8 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     ("flags", "found"),
     [
         ({"weekly_hours": "always"}, "weekly_hours has 'always'"),
+        ({"expert": "one"}, "expert is 'one'"),
+        ({"expert": "1,1"}, "expert is '1,1'"),
         ({"time_zone": "Mars/Olympus"}, "time_zone is 'Mars/Olympus'"),
         ({"time_zone": "/etc/passwd"}, "time_zone is '/etc/passwd'"),
         ({"time_zone": "../../etc"}, "time_zone is '../../etc'"),

@@ -15,6 +15,7 @@ from peer.local_training import LocalTrainer, TrainingPlan, learning_rate_at
 from peer.memory_core import MemoryUse
 from peer.model import Decoder
 from protocol.decoder_schema import decoder_schema
+from protocol.expert_schema import MixtureConfig, held_units
 from protocol.manifest import InnerSection
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
@@ -259,3 +260,42 @@ def test_a_real_search_under_a_limit_that_is_used_up_already_trains_one_sequence
     trainer = LocalTrainer(training_plan(tmp_path, micro_batch=0, max_memory_bytes=1 << 60))
     assert trainer.find_micro_batch() >= 1
     assert trainer.step().tokens_ready == BATCH_TOKENS
+
+
+MIXTURE = MixtureConfig(num_experts=3, ffn_dim=8)
+
+
+def _expert_trainer(folder: Path, *experts: int, **changes: object) -> LocalTrainer:
+    units = held_units(MODEL, MIXTURE, experts)
+    whole = held_units(MODEL, MIXTURE, range(MIXTURE.num_experts)).whole
+    trainer = LocalTrainer(training_plan(folder, mixture=MIXTURE, experts=experts, **changes))
+    trainer.load(torch.cat([genesis_anchor(schema, 1, whole) for schema in units.schemas]), 0)
+    return trainer
+
+
+def test_a_holder_trains_the_trunk_in_every_step_and_its_experts_in_turn(tmp_path: Path) -> None:
+    trainer = _expert_trainer(tmp_path, 0, 2)
+    assert [schema.unit for schema in trainer.units.schemas] == ["trunk", "expert-0", "expert-2"]
+    before = [trainer.theta(place) for place in range(3)]
+    trainer.step()
+    after = [trainer.theta(place) for place in range(3)]
+    assert [torch.equal(one, other) for one, other in zip(before, after, strict=True)] == [False, False, True]
+    assert trainer.counters.ready == (BATCH_TOKENS, BATCH_TOKENS, 0)
+    trainer.step()
+    assert torch.equal(trainer.theta(1), after[1])
+    assert not torch.equal(trainer.theta(2), before[2])
+    assert trainer.counters.ready == (2 * BATCH_TOKENS, BATCH_TOKENS, BATCH_TOKENS)
+    assert [trainer.steps_ready(place) for place in range(3)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_lowers_the_loss_of_a_holders_own_model(tmp_path: Path, optimizer: str) -> None:
+    inner = InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS, optimizer=optimizer)  # type: ignore[arg-type]
+    trainer = _expert_trainer(tmp_path, 1, inner=inner, micro_batch=0)
+    assert trainer.find_micro_batch() >= 1
+    anchor_N = torch.cat([trainer.theta(place) for place in range(2)])
+    before = trainer.evaluate(anchor_N)
+    for _ in range(30):
+        trainer.step()
+    assert trainer.evaluate(torch.cat([trainer.theta(place) for place in range(2)])) < before - 0.5
+    assert trainer.evaluate(anchor_N) == pytest.approx(before, abs=1e-6)

@@ -192,6 +192,8 @@ async def test_a_report_before_the_rounds_names_no_certificates() -> None:
 class _Rounds:
     """What a reporter reads of the rounds: the followed lineage, and the tree that it is a part of."""
 
+    unit = UNIT
+
     def __init__(self, follows: Chain, *others: Chain) -> None:
         tree, links = tree_of(follows.genesis), {follows.genesis.commit: follows.genesis}
         for raw in (raw for chain in (*others, follows) for raw in chain.certificates):

@@ -118,6 +118,10 @@ async def test_a_peers_own_record_tells_others_where_it_listens(autojump_clock: 
     value = bob.record(BOB, 1, UNIX_S + 60, [_address(BOB)])
     assert alice.take_records([DirectoryEntry(BOB.peer_id, value, UNIX_S + 60)]) == (BOB.peer_id,)
     assert alice.lasting_addresses() == (_address(BOB),)
+    assert alice.listed_experts() == {BOB.peer_id: ()}
+    bob.own_experts = (1, 2)
+    alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 2, UNIX_S + 60), UNIX_S + 60)])
+    assert alice.listed_experts() == {BOB.peer_id: (1, 2)}
 
 
 async def test_lasting_addresses_are_those_of_the_members_listed_now_the_longest_listed_first(

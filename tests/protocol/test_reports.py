@@ -55,6 +55,13 @@ def test_report_survives_the_wire() -> None:
     assert decode_report(encode_report(bare)) == bare
     several = replace(REPORT, beside=(UnitStanding(UnitName("embeddings"), COMMIT, Root(b"e" * 32)),))
     assert decode_report(encode_report(several)) == several
+    holder = replace(
+        REPORT,
+        experts=(0, 255),
+        expert_room=2,
+        beside=(UnitStanding(UnitName("expert-0"), COMMIT, Root(b"e" * 32), 12),),
+    )
+    assert decode_report(encode_report(holder)) == holder
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,9 @@ def test_report_survives_the_wire() -> None:
         {"certificates": (b"",) * (MAX_CERTIFICATES + 1)},
         {"addresses": ("a",) * 17},
         {"index": -1},
+        {"experts": (256,)},
+        {"experts": (0,) * 257},
+        {"expert_room": 257},
         {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
     ],
 )

@@ -6,6 +6,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+import trio
+
 from averaging.network.memory_network import LinkSpeed
 from protocol.ids import PeerId
 from tests.simulation.bad_donor import HARMS
@@ -18,6 +20,9 @@ RETURNS = 0.3
 
 UNHEARD = 0.5
 """Share of the identities with two processes that the host does not hear until one is left."""
+
+MID_ROUND_WITHIN_S = 15.0
+"""How long a fault waits for the middle of a round."""
 
 Fault = Callable[[World, random.Random, float], Awaitable[None]]
 """(world, chooser, how long it lasts in seconds)."""
@@ -54,6 +59,29 @@ async def _crash(world: World, chooser: random.Random, lasts_s: float) -> None:
     node.crash()
     await world.swarm.timers.sleep(lasts_s)
     restart(world, node)
+
+
+async def _holders_die(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """All holders of one expert die, in the middle of its round where that comes soon, and are back one after another."""
+    unit = chooser.choice(world.layout.units[1:])
+
+    def is_exchanging() -> bool:
+        services = [node.services[unit] for node in world.holders(unit) if unit in node.services]
+        return any(service.state.open.exchange is not None for service in services)
+
+    deadline_s = trio.current_time() + MID_ROUND_WITHIN_S
+    while not is_exchanging() and trio.current_time() < deadline_s:
+        await world.swarm.timers.sleep(0.2)
+    nodes = list(world.holders(unit))
+    if not nodes:
+        return
+    world.happened("holders die", f"{unit} {[node.name for node in nodes]}")
+    for node in nodes:
+        node.crash()
+    await world.swarm.timers.sleep(lasts_s)
+    for node in nodes:
+        restart(world, node)
+        await world.swarm.timers.sleep(chooser.uniform(0.0, 2.0))
 
 
 def restart(world: World, node: Node) -> None:
@@ -306,6 +334,7 @@ FAULTS: dict[str, Fault] = {
     "bad donor": _bad_donor,
     "ban": _ban,
     "blackout": _blackout,
+    "holders die": _holders_die,
     "second process": _second_process,
     "disk rot": _disk_rot,
     "two sides": _two_sides,

@@ -23,13 +23,14 @@ from tests.simulation.virtual_time import GRAIN_S
 
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
+HOLDERS_DIE = "holders die"
 SECOND = "second process"
 RENEWAL = "renewal"
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
 HOST_FAULTS = ("host restart", "host restored")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
-FAULT_KINDS = (*PROCESS_FAULTS, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
+FAULT_KINDS = (*PROCESS_FAULTS, HOLDERS_DIE, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,14 @@ PROFILES = {
             reaches=_MANY_FAULTS,
         ),
         Profile("sparse", _MIXED, codec="topk", result_codec="top6", num_elements=8 * 130),
-        Profile("experts", {**_MIXED, **_SIDES}, num_peers=(6, 8), fault_s=(1.0, 40.0), layout=EXPERTS, outbound=0.4),
+        Profile(
+            "experts",
+            {**_MIXED, **_SIDES, "join": 4, "leave": 3, HOLDERS_DIE: 8},
+            num_peers=(6, 8),
+            fault_s=(1.0, 40.0),
+            layout=EXPERTS,
+            outbound=0.4,
+        ),
         Profile("stages", {**_MIXED, **_SIDES}, num_peers=(4, 8), fault_s=(1.0, 40.0), layout=STAGES),
         Profile(
             "units-apart",

@@ -192,6 +192,66 @@ async def holders_behind_walls(scene: Scene) -> None:
     expect(all(not part.omitted for record in last for part in record.slices), "nobody is left out")
 
 
+async def _in_mid_round(scene: Scene, unit: UnitName) -> list[Node]:
+    """The holders of a unit, while an attempt of theirs is exchanging."""
+    holders = [node for node in scene.nodes if unit in node.units]
+
+    def is_exchanging() -> bool:
+        return any(node.services[unit].state.open.exchange is not None for node in holders if unit in node.services)
+
+    await scene.until(is_exchanging, f"an exchange of {unit}", 120.0)
+    return holders
+
+
+@scenario(6, APART, num_seeds=2)
+async def all_holders_of_an_expert_die(scene: Scene) -> None:
+    """In the middle of its round. The trunk and the other experts commit on, the expert stands still; when its holders come back it
+    goes on from the newest commit that any of them had.
+    """
+    expert = UnitName("expert-0")
+    others = [unit for unit in scene.world.layout.units if unit != expert]
+    await _all_move(scene)
+    holders = await _in_mid_round(scene, expert)
+    newest = max(holders, key=lambda node: node.index_of(expert))
+    made, index = _commits(scene, expert, newest), newest.index_of(expert)
+    for node in holders:
+        node.crash()
+    before = {unit: _index(scene, unit) for unit in others}
+    await scene.until(lambda: all(_index(scene, u) >= n + 3 for u, n in before.items()), "rounds of the others", 400.0)
+    expect(not scene.world.holders(expert), "nobody holds the expert")
+    expect(_index_now(scene, expert) == index, "it stands where it stood")
+    scene.boot(*holders)
+    await scene.until(lambda: all(node.index_of(expert) > index for node in holders), "the expert's next round", 240.0)
+    expect(made <= _commits(scene, expert, holders[0]), "it goes on from the newest commit")
+    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+
+
+def _index_now(scene: Scene, unit: UnitName) -> int:
+    """How many rounds a unit has had in all that was ever seen."""
+    return max((known.index for known in scene.world.observed_of[unit].commits.values()), default=0)
+
+
+@scenario(6, APART)
+async def a_newcomer_at_a_frozen_expert(scene: Scene) -> None:
+    """It has no state and nobody to take one from, and begins alone at the start. When the old holders are back their work, which is
+    more, is what goes on, with what the newcomer did on top of it.
+    """
+    expert = UnitName("expert-0")
+    await _all_move(scene, rounds=4)
+    holders = await _in_mid_round(scene, expert)
+    made = _commits(scene, expert, max(holders, key=lambda node: node.index_of(expert)))
+    for node in holders:
+        node.crash()
+    await scene.rounds(2, within_s=400.0)
+    newcomer = scene.world.add_node()
+    expect(expert in newcomer.units, "it takes what the run lacks")
+    scene.boot(newcomer)
+    await scene.until(lambda: newcomer.index_of(expert) > 0, "a round of its own", 400.0)
+    scene.boot(*holders)
+    await scene.until(partial(_is_one, scene), "agreement", 400.0)
+    expect(made <= _commits(scene, expert, newcomer), "the old holders' work stands")
+
+
 # --- stages -------------------------------------------------------------------------------------------------------------------
 
 

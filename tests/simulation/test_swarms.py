@@ -29,7 +29,8 @@ SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
 RECOVERIES = [_play(4, 2, "1", "recovery"), _play(6, 2, "2", "recovery")]
 SPARSE = [_play(0, 2, "1", "sparse")]
 STREAMING = [_play(0, 2, "2", "streaming")]
-PLAYS = [*SWARMS, *RECOVERIES, *SPARSE, *STREAMING]
+EXPERTS = [_play(0, 1, "1", "experts")]
+PLAYS = [*SWARMS, *RECOVERIES, *SPARSE, *STREAMING, *EXPERTS]
 
 
 @pytest.mark.timeout(600)
@@ -66,6 +67,14 @@ def test_swarms_with_sparse_contributions_and_results_in_another_codec_commit_an
 def test_swarms_in_staggered_fragments_keep_their_promises_though_commits_are_mixed_in(beside: Beside) -> None:
     (printed,) = beside.output(*STREAMING)
     assert json.loads(printed)["errors"] == {}
+
+
+@pytest.mark.timeout(300)
+def test_swarms_with_experts_keep_their_promises_though_all_holders_of_one_die(beside: Beside) -> None:
+    (printed,) = beside.output(*EXPERTS)
+    totals = json.loads(printed)
+    assert totals["errors"] == {}
+    assert totals["faults"].get("holders die", 0) > 0
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))

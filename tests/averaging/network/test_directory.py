@@ -119,6 +119,19 @@ def test_an_owner_leaves_out_addresses_that_nobody_would_take() -> None:
     assert decode_peer_record(record.encode(), OWNER.peer_id) == PeerRecord(b"credential", (HERE,) * MAX_ADDRESSES)
 
 
+def test_a_record_names_the_experts_of_its_owner_with_and_without_addresses() -> None:
+    for record in (PeerRecord(b"credential", (HERE,), (0, 12)), PeerRecord(b"credential", (), (3,))):
+        assert decode_peer_record(record.encode(), OWNER.peer_id) == record
+
+
+@pytest.mark.parametrize(
+    "line", ["experts ", "experts one", "experts 1,2", "experts 1  2", "experts " + "1 " * 300 + "1"]
+)
+def test_experts_that_are_no_numbers_are_refused(line: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="other contents"):
+        decode_peer_record(PeerRecord(b"credential").encode() + line.encode(), OWNER.peer_id)
+
+
 def test_nobody_takes_more_or_longer_addresses() -> None:
     for addresses in ((HERE,) * (MAX_ADDRESSES + 1), ("/dns4/" + "x" * MAX_ADDRESS_LETTERS + HERE,)):
         payload = PeerRecord(b"credential").encode() + "\n".join(addresses).encode()

@@ -60,6 +60,19 @@ def test_a_peer_that_may_not_contribute_is_no_holder() -> None:
     assert caught_up(seat.state, table.now_s) == ()
 
 
+def test_a_voter_that_holds_the_unit_no_longer_is_out_of_reach_and_who_is_left_need_not_wait_for_it_for_long() -> None:
+    table = Table(3)
+    seat, *others = table.live()
+    acquaint(table)
+    ballot = Ballot(LAST_ATTEMPT, seat.peer)
+    assert quorum_in_reach(seat.state, ballot, table.now_s)
+    for other in others:
+        seat.hear(other, replace(heartbeat_of(other), heads=()))
+    assert not quorum_in_reach(seat.state, ballot, table.now_s)
+    alone = replace(seat.state, alone_since_s=table.now_s)
+    assert may_be_lone(alone, table.now_s + GONE_PATIENCE_S)
+
+
 def test_a_round_with_nothing_to_average_is_never_due() -> None:
     table = Table(3)
     for one in table.live():

@@ -1,0 +1,82 @@
+"""Which peers hold which units of a run, as the coordinator hears it: at the start, when it says who votes on each, and afterwards,
+when it shows who is there. An expert without any holder is frozen until one appears. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from protocol.expert_choice import Holding, holders, share_out
+from protocol.expert_schema import expert_unit
+from protocol.ids import PeerId, UnitName
+from protocol.reports import PeerReport
+from protocol.rounds.start import StartUnit
+
+FROZEN_AFTER_S: Final = 10.0
+"""Without a holder: founders say what they hold some seconds after the start, and a peer that restarts is away for as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitHolders:
+    """A unit, the live peers that hold it, sorted, how many rounds it has had as far as anybody told, and whether it is frozen: held
+    by nobody for a while, in a run that goes on.
+    """
+
+    unit: UnitName
+    holders: tuple[PeerId, ...]
+    index: int = 0
+    is_frozen: bool = False
+
+
+def founding_units(
+    units: Sequence[StartUnit], num_experts: int, reports: Mapping[PeerId, PeerReport]
+) -> tuple[StartUnit, ...]:
+    """The units with those who vote on their first rounds: on an expert's the founders that hold it, on the trunk's all.
+
+    Args:
+        units: as they start, the trunk first.
+        num_experts: of the run; 0 of one without, whose units stay what they are.
+        reports: of all founders, with the experts that they want whatever others hold.
+    """
+    if not num_experts:
+        return tuple(units)
+    peers = {peer: Holding(report.experts, max(1, report.expert_room)) for peer, report in reports.items()}
+    rosters = holders(num_experts, share_out(num_experts, peers))
+    by_unit = {expert_unit(expert): roster for expert, roster in enumerate(rosters)}
+    return tuple(replace(unit, roster=by_unit.get(unit.unit, ())) for unit in units)
+
+
+def without_rosters(units: Sequence[StartUnit]) -> tuple[StartUnit, ...]:
+    """What of the units everybody can compute."""
+    return tuple(replace(unit, roster=()) for unit in units)
+
+
+def newest_rounds(before: Mapping[UnitName, int], report: PeerReport) -> dict[UnitName, int]:
+    """How many rounds each unit has had, with what one more report tells."""
+    newest = dict(before)
+    for part in report.beside:
+        newest[part.unit] = max(part.index, newest.get(part.unit, 0))
+    return newest
+
+
+def empty_since(before: Mapping[UnitName, float], held: Sequence[UnitHolders], now_s: float) -> dict[UnitName, float]:
+    """Since when each unit without a holder has none."""
+    return {each.unit: before.get(each.unit, now_s) for each in held if not each.holders}
+
+
+def frozen_units(empty: Mapping[UnitName, float], now_s: float) -> frozenset[UnitName]:
+    """Those without a holder for so long that it is no start and no restart of one."""
+    return frozenset(unit for unit, since_s in empty.items() if now_s - since_s >= FROZEN_AFTER_S)
+
+
+def units_held(
+    num_experts: int, live: Mapping[PeerId, PeerReport], newest: Mapping[UnitName, int]
+) -> tuple[UnitHolders, ...]:
+    """All experts of a run with those who hold them now; none of a run without."""
+    peers = holders(num_experts, {peer: report.experts for peer, report in live.items() if report.head})
+    return tuple(
+        UnitHolders(expert_unit(expert), roster, newest.get(expert_unit(expert), 0))
+        for expert, roster in enumerate(peers)
+    )

@@ -1,0 +1,57 @@
+"""Who holds which expert, at the start and afterwards, as the host hears it."""
+
+from __future__ import annotations
+
+from coordinator.unit_holders import (
+    FROZEN_AFTER_S,
+    UnitHolders,
+    empty_since,
+    founding_units,
+    frozen_units,
+    newest_rounds,
+    units_held,
+    without_rosters,
+)
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.reports import PeerReport, UnitStanding
+from protocol.rounds.start import StartUnit
+
+A, B, C = (PeerId(name) for name in "abc")
+TRUNK, FIRST, SECOND = (UnitName(name) for name in ("trunk", "expert-0", "expert-1"))
+UNITS = tuple(StartUnit(unit, b"f" * 32, Root(bytes(32))) for unit in (TRUNK, FIRST, SECOND))
+COMMIT = CommitId(b"c" * 32)
+
+
+def _report(*experts: int, room: int = 1, head: CommitId = COMMIT, index: int = 0) -> PeerReport:
+    beside = tuple(UnitStanding(UnitName(f"expert-{e}"), COMMIT, Root(bytes(32)), index) for e in experts)
+    return PeerReport("training", "", TRUNK, head=head, experts=experts, expert_room=room, beside=beside)
+
+
+def test_founders_vote_on_the_experts_that_they_hold_and_all_on_the_trunk() -> None:
+    founding = founding_units(UNITS, 2, {A: _report(1), B: _report(), C: _report()})
+    assert [unit.roster for unit in founding] == [(), (B, C), (A,)]
+    assert without_rosters(founding) == UNITS
+    roomy = founding_units(UNITS, 2, {A: _report(room=2)})
+    assert [unit.roster for unit in roomy] == [(), (A,), (A,)]
+
+
+def test_units_of_a_run_without_experts_stay_what_they_are() -> None:
+    assert founding_units(UNITS[:1], 0, {A: _report()}) == UNITS[:1]
+    assert units_held(0, {A: _report()}, {}) == ()
+
+
+def test_holders_are_those_who_are_there_and_take_part_and_rounds_the_newest_that_were_told() -> None:
+    newest = newest_rounds(newest_rounds({}, _report(0, 1, index=4)), _report(1, index=3))
+    assert newest == {FIRST: 4, SECOND: 4}
+    held = units_held(2, {A: _report(1), B: _report(1), C: _report(0, head=CommitId(b""))}, newest)
+    assert held == (UnitHolders(FIRST, (), 4), UnitHolders(SECOND, (A, B), 4))
+
+
+def test_an_expert_that_nobody_holds_for_a_while_is_frozen_until_somebody_does() -> None:
+    nobody, somebody = UnitHolders(FIRST, ()), UnitHolders(FIRST, (A,))
+    empty = empty_since({}, (nobody, UnitHolders(SECOND, (B,))), 100.0)
+    assert empty == {FIRST: 100.0}
+    empty = empty_since(empty, (nobody,), 109.0)
+    assert frozen_units(empty, 109.0) == frozenset()
+    assert frozen_units(empty, 100.0 + FROZEN_AFTER_S) == {FIRST}
+    assert empty_since(empty, (somebody,), 120.0) == {}

@@ -1,0 +1,90 @@
+"""A small run of two experts, with real processes: each peer holds the trunk and one of them, to the end."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from coordinator.checkpoint_export import export_checkpoint
+from coordinator.checkpoints import verify_checkpoint
+from peer.checkpoint_sample import sample_from_checkpoint
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, running_potluck
+
+RUN_TOML = """
+[run]
+name = "experts"
+total_tokens = 6_000
+min_members = 2
+shards = "expert"
+[model]
+dim = 16
+num_layers = 2
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 32
+context_tokens = 32
+[data]
+source = "text"
+glob = "*.md"
+heldout_every = 2
+shard_bytes = 4096
+[inner]
+learning_rate = 0.01
+batch_tokens = 64
+[round]
+target_tokens = 1_024
+chunk_elements = 256
+longest_interval_s = 4.0
+[checkpoint]
+every_rounds = 2
+[experts]
+num_experts = 2
+ffn_dim = 24
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    for number in range(6):
+        (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
+    hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
+    with ExitStack() as stack:
+        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting))
+        invite = host.wait_for(r"(potluck1:\S+)\n")
+        peers = [
+            stack.enter_context(
+                running_potluck(
+                    tmp_path, f"peer {name}", "join", invite, "--state-dir", str(tmp_path / name), *PEER_FLAGS
+                )
+            )
+            for name in ("a", "b")
+        ]
+        for peer in peers:
+            assert peer.exit_code() == 0, peer.said()
+        said = host.said() + "".join(peer.said() for peer in peers)
+    assert "Traceback" not in said
+    newest = max((tmp_path / "host" / "checkpoints").glob("0*"))
+    manifest = verify_checkpoint(newest)
+    assert manifest.total_tokens >= 6_000
+    assert manifest.units is not None
+    assert [unit.unit for unit in manifest.units] == ["trunk", "expert-0", "expert-1"]
+    assert all(unit.index >= 1 for unit in manifest.units)
+    for expert in range(2):
+        export_checkpoint(newest, tmp_path / f"model-{expert}", expert)
+        assert (tmp_path / f"model-{expert}" / "model.safetensors").exists()
+    assert sample_from_checkpoint(newest, prompt="Potluck trains", num_tokens=5)
+    held = {name: _experts(tmp_path / name) for name in ("a", "b")}
+    assert sorted(held.values()) == [[0], [1]]
+    for name, experts in held.items():
+        folders = {path.parent.name for path in (tmp_path / name).rglob("rounds.log")}
+        assert folders == {"trunk", *(f"expert-{expert}" for expert in experts)}
+
+
+def _experts(state_dir: Path) -> list[int]:
+    (path,) = state_dir.rglob("experts")
+    experts: list[int] = json.loads(path.read_bytes())
+    return experts

@@ -1,0 +1,69 @@
+"""Who holds which experts: shared out alike by all, and what an owner may ask for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from protocol.errors import ConfigError
+from protocol.expert_choice import Holding, check_experts, holders, parse_experts, share_out
+from protocol.ids import PeerId
+
+A, B, C, D = (PeerId(name) for name in "abcd")
+OPEN = Holding()
+
+
+def test_founders_are_shared_out_evenly_in_the_order_of_their_ids() -> None:
+    assert share_out(2, {D: OPEN, A: OPEN, C: OPEN, B: OPEN}) == {A: (0,), B: (1,), C: (0,), D: (1,)}
+
+
+def test_who_has_room_takes_what_nobody_holds_and_no_more() -> None:
+    roomy = Holding(room=2)
+    assert share_out(3, {A: OPEN, B: roomy}) == {A: (0,), B: (1, 2)}
+    assert share_out(2, {A: roomy, B: roomy}) == {A: (0,), B: (1,)}
+    assert share_out(4, {A: roomy}) == {A: (0, 1)}
+    assert share_out(1, {A: Holding(room=8)}) == {A: (0,)}
+
+
+def test_what_was_decided_stands_and_a_joiner_takes_what_the_run_lacks() -> None:
+    held = {A: Holding((0,)), B: Holding((0, 1)), C: Holding((1,))}
+    assert share_out(3, {**held, D: OPEN})[D] == (2,)
+    assert share_out(3, {**held, D: OPEN}) == {A: (0,), B: (0, 1), C: (1,), D: (2,)}
+    assert share_out(2, {**held, D: OPEN})[D] == (0,)
+
+
+def test_two_who_join_at_once_and_see_each_other_take_different_experts() -> None:
+    seen = {A: Holding((0,)), C: OPEN, D: OPEN}
+    for order in itertools.permutations(seen):
+        shared = share_out(3, {peer: seen[peer] for peer in order})
+        assert (shared[C], shared[D]) == ((1,), (2,))
+
+
+def test_a_peer_that_claims_an_expert_that_is_none_changes_nothing_for_others() -> None:
+    assert share_out(2, {A: Holding((7,)), B: OPEN})[B] == (0,)
+
+
+def test_holders_are_told_of_every_expert_also_of_one_without_any() -> None:
+    assert holders(3, {B: (0,), A: (0, 1)}) == ((A, B), (A,), ())
+
+
+def test_an_owner_names_experts_by_their_numbers() -> None:
+    assert parse_experts("1, 0") == (0, 1)
+
+
+@pytest.mark.parametrize("text", ["one", "0,,1", "-1", "0;1", "0,0", "99999", "٣"])
+def test_what_is_no_number_of_an_expert_is_one_clear_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="peer setting expert is"):
+        parse_experts(text)
+
+
+def test_experts_that_a_run_has_not_are_refused() -> None:
+    check_experts((), 0, 0)
+    check_experts((0, 1), 2, 2)
+    with pytest.raises(ConfigError, match=r"expert 2 of a run of 2; expected 0 to 1"):
+        check_experts((2,), 2, 1)
+    with pytest.raises(ConfigError, match=r"expert 0 of a run without experts"):
+        check_experts((0,), 0, 0)
+    with pytest.raises(ConfigError, match=r"2 experts; expected at most 1 in this run"):
+        check_experts((0, 1), 2, 1)
