@@ -16,6 +16,9 @@ _SOURCES_WITH_FIELDS: Final = frozenset(["jsonl", "parquet", "hf"])
 
 _SOURCES_WITH_GLOBS: Final = frozenset(["text", "jsonl", "parquet"])
 
+DOMAIN_NAMES: Final = ("python", "english", "c++", "stubs")
+"""Kinds of text that every install has (averaging/data/domains.py)."""
+
 HUB_PREFIX: Final = "hf://"
 """What begins the name of a data set on the Hugging Face Hub. Nothing is fetched for what does not begin so."""
 
@@ -27,6 +30,7 @@ class DataSection(Section):
 
     Attributes:
         glob: the files of the sources "text", "jsonl" and "parquet", relative to run.toml.
+        domains: of the source "domains" the names of those that are read, by commas.
         dataset: of the source "hf" the folder that `save_to_disk` of Hugging Face datasets wrote, relative to run.toml, or
             "hf://OWNER/NAME" on the Hub.
         configuration: of a data set on the Hub that has several.
@@ -37,8 +41,9 @@ class DataSection(Section):
         end_token: what a tokenizer.json calls the end of a document, where that is not one of the usual names.
     """
 
-    source: Literal["python-stdlib", "text", "jsonl", "parquet", "hf"] = "python-stdlib"
+    source: Literal["python-stdlib", "text", "jsonl", "parquet", "hf", "domains"] = "python-stdlib"
     glob: str = ""
+    domains: Annotated[str, Field(max_length=256)] = ""
     dataset: Annotated[str, Field(max_length=1024)] = ""
     configuration: Annotated[str, Field(max_length=256)] = ""
     split: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=256)] = "train"
@@ -56,11 +61,24 @@ class DataSection(Section):
                 'a glob belongs to the sources "text", "jsonl" and "parquet", and to no other; such as "corpus/*.txt"'
             )
         self._check_dataset()
+        self._check_domains()
         if self.field != "text" and self.source not in _SOURCES_WITH_FIELDS:
             raise ValueError(f'field = "{self.field}" does not belong to source = "{self.source}"')
         if self.end_token and self.tokenizer in ("bytes", "bpe"):
             raise ValueError(f'end_token = "{self.end_token}" belongs to a tokenizer.json, not to "{self.tokenizer}"')
         return self
+
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        """Of the source "domains"."""
+        return tuple(name.strip() for name in self.domains.split(",")) if self.domains else ()
+
+    def _check_domains(self) -> None:
+        if (self.source == "domains") != bool(self.domains):
+            raise ValueError('domains belong to the source "domains", and to no other; such as "python, english"')
+        names = self.domain_names
+        if set(names) - set(DOMAIN_NAMES) or len(set(names)) != len(names):
+            raise ValueError(f'domains = "{self.domains}": expected some of {", ".join(DOMAIN_NAMES)}, each once')
 
     def _check_dataset(self) -> None:
         if (self.source == "hf") != bool(self.dataset):

@@ -27,6 +27,7 @@ is_tied = true                 # one matrix for embedding and output
 
 [data]
 source = "python-stdlib"       # or "text", "jsonl", "parquet" with a glob such as "corpus/**/*.txt"; or "hf"
+# domains = "python, english"  # of source = "domains": kinds of text that every install has; "c++" and "stubs", too
 # dataset = "corpus"           # of "hf": a folder that Hugging Face datasets saved to disk, or "hf://OWNER/NAME"
 heldout_every = 20             # one file in so many is kept for evaluation; of jsonl, parquet and hf one row
 # prose = "prose/*.txt"        # a second text to evaluate on, never trained on; python-stdlib has one of its own

@@ -41,7 +41,7 @@ class Document:
     is_heldout: bool
 
 
-def _is_heldout(name: str, heldout_every: int) -> bool:
+def is_heldout(name: str, heldout_every: int) -> bool:
     """One file in so many, by the hash of its name: the same split wherever the same file is."""
     return int.from_bytes(sha256(name.encode()).digest()[:8], "big") % heldout_every == 0
 
@@ -114,7 +114,7 @@ def _matching_names(pattern: str, root: Path, expected: str, key: str = "data.gl
 
 
 def _documents(root: Path, names: Sequence[str], heldout_every: int) -> Sequence[Document]:
-    documents = [Document(name, root / name, _is_heldout(name, heldout_every)) for name in names]
+    documents = [Document(name, root / name, is_heldout(name, heldout_every)) for name in names]
     if not any(document.is_heldout for document in documents):
         documents[-1] = Document(names[-1], root / names[-1], True)
     if all(document.is_heldout for document in documents):

@@ -3,7 +3,7 @@
 A document is known by how often short runs of bytes occur at its beginning, hashed into a few thousand places. Experts are directions
 in that space, found by balanced k-means on the host (as DiPaCo, 2403.10616, routes by a prefix), and kept as whole
 numbers: a document is compared with them in integers alone, so neither threads nor instruction sets change an answer. Prices keep
-experts from taking more than their share.
+experts from taking more than their share. A document that a second expert is about as near to is trained on by both.
 
 Shapes: D documents, F features, X experts.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final
 
@@ -38,6 +38,9 @@ CENTROID_LENGTH: Final = 8192
 PRICE_UNIT: Final = 16
 """A price is in so manieth parts of a centroid's length, times the document's own."""
 
+NO_SECOND: Final = -1
+"""As `DocumentRouter.second_within`: every document has one expert."""
+
 _ROUNDS: Final = 20
 _PRICE_STEPS: Final = 60
 _MAGIC: Final = "potluck router 1"
@@ -53,10 +56,12 @@ class DocumentRouter:
     Attributes:
         centroids_XF: (X, F) int16, each about CENTROID_LENGTH long.
         prices_X: (X,) int64, in parts of PRICE_UNIT of a centroid's length: what an expert's score is lowered by.
+        second_within: a document's second expert is trained on it, too, where it is at most so much farther, in the same parts.
     """
 
     centroids_XF: npt.NDArray[np.int16]
     prices_X: Integers
+    second_within: int = NO_SECOND
 
     @property
     def num_experts(self) -> int:
@@ -71,18 +76,35 @@ class DocumentRouter:
         """
         if not 1 <= count <= self.num_experts:
             raise ConfigError(f"{count} experts of a document", f"1 to {self.num_experts}")
-        return tuple(int(expert) for expert in np.argsort(-self._scores(features(text)), kind="stable")[:count])
+        order_X, _ = self._ranked(text)
+        return tuple(int(expert) for expert in order_X[:count])
 
-    def _scores(self, features_F: Integers) -> Integers:
+    def choices(self, text: bytes) -> tuple[int, ...]:
+        """The experts that are trained on a document: the nearest, and the second where it is about as near (the overlap of DiPaCo,
+        2403.10616, section 2.4). Raises ConfigError as `nearest`.
+        """
+        return self.chosen(text)[0]
+
+    def chosen(self, text: bytes) -> tuple[tuple[int, ...], Integers]:
+        """`choices`, and (X,) whole numbers: how much farther from the document each expert is than the nearest, in parts of
+        PRICE_UNIT of a centroid's length. Raises ConfigError as `nearest`.
+        """
+        order_X, farther_X = self._ranked(text)
+        near = [int(expert) for expert in order_X[:2]]
+        return tuple(near[:1] + [expert for expert in near[1:] if farther_X[expert] <= self.second_within]), farther_X
+
+    def _ranked(self, text: bytes) -> tuple[Integers, Integers]:
+        """(X,) experts, the nearest first, and (X,) by their numbers how much farther they are."""
+        features_F = features(text)
         length = _root(int(features_F @ features_F))
         scores_X: Integers = PRICE_UNIT * (self.centroids_XF.astype(np.int64) @ features_F) - self.prices_X * length
-        return scores_X
+        return np.argsort(-scores_X, kind="stable"), (scores_X.max() - scores_X) // length
 
     def to_bytes(self) -> bytes:
-        """A line of JSON, then the prices and the centroids, little-endian."""
+        """A line of JSON, then the prices, what a second expert is within, and the centroids, little-endian."""
         head = {"kind": _MAGIC, "experts": self.num_experts, "features": NUM_FEATURES, "prefix": PREFIX_BYTES}
-        prices, centroids = self.prices_X.astype("<i8").tobytes(), self.centroids_XF.astype("<i2").tobytes()
-        return json.dumps(head, sort_keys=True).encode() + b"\n" + prices + centroids
+        numbers = np.append(self.prices_X, self.second_within).astype("<i8").tobytes()
+        return json.dumps(head, sort_keys=True).encode() + b"\n" + numbers + self.centroids_XF.astype("<i2").tobytes()
 
     @property
     def root(self) -> Root:
@@ -111,12 +133,26 @@ def router_from_bytes(data: bytes, root: Root, num_experts: int) -> DocumentRout
         head = json.loads(line)
     except ValueError:
         head = None
-    num_price_bytes = 8 * num_experts
-    if head != expected or len(values) != num_price_bytes + 2 * num_experts * NUM_FEATURES:
+    num_first_bytes = 8 * (num_experts + 1)
+    if head != expected or len(values) != num_first_bytes + 2 * num_experts * NUM_FEATURES:
         raise ConfigError(f"a router file that begins {line[:120]!r}", json.dumps(expected, sort_keys=True))
-    prices_X = np.frombuffer(values[:num_price_bytes], dtype="<i8").astype(np.int64)
-    centroids_XF = np.frombuffer(values[num_price_bytes:], dtype="<i2").astype(np.int16)
-    return DocumentRouter(centroids_XF.reshape(num_experts, NUM_FEATURES), prices_X)
+    numbers = np.frombuffer(values[:num_first_bytes], dtype="<i8").astype(np.int64)
+    centroids_XF = np.frombuffer(values[num_first_bytes:], dtype="<i2").astype(np.int16)
+    return DocumentRouter(centroids_XF.reshape(num_experts, NUM_FEATURES), numbers[:-1], int(numbers[-1]))
+
+
+def text_prefix(text: bytes) -> bytes:
+    """As much of a document as is looked at.
+
+    Raises:
+        ConfigError: as `features`.
+    """
+    prefix = text[:PREFIX_BYTES]
+    if not prefix.strip():
+        raise ConfigError("a document that is empty", "some text", "leave it out of the data set")
+    if len(prefix.decode("utf8", "ignore").encode()) < len(prefix) - 3:
+        raise ConfigError("a document that is no text", "UTF-8", "leave it out of the data set")
+    return prefix
 
 
 def features(text: bytes) -> Integers:
@@ -125,11 +161,7 @@ def features(text: bytes) -> Integers:
     Raises:
         ConfigError: a document that is empty, or no text (bytes that are not UTF-8 but for a letter that the prefix cut).
     """
-    prefix = text[:PREFIX_BYTES]
-    if not prefix.strip():
-        raise ConfigError("a document that is empty", "some text", "leave it out of the data set")
-    if len(prefix.decode("utf8", "ignore").encode()) < len(prefix) - 3:
-        raise ConfigError("a document that is no text", "UTF-8", "leave it out of the data set")
+    prefix = text_prefix(text)
     padded = np.frombuffer(prefix.ljust(GRAM_BYTES, b"\0"), dtype=np.uint8).astype(np.uint32)
     runs = len(padded) - GRAM_BYTES + 1
     grams = sum((padded[place : place + runs] << np.uint32(8 * place) for place in range(GRAM_BYTES)), np.uint32(0))
@@ -145,8 +177,11 @@ def _root(square: int) -> int:
     return int(np.sqrt(np.float64(square)))
 
 
-def fit_router(documents: Sequence[bytes], num_experts: int, seed: int = 0) -> DocumentRouter:
+def fit_router(documents: Sequence[bytes], num_experts: int, seed: int = 0, overlap: float = 0.0) -> DocumentRouter:
     """Experts as balanced clusters of these documents. On the host alone: what peers share is the file.
+
+    Args:
+        overlap: share of these documents, those that a second expert is nearest to, that two experts are trained on.
 
     Raises:
         ConfigError: fewer documents than experts, or one that is empty or no text.
@@ -162,11 +197,22 @@ def fit_router(documents: Sequence[bytes], num_experts: int, seed: int = 0) -> D
         prices_X = _balanced_prices(unit_DF @ centroids_XF.T)
         labels_D = np.argmax(unit_DF @ centroids_XF.T - prices_X, axis=1)
         centroids_XF = _means(unit_DF, labels_D, centroids_XF)
-    return _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T))
+    router = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T))
+    return _overlapping(router, documents, overlap)
+
+
+def _overlapping(router: DocumentRouter, documents: Sequence[bytes], overlap: float) -> DocumentRouter:
+    """The router with which this share of the documents has a second expert."""
+    count = round(overlap * len(documents))
+    if router.num_experts < 2 or not count:
+        return router
+    seconds = sorted(int(np.sort(router.chosen(text)[1])[1]) for text in documents)
+    return replace(router, second_within=seconds[count - 1])
 
 
 def refit_router(router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int]) -> DocumentRouter:
-    """The router that sends these documents, as far as it can, where they were labelled, and to each expert as many.
+    """The router that sends these documents, as far as it can, where they were labelled, and to each expert as many; what a second
+    expert is within stays.
 
     Labels are of the expert with the lowest loss (DiPaCo's discriminative routing, 2403.10616); an expert that got none keeps its
     direction.
@@ -178,7 +224,8 @@ def refit_router(router: DocumentRouter, documents: Sequence[bytes], labels: Seq
         raise ConfigError(f"{len(labels)} labels", f"{len(documents)}, each 0 to {router.num_experts - 1}")
     unit_DF = _units(np.stack([features(text) for text in documents]))
     centroids_XF = _means(unit_DF, np.array(labels), _units(router.centroids_XF.astype(np.int64)))
-    return _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T))
+    refitted = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T))
+    return replace(refitted, second_within=router.second_within)
 
 
 def _units(values_DF: Integers) -> Directions:

@@ -1,20 +1,22 @@
 """Text to shards, in one pass: a shard of each part and a piece of text are in memory, however much text there is.
 
-Weights to start with become shards, too.
+Weights to start with become shards, too. Text for experts is packed apart for each, a document that two are trained on for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from averaging.data.document_routing import Routing
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
+    RouterEntry,
     ShardEntry,
     TextBytes,
     TokenBytes,
@@ -34,6 +36,8 @@ NO_START: Final = memoryview(b"")
 _VALUE_BYTES: Final = 4
 
 _SPLITS: Final[tuple[Split, ...]] = ("train", "heldout", "prose")
+_TOLD_SPLITS: Final[tuple[Split, ...]] = ("train", "heldout")
+"""Of which there must be some."""
 
 
 def token_bytes(vocab_size: int) -> TokenBytes:
@@ -44,13 +48,17 @@ def token_bytes(vocab_size: int) -> TokenBytes:
 class _ShardWriter:
     """The shards of one part, each written as soon as it is full."""
 
-    def __init__(self, folder: Path, split: Split, size: TokenBytes, shard_bytes: int) -> None:
-        self._folder, self._split, self._size = folder, split, size
+    def __init__(
+        self, folder: Path, split: Split, size: TokenBytes, shard_bytes: int, expert: int | None = None
+    ) -> None:
+        self._folder, self._split, self._size, self._expert = folder, split, size, expert
         self._tokens_per_shard = shard_bytes // size
         self._waiting: list[Tokens] = []
         self._num_waiting = 0
         self.entries: list[ShardEntry] = []
         self.num_documents = 0
+        self.num_own = 0
+        """Of the documents those whose first expert this is: each document of the data set counts once."""
         self.num_text_bytes = 0
 
     def add(self, tokens: Tokens, num_text_bytes: int) -> None:
@@ -72,7 +80,14 @@ class _ShardWriter:
         data = tokens.astype(f"<u{self._size}").tobytes()
         name = sha256(data).hexdigest()
         write_whole(self._folder / name, data)
-        self.entries.append(ShardEntry(sha256=name, num_tokens=len(tokens), split=self._split, token_bytes=self._size))
+        self.entries.append(
+            ShardEntry(
+                sha256=name, num_tokens=len(tokens), split=self._split, token_bytes=self._size, expert=self._expert
+            )
+        )
+
+
+_Parts = Mapping[tuple[Split, int | None], _ShardWriter]
 
 
 def pack(
@@ -85,6 +100,7 @@ def pack(
     licence: str,
     seen: Callable[[Text], None] = lambda _: None,
     start: memoryview = NO_START,
+    routing: Routing | None = None,
 ) -> DatasetManifest:
     """Write the tokens of the texts, and weights to start with, as shards into `folder`; returns the manifest, which is written last.
 
@@ -97,27 +113,30 @@ def pack(
         licence: of the text.
         seen: is told of every piece, as it goes by.
         start: bytes of the weights to start with, little-endian float32; they become the last shards.
+        routing: which experts each document is packed for; None where the run has none.
 
     Raises:
-        ConfigError: no document for training or none kept for evaluation; or what the texts raise.
+        ConfigError: no document for training or none kept for evaluation, of all or of an expert; another number of documents than
+            were routed; or what the texts raise.
         StorageError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        parts = _write_texts(texts, tokenizer, folder, shard_bytes, seen)
-        num_train, num_heldout = parts["train"].num_documents, parts["heldout"].num_documents
-        _check_both(num_train, num_heldout)
-        text_bytes = TextBytes(**{split: part.num_text_bytes for split, part in parts.items()})
+        parts = _write_texts(texts, tokenizer, folder, shard_bytes, seen, routing)
+        experts = _experts(routing)
+        num_documents = _checked_documents(parts, experts)
+        has_words = tokenizer.file is not None
         manifest = DatasetManifest(
             source=source,
-            num_documents=num_train + num_heldout,
+            num_documents=num_documents,
             licence=licence,
             shards=[
-                *(entry for split in _SPLITS for entry in parts[split].entries),
+                *(entry for part in parts.values() for entry in part.entries),
                 *_write_start(start, folder, shard_bytes),
             ],
             tokenizer=_write_tokenizer(tokenizer, folder),
-            text_bytes=None if tokenizer.file is None else text_bytes,
+            text_bytes=_text_bytes(parts, experts) if has_words else None,
+            router=_write_router(routing, folder, parts, has_words=has_words),
         )
         write_whole(folder / MANIFEST_NAME, manifest.canonical_bytes())
     except OSError as error:
@@ -128,21 +147,56 @@ def pack(
 
 
 def _write_texts(
-    texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, shard_bytes: int, seen: Callable[[Text], None]
-) -> dict[Split, _ShardWriter]:
-    """The shards of every part, all written."""
+    texts: Iterable[Text],
+    tokenizer: Tokenizer,
+    folder: Path,
+    shard_bytes: int,
+    seen: Callable[[Text], None],
+    routing: Routing | None,
+) -> _Parts:
+    """The shards of every part, all written; in the order of the manifest."""
     size = token_bytes(tokenizer.vocab_size)
     end = np.array([tokenizer.end], dtype=f"u{size}")
-    parts = {split: _ShardWriter(folder, split, size, shard_bytes) for split in _SPLITS}
+    parts = {
+        (split, expert): _ShardWriter(folder, split, size, shard_bytes, expert)
+        for split in _SPLITS
+        for expert in _experts(routing)
+    }
+    document = 0
     for text in texts:
         seen(text)
         tokens = tokenizer.encode(text.data)
-        part = parts[text.split]
-        part.add(np.append(tokens, end) if text.is_last else tokens, len(text.data) + text.is_last)
-        part.num_documents += text.is_last
+        chosen: Sequence[int | None] = (None,) if routing is None else _chosen(routing, document)
+        for expert in chosen:
+            part = parts[text.split, expert]
+            part.add(np.append(tokens, end) if text.is_last else tokens, len(text.data) + text.is_last)
+            part.num_documents += text.is_last
+            part.num_own += text.is_last and expert == chosen[0]
+        document += text.is_last
+    if routing is not None and document != len(routing.choices):
+        raise _other_text(document, routing)
     for part in parts.values():
         part.finish()
     return parts
+
+
+def _experts(routing: Routing | None) -> list[int | None]:
+    """Whose text is packed apart; None stands for everybody's where the run has no experts."""
+    return [None] if routing is None else list(range(routing.router.num_experts))
+
+
+def _chosen(routing: Routing, document: int) -> tuple[int, ...]:
+    if document >= len(routing.choices):
+        raise _other_text(document + 1, routing)
+    return routing.choices[document]
+
+
+def _other_text(document: int, routing: Routing) -> ConfigError:
+    return ConfigError(
+        f"data: {document} documents, after {len(routing.choices)} were sent to experts",
+        "the same text each time it is read",
+        "do not change the files while they are packed",
+    )
 
 
 def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[ShardEntry]:
@@ -156,15 +210,42 @@ def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[Shar
     return entries
 
 
-def _check_both(num_train: int, num_heldout: int) -> None:
+def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
+    """How many documents there are for training and evaluation, each counted once; some of each, for each expert."""
+    num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _TOLD_SPLITS)
     if not num_train + num_heldout:
         raise ConfigError("data: there is no text in it", "documents with text", "check data.glob and data.field")
-    if not num_train or not num_heldout:
-        raise ConfigError(
-            f"data: {num_train} documents to train on and {num_heldout} kept for evaluation",
-            "some of each",
-            "add text, or lower data.heldout_every",
-        )
+    for expert in experts:
+        train, heldout = (parts[split, expert].num_documents for split in _TOLD_SPLITS)
+        if not train or not heldout:
+            whose = "" if expert is None else f" for expert {expert}"
+            raise ConfigError(
+                f"data: {train} documents to train on and {heldout} kept for evaluation{whose}",
+                "some of each",
+                "add text, or lower data.heldout_every",
+            )
+    return num_train + num_heldout
+
+
+def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
+    """Of these experts together, as often as a document was packed."""
+    return TextBytes(**{split: sum(parts[split, expert].num_text_bytes for expert in experts) for split in _SPLITS})
+
+
+def _write_router(routing: Routing | None, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:
+    if routing is None:
+        return None
+    data, num_experts = routing.router.to_bytes(), routing.router.num_experts
+    name = sha256(data).hexdigest()
+    write_whole(folder / name, data)
+    text_bytes = [_text_bytes(parts, [expert]) for expert in range(num_experts)] if has_words else None
+    return RouterEntry(
+        sha256=name,
+        num_bytes=len(data),
+        root=routing.router.root.hex(),
+        num_experts=num_experts,
+        text_bytes=text_bytes,
+    )
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> TokenizerEntry | None:

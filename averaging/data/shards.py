@@ -1,31 +1,42 @@
 """Packed data: token shards named by their hash, the manifest that lists them, and a cache that trusts nothing it has not checked.
 
 A shard is tokens as little-endian uint16, or uint32 where the vocabulary is too large for that. The weights that a run starts with, if
-they are given, are shards, too: float32, each as long as two tokens of two bytes. The data set's id is the hash of its manifest, so
-whoever has the id can check every byte, wherever it came from.
+they are given, are shards, too: float32, each as long as two tokens of two bytes. Text for experts is packed apart for each of them,
+and the router that sent it there is a file of the data set. The data set's id is the hash of its manifest, so whoever has the id can
+check every byte, wherever it came from.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from averaging.data.texts import Split
 from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.expert_schema import MAX_EXPERTS
 
 TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start"]
 """What a shard belongs to: a part of the text, or the weights that the run starts with."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
+MAX_ROUTER_BYTES: Final = 4 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
 
@@ -59,17 +70,22 @@ class _Part(BaseModel):
 
 
 class ShardEntry(_Part):
-    """One shard: its SHA-256, its tokens, and which part of the data it belongs to."""
+    """One shard: its SHA-256, its tokens, which part of the data it belongs to, and whose it is in a data set for experts."""
 
     sha256: Hex32
     num_tokens: Annotated[int, Field(ge=1, le=1 << 40)]
     split: ShardPart
     token_bytes: TokenBytes = 2
+    expert: Annotated[int, Field(ge=0, lt=MAX_EXPERTS)] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Length of the shard's file."""
         return self.num_tokens * self.token_bytes
+
+    def is_whole(self, data: bytes) -> bool:
+        """Whether these are the shard's bytes."""
+        return sha256(data).hexdigest() == self.sha256
 
 
 class TokenizerEntry(_Part):
@@ -89,8 +105,27 @@ class TextBytes(_Part):
     prose: Annotated[int, Field(ge=0)] = 0
 
 
+class RouterEntry(_Part):
+    """The file of the router that sent documents to experts, which travels as a shard does, and its root (`router_root`).
+
+    `text_bytes` are those of each expert, in the order of their numbers; left out where tokens are bytes.
+    """
+
+    sha256: Hex32
+    num_bytes: Annotated[int, Field(ge=1, le=MAX_ROUTER_BYTES)]
+    root: Hex32
+    num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
+    text_bytes: list[TextBytes] | None = None
+
+    @model_validator(mode="after")
+    def _check_text_bytes(self) -> RouterEntry:
+        if self.text_bytes is not None and len(self.text_bytes) != self.num_experts:
+            raise ValueError(f"text_bytes of {len(self.text_bytes)} experts: expected {self.num_experts}")
+        return self
+
+
 class DatasetManifest(_Part):
-    """What the data set is made of. Without a tokenizer its tokens are bytes."""
+    """What the data set is made of. Without a tokenizer its tokens are bytes; with a router all its text is some expert's."""
 
     source: str
     num_documents: Annotated[int, Field(ge=1)]
@@ -98,6 +133,16 @@ class DatasetManifest(_Part):
     shards: Annotated[list[ShardEntry], Field(min_length=2, max_length=1 << 20)]
     tokenizer: TokenizerEntry | None = None
     text_bytes: TextBytes | None = None
+    router: RouterEntry | None = None
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> DatasetManifest:
+        num_experts = self.router.num_experts if self.router else 0
+        for entry in self.shards:
+            is_routed = self.router is not None and entry.split != "start"
+            if (entry.expert is not None) != is_routed or (entry.expert or 0) >= max(1, num_experts):
+                raise ValueError(f"a shard of expert {entry.expert} in a data set for {num_experts} experts")
+        return self
 
     def canonical_bytes(self) -> bytes:
         """Compact ASCII JSON with sorted keys."""
@@ -113,28 +158,41 @@ class DatasetManifest(_Part):
     @property
     def files(self) -> Sequence[HashedFile]:
         """Everything that a peer fetches, in order."""
-        return (*self.shards, *((self.tokenizer,) if self.tokenizer else ()))
+        return (*self.shards, *self._files_beside)
+
+    def files_of(self, experts: Collection[int]) -> Sequence[HashedFile]:
+        """What a peer that holds these experts fetches, in order: of a data set without experts everything."""
+        own = (entry for entry in self.shards if entry.expert is None or entry.expert in experts)
+        return (*own, *self._files_beside)
+
+    @property
+    def _files_beside(self) -> tuple[HashedFile, ...]:
+        return tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
 
     @property
     def token_bytes(self) -> TokenBytes:
         """Bytes of one token in the shards of text."""
         return self.shards[0].token_bytes
 
-    def bytes_per_token(self, split: Split) -> float:
-        """Mean length of a token of one part; 1 for the byte tokenizer and for a part that is not there."""
-        num_tokens = self.num_tokens(split)
-        if self.text_bytes is None or not num_tokens:
+    def bytes_per_token(self, split: Split, expert: int | None = None) -> float:
+        """Mean length of a token of one part, or of an expert's share of it; 1 for the byte tokenizer and for what is not there."""
+        num_tokens = self.num_tokens(split, expert)
+        text_bytes = self.text_bytes
+        if expert is not None and self.router is not None and self.router.text_bytes is not None:
+            text_bytes = self.router.text_bytes[expert]
+        if text_bytes is None or not num_tokens:
             return 1.0
-        num_bytes = {"train": self.text_bytes.train, "heldout": self.text_bytes.heldout, "prose": self.text_bytes.prose}
+        num_bytes = {"train": text_bytes.train, "heldout": text_bytes.heldout, "prose": text_bytes.prose}
         return num_bytes[split] / num_tokens
 
-    def part(self, split: ShardPart) -> Sequence[ShardEntry]:
-        """The shards of one part, in order."""
-        return tuple(entry for entry in self.shards if entry.split == split)
+    def part(self, split: ShardPart, expert: int | None = None) -> Sequence[ShardEntry]:
+        """The shards of one part, in order; with `expert` those for that one."""
+        own = (entry for entry in self.shards if expert is None or entry.expert == expert)
+        return tuple(entry for entry in own if entry.split == split)
 
-    def num_tokens(self, split: ShardPart) -> int:
-        """Tokens of one part."""
-        return sum(entry.num_tokens for entry in self.part(split))
+    def num_tokens(self, split: ShardPart, expert: int | None = None) -> int:
+        """Tokens of one part, or of an expert's share of it."""
+        return sum(entry.num_tokens for entry in self.part(split, expert))
 
 
 def parse_dataset(data: bytes, expected_id: str) -> DatasetManifest:

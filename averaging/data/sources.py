@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from averaging.data.corpus import matching_files, python_stdlib_documents, python_topics, text_documents
+from averaging.data.domains import MOST_BYTES, domain_texts
 from averaging.data.hf_datasets import HubDataset, SavedDataset, read_dataset
 from averaging.data.jsonl import ENDINGS as JSONL_ENDINGS
 from averaging.data.jsonl import read_jsonl
@@ -16,6 +18,9 @@ from averaging.data.parquet import read_parquet
 from averaging.data.texts import Text, read_files, read_prose
 from protocol.data_section import HUB_PREFIX, DataSection
 from protocol.errors import ConfigError, StorageError
+
+DOMAIN_DOCUMENTS: Final = 300
+"""Of each domain at most: a demo's worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,8 @@ def open_source(data: DataSection, base: Path) -> Source:
 
 
 def source_bytes(data: DataSection, base: Path) -> int:
-    """Length of all files that the section names, without reading them; 0 for a data set that has to be fetched first.
+    """Length of all files that the section names, without reading them, of domains at most; 0 for a data set that has to be fetched
+    first.
 
     Raises:
         ConfigError, MachineError: as `open_source`.
@@ -53,6 +59,7 @@ def source_bytes(data: DataSection, base: Path) -> int:
     """
     try:
         num_bytes = sum(path.stat().st_size for path in _paths(data, base))
+        num_bytes += len(data.domain_names) * DOMAIN_DOCUMENTS * MOST_BYTES  # at most: what is in them is not looked at
         dataset = _dataset(data, base)
         return num_bytes + (dataset.num_bytes() if isinstance(dataset, SavedDataset) else 0)
     except OSError as error:
@@ -66,7 +73,7 @@ def _paths(data: DataSection, base: Path) -> list[Path]:
         paths = [document.path for document in python_stdlib_documents(data.heldout_every)]
     elif data.source == "text":
         paths = [document.path for document in text_documents(data.glob, data.heldout_every, base)]
-    elif data.source != "hf":
+    elif data.source not in ("hf", "domains"):
         paths = _files(data, base, JSONL_ENDINGS if data.source == "jsonl" else PARQUET_ENDINGS)
     return paths + (matching_files(data.prose, base, "data.prose") if data.prose else [])
 
@@ -83,6 +90,8 @@ def _dataset(data: DataSection, base: Path) -> SavedDataset | HubDataset | None:
 
 def _texts(data: DataSection, base: Path) -> Callable[[], Iterator[Text]]:
     is_utf8 = data.tokenizer != "bytes"
+    if data.source == "domains":
+        return partial(domain_texts, data.domain_names, DOMAIN_DOCUMENTS, data.heldout_every)
     dataset = _dataset(data, base)
     if dataset is not None:
         return partial(read_dataset, dataset, data.field, data.heldout_every)

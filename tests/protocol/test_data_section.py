@@ -19,9 +19,21 @@ def test_a_section_that_says_nothing_is_pythons_library_and_writes_only_its_firs
         ({"configuration": "en"}, "belongs to a dataset on the Hub"),
         ({"split": "test"}, 'does not belong to source = "python-stdlib"'),
         ({"field": "body"}, 'does not belong to source = "python-stdlib"'),
+        ({"source": "domains"}, 'domains belong to the source "domains"'),
+        ({"domains": "python"}, 'domains belong to the source "domains"'),
+        (
+            {"source": "domains", "domains": "python, latin"},
+            r"expected some of python, english, c\+\+, stubs, each once",
+        ),
+        ({"source": "domains", "domains": "python, python"}, "each once"),
         ({"end_token": "<end>"}, "belongs to a tokenizer.json"),
     ],
 )
 def test_keys_of_another_source_are_refused(values: dict[str, str], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         DataSection.model_validate(values)
+
+
+def test_domains_are_named_by_commas() -> None:
+    assert DataSection(source="domains", domains="c++,stubs , python").domain_names == ("c++", "stubs", "python")
+    assert DataSection().domain_names == ()

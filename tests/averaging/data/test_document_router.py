@@ -131,6 +131,20 @@ def test_a_router_is_fitted_to_where_losses_are_lowest_and_an_expert_without_doc
         refit_router(router, CODE[:2], [0, 2])
 
 
+def test_those_that_a_second_expert_is_nearest_to_have_two() -> None:
+    documents = [*CODE[::3], *PROSE[::3]]
+    router = fit_router(documents, 3, overlap=0.25)
+    choices = [router.choices(text) for text in documents]
+    assert sum(len(choice) == 2 for choice in choices) == pytest.approx(0.25 * len(documents), abs=1)
+    assert all(choice == router.nearest(text, len(choice)) for choice, text in zip(choices, documents, strict=True))
+    second = [int(np.sort(router.chosen(text)[1])[1]) for text in documents]
+    assert max(s for s, c in zip(second, choices, strict=True) if len(c) == 2) <= router.second_within
+    assert router_from_bytes(router.to_bytes(), router.root, 3).second_within == router.second_within
+    alone = fit_router(documents, 3)
+    assert all(len(alone.choices(text)) == 1 for text in documents)
+    assert refit_router(router, documents, [c[0] for c in choices]).second_within == router.second_within
+
+
 def test_more_experts_than_documents_cannot_be_fitted() -> None:
     with pytest.raises(ConfigError, match="3 experts for 2 documents"):
         fit_router(CODE[:2], 3)

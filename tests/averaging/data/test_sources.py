@@ -60,6 +60,16 @@ def test_prose_is_pythons_own_or_what_the_host_names_or_nothing(tmp_path: Path) 
         open_source(DataSection(**rows, prose="*.txt"), tmp_path)
 
 
+def test_domains_are_read_in_turn_and_as_often_as_need_be(tmp_path: Path) -> None:
+    data = DataSection(source="domains", domains="stubs, c++", heldout_every=5)
+    source = open_source(data, tmp_path)
+    texts = list(source.texts())
+    assert list(source.texts()) == texts
+    assert {text.split for text in texts} == {"train", "heldout"}
+    assert list(source.prose()) == []
+    assert 0 < sum(len(text.data) for text in texts) <= source_bytes(data, tmp_path)
+
+
 def test_no_file_or_one_with_another_name_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.glob '\*' matches nothing below .*; expected at least one file"):
         open_source(DataSection(source="jsonl", glob="*"), tmp_path)
