@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch.optim.adamw import adamw
 
+from protocol.errors import LocalProtocolError
+
 EPSILON: Final = 1e-8
 """The default of torch's own."""
 
@@ -51,6 +53,30 @@ class AdamW:
         for group in self._groups:
             for parameter in group.parameters:
                 parameter.grad = None
+
+    def moments(self) -> list[torch.Tensor]:
+        """Of each parameter in order the first, the second and a scalar that counts its steps; none before the first step."""
+        if not self.has_moments:
+            return []
+        each = [group.moments.get(p) or _begin(group, p) for group in self._groups for p in group.parameters]
+        return [moment for moments in each for moment in moments]
+
+    @torch.no_grad()
+    def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
+        """Go on from a copy of what `moments` gave, here or elsewhere.
+
+        Raises:
+            LocalProtocolError: they are not those of as many parameters.
+        """
+        parameters = [(group, parameter) for group in self._groups for parameter in group.parameters]
+        if len(moments) not in (0, 3 * len(parameters)):
+            raise LocalProtocolError(f"{len(moments)} moments", f"none, or {3 * len(parameters)}")
+        for group in self._groups:
+            group.moments.clear()
+        for place, (group, parameter) in enumerate(parameters if moments else []):
+            own = _begin(group, parameter)
+            for room, moment in zip(own, moments[3 * place : 3 * place + 3], strict=True):
+                room.copy_(moment)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:

@@ -13,6 +13,8 @@ from typing import Final
 
 import torch
 
+from protocol.errors import LocalProtocolError
+
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 """Of the quintic a x + b x^3 + c x^5 that takes singular values towards 1: steep at 0, so that five steps do, and never quite there:
 they end between 0.68 and 1.14."""
@@ -82,6 +84,25 @@ class Muon:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def moments(self) -> list[torch.Tensor]:
+        """Momenta in the order of the parameters; none before the first step."""
+        if not self.has_moments:
+            return []
+        return [self._momentum(parameter) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
+        """Go on from a copy of what `moments` gave, here or elsewhere.
+
+        Raises:
+            LocalProtocolError: they are not those of as many parameters.
+        """
+        if len(moments) not in (0, len(self.parameters)):
+            raise LocalProtocolError(f"{len(moments)} momenta", f"none, or {len(self.parameters)}")
+        self.momenta.clear()
+        for parameter, moment in zip(self.parameters if moments else [], moments, strict=True):
+            self._momentum(parameter).copy_(moment)
+
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
@@ -97,11 +118,15 @@ class Muon:
         gradient = parameter.grad
         if gradient is None:
             return torch.zeros_like(parameter)
+        momentum = self._momentum(parameter)
+        momentum.lerp_(gradient, 1.0 - self.momentum)
+        return gradient.lerp(momentum, self.momentum)
+
+    def _momentum(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         momentum = self.momenta.get(parameter)
         if momentum is None:
             momentum = self.momenta[parameter] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        momentum.lerp_(gradient, 1.0 - self.momentum)
-        return gradient.lerp(momentum, self.momentum)
+        return momentum
 
     def _alike(self) -> Iterator[list[torch.nn.Parameter]]:
         """Parameters of one shape, as many as are taken together."""

@@ -33,6 +33,12 @@ class Optimizer(Protocol):
     def zero_grad(self) -> None:
         """Forget the gradients."""
 
+    def moments(self) -> list[torch.Tensor]:
+        """The moments themselves in a fixed order; none before the first step."""
+
+    def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
+        """Go on from a copy of what `moments` gave, here or elsewhere. Raises LocalProtocolError where they are another number."""
+
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
 
@@ -63,6 +69,16 @@ class MuonBesideAdamW:
         """Forget the gradients."""
         self.muon.zero_grad()
         self.adamw.zero_grad()
+
+    def moments(self) -> list[torch.Tensor]:
+        """Those of Muon, then those of AdamW."""
+        return [*self.muon.moments(), *self.adamw.moments()]
+
+    def load_moments(self, moments: Sequence[torch.Tensor]) -> None:
+        """Go on from a copy of what `moments` gave. Raises LocalProtocolError where they are another number."""
+        num_momenta = len(self.muon.parameters) if moments else 0
+        self.muon.load_moments(moments[:num_momenta])
+        self.adamw.load_moments(moments[num_momenta:])
 
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient; the rate is AdamW's."""

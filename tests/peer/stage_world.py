@@ -1,0 +1,91 @@
+"""A small decoder in stages and whole, with the same parameters, and micro-batches for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from averaging.genesis import genesis_anchor
+from peer.model import Decoder, load_flat, parameters_in_order
+from peer.stage_model import StageDecoder
+from peer.stage_passes import StagePasses
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.ids import RunId
+from protocol.pipeline.micro_batch import MicroBatch
+from protocol.stage_schema import StageMap, stage_schema, stage_units
+
+MODEL = DecoderConfig(
+    vocab_size=29, dim=16, num_layers=4, num_heads=2, num_kv_heads=1, ffn_dim=24, context_tokens=8, is_tied=False
+)
+STAGES = StageMap(MODEL, (1, 2, 1))
+SCHEMA = decoder_schema(MODEL)
+RUN = RunId(bytes(range(32)))
+ANCHOR_N = genesis_anchor(SCHEMA, 3) * 4
+
+
+def micro_batch(number: int = 0, *, step: int = 0, lane: int = 0, weights: int = 0) -> MicroBatch:
+    return MicroBatch(RUN, lane, step, number, weights)
+
+
+def tokens(seed: int, sequences: int = 2) -> torch.Tensor:
+    """(B, T + 1) of noise."""
+    shape = (sequences, MODEL.context_tokens + 1)
+    return torch.randint(MODEL.vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def part_of(flat_N: torch.Tensor, stage: int, stages: StageMap = STAGES) -> torch.Tensor:
+    """A stage's part of the whole model's vector."""
+    begin, stop = stage_units(stages).spans[stage]
+    return flat_N[begin:stop]
+
+
+def stage_model(stage: int, dtype: torch.dtype = torch.float64, **options: Any) -> StageDecoder:
+    model = StageDecoder(STAGES, stage, **options).to(dtype)
+    load_flat(model, stage_schema(STAGES, stage), part_of(ANCHOR_N, stage))
+    return model
+
+
+def whole_model(dtype: torch.dtype = torch.float64) -> Decoder:
+    model = Decoder(MODEL).to(dtype)
+    load_flat(model, SCHEMA, ANCHOR_N)
+    return model
+
+
+def whole_loss(model: Decoder, tokens_BT: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(tokens_BT[:, :-1]).flatten(0, 1), tokens_BT[:, 1:].flatten())
+
+
+def gradients(model: torch.nn.Module, stage: int | None = None) -> torch.Tensor:
+    """(N,) of a stage, or of the whole model."""
+    schema = SCHEMA if stage is None else stage_schema(STAGES, stage)
+    return torch.cat([parameter.grad.flatten() for parameter in parameters_in_order(model, schema)])
+
+
+@dataclass
+class Pipeline:
+    """All stages in one process, each with its passes."""
+
+    models: list[StageDecoder]
+    passes: list[StagePasses]
+
+    @classmethod
+    def of(cls, dtype: torch.dtype = torch.float64, *, recomputes: bool = False, **options: Any) -> Pipeline:
+        models = [stage_model(stage, dtype, **options) for stage in range(STAGES.num_stages)]
+        return cls(models, [StagePasses(model, most_kept=8, recomputes=recomputes) for model in models])
+
+    def forward(self, batch: MicroBatch, tokens_BT: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+        moved = tokens_BT[:, :-1]
+        for passes in self.passes[:-1]:
+            moved = passes.forward(batch, moved)
+        return self.passes[-1].forward(batch, moved, targets_BT=tokens_BT[:, 1:], share=share)
+
+    def backward(self, batch: MicroBatch) -> None:
+        moved = None
+        for passes in reversed(self.passes):
+            moved = passes.backward(batch, moved)
+
+    def gradients(self) -> torch.Tensor:
+        return torch.cat([gradients(model, stage) for stage, model in enumerate(self.models)])
