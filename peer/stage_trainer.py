@@ -18,8 +18,8 @@ from peer.optimizer import make_optimizer
 from peer.stage_model import StageDecoder
 from peer.stage_passes import StagePasses
 from protocol.errors import LocalProtocolError
-from protocol.training_sections import InnerSection
 from protocol.stage_schema import stage_schema
+from protocol.training_sections import InnerSection
 
 _NORM_FLOOR: Final = 1e-6
 """Added to the norm that a gradient is clipped by, as torch's own clipping does."""

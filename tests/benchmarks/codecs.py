@@ -33,7 +33,7 @@ from averaging.genesis import genesis_anchor
 from averaging.weighted_mean import WeightedSum
 from peer.local_training import LocalTrainer, TrainingPlan
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.manifest import InnerSection
+from protocol.training_sections import InnerSection
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "codecs"

@@ -24,8 +24,8 @@ from averaging.rounds.contribution import encode_chunks, encode_contribution, en
 from averaging.weighted_mean import WeightedSum
 from peer.local_training import learning_rate_at
 from protocol.decoder_schema import decoder_schema
-from protocol.manifest import InnerSection
 from protocol.tensor_schema import ChunkGrid, TensorSchema
+from protocol.training_sections import InnerSection
 from tests.benchmarks.convergence_ways import Regime, Trial, Way
 from tests.benchmarks.feedback import decoded
 from tests.benchmarks.stacked_decoder import StackedDecoder, Workers

@@ -34,9 +34,9 @@ from averaging.rounds.contribution import encode_chunks, encode_contribution, en
 from averaging.weighted_mean import WeightedSum
 from peer.local_training import LocalTrainer, TrainingPlan
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.manifest import InnerSection
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid
+from protocol.training_sections import InnerSection
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "feedback"

@@ -19,7 +19,7 @@ from averaging.data.assignment import window_starts
 from peer.model import parts_of, rotate, rotation_table
 from peer.optimizer import make_optimizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.manifest import InnerSection
+from protocol.training_sections import InnerSection
 
 CLIP_FLOOR: Final = 1e-6
 """As in torch's clip_grad_norm_."""

@@ -16,7 +16,7 @@ from peer.memory_core import MemoryUse
 from peer.model import Decoder
 from protocol.decoder_schema import decoder_schema
 from protocol.expert_schema import MixtureConfig, held_units
-from protocol.manifest import InnerSection
+from protocol.training_sections import InnerSection
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)

@@ -13,7 +13,7 @@ from peer.local_training import LocalTrainer
 from peer.model import Decoder, parameters_in_order
 from peer.optimizer import MuonBesideAdamW, make_optimizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.manifest import InnerSection
+from protocol.training_sections import InnerSection
 from tests.benchmarks.stacked_decoder import Workers
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 

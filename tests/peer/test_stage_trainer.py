@@ -11,7 +11,7 @@ from peer.model import parameters_in_order
 from peer.optimizer import make_optimizer
 from peer.stage_trainer import StageTrainer
 from protocol.errors import LocalProtocolError
-from protocol.manifest import InnerSection
+from protocol.training_sections import InnerSection
 from tests.peer.stage_world import (
     ANCHOR_N,
     SCHEMA,

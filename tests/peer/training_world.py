@@ -10,7 +10,7 @@ from averaging.data.texts import read_files
 from averaging.data.tokenizer import ByteTokenizer
 from peer.local_training import TrainingPlan
 from protocol.decoder_schema import DecoderConfig
-from protocol.manifest import InnerSection
+from protocol.training_sections import InnerSection
 
 MODEL = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
 BATCH_TOKENS = 64
