@@ -20,11 +20,11 @@ else:
             TypeError: a field that the class does not have.
         """
         fields = instance.__dict__
-        if not changes.keys() <= fields.keys():
+        merged = fields | changes
+        if len(merged) != len(fields):
             raise TypeError(f"no field {sorted(changes.keys() - fields.keys())} in {type(instance).__name__}")
         copy = object.__new__(type(instance))
-        copy.__dict__.update(fields)
-        copy.__dict__.update(changes)
+        object.__setattr__(copy, "__dict__", merged)
         return copy
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
@@ -139,25 +140,29 @@ class AnswerOf:
 class CallServer:
     """A task that serves one call after another; between two it waits among the `idle` ones of its host."""
 
-    def __init__(self, idle: list[CallServer], job: Callable[[], Awaitable[None]]) -> None:
-        self._idle = idle
-        self._job = job
+    __slots__ = ("_call", "_host", "_idle", "_number", "_task")
+
+    def __init__(self, host: Host, call: Call, number: int) -> None:
+        self._host = host
+        self._idle = host.idle_servers
+        self._call = call
+        self._number = number
         self._task: trio.lowlevel.Task | None = None
 
-    def take(self, job: Callable[[], Awaitable[None]]) -> None:
+    def take(self, call: Call, number: int) -> None:
         """The next call, for a server that was taken from the idle ones."""
-        self._job = job
+        self._call, self._number = call, number
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
 
     async def run(self) -> None:
         """Until there are enough idle ones without it."""
         self._task = trio.lowlevel.current_task()
-        await self._job()
+        await self._call.serve(self._host, self._number)
         while len(self._idle) < MAX_IDLE:
             self._idle.append(self)
             await trio.lowlevel.wait_task_rescheduled(self._abort)
-            await self._job()
+            await self._call.serve(self._host, self._number)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self._idle.remove(self)
@@ -166,6 +171,8 @@ class CallServer:
 
 class Call:
     """A call on its way; its methods are the stations, called by timers."""
+
+    __slots__ = ("_answer", "_caller", "_channel", "_peer", "_request", "_swarm")
 
     def __init__(
         self,
@@ -185,10 +192,10 @@ class Call:
 
     def depart(self) -> None:
         """The request leaves; a duplicate takes its own time."""
-        me = self._caller
+        me, num_bytes = self._caller, len(self._request)
         for _ in range(2 if self._swarm.is_duplicated() else 1):
-            me.control_up += len(self._request)
-            self._swarm.carry(me.peer, self._peer, len(self._request), self._arrive)
+            me.control_up += num_bytes
+            self._swarm.carry(me.peer, self._peer, num_bytes, self._arrive)
 
     def _arrive(self) -> None:
         try:
@@ -200,39 +207,45 @@ class Call:
             return
         number = self._swarm.next_number()
         host.serving[number] = self
+        if host.thawed is None:
+            host.start_call(self, number)
+        else:
+            host.parked.append(partial(host.start_call, self, number))
 
-        async def serve() -> None:
-            await self._serve(host, number)
-
-        host.when_awake(lambda: host.start_call(serve))
-
-    async def _serve(self, host: Host, number: int) -> None:
-        reply = await self._reply_of(host)
-        host.when_awake(lambda: self._reply(host, number, reply))
-
-    async def _reply_of(self, host: Host) -> bytes | PotluckError:
+    async def serve(self, host: Host, number: int) -> None:
+        """Have the host's handler answer, and send that back."""
         handler = host.calls.get(self._channel)
+        reply: bytes | PotluckError
         if handler is None:
-            return PeerUnreachable(f"{self._peer} does not serve {self._channel}", "a served channel")
-        host.control_down += len(self._request)
-        try:
-            return await handler(self._caller.peer, self._request)
-        except PotluckError as error:
-            return RemoteProtocolError(f"{self._peer} failed on {self._channel}: {error.one_line()}", "an answer")
+            reply = PeerUnreachable(f"{self._peer} does not serve {self._channel}", "a served channel")
+        else:
+            host.control_down += len(self._request)
+            try:
+                reply = await handler(self._caller.peer, self._request)
+            except PotluckError as error:
+                reply = RemoteProtocolError(f"{self._peer} failed on {self._channel}: {error.one_line()}", "an answer")
+        if host.thawed is None:
+            self._reply(host, number, reply)
+        else:
+            host.parked.append(partial(self._reply, host, number, reply))
 
     def _reply(self, host: Host, number: int, reply: bytes | PotluckError) -> None:
         host.serving.pop(number, None)
         num_bytes = len(reply) if isinstance(reply, bytes) else 0
         host.control_up += num_bytes
-        self._swarm.carry(self._peer, self._caller.peer, num_bytes, lambda: self._come_back(reply))
+        self._swarm.carry(self._peer, self._caller.peer, num_bytes, partial(self._come_back, reply))
 
     def _come_back(self, reply: bytes | PotluckError) -> None:
         try:
             me = self._swarm.host_of(self._peer, self._caller.peer)
         except PeerUnreachable:
             return
-        if me is self._caller:
-            me.when_awake(lambda: self._take(reply))
+        if me is not self._caller:
+            return
+        if me.thawed is None:
+            self._take(reply)
+        else:
+            me.parked.append(partial(self._take, reply))
 
     def _take(self, reply: bytes | PotluckError) -> None:
         if isinstance(reply, PotluckError):

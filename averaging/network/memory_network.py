@@ -117,12 +117,12 @@ class Host:
         finally:
             self.has_ended = True
 
-    def start_call(self, job: Callable[[], Awaitable[None]]) -> None:
+    def start_call(self, call: Call, number: int) -> None:
         """Run the handler of a call, on a task that served one before where one is idle: starting a task costs as much as a call."""
         if self.idle_servers and self.is_alive and not self.has_ended:
-            self.idle_servers.pop().take(job)
+            self.idle_servers.pop().take(call, number)
         else:
-            self.start(CallServer(self.idle_servers, job).run)
+            self.start(CallServer(self, call, number).run)
 
     def start(self, function: Callable[[], Awaitable[None]]) -> None:
         """Run a handler; it ends when the process dies."""
@@ -262,7 +262,9 @@ class MemorySwarm:
 
     def host_of(self, sender: PeerId, peer: PeerId) -> Host | None:
         """The live host; None when the message vanishes on its way. Raises PeerUnreachable when it is refused."""
-        if (sender, peer) in self._cuts or self._is_lost(sender, peer):
+        if self._cuts and (sender, peer) in self._cuts:
+            return None
+        if (self.loss or self.losses) and self._is_lost(sender, peer):
             return None
         host = self._hosts.get(peer)
         if host is None:
@@ -283,9 +285,11 @@ class MemorySwarm:
 
     def delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> float:
         """The time that so many bytes take from one to the other."""
-        a = self.speeds.get(sender, self._default_speed)
-        b = self.speeds.get(receiver, self._default_speed)
         jitter = 1.0 + 0.2 * self._random.random()
+        a = b = self._default_speed
+        if not self.speeds:
+            return a.latency_s * jitter + num_bytes / a.bytes_per_s
+        a, b = self.speeds.get(sender, a), self.speeds.get(receiver, b)
         return (a.latency_s + b.latency_s) / 2 * jitter + num_bytes / min(a.bytes_per_s, b.bytes_per_s)
 
     def frame_delay_s(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:

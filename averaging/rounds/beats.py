@@ -14,6 +14,7 @@ from protocol.rounds.short_beat import (
     decode_short,
     encode_moved,
     encode_short,
+    is_like,
     likeness,
     made_whole,
     outline,
@@ -43,8 +44,10 @@ class OwnBeat:
     outline: bytes
 
 
-def own_beat(heartbeat: Heartbeat) -> OwnBeat:
-    """With what others know it by."""
+def own_beat(heartbeat: Heartbeat, last: OwnBeat | None = None) -> OwnBeat:
+    """With what others know it by: mostly the same as of the `last` one."""
+    if last is not None and is_like(heartbeat, last.heartbeat):
+        return OwnBeat(heartbeat, last.likeness, last.outline)
     return OwnBeat(heartbeat, likeness(heartbeat), outline(heartbeat))
 
 

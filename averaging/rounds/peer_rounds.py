@@ -108,6 +108,7 @@ class PeerRounds:
         self._replays = ReplayGuard()
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
         self._memory = BeatMemory()
+        self._own_beat: OwnBeat | None = None
         self._lender: Lender | None = None
 
     def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
@@ -195,11 +196,12 @@ class PeerRounds:
             self._beats[peer] = (now_s, unit)
         if not to:
             return
-        beat = own_beat(self._of_all_units(order.heartbeat, now_s))
+        beat = self._own_beat = own_beat(self._of_all_units(order.heartbeat, now_s), self._own_beat)
         in_short = self._memory.split(to, beat)
         for raw, peers in in_short.items():
             self._tasks.spawn(self._say_again, peers, beat, raw)
-        others = tuple(peer for peer in to if not any(peer in peers for peers in in_short.values()))
+        told = set().union(*in_short.values())
+        others = tuple([peer for peer in to if peer not in told])
         if others:
             await self.send(others, beat.heartbeat)
 

@@ -71,6 +71,9 @@ LEAVE_WITHIN_S: Final = 3.0
 MAX_EVENTS: Final = 1000
 """Events that may wait; senders of messages are slowed beyond it."""
 
+_WITH_PROGRESS: Final = (Ticked, Applied)
+"""Before these the machine hears how training goes."""
+
 
 class RoundService:
     """One unit's rounds at one peer."""
@@ -177,13 +180,16 @@ class RoundService:
         """What the machine hears before anything else: where the spine is, who answered, and how training goes: with a tick, and
         with a commit, for then the next opener is told what we have ready, and is not to hear once more of tokens that were counted.
         """
-        await self._follow_spine()
+        spine = self._peer.spine
+        if spine is not None and spine is not self.state.spine and not self.config.is_spine:
+            # what is decided must not rest on a lineage that was left
+            await self._step(SpineMoved(spine))
         if self._answers or self._heartbeats:
             heard, self._answers = tuple(self._answers.items()), {}
             heartbeats, self._heartbeats = tuple(self._heartbeats.values()), {}
             await self._step(PeersAnswered(heard, heartbeats))
         # Who has found its own state wrong opens nothing from that moment on, whatever it is that happens next.
-        if isinstance(event, Ticked | Applied) or (self.state.can_contribute and not self.chain.is_sound):
+        if isinstance(event, _WITH_PROGRESS) or (self.state.can_contribute and not self.chain.is_sound):
             await self._step(self._progress())
 
     def note_answer(self, peer: PeerId) -> None:
@@ -226,12 +232,6 @@ class RoundService:
             await self._has_left.wait()
 
     # --- beside the spine ---
-
-    async def _follow_spine(self) -> None:
-        """The machine hears of the spine before anything else: what it decides must not rest on a lineage that was left."""
-        spine = self._peer.spine
-        if not self.config.is_spine and spine is not None and spine is not self.state.spine:
-            await self._step(SpineMoved(spine))
 
     def note_spine(self) -> None:
         """The spine moved: have the machine look."""

@@ -15,6 +15,7 @@ from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
 from protocol.rounds.state import PeerView, RoundState, SignedLeave, Step
+from protocol.rounds.survey import surveyed, with_views
 from protocol.rounds.views import (
     FULL_MESH,
     NUM_HEARTBEAT_PEERS,
@@ -60,7 +61,7 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     """Time passed: heartbeats, suspicions, waiting questions, and the opener's own deadlines."""
     if event.lag_s > LEAST_LAG_S:
         state = _forgive(state, event.lag_s, now_s)
-    state = _watch_quorum(state, now_s)
+    state = _watch_quorum(surveyed(state, now_s - idle_patience_s(state)), now_s)
     state, beats = _heartbeats(state, now_s)
     answered = voting.answer_pre_votes(state, now_s)
     drops = _drop_suspects(answered.state, now_s)
@@ -96,7 +97,8 @@ def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
 
 def _watch_quorum(state: RoundState, now_s: float) -> RoundState:
     """Since when no quorum is in reach; it is forgotten as soon as there is one."""
-    if quorum_in_reach(state, Ballot(LAST_ATTEMPT, state.config.me.peer), now_s):
+    are_voters_known = state.survey is not None and bool(state.survey.voters)
+    if are_voters_known or quorum_in_reach(state, Ballot(LAST_ATTEMPT, state.config.me.peer), now_s):
         return state if state.alone_since_s is None else replace(state, alone_since_s=None)
     return state if state.alone_since_s is not None else replace(state, alone_since_s=now_s)
 
@@ -212,12 +214,12 @@ def answered(state: RoundState, event: PeersAnswered) -> RoundState:
             told[peer] = replace(view, heard_at_s=max(view.heard_at_s, at_s), lost=False)
         elif peer != state.config.me.peer:
             told[peer] = PeerView(peer, at_s)
-    return replace(state, peers=MappingProxyType(state.peers | told))
+    return with_views(state, told)
 
 
 def with_view(state: RoundState, view: PeerView) -> RoundState:
     """The state with what we know of one peer replaced."""
-    return replace(state, peers=MappingProxyType(state.peers | {view.peer: view}))
+    return with_views(state, {view.peer: view})
 
 
 def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:

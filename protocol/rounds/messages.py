@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.received import require
+from protocol.received import dropped, require
 from protocol.rounds.bounds import MAX_TOKENS, require_hash, require_lost, require_tiling, require_tokens
 
 MAX_MEMBERS: Final = 64
@@ -467,8 +467,8 @@ class Heartbeat:
     silent: tuple[PeerId, ...] = ()
 
     def __post_init__(self) -> None:
-        require(len(self.silent) <= MAX_MEMBERS, f"{len(self.silent)} silent peers", f"at most {MAX_MEMBERS}")
-        require(len(self.heads) <= MAX_MEMBERS, f"{len(self.heads)} heads", f"at most {MAX_MEMBERS}")
+        if len(self.silent) > MAX_MEMBERS or len(self.heads) > MAX_MEMBERS:
+            raise dropped(f"{len(self.silent)} silent peers, {len(self.heads)} heads", f"at most {MAX_MEMBERS} of each")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,29 @@ def likeness(heartbeat: Heartbeat) -> bytes:
     return _likeness(_with_heads(heartbeat, tuple([_without_state(head) for head in heartbeat.heads])))
 
 
+def is_like(one: Heartbeat, other: Heartbeat) -> bool:
+    """Whether two heartbeats have one `likeness`, and one `outline` then, without hashing any of them."""
+    return (
+        one.member == other.member
+        and one.is_inbound_reachable == other.is_inbound_reachable
+        and one.upload_bytes_per_s == other.upload_bytes_per_s
+        and one.exchange_ms == other.exchange_ms
+        and one.silent == other.silent
+        and len(one.heads) == len(other.heads)
+        and all(map(_stands_alike, one.heads, other.heads))
+    )
+
+
+def _stands_alike(one: UnitHead, other: UnitHead) -> bool:
+    return (
+        one.head == other.head
+        and one.index == other.index
+        and one.total_tokens == other.total_tokens
+        and one.can_contribute == other.can_contribute
+        and one.unit == other.unit
+    )
+
+
 def outline(heartbeat: Heartbeat) -> bytes:
     """8 bytes that two heartbeats have in common when they differ in nothing but what a commit changes."""
     heads = tuple([UnitHead(head.unit, _NO_COMMIT, 0, 0, 0, False, _NO_COMMIT, _NO_ROOT) for head in heartbeat.heads])

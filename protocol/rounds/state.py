@@ -229,6 +229,24 @@ class Switching:
     is_with_spine: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the views of others come to for the round on `commit`; it follows from them (survey.py).
+
+    Attributes:
+        peers, leaves: the views, and the goodbyes, that it is of.
+        most_tokens: ready with others at most, whoever of them is still alive.
+        voters: just more than half of the roster, who may vote and were heard at `heard_at_s` or later; none where not known.
+    """
+
+    peers: Mapping[PeerId, PeerView]
+    commit: CommitId
+    leaves: Mapping[PeerId, SignedLeave]
+    most_tokens: int
+    voters: frozenset[PeerId]
+    heard_at_s: float
+
+
 @dataclass(frozen=True)
 class RoundState:
     """The round machine of one unit at one peer.
@@ -260,6 +278,7 @@ class RoundState:
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     spine: SpineView | None = None
+    survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property
     def run_tokens(self) -> int:

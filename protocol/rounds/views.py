@@ -10,6 +10,7 @@ from protocol.rounds.lineage import Standing
 from protocol.rounds.messages import Ballot, Heartbeat, UnitHead
 from protocol.rounds.quorum import electorate, is_quorum, opener_order
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
+from protocol.rounds.survey import most_tokens_of_others, voters_heard
 
 NUM_WITNESSES: Final = 2
 """Silence counts when two others, asked meanwhile, do not hear the peer either (rule 12)."""
@@ -235,10 +236,11 @@ def is_due(state: RoundState, now_s: float) -> bool:
     """Ready tokens reach the target, or the longest interval has passed and there is anything to average (rule 5)."""
     if state.run_tokens >= state.config.total_tokens:
         return False
+    due_at, is_overdue = due_at_tokens(state), now_s - state.committed_at_s >= due_within_s(state)
+    if not is_overdue and state.tokens_ready + most_tokens_of_others(state) < due_at:
+        return False
     ready = ready_tokens(state, now_s)
-    if ready >= due_at_tokens(state):
-        return True
-    return ready > 0 and now_s - state.committed_at_s >= due_within_s(state)
+    return ready >= due_at or (is_overdue and ready > 0)
 
 
 def is_due_or_open(state: RoundState) -> bool:
@@ -265,20 +267,10 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
 
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
-    since_s = now_s - idle_patience_s(state)
-    peers, disks, leaves = state.peers, state.link.disks, state.open.leaves
-    voters = {state.config.me.peer} if state.may_vote else set()
-    for peer in state.link.roster:
-        view = peers.get(peer)
-        if view is None or view.heard_at_s < since_s or view.lost or view.left or peer in leaves:
-            continue
-        if view.member is not None and view.head is None:
-            continue  # it holds this unit no longer, or never did: its votes will not come
-        if view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation:
-            voters.add(peer)
-            if len(voters) > 1 + len(state.link.roster) // 2:
-                return True  # with any one of them a stranger to the roster, still more than half of it
-    return is_base_quorum(state, ballot, voters)
+    voters, _ = voters_heard(state, now_s - idle_patience_s(state))
+    if 2 * len(voters) > len(state.link.roster):
+        return True  # for any ballot: nobody of those who left is among them
+    return is_base_quorum(state, ballot, {*voters, state.config.me.peer} if state.may_vote else voters)
 
 
 def may_hand_on(state: RoundState, ballot: Ballot, members: Collection[PeerId], now_s: float) -> bool:

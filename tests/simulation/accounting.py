@@ -17,7 +17,10 @@ LIFE_TOKENS = 1 << 40
 
 def count(tokens: Iterable[Interval]) -> int:
     """How many tokens."""
-    return sum(stop - begin for begin, stop in tokens)
+    total = 0
+    for begin, stop in tokens:
+        total += stop - begin
+    return total
 
 
 def data(tokens: Iterable[Interval]) -> Tokens:

@@ -116,7 +116,9 @@ class SimulatedTrainer:
     def _sync(self) -> None:
         self._process.check_alive()
         trained = int((self._process.awake_s() - self._began_s + _ROUNDING_S) / self._step_s)
-        stop = max(self._next_step, self._first_step + trained)
+        stop = self._first_step + trained
+        if stop <= self._next_step:
+            return
         accounting.append(self._ready, self._token_at(self._next_step), self._token_at(stop))
         self._next_step = stop
 

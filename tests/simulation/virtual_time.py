@@ -53,10 +53,10 @@ class Process:
 
     def awake_s(self) -> float:
         """Virtual time spent not frozen."""
-        slept_s = self._slept_s
+        now_s = trio.current_time()
         if self.is_frozen:
-            slept_s += trio.current_time() - self._frozen_at_s
-        return trio.current_time() - slept_s
+            return now_s - (self._slept_s + (now_s - self._frozen_at_s))
+        return now_s - self._slept_s
 
     def freeze(self) -> None:
         """SIGSTOP."""

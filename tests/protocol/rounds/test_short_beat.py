@@ -11,6 +11,7 @@ from protocol.rounds.short_beat import (
     decode_short,
     encode_moved,
     encode_short,
+    is_like,
     likeness,
     made_whole,
     outline,
@@ -102,3 +103,23 @@ def test_other_units_than_those_of_the_whole_one_and_tokens_that_cannot_be_are_r
         made_whole(BEAT, bytes(12) + b"\xff" * 8)
     with pytest.raises(RemoteProtocolError):
         made_whole(BEAT, bytes(24) + b"\xff" * 57)
+
+
+def test_who_is_like_another_is_found_without_their_likeness() -> None:
+    head, one = BEAT.heads[0], replace(BEAT, heads=BEAT.heads[:1])
+    assert is_like(one, replace(one, heads=(replace(head, tokens_ready=77, state_root=Root(b"y" * 32)),)))
+    others = [
+        *(replace(one, heads=heads) for heads in ((), (head, head))),
+        replace(one, heads=(replace(head, head=CommitId(b"n" * 32)),)),
+        replace(one, heads=(replace(head, index=head.index + 1),)),
+        replace(one, heads=(replace(head, total_tokens=head.total_tokens + 1),)),
+        replace(one, heads=(replace(head, can_contribute=not head.can_contribute),)),
+        replace(one, member=Member(one.member.peer, 1, 99)),
+        replace(one, is_inbound_reachable=not one.is_inbound_reachable),
+        replace(one, upload_bytes_per_s=one.upload_bytes_per_s + 1),
+        replace(one, exchange_ms=one.exchange_ms + 1),
+        replace(one, silent=(*one.silent, one.member.peer)),
+    ]
+    for other in others:
+        assert not is_like(one, other)
+        assert likeness(one) != likeness(other)
