@@ -373,7 +373,8 @@ def _merge(known: LoggedBase, tag: bytes, body: bytes) -> LoggedBase:
         promised = ballot if known.promised is None else max(known.promised, ballot)
         known = replace(known, promised=promised, has_forgotten=known.has_forgotten or tag == _FORGOTTEN)
         if tag == _ACK:
-            return replace(known, acked=AckedRecord(ballot, rest))
+            is_higher = known.acked is None or ballot >= known.acked.ballot
+            return replace(known, acked=AckedRecord(ballot, rest)) if is_higher else known
         return replace(known, acked_lone=AckedRecord(ballot, rest)) if tag == _LONE_ACK else known
     raise _damage(tag, body)
 

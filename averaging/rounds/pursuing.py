@@ -105,7 +105,8 @@ class Pursuer:
             applied = await self._chain.apply(link, action.certificate)
         # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
         await self._adopter.commit(link, record, applied, contribution)
-        await self._tell(Applied(link, action.certificate, await self._chain.prove(applied)))
+        root = await self._chain.prove(applied)
+        await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
         self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
         await self._chain.keep()
 

@@ -14,13 +14,14 @@ import trio
 from averaging.rounds import keeping
 from averaging.rounds.displaced import with_displaced
 from averaging.rounds.updates import UnitTools, Updates
+from averaging.rounds.votes import EarlierVotes
 from averaging.state import UnitState
 from averaging.unit_log import LoggedContribution, LoggedRounds
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink, attested_roots, genesis_link, verify_certificate
 from protocol.rounds.lineage import CommitTree, TreeNode, tree_of
-from protocol.rounds.messages import LAST_ATTEMPT, Certificate
+from protocol.rounds.messages import Certificate
 from protocol.rounds.state import OpenRound
 from protocol.wire import commit_id, decode_certificate, encode_certificate
 
@@ -87,6 +88,7 @@ class UnitChain:
         self.became_unsound = trio.Event()
         self._tree = tree_of(self.links[0])
         self._offered: dict[CommitId, tuple[LoggedContribution, ...]] = {}
+        self._votes = EarlierVotes()
 
     @property
     def head(self) -> ChainLink:
@@ -126,7 +128,7 @@ class UnitChain:
         self._offered = {base: known.contributions for base, known in logged.bases.items() if known.contributions}
         logged_lineage = [link.commit for link in self.links]
         await self._restore_state()
-        open_round = self._open_round(logged)
+        open_round = self._read_votes(logged)
         await self._tidy_log()
         # results of commits that our state does not reach at the moment are not asked for again
         await self._sweep_updates(logged_lineage)
@@ -160,23 +162,13 @@ class UnitChain:
         tree = tree_of(links[0]).add_all(found)
         return links, raws, with_displaced(tree, logged.displaced, self._verified)
 
-    def _open_round(self, logged: LoggedRounds) -> OpenRound:
-        known = logged.bases.get(self.head.commit)
-        if known is None:
-            return OpenRound()
-        promised = known.promised
-        # it may have helped to decide this base: what else it would ack could be decided beside that
-        has_left = known.has_forgotten
-        if promised is not None and promised.attempt == LAST_ATTEMPT:
-            promised, has_left = None, True
-        attempt = promised.attempt if promised is not None else 0
-        return OpenRound(
-            promised=promised,
-            acked=known.acked,
-            acked_lone=known.acked_lone,
-            highest_attempt=attempt,
-            has_left=has_left,
-        )
+    def votes_on(self, base: CommitId) -> OpenRound:
+        """What our log, as it was read last, knows of the round on a base that becomes our head."""
+        return self._votes.on(base)
+
+    def _read_votes(self, logged: LoggedRounds) -> OpenRound:
+        self._votes.read(logged, {link.commit for link in self.links[:-1]})
+        return self._votes.on(self.head.commit)
 
     async def _restore_state(self) -> None:
         commits, attested = [link.commit for link in self.links], attested_roots(self.links)
@@ -200,9 +192,10 @@ class UnitChain:
         self._stand_at(state, await self.updates.root(state))
 
     def data_position(self, me: PeerId) -> int:
-        """The local step to go on from: after the last one that a commit of this chain counted, or may still count. What came later
-        died untold, so its data is read again; no step is counted twice.
+        """The local step to go on from: after the last one that a commit of this chain counted, or that one on our head or on a base
+        ahead of it may still count. What came later died untold, so its data is read again; no step is counted twice.
         """
+        behind = {link.commit for link in self.links[:-1]}
         counted: dict[CommitId, Root] = {}
         for link in self.links:
             entry = link.record.contributor(me) if link.record is not None else None
@@ -211,7 +204,7 @@ class UnitChain:
         position = 0
         for base, contributions in self._offered.items():
             for offered in contributions:
-                if counted.get(base) == offered.root or base == self.head.commit:
+                if counted.get(base) == offered.root or base not in behind:
                     position = max(position, offered.next_step)
         return position
 
@@ -479,7 +472,7 @@ class UnitChain:
         here: who does not know its votes casts none on this base.
         """
         try:
-            return self._open_round(await self.tools.log.load())
+            return self._read_votes(await self.tools.log.load())
         except StorageError as error:
             log.warning("votes_not_read", unit=self.tools.unit, reason=error.one_line())
             return OpenRound(has_left=True)

@@ -102,7 +102,7 @@ def _others(state: RoundState, led: Leading, now_s: float) -> tuple[PeerView, ..
         view
         for view in caught_up(state, now_s)
         # who fell silent in the attempt before would cost this one the same wait again
-        if before is None or before.member(view.peer) is None or not is_suspected(state, view.peer, now_s)
+        if before is None or before.member(view.peer) != view.member or not is_suspected(state, view.peer, now_s)
     )
     if led.lone_voters:  # every member must ack, and only these promised
         others = tuple(view for view in others if view.peer in led.lone_voters)

@@ -180,11 +180,14 @@ class LeaveLogged:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A certified commit is logged and applied; `state_root` is the root of the state it made."""
+    """A certified commit is logged and applied; `state_root` is the root of the state it made, `open_round` what the log knows of
+    votes on it: it may be our head once more, after a start that had lost its bytes (rule 19).
+    """
 
     link: ChainLink
     certificate: Certificate
     state_root: Root
+    open_round: OpenRound
 
 
 @dataclass(frozen=True, slots=True)

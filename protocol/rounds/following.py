@@ -221,7 +221,7 @@ def applied(state: RoundState, event: Applied, now_s: float) -> Step:
     forward = _forward_targets(state)
     record = event.link.record
     state = replace(
-        _at(state, event.link, OpenRound(), now_s),
+        _at(state, event.link, event.open_round, now_s),
         switching=_still_wanted(state, event.link.commit),
         state_commit=event.link.commit,
         state_root=event.state_root,

@@ -13,7 +13,7 @@ from protocol.ids import PeerId, short
 from protocol.rounds import attempt
 from protocol.rounds.messages import Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
 from protocol.rounds.orders import LogPromise, Send
-from protocol.rounds.quorum import first_opener, opener_order
+from protocol.rounds.quorum import first_opener, is_quorum, opener_order
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.views import (
     caught_up,
@@ -277,6 +277,11 @@ def _after_pre_votes(step: Step, now_s: float) -> Step:
     state, led = step.state, step.state.open.leading
     if led is None or not has_all_votes(state, led, led.pre_votes):
         return step
+    highest = state.open.promised
+    if highest is not None and highest > led.ballot:
+        # promised or acked while we asked: what we promise never goes down, or two records could be decided (rule 16)
+        stood = attempt.stood_back(state, now_s, f"attempt {highest.attempt} of {short(highest.peer)} came first")
+        return Step(stood.state, (*step.actions, *stood.actions), stood.reason)
     led = replace(led, stage="promising", deadline_s=now_s + state.config.promise_within_s)
     promised = _promise_to_ourselves(state, led)
     return Step(promised.state, (*step.actions, *promised.actions), promised.reason)
@@ -338,7 +343,10 @@ def _after_promises(step: Step, now_s: float) -> Step:
     if not has_all_votes(state, led, frozenset({*led.promises, *without_vote})):
         return step
     acked = [(peer, message.acked) for peer, message in led.promises.items() if message.acked is not None]
-    acked += [(peer, leave.acked) for peer, leave in state.open.departures.items() if leave.acked is not None]
+    if not is_quorum(state.config.run_id, state.link.roster, led.promises):
+        # else nothing lower was decided without one of these, nor ever will be: what those who left acked need not be finished, and
+        # may have left with them
+        acked += [(peer, leave.acked) for peer, leave in state.open.departures.items() if leave.acked is not None]
     if not acked or led.lone_voters:
         return _joined(step, attempt.propose(state, now_s))
     top = max((entry for _, entry in acked), key=lambda entry: entry.ballot)

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from itertools import pairwise, permutations
 from typing import Final
 
+from averaging.network.seams import Snapshot
 from protocol.ids import CommitId, PeerId
+from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import Applied, MessageArrived
-from protocol.rounds.messages import Ballot, Committed, Promise, Settle
+from protocol.rounds.messages import Ack, Ballot, Committed, Promise, Settle
 from protocol.rounds.orders import GatherBytes, LogAck
 from tests.simulation.node import Node
 from tests.simulation.scenario import Scene, Seen, expect, scenario
@@ -246,3 +248,95 @@ async def _leader_at_half(scene: Scene, others: list[Node]) -> Node:
 
     await scene.happened(scene.when(is_half, lambda seen: found.append(seen.node)), "half of the results")
     return found[0]
+
+
+# --- votes on a base that is left behind and reached again --------------------------------------------------------------------
+
+
+@scenario(3)
+async def head_is_applied_again_after_damage(scene: Scene) -> None:
+    """A voter acks what only its leader comes to know is decided, crashes, and its disk damages the bytes of its head: it starts a
+    commit further back and applies its head again, on which it voted. Then it is one of two who make a quorum.
+    """
+    await scene.everybody_votes()
+    settled: list[Seen] = []
+    with ExitStack() as links:
+
+        def settles(seen: Seen) -> None:
+            settled.append(seen)
+            rest = scene.without(seen.node)
+            links.enter_context(scene.cut([seen.node], [rest[1]]))
+
+        await scene.happened(scene.when(lambda seen: seen.stage == "settling", settles), "a leader settles")
+        first = settled[0].node
+        voter, third = scene.without(first)
+        base = settled[0].before.link
+
+        def knows_alone(seen: Seen) -> None:
+            links.enter_context(scene.cut([first], [voter]))
+            acked = scene.state(voter).open.acked
+            expect(acked is not None, "the voter acked it")
+            voter.crash()
+
+        applied = scene.when(
+            lambda seen: (
+                isinstance(seen.event, Applied) and seen.node is first and seen.event.link.parent == base.commit
+            ),
+            knows_alone,
+        )
+        await scene.happened(applied, "a commit that only its leader knows")
+        commit = scene.world.observed.certified[base.commit]
+        _damage_head(voter, base)
+        scene.boot(voter)
+        await scene.until(lambda: min(voter.index, third.index) > base.index, "a commit of the other two", 90.0)
+        expect(scene.world.observed.certified[base.commit] == commit, "it is what had been decided")
+    await scene.agreement()
+    _check_one_commit(scene, base.commit, commit)
+
+
+def _damage_head(node: Node, link: ChainLink) -> None:
+    """One bit of the newest generation, and of each result of the commit that led to it."""
+    head, parent = link.commit.hex(), link.parent.hex()
+    names = [
+        name
+        for name in node.disk.files
+        if (name.startswith("generations/") and name.endswith(head)) or name.startswith(f"results/{parent}/")
+    ]
+    expect(bool(names), "there is something to damage")
+    for name in names:
+        data = bytearray(node.disk.files[name])
+        data[-1] ^= 1
+        node.disk.files[name] = bytes(data)
+    node.is_disk_damaged = True
+
+
+@scenario(3)
+async def goodbye_with_a_slice_that_nobody_has(scene: Scene) -> None:
+    """A leader with a thin line acks its record while the others still take its slice, and leaves: they go on without what it took."""
+    await scene.everybody_votes()
+    proposed: list[Seen] = []
+    acked: list[Seen] = []
+
+    def delay_one(seen: Seen) -> None:
+        proposed.append(seen)
+        trainer = scene.without(seen.node)[0].trainer
+        real = trainer.snapshot
+
+        async def late() -> Snapshot:
+            await scene.sleep(1.5)
+            setattr(trainer, "snapshot", real)  # noqa: B010 - a method is replaced
+            return await real()
+
+        setattr(trainer, "snapshot", late)  # noqa: B010 - a method is replaced
+
+    await scene.happened(scene.when(lambda seen: seen.stage == "collecting", delay_one), "a proposal")
+    leader = proposed[0].node
+    others = scene.without(leader)
+    await scene.sleep(1.0)  # the leader's own deltas are out; sums wait for the one whose snapshot is late
+    with scene.thin([leader], others, 0.2):
+        acks = scene.when(lambda seen: seen.node is leader and seen.sends(Ack), acked.append)
+        await scene.happened(acks, "the one with the thin line acks a record", 120.0)
+        base = acked[0].before.link
+        leader.leave()
+        await scene.until(lambda: leader.has_left, "goodbye", 30.0)
+    await scene.until(lambda: min(node.index for node in others) > base.index, "the next commit", 130.0)

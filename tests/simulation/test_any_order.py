@@ -329,7 +329,7 @@ def _answers(seat: Seat, action: Action) -> list[Event]:
         case LogLeave(leave):
             return [LeaveLogged(leave)]
         case Commit():
-            return [Applied(action.link, action.certificate, state_root(action.link.commit))]
+            return [Applied(action.link, action.certificate, state_root(action.link.commit), OpenRound())]
         case PrepareSwitch(_, path):
             return [SwitchPrepared(path[-1].link.commit)]
         case Switch(_, path):

@@ -20,7 +20,7 @@ from protocol.rounds.lineage import tree_of
 from protocol.rounds.messages import Ballot, Committed
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
 from protocol.rounds.requests import FetchCommits, FetchResult, FetchState
-from protocol.rounds.state import Switching
+from protocol.rounds.state import OpenRound, Switching
 from protocol.wire import encode_certificate
 from tests.averaging.rounds.exchange_world import theta
 from tests.averaging.rounds.round_world import TOKENS, MadeCommit, Party, RoundWorld, open_world, tree_nodes
@@ -99,7 +99,8 @@ async def test_a_commit_is_applied_with_bytes_from_its_holders_and_told_to_train
         await scene.others[1].apply(commit)
         scene.bench.trainer.hold("shift")
         await scene.commit(commit, scene.others[1])
-        assert scene.bench.events == [Applied(commit.link, commit.certificate, scene.others[1].chain.root)]
+        root = scene.others[1].chain.root
+        assert scene.bench.events == [Applied(commit.link, commit.certificate, root, OpenRound())]
         assert scene.party.chain.head == commit.link
         assert not scene.bench.adopter.is_idle, "a delta that is asked for from here on waits for the adoption"
         assert [event for event, _ in scene.bench.published] == ["committed"]
@@ -115,7 +116,8 @@ async def test_a_commit_whose_bytes_are_with_nobody_stalls_and_is_applied_when_t
         assert trio.current_time() >= GATHER_WITHIN_S
         await commit.write_results(scene.others[0])
         await scene.commit(commit)
-        assert scene.bench.events[-1] == Applied(commit.link, commit.certificate, scene.party.chain.root)
+        root = scene.party.chain.root
+        assert scene.bench.events[-1] == Applied(commit.link, commit.certificate, root, OpenRound())
 
 
 @pytest.mark.parametrize("has_bytes", [True, False])

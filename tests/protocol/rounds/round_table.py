@@ -353,7 +353,7 @@ class Table:
         self.now_s += seconds
         for seat in self.live():
             if seat.is_awake:
-                self._retry(seat)
+                self.retry(seat)
                 seat.tokens += seat.tokens_a_tick
                 seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
                 seat.feed(Ticked())
@@ -445,7 +445,7 @@ class Table:
                 self._reduce(seat, action.proposal)
             case GatherBytes() | Commit():
                 seat.waiting.append((self.now_s, action))
-                self._retry(seat)
+                self.retry(seat)
             case LogAck() | LogPromise() | LogLeave():
                 self._write_vote(seat, action)
             case AnswerWithCertificate():
@@ -503,7 +503,7 @@ class Table:
                 seat.disk.results |= wanted & other.disk.results
         return wanted <= seat.disk.results
 
-    def _retry(self, seat: Seat) -> None:
+    def retry(self, seat: Seat) -> None:
         waiting, seat.waiting = seat.waiting, []
         for since_s, order in waiting:
             record = order.settle.record if isinstance(order, GatherBytes) else order.certificate.record
@@ -521,7 +521,9 @@ class Table:
             self._note(order.certificate)
             seat.certificates.append(order.certificate)
             seat.disk.chain.append((order.link, order.certificate))
-            self._answer(seat, Applied(order.link, order.certificate, state_root(order.link.commit)))
+            self._answer(
+                seat, Applied(order.link, order.certificate, state_root(order.link.commit), seat.disk.open_round())
+            )
 
     def _switch(self, seat: Seat, action: PrepareSwitch | Switch) -> None:
         target = action.path[-1].link

@@ -50,6 +50,7 @@ from protocol.rounds.orders import (
     Send,
 )
 from protocol.rounds.quorum import first_opener
+from protocol.rounds.state import OpenRound
 from protocol.wire import decode_message, encode_body, encode_message
 from tests.protocol.rounds.made_commits import made_spine
 from tests.protocol.rounds.round_table import (
@@ -555,7 +556,7 @@ def test_applying_an_older_commit_twice_changes_nothing() -> None:
     certificate = seat.certificates[0]
     before = seat.state
     link = seat.disk.chain[0][0]
-    assert seat.feed(Applied(link, certificate, before.state_root)) == ()
+    assert seat.feed(Applied(link, certificate, before.state_root, OpenRound())) == ()
     assert seat.state == before
 
 

@@ -45,7 +45,7 @@ def _told(made: Made) -> Committed:
 
 
 def _apply(seat: Seat, made: Made) -> tuple[object, ...]:
-    return seat.feed(Applied(made.link, made.certificate, state_root(made.link.commit)))
+    return seat.feed(Applied(made.link, made.certificate, state_root(made.link.commit), OpenRound()))
 
 
 def _targets(actions: Sequence[object]) -> list[bytes]:
