@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-_Entry = tuple[float, int, "Timer"]
+_Entry = tuple[float, int, list["Timer"]]
 
 
 class SystemClock:
@@ -71,6 +71,8 @@ class Timers:
         self.now_s = now_s
         self._heap: list[_Entry] = []
         self._number = 0
+        self._last: _Entry | None = None
+        """What was asked for last, and has not come: who asks for the same time right after it joins it."""
         self._nap: trio.CancelScope | None = None
         self._is_running = False
         self._is_over = False
@@ -81,9 +83,13 @@ class Timers:
         at_s = self.now_s() + delay_s
         if self._grain_s > 0:
             at_s = math.ceil(at_s / self._grain_s) * self._grain_s
-        timer = Timer(callback)
+        timer, last = Timer(callback), self._last
+        if last is not None and last[0] == at_s:
+            last[2].append(timer)
+            return timer
         self._number += 1
-        heapq.heappush(self._heap, (at_s, self._number, timer))
+        self._last = entry = (at_s, self._number, [timer])
+        heapq.heappush(self._heap, entry)
         if self._nursery is not None and not self._is_running:
             self._is_running = True
             # the first caller's context variables are none of the timers'
@@ -122,17 +128,23 @@ class Timers:
     def next_s(self) -> float:
         """The time of the next callback; infinity when there is none."""
         heap = self._heap
-        while heap and heap[0][2].callback is None:
-            heapq.heappop(heap)
+        while heap and heap[0][2][0].callback is None and all(timer.callback is None for timer in heap[0][2]):
+            self._pop()
         return heap[0][0] if heap else math.inf
 
     def run_due(self, now_s: float) -> None:
         """Call back all that is due."""
         heap = self._heap
         while heap and heap[0][0] <= now_s:
-            callback = heapq.heappop(heap)[2].callback
-            if callback is not None:
-                callback()
+            for timer in self._pop():
+                if timer.callback is not None:
+                    timer.callback()
+
+    def _pop(self) -> list[Timer]:
+        entry = heapq.heappop(self._heap)
+        if entry is self._last:
+            self._last = None
+        return entry[2]
 
     async def _run(self) -> None:
         try:

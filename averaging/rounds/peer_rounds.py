@@ -220,7 +220,7 @@ class PeerRounds:
         await self._deliver(to, raw, took, channel=BEAT_CHANNEL)
 
     async def _say_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
-        beat = own_beat(heartbeat)
+        beat = own_beat(heartbeat, self._own_beat)
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
             if not isinstance(reply, PotluckError):

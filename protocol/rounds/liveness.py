@@ -172,7 +172,9 @@ def is_old_news(state: RoundState, heartbeat: Heartbeat) -> bool:
     event, with which it may be told.
     """
     view = state.peers.get(heartbeat.member.peer)
-    if view is None or view.lost or view.member != heartbeat.member:
+    if view is None or view.lost:
+        return False
+    if view.member is not heartbeat.member and view.member != heartbeat.member:
         return False
     head = _head_in(heartbeat, state.config.unit)
     return head is None or head.head == state.link.commit

@@ -120,6 +120,8 @@ def _has_restarted(state: RoundState, view: PeerView) -> bool:
 
 def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
     """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
+    if state.open.proposal is None:
+        return ()
     limit_s = state.config.suspect_after_s - state.config.ping_s
     me = state.config.me.peer
     pinged = whom_we_ping(state, _members(state))
