@@ -49,6 +49,8 @@ class TrainingPlan(BaseModel):
         max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
         num_fragments: in which the model is averaged (protocol/model_units.py), 0 for the whole at once.
         mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
+        expert_shards: the training text of each of these, in the same order, and `expert_heldout_shards` what is kept of it for
+            evaluation; empty where all are trained on all of the text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,6 +80,8 @@ class TrainingPlan(BaseModel):
     num_fragments: int = 0
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
+    expert_shards: tuple[tuple[Path, ...], ...] = ()
+    expert_heldout_shards: tuple[tuple[Path, ...], ...] = ()
 
     @property
     def units(self) -> ModelUnits:
@@ -127,6 +131,17 @@ def _model_of(plan: TrainingPlan) -> Decoder | MixtureDecoder:
     return MixtureDecoder(plan.model, plan.mixture, plan.experts)
 
 
+def _readers(
+    plan: TrainingPlan, shards: Sequence[Path], of_experts: Sequence[Sequence[Path]]
+) -> dict[int | None, TokenReader]:
+    """The text of each expert; in a run without, and where all have all of it, the whole for everybody."""
+    if of_experts:
+        pairs = zip(plan.experts, of_experts, strict=True)
+        return {expert: TokenReader(own, plan.token_bytes) for expert, own in pairs}
+    whole = TokenReader(shards, plan.token_bytes)
+    return dict.fromkeys(plan.experts or (None,), whole)
+
+
 class LocalTrainer:
     """Model, optimizer and data position of one training process."""
 
@@ -143,8 +158,8 @@ class LocalTrainer:
         self._model = _model_of(plan).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
         self._optimizer = make_optimizer(plan.inner, self.schema, self._parameters)
-        self._train = TokenReader(plan.train_shards, plan.token_bytes)
-        self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
+        self._train = _readers(plan, plan.train_shards, plan.expert_shards)
+        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
         self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
         self._schedule_tokens = 0
         self.micro_batch = plan.micro_batch
@@ -219,14 +234,15 @@ class LocalTrainer:
         plan, counters = self.plan, self.counters
         window = plan.model.context_tokens + 1
         expert = expert_of_step(plan.experts, counters.step)
-        starts = self._windows(window)
+        reader = self._train[expert]
+        starts = window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window)
         total = 0.0
         for begin in range(0, len(starts), self.micro_batch):
             if begin and not goes_on():
                 self._optimizer.zero_grad()
                 return counters
             part = starts[begin : begin + self.micro_batch]
-            tokens_BT = self._batch(self._train, part, window)
+            tokens_BT = self._batch(reader, part, window)
             loss = self._loss(tokens_BT, expert) * (len(part) / len(starts))
             torch.autograd.backward(loss)
             total += float(loss.detach())
@@ -247,11 +263,6 @@ class LocalTrainer:
             total,
         )
         return self.counters
-
-    def _windows(self, window: int) -> tuple[int, ...]:
-        """Where the windows of the next step begin. An expert is trained on this peer's own windows, whatever is in them."""
-        plan, num_tokens = self.plan, self._train.num_tokens
-        return window_starts(plan.seed, plan.peer, self.counters.step, self.sequences_per_step, num_tokens, window)
 
     def _batch(self, reader: TokenReader, starts: tuple[int, ...], window: int) -> torch.Tensor:
         rows = np.stack([reader.read(start, window) for start in starts]).astype(np.int64)
@@ -321,10 +332,12 @@ class LocalTrainer:
         return self._parameters[first : first + len(self.units.schemas[place].tensors)]
 
     def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is. With experts, through the
-        first that is held here.
+        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is. With experts, the mean over
+        those that are held here, each on its own text; where all have all of it, of the first.
         """
-        return self._evaluate(self._heldout, anchor_N) / self.plan.heldout_bytes_per_token
+        experts = self.plan.experts if self.plan.expert_heldout_shards else self.plan.experts[:1]
+        losses = [self._evaluate(self._heldout[expert], anchor_N, expert) for expert in experts or (None,)]
+        return sum(losses) / len(losses) / self.plan.heldout_bytes_per_token
 
     def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
         """The same over the run's prose.
@@ -332,9 +345,10 @@ class LocalTrainer:
         Raises:
             ConfigError: it has none.
         """
-        return self._evaluate(self._prose, anchor_N) / self.plan.prose_bytes_per_token
+        expert = expert_of_step(self.plan.experts, 0)
+        return self._evaluate(self._prose, anchor_N, expert) / self.plan.prose_bytes_per_token
 
-    def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor) -> float:
+    def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor, expert: int | None = None) -> float:
         # theta steps aside: on the CPU the anchor is computed with where it lies, and nothing is copied
         theta = [parameter.data for parameter in self._parameters]
         try:
@@ -345,7 +359,6 @@ class LocalTrainer:
             with torch.no_grad():
                 size = 16
                 parts = [starts[i : i + size] for i in range(0, len(starts), size)]
-                expert = expert_of_step(self.plan.experts, 0)
                 losses = [float(self._loss(self._batch(reader, part, window), expert)) * len(part) for part in parts]
             return sum(losses) / len(starts)
         finally:

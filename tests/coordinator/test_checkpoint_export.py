@@ -19,10 +19,11 @@ from coordinator import checkpoint_export
 from coordinator.checkpoint_export import export_checkpoint
 from coordinator.checkpoints import load_checkpoint
 from coordinator.run_files import RunTokenizer
+from peer.merging import holder_model
 from peer.model import Decoder, load_flat
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, PotluckError, StorageError
-from tests.coordinator.test_checkpoints import checkpoint_of, decoder
+from tests.coordinator.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
 
 ALL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
@@ -224,4 +225,29 @@ def test_interrupted_export_leaves_nothing(checkpoint: Path, tmp_path: Path, mon
     monkeypatch.setattr(checkpoint_export, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_expert_of_a_run_is_written_as_an_ordinary_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = decoder()
+    path = checkpoint_of_experts(tmp_path, config)
+    tokens_BT = torch.randint(config.vocab_size, (3, 12), generator=torch.Generator().manual_seed(1))
+    own = holder_model(config, MIXTURE, [0, 1], load_checkpoint(path)[1].anchor_N)
+    for expert in range(2):
+        export_checkpoint(path, tmp_path / f"out-{expert}", expert)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / f"out-{expert}", local_files_only=True)
+        with torch.no_grad():
+            torch.testing.assert_close(model(tokens_BT).logits, own(tokens_BT, expert), rtol=1e-5, atol=1e-4)
+
+
+def test_which_expert_is_asked_for_must_be_said_and_be_there(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "experts").mkdir()
+    path = checkpoint_of_experts(tmp_path / "experts", decoder())
+    with pytest.raises(ConfigError, match=r"has experts; expected one of them; name it: --expert 0 to 1"):
+        export_checkpoint(path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="expert 2 of a run of 2"):
+        export_checkpoint(path, tmp_path / "out", 2)
+    with pytest.raises(ConfigError, match="leave --expert out"):
+        export_checkpoint(checkpoint, tmp_path / "out", 0)
     assert not (tmp_path / "out").exists()

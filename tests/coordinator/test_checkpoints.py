@@ -20,6 +20,7 @@ from coordinator.checkpoints import (
     load_checkpoint,
     remove_checkpoint,
     remove_leftovers,
+    stored_unit,
     surplus,
     together,
     unlisted_checkpoints,
@@ -30,6 +31,7 @@ from coordinator.ledger import CheckpointRow
 from coordinator.run_files import RunTokenizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
+from protocol.expert_schema import MixtureConfig, held_units
 from protocol.ids import CommitId, Root, UnitName
 from protocol.model_units import model_units
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
@@ -63,6 +65,45 @@ def checkpoint_of(
         "run", "ab" * 32, schema, grid, config.model_dump(), state, state_root(state, grid), tokenizer
     )
     return folder / write_checkpoint(folder, what, now_unix_s=7).path
+
+
+MIXTURE = MixtureConfig(num_experts=2, ffn_dim=8)
+
+
+def checkpoint_of_experts(folder: Path, config: DecoderConfig) -> Path:
+    """As `checkpoint_of`, of a trunk and two experts, each at a commit of its own."""
+    model, units = held_units(config, MIXTURE, range(MIXTURE.num_experts)), []
+    for place, schema in enumerate(model.schemas):
+        grid = ChunkGrid(schema.num_elements, 1024)
+        anchor_N = genesis_anchor(schema, 5, model.whole) * 10 + genesis_anchor(schema, 6, model.whole)
+        head = CommitId(bytes([place + 1]) * 32)
+        state = UnitState(schema.unit, head, 3 - place, 600, anchor_N, torch.zeros_like(anchor_N))
+        units.append(UnitContent(schema, grid, state, state_root(state, grid)))
+    spine = units[0]
+    what = CheckpointContent(
+        "run",
+        "ab" * 32,
+        model.whole,
+        spine.grid,
+        config.model_dump(),
+        together(units, model.whole),
+        spine.root,
+        units=tuple(units),
+        mixture=MIXTURE,
+    )
+    return folder / write_checkpoint(folder, what, now_unix_s=7).path
+
+
+def test_a_unit_of_several_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    config = decoder()
+    path = checkpoint_of_experts(tmp_path, config)
+    schema = held_units(config, MIXTURE, [1]).schemas[1]
+    back = stored_unit(path, schema, ChunkGrid(schema.num_elements, 1024))
+    assert (back.state.unit, back.state.index) == ("expert-1", 1)
+    assert state_root(back.state, back.grid) == back.root
+    other = held_units(config, MixtureConfig(num_experts=3, ffn_dim=8), [2]).schemas[1]
+    with pytest.raises(StorageError, match="it has no unit expert-2"):
+        stored_unit(path, other, ChunkGrid(other.num_elements, 1024))
 
 
 def test_written_checkpoint_verifies_and_loads_bit_equal(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from peer import checkpoint_sample
 from peer.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
 from peer.sampling import Sampling
 from protocol.errors import ConfigError, MachineError, PotluckError, StorageError
-from tests.coordinator.test_checkpoints import checkpoint_of, decoder
+from tests.coordinator.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
 
 TWELVE = Sampling(12, seed=3)
 
@@ -34,6 +34,15 @@ def test_sample_starts_with_the_prompt_and_is_the_same_each_time(checkpoint: Pat
     text = sample_from_checkpoint(checkpoint, prompt="def ", num_tokens=12)
     assert text.startswith("def ")
     assert text == sample_from_checkpoint(checkpoint, prompt="def ", num_tokens=12)
+
+
+def test_the_model_of_each_expert_writes_text_of_its_own(tmp_path: Path) -> None:
+    path = checkpoint_of_experts(tmp_path, decoder())
+    texts = {json.loads(text_json(path, "def ", TWELVE, expert))["text"] for expert in range(2)}
+    assert len(texts) == 2
+    assert read_model(path).config.ffn_dim == decoder().ffn_dim + MIXTURE.ffn_dim
+    with pytest.raises(ConfigError, match="expert 2 of a run of 2"):
+        read_model(path, 2)
 
 
 def test_printed_text_and_json_say_the_same(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -299,3 +299,25 @@ def test_training_lowers_the_loss_of_a_holders_own_model(tmp_path: Path, optimiz
         trainer.step()
     assert trainer.evaluate(torch.cat([trainer.theta(place) for place in range(2)])) < before - 0.5
     assert trainer.evaluate(anchor_N) == pytest.approx(before, abs=1e-6)
+
+
+def test_an_expert_with_text_of_its_own_is_trained_and_measured_on_that(tmp_path: Path) -> None:
+    plans = {}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        plans[name] = training_plan(tmp_path / name, text=f"{name} is of its own kind. ")
+    one, other = plans["one"], plans["other"]
+    trainer = _expert_trainer(
+        tmp_path / "one",
+        0,
+        2,
+        expert_shards=(one.train_shards, other.train_shards),
+        expert_heldout_shards=(one.heldout_shards, other.heldout_shards),
+    )
+    for _ in range(40):
+        trainer.step()
+    theta_N = torch.cat([trainer.theta(place) for place in range(3)])
+    swapped = LocalTrainer(
+        trainer.plan.model_copy(update={"expert_heldout_shards": (other.heldout_shards, one.heldout_shards)})
+    )
+    assert trainer.evaluate(theta_N) < swapped.evaluate(theta_N)

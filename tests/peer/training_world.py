@@ -16,12 +16,12 @@ MODEL = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim
 BATCH_TOKENS = 64
 
 
-def training_plan(folder: Path, **changes: object) -> TrainingPlan:
+def training_plan(folder: Path, text: str = "potluck trains one model. ", **changes: object) -> TrainingPlan:
     """A plan for MODEL on one core, with its shards in `folder`."""
     documents = []
     for name in ("train", "heldout"):
         path = folder / f"{name}.txt"
-        path.write_text("potluck trains one model. " * 200)
+        path.write_text(text * 200)
         documents.append(Document(name, path, name == "heldout"))
     texts = read_files(documents, is_utf8=False)
     manifest = pack(texts, ByteTokenizer(), folder / "data", shard_bytes=4096, source="text", licence="none")
