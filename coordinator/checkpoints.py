@@ -25,6 +25,7 @@ from averaging.state import UnitState, state_root
 from averaging.vectors import picked
 from coordinator.ledger import CheckpointRow
 from protocol.errors import ConfigError, StorageError
+from protocol.expert_schema import MixtureConfig
 from protocol.ids import CommitId, Root, UnitName
 from protocol.plain_file import check_plain_file
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
@@ -88,7 +89,7 @@ class CheckpointManifest(_Frozen):
         commit, index, total_tokens, state_root: of the unit, of several those of the spine.
         state_root: Merkle root over the unit's outer state, on chunks of `chunk_elements`.
         units: all of several units, the spine first; left out of a run with one.
-        model: the model's numbers as in run.toml, enough to build it.
+        model: the model's numbers as in run.toml, enough to build it; `experts` those of its experts, where it has any.
         tokenizer: of a run whose tokens are not bytes; left out where they are.
         checksum: SHA-256 of all the rest, as compact JSON: the state root knows nothing of names and model numbers.
     """
@@ -107,6 +108,7 @@ class CheckpointManifest(_Frozen):
     momentum: StoredFile
     model: dict[str, int | float | bool | str]
     units: tuple[StoredUnit, ...] | None = None
+    experts: MixtureConfig | None = None
     tokenizer: StoredTokenizer | None = None
     written_unix_s: Count
     checksum: HexHash = "0" * 64
@@ -142,6 +144,7 @@ class CheckpointContent:
     root: Root
     tokenizer: RunTokenizer | None = None
     units: tuple[UnitContent, ...] = ()
+    mixture: MixtureConfig | None = None
 
 
 def together(units: Sequence[UnitContent], model: TensorSchema) -> UnitState:
@@ -222,6 +225,7 @@ def _fill(folder: Path, content: CheckpointContent, now_unix_s: int) -> None:
         momentum=_save(folder / _momentum_name(state.unit), state.momentum_N, schema),
         model=content.model,
         units=tuple(_stored(unit) for unit in content.units) or None,
+        experts=content.mixture,
         tokenizer=_save_tokenizer(folder / TOKENIZER_NAME, content.tokenizer),
         written_unix_s=now_unix_s,
     )
