@@ -33,7 +33,7 @@ try:
     from protocol.errors import ConfigError, MachineError, PotluckError, UnreachableError, UsageError
     from protocol.ids import PROTOCOL_VERSION
     from protocol.looks import Look, PeerOrder
-    from protocol.tables import examples, shortened
+    from protocol.tables import examples, printable, shortened
 except KeyboardInterrupt:
     # The longest part of a short command: nothing was done yet, and a traceback would tell nobody anything.
     print(_LEFT_AT_ONCE, file=sys.stderr)
@@ -89,7 +89,7 @@ def _options(
     pass
 
 
-coordinator.command_line.add_commands(app)
+_checkpoint_commands = coordinator.command_line.add_commands(app)
 peer.commands.add_commands(app)
 
 StateDir = Annotated[
@@ -258,6 +258,43 @@ def runs(
         raise ConfigError(f"no run in {where}", "a folder of a host or a peer", "name one above it with --dir")
     lines = [json.dumps(runs_json(hosted, joined))] if as_json else runs_text(hosted, joined)
     typer.echo("\n".join(lines))
+
+
+@_checkpoint_commands.command(
+    "merge", epilog=examples("potluck checkpoint merge CHECKPOINT_DIR my-model --tune-steps 200")
+)
+def checkpoint_merge(
+    path: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder, of an expert run.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A folder that is not there yet, or empty.")],
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CHECKPOINT_DIR", help="Take experts of this one of the same run, too.", show_default=False
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="The host's folder; else the one that the checkpoint lies in.")
+    ] = None,
+    tune_steps: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Train the routers, and nothing else, for so many steps.")
+    ] = 0,
+) -> None:
+    """Verify an expert run's checkpoint and write trunk and experts as one mixture, in Hugging Face's GraniteMoeShared layout."""
+    from coordinator.checkpoint_export import ensure_free
+    from coordinator.merging_parts import ExpertText, read_parts, write_merged
+    from peer.merging import merge_with_text
+
+    ensure_free(target)
+    parts = read_parts([path, *(also or ())])
+    text = ExpertText(parts, state_dir)
+    tensors, told = merge_with_text(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps)
+    exported = write_merged(parts, tensors, target)
+    lacking = (
+        f" without experts {', '.join(map(str, parts.missing))}, which were never trained," if parts.missing else ""
+    )
+    size = f"{sum(exported.files.values()) / 1e6:.2f} MB"
+    where = f"round {parts.manifest.index} of {printable(parts.manifest.run_name)}, {len(parts.experts)} experts"
+    typer.echo(f"verified and merged{lacking} {told}: {where}, {size} to {target}: {', '.join(exported.files)}")
 
 
 def _looked(side: ModuleType, folder: Path) -> Look:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,3 +208,36 @@ def _remove_files(target: Path, names: list[str]) -> None:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
+
+
+def export_tensors(
+    path: Path,
+    manifest: CheckpointManifest,
+    target: Path,
+    tensors: dict[str, torch.Tensor],
+    config_of: Callable[[int | None], dict[str, object]],
+    origin: dict[str, str],
+) -> Exported:
+    """Write a model that was made of the verified checkpoint in `path`, with its run's tokenizer, as `export_checkpoint` does.
+
+    Args:
+        tensors: by their names in the layout.
+        config_of: what config.json says, from the token that ends a text.
+        origin: what the weights' file says of where they are from, beside the run and round.
+
+    Raises:
+        ConfigError: `target` cannot be used.
+        StorageError: it could not be written: nothing is left in it.
+    """
+    target = target.absolute()
+    _ensure_free(target)
+    config = DecoderConfig.model_validate(manifest.model)
+    tokenizer = _tokenizer(path, manifest, config)
+    files = _side_files(config, tokenizer) | {CONFIG_NAME: _json(config_of(tokenizer.end if tokenizer else None))}
+    told = {"format": "pt", "potluck_run": manifest.run_name, "potluck_run_id": manifest.run_id}
+    return Exported(manifest, _write(target, tensors, told | {"potluck_round": str(manifest.index)} | origin, files))
+
+
+def ensure_free(target: Path) -> None:
+    """Say before long work that `target` cannot be used. Raises as `export_tensors`."""
+    _ensure_free(target.absolute())

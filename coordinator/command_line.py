@@ -16,8 +16,8 @@ _PANEL: Final = "For hosts"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Put this room's commands on the command line."""
+def add_commands(app: typer.Typer) -> typer.Typer:
+    """Put this room's commands on the command line; returns those of checkpoints, for what needs the peers' model as well."""
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck init", "potluck init my-run.toml"))(init)
     hosting = ("potluck host run.toml --dry-run", "potluck host run.toml --grpc-port 4600 --p2p-port 4601")
     app.command(rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
@@ -31,6 +31,7 @@ def add_commands(app: typer.Typer) -> None:
     exporting = examples("potluck checkpoint export CHECKPOINT_DIR my-model")
     checkpoint.command("export", epilog=exporting)(checkpoint_export)
     app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_PANEL)
+    return checkpoint
 
 
 def init(run_file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml")) -> None:

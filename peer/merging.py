@@ -9,7 +9,7 @@ others stay what they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch.nn import functional
@@ -25,6 +25,45 @@ BALANCE_WEIGHT: Final = 1e-2
 
 Z_WEIGHT: Final = 1e-3
 """Of the router's z-loss (ST-MoE, 2202.08906, section 3.3)."""
+
+
+SAMPLE_WINDOWS: Final = 64
+"""Of an expert's documents that its routers' rows are made of."""
+
+TUNE_WINDOWS: Final = 8
+"""Of each expert in a step of tuning."""
+
+
+class ExpertText(Protocol):
+    """Text of experts' own documents."""
+
+    def windows(self, expert: int, step: int, count: int) -> torch.Tensor:
+        """(count, T + 1) int64, the same for the same step."""
+        ...
+
+
+def merge_with_text(
+    decoder: DecoderConfig,
+    mixture: MixtureConfig,
+    trunk_N: torch.Tensor,
+    experts: Mapping[int, torch.Tensor],
+    text: ExpertText,
+    tune_steps: int,
+) -> tuple[dict[str, torch.Tensor], str]:
+    """The tensors of a merged model by the names of peer/mixture.py, and in some words how its routers came about.
+
+    Raises:
+        LocalProtocolError: as `merge`.
+    """
+    samples = {expert: text.windows(expert, 0, SAMPLE_WINDOWS)[:, :-1] for expert in experts}
+    model = merge(decoder, mixture, trunk_N, experts, samples)
+    batches = (
+        torch.cat([text.windows(expert, step, TUNE_WINDOWS) for expert in sorted(experts)])
+        for step in range(1, tune_steps + 1)
+    )
+    loss_nats = tune_routers(model, batches)
+    told = f"with routers tuned for {tune_steps} steps to {loss_nats:.3f} nats a token" if tune_steps else ""
+    return dict(model.state_dict()), told or "with routers made of each expert's text"
 
 
 def holder_model(

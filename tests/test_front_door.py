@@ -164,6 +164,7 @@ def _one_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
         (["pause", "now"], "potluck pause --help"),
         (["doctor", "--no-such-flag"], "potluck doctor --help"),
         (["checkpoint", "export", "only-one"], "OUT_DIR"),
+        (["checkpoint", "merge", "only-one"], "OUT_DIR"),
         (["generate"], "CHECKPOINT_DIR"),
         (["generate", "folder", "--tokens", "many"], "--tokens"),
     ],

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -47,6 +47,19 @@ def corpus() -> Corpus:
     return Corpus(train, heldout)
 
 
+class Planned(Protocol):
+    """A training that the file of runs may have."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same numbers."""
+        ...
+
+    def numbers(self) -> dict[str, object]:
+        """All of it, for JSON."""
+        ...
+
+
 class Runs:
     """The file of finished trainings."""
 
@@ -58,7 +71,7 @@ class Runs:
             path.write_text(whole, encoding="utf8")
         self._lines = {str(line["key"]): line for line in map(json.loads, whole.splitlines())}
 
-    def loss(self, trial: Trial) -> float | None:
+    def loss(self, trial: Planned) -> float | None:
         """Of a finished training."""
         line = self._lines.get(trial.key)
         return None if line is None else float(str(line["loss"]))
@@ -67,7 +80,11 @@ class Runs:
         """Of a finished training, by one peer."""
         return float(str(self._lines[trial.key]["bytes_sent"]))
 
-    def add(self, trial: Trial, outcome: Line) -> None:
+    def figure(self, trial: Planned, name: str) -> object:
+        """Any figure of a finished training; None before it was trained."""
+        return self._lines.get(trial.key, {}).get(name)
+
+    def add(self, trial: Planned, outcome: Line) -> None:
         """On disk before the next one begins."""
         line = {"key": trial.key, **trial.numbers(), **outcome}
         with self._path.open("a", encoding="utf8") as file:

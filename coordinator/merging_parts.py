@@ -1,0 +1,217 @@
+"""What a merged model is made of, verified: the trunk and the experts out of checkpoints of one run, and text of each expert out of
+the packed data. The mixture itself is the peer's (peer/merging.py); `write_merged` writes what it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from averaging.data.assignment import window_starts
+from averaging.data.expert_shards import expert_shards
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
+from averaging.vectors import picked
+from coordinator.checkpoint_export import Exported, export_tensors
+from coordinator.checkpoints import CheckpointManifest, load_checkpoint
+from coordinator.granite_layout import granite_config, granite_tensors
+from coordinator.hosted_runs import MANIFEST_FILE
+from protocol.decoder_schema import DecoderConfig
+from protocol.errors import ConfigError, PotluckError, StorageError
+from protocol.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
+from protocol.identity import Ed25519Verifier
+from protocol.ids import UnitName
+from protocol.manifest import open_manifest
+from protocol.tensor_schema import TensorSchema, TensorSpec
+
+DATA_FOLDER: Final = "data"
+MOST_SHARDS: Final = 4
+"""Of an expert's text that are looked into: windows of a few shards tell what its documents look like."""
+
+
+@dataclass(frozen=True)
+class MergingParts:
+    """A trunk (N,) float32 and experts (M,) float32 by their numbers, all of one run and one state of its trunk.
+
+    Attributes:
+        path: of the first checkpoint, whose folder and manifest tell of the run.
+    """
+
+    path: Path
+    manifest: CheckpointManifest
+    decoder: DecoderConfig
+    mixture: MixtureConfig
+    trunk_N: torch.Tensor
+    experts: Mapping[int, torch.Tensor]
+
+    @property
+    def missing(self) -> list[int]:
+        """Experts of the run that were never trained: no checkpoint holds a round of theirs."""
+        return [expert for expert in range(self.mixture.num_experts) if expert not in self.experts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """One folder's units by name, each with its state root."""
+
+    path: Path
+    manifest: CheckpointManifest
+    units: Mapping[UnitName, tuple[str, torch.Tensor]]
+
+
+def read_parts(paths: Sequence[Path]) -> MergingParts:
+    """Verify checkpoints of an expert run, and take the trained experts of all of them; an expert that two hold must be the same.
+
+    Raises:
+        ConfigError: no checkpoint, one of another kind of run, or checkpoints that do not belong together.
+        StorageError: one does not verify.
+    """
+    first, *others = (_read(path) for path in paths)
+    decoder, mixture = _numbers(first)
+    units = dict(first.units)
+    for other in others:
+        _check_same_run(first, other)
+        for unit, (root, values) in other.units.items():
+            if unit in units and units[unit][0] != root:
+                raise _apart(first, other, f"{unit} with root {units[unit][0][:8]}", root[:8])
+            units[unit] = (root, values)
+    if TRUNK not in units:
+        raise ConfigError(f"checkpoint {first.path} has no {TRUNK}", "one of an expert run")
+    experts = {
+        expert: values for unit, (_, values) in units.items() if (expert := expert_of(unit, mixture)) is not None
+    }
+    if len(experts) < mixture.top_k:
+        raise ConfigError(
+            f"{len(experts)} trained experts in these checkpoints", f"at least {mixture.top_k}, which a token passes"
+        )
+    _check_lengths(first.path, decoder, mixture, units)
+    return MergingParts(first.path, first.manifest, decoder, mixture, units[TRUNK][1], experts)
+
+
+def _read(path: Path) -> _Checkpoint:
+    manifest, state = load_checkpoint(path)
+    shapes = {tensor.name: TensorSpec(tensor.name, tensor.shape) for tensor in manifest.tensors}
+    whole = TensorSchema(UnitName(manifest.unit), tuple(shapes.values()))
+    units = {}
+    for unit in manifest.units or ():
+        if not unit.index and unit.unit != TRUNK:
+            continue  # as it was at the start: nobody held it
+        wanted = TensorSchema(UnitName(unit.unit), tuple(shapes[name] for name in unit.tensors))
+        units[wanted.unit] = (unit.state_root, picked(state.anchor_N, whole, wanted))
+    return _Checkpoint(path, manifest, units)
+
+
+def _numbers(checkpoint: _Checkpoint) -> tuple[DecoderConfig, MixtureConfig]:
+    manifest = checkpoint.manifest
+    if manifest.experts is None:
+        raise ConfigError(
+            f"checkpoint {checkpoint.path} is of a run without experts",
+            'one of a run with shards = "expert"',
+            "write its model with: potluck checkpoint export",
+        )
+    try:
+        return DecoderConfig.model_validate(manifest.model), manifest.experts
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ConfigError(
+            f"checkpoint {checkpoint.path} has another kind of model ({place})",
+            "the bundled decoder with experts",
+            "merge it with the release that wrote it",
+        ) from error
+
+
+def _check_same_run(one: _Checkpoint, other: _Checkpoint) -> None:
+    if one.manifest.run_id != other.manifest.run_id:
+        raise _apart(one, other, f"run {one.manifest.run_id[:8]}", other.manifest.run_id[:8])
+    if (one.manifest.model, one.manifest.experts) != (other.manifest.model, other.manifest.experts):
+        raise _apart(one, other, "model numbers", "others")
+
+
+def _apart(one: _Checkpoint, other: _Checkpoint, what: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"{one.path} has {what}, {other.path} has {found}", "checkpoints of one run with one trunk and the same experts"
+    )
+
+
+def _check_lengths(
+    path: Path, decoder: DecoderConfig, mixture: MixtureConfig, units: Mapping[UnitName, tuple[str, torch.Tensor]]
+) -> None:
+    for schema in held_units(decoder, mixture, range(mixture.num_experts)).schemas:
+        if schema.unit in units and units[schema.unit][1].numel() != schema.num_elements:
+            raise ConfigError(
+                f"checkpoint {path}: {schema.unit} of {units[schema.unit][1].numel()} values",
+                f"{schema.num_elements}, as its model numbers say",
+            )
+
+
+class ExpertText:
+    """Windows of each expert's documents, out of the packed data in the host's folder."""
+
+    def __init__(self, parts: MergingParts, state_dir: Path | None = None) -> None:
+        """`state_dir` is the host's folder; else the one that the first checkpoint lies in. Blocks.
+
+        Raises:
+            ConfigError: there is no run with experts' data, or another one.
+            StorageError: a shard is lost or damaged.
+        """
+        self._parts = parts
+        self._state_dir = state_dir or parts.path.absolute().parent.parent
+        self._folder = self._state_dir / DATA_FOLDER
+        dataset = self._dataset()
+        self._readers = {expert: self._reader(dataset, expert) for expert in parts.experts}
+
+    def windows(self, expert: int, step: int, count: int) -> torch.Tensor:
+        """(count, T + 1) int64, the same for the same step."""
+        length, reader = self._parts.decoder.context_tokens + 1, self._readers[expert]
+        starts = window_starts(0, f"expert {expert}", step, count, reader.num_tokens, length)
+        return torch.from_numpy(np.stack([reader.read(start, length) for start in starts]).astype(np.int64))
+
+    def _dataset(self) -> DatasetManifest:
+        """What the run's signed manifest names: with it the router that chose each expert's documents."""
+        where, remedy = self._state_dir, "name the folder of the run's host with --state-dir"
+        try:
+            manifest = open_manifest((where / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
+            dataset = parse_dataset((self._folder / MANIFEST_NAME).read_bytes(), manifest.dataset_id)
+        except OSError as error:
+            raise ConfigError(f"no run is hosted from {where}", "its manifest and packed data", remedy) from error
+        except PotluckError as error:
+            raise StorageError(f"the run in {where} is damaged ({error})", "what was written", remedy) from error
+        if manifest.run_id.hex() != self._parts.manifest.run_id:
+            raise ConfigError(
+                f"the run in {where} is {manifest.run_id.hex()[:8]}",
+                f"{self._parts.manifest.run_id[:8]}, which the checkpoint is of",
+                remedy,
+            )
+        return dataset
+
+    def _reader(self, dataset: DatasetManifest, expert: int) -> TokenReader:
+        cache = ShardCache(self._folder)
+        entries = expert_shards(dataset, expert)[:MOST_SHARDS]
+        for entry in entries:
+            path = cache.path(entry.sha256)
+            # looked at as a reader of the host's own folder: `has` would remove a damaged file
+            if (data := cache.read(entry.sha256)) is None or not entry.is_whole(data):
+                raise StorageError(f"{path} is lost or damaged", "a shard of the run's data", "restore a copy")
+        return TokenReader([cache.path(entry.sha256) for entry in entries], dataset.token_bytes)
+
+
+def write_merged(parts: MergingParts, tensors: Mapping[str, torch.Tensor], target: Path) -> Exported:
+    """Write a merged model, its tensors by the names of peer/mixture.py, to `target`, a folder that is not there yet or empty.
+
+    Raises:
+        ConfigError: `target` cannot be used.
+        StorageError: it could not be written: nothing is left in it.
+    """
+
+    def config_of(end: int | None) -> dict[str, object]:
+        return granite_config(parts.decoder, parts.mixture, len(parts.experts), end)
+
+    origin = {"potluck_experts": ",".join(map(str, sorted(parts.experts)))}
+    return export_tensors(
+        parts.path, parts.manifest, target, granite_tensors(parts.decoder, tensors), config_of, origin
+    )
