@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.nn import functional
 
+from averaging.codecs.boundary import BoundaryCodec, quantised
 from averaging.delta import pseudo_gradient
 from averaging.outer_step import apply_outer_step
 from averaging.weighted_mean import WeightedSum
-from peer.model import load_flat, parameters_in_order
+from peer.model import Decoder, load_flat, parameters_in_order
 from peer.optimizer import make_optimizer
 from peer.stage_trainer import StageSnapshot, StageTrainer
 from protocol.ids import PeerId
@@ -22,6 +25,7 @@ from protocol.pipeline.schedule import most_in_flight
 from protocol.rounds.messages import OuterStep
 from tests.peer.stage_world import (
     ANCHOR_N,
+    MODEL,
     SCHEMA,
     STAGES,
     micro_batch,
@@ -276,3 +280,37 @@ def run_data_peers(
             contributions.append((theta_N, steps * STEP_TOKENS))
         anchor_N, momentum_N = averaged(anchor_N, momentum_N, contributions)
     return anchor_N
+
+
+class _Crossing(torch.autograd.Function):
+    """What two codecs leave of activations and of their gradients, as if nothing had happened to either."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BTD: torch.Tensor, forward: BoundaryCodec, backward: BoundaryCodec) -> torch.Tensor:
+        ctx.codec = backward
+        return quantised(values_BTD, forward)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return quantised(grad_BTD, ctx.codec), None, None
+
+
+class CrossedDecoder(Decoder):
+    """The whole decoder in one place, with what the codecs leave where stages meet."""
+
+    codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64")
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        x_BTD = self.embed(tokens_BT)
+        for number, layer in enumerate(self.layers, 1):
+            x_BTD = layer(x_BTD, self.rotation)
+            if number in {stop for _, stop in STAGES.spans[:-1]}:
+                x_BTD = _Crossing.apply(x_BTD, *self.codecs)
+        return functional.linear(self.norm(x_BTD), self.head.weight)
+
+
+def crossed_model(forward: BoundaryCodec, backward: BoundaryCodec) -> CrossedDecoder:
+    model = CrossedDecoder(MODEL).double()
+    load_flat(model, SCHEMA, ANCHOR_N)
+    model.codecs = (forward, backward)
+    return model

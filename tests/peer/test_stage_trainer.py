@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from averaging.codecs.boundary import BoundaryCodec, quantised
 from peer.model import parameters_in_order
 from peer.optimizer import make_optimizer
 from peer.stage_trainer import StageTrainer
@@ -14,7 +16,7 @@ from protocol.errors import LocalProtocolError
 from protocol.manifest import InnerSection
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import SCHEDULES, Pass
-from tests.peer.lane_world import STEP_TOKENS, LaneWorld, lane_config, run_data_peers, run_lanes
+from tests.peer.lane_world import STEP_TOKENS, LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
 from tests.peer.stage_world import (
     ANCHOR_N,
     SCHEMA,
@@ -152,6 +154,23 @@ def test_two_lanes_of_three_stages_are_two_data_peers(schedule: str) -> None:
     expected_N = run_data_peers(2, ROUNDS, config.inner_steps)
     assert float((anchor_N - expected_N).abs().max()) <= 1e-10
     assert float((expected_N - ANCHOR_N.double()).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(("forward", "backward"), [("int8", "int8"), ("int4", "bf16")])
+def test_lanes_with_codecs_between_stages_are_data_peers_that_quantise_at_the_same_places(
+    forward: BoundaryCodec, backward: BoundaryCodec
+) -> None:
+    config = lane_config(inner_steps=2)
+    lanes = [
+        LaneWorld(
+            number, config, forward=partial(quantised, codec=forward), backward=partial(quantised, codec=backward)
+        )
+        for number in range(2)
+    ]
+    anchor_N = run_lanes(lanes, ROUNDS)
+    expected_N = run_data_peers(2, ROUNDS, 2, models=lambda: crossed_model(forward, backward))
+    assert float((anchor_N - expected_N).abs().max()) <= 1e-10
+    assert float((anchor_N - run_data_peers(2, ROUNDS, 2)).abs().max()) > 1e-6
 
 
 @pytest.mark.parametrize(("stage", "is_backward"), [(0, False), (1, True), (2, False)])
