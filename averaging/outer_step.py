@@ -12,8 +12,8 @@ from protocol.rounds.messages import OuterStep
 def apply_outer_step(
     anchor_N: torch.Tensor, momentum_N: torch.Tensor, update_N: torch.Tensor, outer: OuterStep
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The anchor and momentum after one commit, (N,) float32; the arguments are left alone. The anchor is a new tensor, and so is the
-    momentum where it changes.
+    """The anchor and momentum after one commit, (N,) float32, or float64 for proofs; the arguments are left alone. The anchor is a
+    new tensor, and so is the momentum where it changes.
 
     "nesterov": m <- mu m + U; A <- A - eta (U + mu m) (DiLoCo, 2311.08105, section 2; Nesterov as in torch's SGD).
     "mean": A <- A - eta U, momentum untouched; with eta = 1 this is plain parameter averaging.
@@ -35,9 +35,9 @@ def moved_vectors(
         RemoteProtocolError: a kind that this version does not know.
     """
     if outer.kind == "mean":
-        return new_vector(anchor_N.numel()), momentum_N
+        return new_vector(anchor_N.numel(), anchor_N.dtype), momentum_N
     if outer.kind == "nesterov":
-        return new_vector(anchor_N.numel()), new_vector(momentum_N.numel())
+        return new_vector(anchor_N.numel(), anchor_N.dtype), new_vector(momentum_N.numel(), momentum_N.dtype)
     raise RemoteProtocolError(f"outer step {outer.kind!r}", "mean or nesterov", "install the run's version of potluck")
 
 

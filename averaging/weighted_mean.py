@@ -8,10 +8,10 @@ from protocol.errors import LocalProtocolError
 
 
 class WeightedSum:
-    """sum_i w_i x_i, added in the order of the calls; float32. The caller keeps the order (by peer id)."""
+    """sum_i w_i x_i, added in the order of the calls; float32, or float64 for proofs. The caller keeps the order (by peer id)."""
 
-    def __init__(self, num_elements: int) -> None:
-        self._sum_n = torch.zeros(num_elements, dtype=torch.float32)
+    def __init__(self, num_elements: int, dtype: torch.dtype = torch.float32) -> None:
+        self._sum_n = torch.zeros(num_elements, dtype=dtype)
         self._weight = 0
 
     def add(self, weight: int, values_n: torch.Tensor, *, is_spent: bool = False) -> None:

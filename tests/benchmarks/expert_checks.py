@@ -39,10 +39,10 @@ from peer.optimizer import make_optimizer
 from protocol.decoder_schema import DecoderConfig
 from protocol.expert_schema import MixtureConfig, held_units
 from protocol.ids import CommitId, UnitName
-from protocol.manifest import InnerSection
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.traffic import update_bytes
+from protocol.training_sections import InnerSection
 from tests.benchmarks.feedback import decoded
 
 ROOT: Final = Path(__file__).parents[2]

@@ -38,8 +38,8 @@ from peer.mixture import MixtureDecoder
 from peer.model import Decoder, load_flat, parts_of
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.expert_schema import MixtureConfig, held_units, trunk_schema
-from protocol.manifest import InnerSection
 from protocol.rounds.messages import OuterStep
+from protocol.training_sections import InnerSection
 from tests.benchmarks.stacked_decoder import Workers
 
 MEAN: Final = OuterStep("mean", 1.0, 0.0)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from averaging.codecs.boundary import BoundaryCodec, quantised
 from peer.model import parameters_in_order
 from peer.optimizer import make_optimizer
 from peer.stage_trainer import StageTrainer
 from protocol.errors import LocalProtocolError
+from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.schedule import SCHEDULES, Pass
 from protocol.training_sections import InnerSection
+from tests.peer.lane_world import STEP_TOKENS, LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
 from tests.peer.stage_world import (
     ANCHOR_N,
     SCHEMA,
@@ -135,3 +140,60 @@ def test_a_snapshot_of_another_stage_is_refused() -> None:
         trainers[0].restore(trainers[1].snapshot())
     with pytest.raises(LocalProtocolError, match="at least 0"):
         trainers[0].take_step(-1.0, 0.01)
+
+
+# --- lanes of such stages, driven by their machines (protocol/pipeline) ---
+
+ROUNDS = 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_lanes_of_three_stages_are_two_data_peers(schedule: str) -> None:
+    config = lane_config(schedule=schedule)
+    anchor_N = run_lanes([LaneWorld(0, config), LaneWorld(1, config)], ROUNDS)
+    expected_N = run_data_peers(2, ROUNDS, config.inner_steps)
+    assert float((anchor_N - expected_N).abs().max()) <= 1e-10
+    assert float((expected_N - ANCHOR_N.double()).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(("forward", "backward"), [("int8", "int8"), ("int4", "bf16")])
+def test_lanes_with_codecs_between_stages_are_data_peers_that_quantise_at_the_same_places(
+    forward: BoundaryCodec, backward: BoundaryCodec
+) -> None:
+    config = lane_config(inner_steps=2)
+    lanes = [
+        LaneWorld(
+            number, config, forward=partial(quantised, codec=forward), backward=partial(quantised, codec=backward)
+        )
+        for number in range(2)
+    ]
+    anchor_N = run_lanes(lanes, ROUNDS)
+    expected_N = run_data_peers(2, ROUNDS, 2, models=lambda: crossed_model(forward, backward))
+    assert float((anchor_N - expected_N).abs().max()) <= 1e-10
+    assert float((anchor_N - run_data_peers(2, ROUNDS, 2)).abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize(("stage", "is_backward"), [(0, False), (1, True), (2, False)])
+def test_a_member_that_dies_in_mid_step_costs_tokens_and_changes_nothing(stage: int, is_backward: bool) -> None:
+    config = lane_config()
+    killed = LaneWorld(0, config, spares=1)
+    # the fourth step of the second round: the newest whole snapshot is two steps old, and a step is half done
+    killed.kill_when = lambda place, order: (
+        (place, order.at, order.work) == (stage, Point(1, 3), Pass(1, is_backward)) and not killed.num_killed
+    )
+    anchor_N = run_lanes([killed, LaneWorld(1, config)], ROUNDS)
+    assert killed.num_killed == 1
+    assert killed.keeper is not None
+    assert killed.keeper.lost_tokens == STEP_TOKENS
+    assert float((anchor_N - run_data_peers(2, ROUNDS, config.inner_steps)).abs().max()) <= 1e-10
+
+
+def test_a_lane_that_dissolves_is_a_data_peer_that_stopped_at_its_last_snapshot() -> None:
+    config = lane_config()
+    killed = LaneWorld(0, config)
+    killed.kill_when = lambda place, order: (place, order.at) == (1, Point(0, 3)) and order.work.is_backward
+    anchor_N = run_lanes([killed, LaneWorld(1, config)], 1)
+    assert killed.dissolved is not None
+    assert killed.dissolved.tokens == 2 * STEP_TOKENS
+    expected_N = run_data_peers(2, 1, 5, steps_of=lambda peer, _: 2 if peer == 0 else 5)
+    assert float((anchor_N - expected_N).abs().max()) <= 1e-10

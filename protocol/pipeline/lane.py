@@ -1,0 +1,386 @@
+"""A lane as a whole: its members step together, go back together, and end together. `step(state, event, now) -> Step`.
+
+Whoever keeps a lane hears its members: the squares of their gradients, their snapshots, their signs of life. A step is agreed when all
+stages have told theirs. When a member is lost a spare takes its place, all stages go back to the newest snapshot that all of them
+hold, and what was trained since is counted as lost. Without a spare within two seconds the lane dissolves: it enters the round with
+the tokens of that snapshot, which its survivors and the lost member's neighbour hold, and the survivors become spares.
+
+A lane is one data peer to the run, so it goes on, or enters the round, as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
+from typing import Literal
+
+from protocol.errors import LocalProtocolError
+from protocol.frozen import replace
+from protocol.ids import PeerId, short
+from protocol.pipeline.lane_stage import LaneConfig, Point
+
+Phase = Literal["running", "wanting", "loading", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class SquareTold:
+    """A stage is done with its passes; the square of its gradient."""
+
+    peer: PeerId
+    epoch: int
+    at: Point
+    square: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTold:
+    """A stage's snapshot of a point lies with itself and a neighbour."""
+
+    peer: PeerId
+    epoch: int
+    at: Point
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTold:
+    """A stage has loaded the snapshot that the lane goes back to."""
+
+    peer: PeerId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A stage's snapshot is nowhere any more, or cannot be had."""
+
+    peer: PeerId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHeard:
+    """A sign of life."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A connection was refused or reset, or the member says goodbye."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class SparesListed:
+    """Who can be reached, has room for the stages named, and serves no lane; the best first."""
+
+    spares: tuple[tuple[PeerId, frozenset[int]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed."""
+
+
+Event = SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost | SparesListed | Ticked
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeStep:
+    """Tell all members `StepAgreed`."""
+
+    epoch: int
+    at: Point
+    whole_square: float
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFrom:
+    """Tell all members that every stage holds the snapshot of this point: older ones may go."""
+
+    at: Point
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Tell these members, in the order of their stages, `WentBack`; one that was none before takes its stage's snapshot from whoever
+    holds it.
+    """
+
+    epoch: int
+    at: Point
+    counted: int
+    members: tuple[PeerId, ...]
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Tell all members `Resumed`."""
+
+    epoch: int
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dissolve:
+    """The lane ends: each stage's snapshot of this point enters the round with so many tokens, none with 0; these are spares now."""
+
+    at: Point
+    tokens: int
+    survivors: tuple[PeerId, ...]
+    reason: str
+
+
+Order = AgreeStep | KeepFrom | GoBack | Resume | Dissolve
+
+
+@dataclass(frozen=True)
+class LaneState:
+    """What the keeper of a lane knows.
+
+    Attributes:
+        members: by stage.
+        heard_s: when each was heard last, monotonic.
+        at: the point that the running inner step began at.
+        counted: inner steps of the round that count, at each point that is still to be asked for.
+        squares: told for the running step, by stage.
+        saved: the newest point that every stage holds a snapshot of; None before the first.
+        copied: stages that hold a newer one, by its point.
+        lost: stages without a member.
+        wanting_since_s: since when a stage has none.
+        loaded: stages that have loaded the snapshot.
+        spares: who could take a place, and which.
+        lost_tokens: trained and taken back, since the lane began.
+    """
+
+    config: LaneConfig
+    members: tuple[PeerId, ...]
+    heard_s: Mapping[PeerId, float]
+    at: Point
+    epoch: int = 0
+    phase: Phase = "running"
+    counted: Mapping[Point, int] = field(default_factory=lambda: MappingProxyType({}))
+    squares: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    saved: Point | None = None
+    copied: Mapping[Point, frozenset[int]] = field(default_factory=lambda: MappingProxyType({}))
+    lost: frozenset[int] = frozenset()
+    wanting_since_s: float = 0.0
+    loaded: frozenset[int] = frozenset()
+    spares: tuple[tuple[PeerId, frozenset[int]], ...] = ()
+    lost_tokens: int = 0
+
+    @property
+    def living(self) -> tuple[PeerId, ...]:
+        """Members that are not lost."""
+        return tuple(member for stage, member in enumerate(self.members) if stage not in self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The state after an event, what is ordered, and why an event was passed over."""
+
+    state: LaneState
+    orders: tuple[Order, ...] = ()
+    remark: str = ""
+
+
+def begin(config: LaneConfig, members: tuple[PeerId, ...], at: Point, now_s: float) -> LaneState:
+    """A lane of these peers, a stage each; all hold the run's state of this point.
+
+    Raises:
+        LocalProtocolError: not one peer a stage.
+    """
+    if len(members) != config.num_stages or len(set(members)) != len(members):
+        raise LocalProtocolError(f"a lane of {len(members)} members", f"{config.num_stages}, each once")
+    heard = MappingProxyType(dict.fromkeys(members, now_s))
+    return LaneState(config, members, heard, at, counted=MappingProxyType({at: 0}))
+
+
+def step(state: LaneState, event: Event, now_s: float) -> Step:
+    """Take one event."""
+    if state.phase == "over":
+        return Step(state, remark="the lane is no more")
+    match event:
+        case SparesListed():
+            return _replaced(replace(state, spares=event.spares), now_s)
+        case Ticked():
+            return _ticked(state, now_s)
+        case _:
+            stage = _stage_of(state, event.peer)
+            if stage is None:
+                return Step(state, remark=f"{short(event.peer)} is no member of this lane")
+            return _from_member(state, event, stage, now_s)
+
+
+def _from_member(
+    state: LaneState,
+    event: SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost,
+    stage: int,
+    now_s: float,
+) -> Step:
+    if isinstance(event, MemberLost):
+        return _lost(state, frozenset({stage}), now_s, f"{short(event.peer)}, which had stage {stage}, is gone")
+    state = replace(state, heard_s=MappingProxyType({**state.heard_s, event.peer: now_s}))
+    if isinstance(event, MemberHeard):
+        return Step(state)
+    if event.epoch != state.epoch:
+        return Step(state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}")
+    match event:
+        case SquareTold():
+            return _square_told(state, event, stage)
+        case SnapshotTold():
+            return _snapshot_told(state, event, stage)
+        case LoadedTold():
+            return _loaded(state, stage)
+        case LoadFailed():
+            return _dissolved(
+                state, 0, f"the snapshot of stage {stage} is lost, and with it the lane's work of this round"
+            )
+
+
+def _stage_of(state: LaneState, peer: PeerId) -> int | None:
+    stages = [stage for stage, member in enumerate(state.members) if member == peer and stage not in state.lost]
+    return stages[0] if stages else None
+
+
+def _square_told(state: LaneState, event: SquareTold, stage: int) -> Step:
+    if event.at != state.at or stage in state.squares:
+        return Step(state, remark=f"a gradient of {event.at} from stage {stage}, here it is {state.at}")
+    squares = {**state.squares, stage: event.square}
+    if len(squares) < state.config.num_stages:
+        return Step(replace(state, squares=MappingProxyType(squares)))
+    # in the order of the stages, so that the sum does not hang on who was first
+    whole = sum(squares[place] for place in range(state.config.num_stages))
+    agreed = AgreeStep(state.epoch, state.at, whole, "all stages are done with the step")
+    is_last = state.at.step + 1 >= state.config.inner_steps
+    counted = state.counted[state.at] + isfinite(whole)
+    after = Point(state.at.round, state.at.step + 1)
+    following = {after: counted, **({Point(state.at.round + 1, 0): 0} if is_last else {})}
+    moved = replace(
+        state,
+        at=Point(state.at.round + 1, 0) if is_last else after,
+        squares=MappingProxyType({}),
+        counted=MappingProxyType({**state.counted, **following}),
+    )
+    return Step(moved, (agreed,))
+
+
+def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> Step:
+    if event.at not in state.counted or (state.saved is not None and event.at <= state.saved):
+        return Step(state, remark=f"a snapshot of {event.at} from stage {stage}, which nobody asks for")
+    stages = state.copied.get(event.at, frozenset()) | {stage}
+    if len(stages) < state.config.num_stages:
+        return Step(replace(state, copied=MappingProxyType({**state.copied, event.at: stages})))
+    moved = replace(
+        state,
+        saved=event.at,
+        copied=MappingProxyType({at: held for at, held in state.copied.items() if at > event.at}),
+        counted=MappingProxyType({at: count for at, count in state.counted.items() if at >= event.at}),
+    )
+    return Step(moved, (KeepFrom(event.at, "every stage holds this snapshot"),))
+
+
+def _ticked(state: LaneState, now_s: float) -> Step:
+    silent = frozenset(
+        stage
+        for stage, member in enumerate(state.members)
+        if stage not in state.lost and now_s - state.heard_s[member] > state.config.suspect_after_s
+    )
+    if silent:
+        return _lost(state, silent, now_s, f"nothing was heard of stages {sorted(silent)}")
+    return _replaced(state, now_s)
+
+
+def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -> Step:
+    since_s = state.wanting_since_s if state.phase == "wanting" else now_s
+    wanting = replace(state, phase="wanting", lost=state.lost | stages, wanting_since_s=since_s)
+    if state.saved is None:
+        return _dissolved(wanting, 0, f"{reason} before the first snapshot")
+    return _replaced(wanting, now_s, reason)
+
+
+def _replaced(state: LaneState, now_s: float, reason: str = "") -> Step:
+    """Every lost stage gets a spare, or the lane waits, or it ends."""
+    if state.phase != "wanting" or state.saved is None:
+        return Step(state)
+    members, left = list(state.members), [spare for spare in state.spares if spare[0] not in state.members]
+    for stage in sorted(state.lost):
+        found = next((spare for spare in left if stage in spare[1]), None)
+        if found is not None:
+            left.remove(found)
+            members[stage] = found[0]
+    if all(members[stage] != state.members[stage] for stage in state.lost):
+        return _going_back(state, tuple(members), tuple(left), now_s, reason)
+    if now_s - state.wanting_since_s < state.config.spare_within_s:
+        return Step(state, remark=f"no spare yet for stages {sorted(state.lost)}")
+    counted = state.counted[state.saved]
+    return _dissolved(
+        state, counted, f"no spare for stages {sorted(state.lost)} within {state.config.spare_within_s:g} s"
+    )
+
+
+def _going_back(
+    state: LaneState,
+    members: tuple[PeerId, ...],
+    spares: tuple[tuple[PeerId, frozenset[int]], ...],
+    now_s: float,
+    reason: str,
+) -> Step:
+    saved = state.saved if state.saved is not None else state.at
+    moved = replace(
+        state,
+        members=members,
+        spares=spares,
+        heard_s=MappingProxyType(dict.fromkeys(members, now_s)),
+        epoch=state.epoch + 1,
+        phase="loading",
+        at=Point(saved.round + 1, 0) if saved.step >= state.config.inner_steps else saved,
+        squares=MappingProxyType({}),
+        copied=MappingProxyType({}),
+        counted=MappingProxyType(_kept_counts(state, saved)),
+        lost=frozenset(),
+        loaded=frozenset(),
+        lost_tokens=state.lost_tokens + _since(state, saved),
+    )
+    order = GoBack(moved.epoch, saved, state.counted[saved], members, reason or "a spare is there")
+    return Step(moved, (order,))
+
+
+def _kept_counts(state: LaneState, saved: Point) -> dict[Point, int]:
+    """Of the snapshot, and of the next round's start where only that is still to come."""
+    counts = {saved: state.counted[saved]}
+    if saved.step >= state.config.inner_steps:
+        counts[Point(saved.round + 1, 0)] = 0
+    return counts
+
+
+def _since(state: LaneState, saved: Point) -> int:
+    """Tokens that counted after the snapshot."""
+    ends: dict[int, int] = {}
+    for at, count in state.counted.items():
+        ends[at.round] = max(ends.get(at.round, 0), count)
+    steps = sum(ends.values()) - state.counted[saved]
+    return steps * state.config.step_tokens
+
+
+def _loaded(state: LaneState, stage: int) -> Step:
+    if state.phase != "loading":
+        return Step(state, remark=f"stage {stage} has loaded a snapshot, and the lane is {state.phase}")
+    loaded = state.loaded | {stage}
+    if len(loaded) < state.config.num_stages:
+        return Step(replace(state, loaded=loaded))
+    return Step(replace(state, phase="running", loaded=loaded), (Resume(state.epoch, "all stages are back"),))
+
+
+def _dissolved(state: LaneState, counted: int, reason: str) -> Step:
+    at = state.saved if state.saved is not None else state.at
+    tokens = counted * state.config.step_tokens
+    lost = state.lost_tokens + max(0, _since(state, at)) + (state.counted[at] - counted) * state.config.step_tokens
+    order = Dissolve(at, tokens, state.living, reason)
+    return Step(replace(state, phase="over", lost_tokens=lost), (order,))

@@ -1,0 +1,398 @@
+"""What one stage of a lane does next: `step(state, event) -> Step`. The lane as a whole is in lane.py.
+
+A lane is one replica of each stage that works as one data peer does. Within an inner step the stage takes its passes in the
+schedule's order, each when what it needs is here; then it tells its part of the gradient's norm, and steps when the lane has agreed
+on the whole. A snapshot is taken at the start of a round, at its end, and every so many inner steps between. When the lane goes back,
+everything of its former time line is refused: an `epoch` numbers them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.errors import ConfigError, LocalProtocolError
+from protocol.frozen import replace
+from protocol.pipeline.schedule import Pass, passes
+
+Phase = Literal["passing", "agreeing", "stepping", "copying", "loading", "loaded", "averaging", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    """Numbers of a lane, the same at all of its stages.
+
+    Attributes:
+        num_micro_batches: of an inner step.
+        inner_steps: of a round (H).
+        snapshot_steps: inner steps between two snapshots (c).
+        step_tokens: of an inner step.
+        spare_within_s: how long a lane waits for a spare before it dissolves.
+        suspect_after_s: silence of a member after which it counts as lost.
+    """
+
+    schedule: str
+    num_stages: int
+    num_micro_batches: int
+    inner_steps: int
+    snapshot_steps: int
+    step_tokens: int
+    spare_within_s: float = 2.0
+    suspect_after_s: float = 1.5
+
+    def __post_init__(self) -> None:
+        if min(self.inner_steps, self.snapshot_steps, self.step_tokens) < 1:
+            raise ConfigError(
+                f"{self.inner_steps} inner steps of {self.step_tokens} tokens, a snapshot every {self.snapshot_steps}",
+                "at least 1 of each",
+            )
+        passes(self.schedule, 0, self.num_stages, self.num_micro_batches)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Point:
+    """A moment between inner steps: so many are done in this round."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What a pass needs is here and was checked: activations for one forward, a gradient for one backward."""
+
+    epoch: int
+    at: Point
+    work: Pass
+
+
+@dataclass(frozen=True, slots=True)
+class PassDone:
+    """A pass was computed, and what it gives was sent on."""
+
+    epoch: int
+    at: Point
+    work: Pass
+
+
+@dataclass(frozen=True, slots=True)
+class StepAgreed:
+    """The lane knows the squared norm of the whole gradient of the inner step that begins at this point."""
+
+    epoch: int
+    at: Point
+    whole_square: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """The inner step was taken, or, its gradient not finite, left out at all stages alike: then its tokens do not count."""
+
+    epoch: int
+    at: Point
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeld:
+    """The copy of this point lies here and with a neighbour."""
+
+    epoch: int
+    at: Point
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """The lane goes back to a snapshot, and is another time line from there on. `counted`: steps of its round that count"""
+
+    epoch: int
+    at: Point
+    counted: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLoaded:
+    """Parameters and moments are those of the snapshot."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """All stages have loaded theirs."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The round's commit is in this stage's parameters."""
+
+    epoch: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDissolved:
+    """The lane is no more."""
+
+
+Event = (
+    Arrived
+    | PassDone
+    | StepAgreed
+    | StepTaken
+    | SnapshotHeld
+    | WentBack
+    | SnapshotLoaded
+    | Resumed
+    | Adopted
+    | LaneDissolved
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPass:
+    """Compute it, send on what it gives; answer PassDone."""
+
+    at: Point
+    work: Pass
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TellSquare:
+    """Tell the lane the square of this stage's gradient."""
+
+    epoch: int
+    at: Point
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStep:
+    """Clip by the whole norm and step; answer StepTaken."""
+
+    at: Point
+    whole_square: float
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Copy parameters and moments here and to the neighbour; answer SnapshotHeld, and tell the lane. The last whole one is kept until
+    the lane says that this one is (`lane.KeepFrom`).
+    """
+
+    epoch: int
+    at: Point
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """Forget all that is going on, load the snapshot of this point; answer SnapshotLoaded, and tell the lane."""
+
+    epoch: int
+    at: Point
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """The round's inner steps are done: enter the averaging of this stage's unit with so many tokens; answer Adopted."""
+
+    round: int
+    tokens: int
+    reason: str = field(default="", compare=False)
+
+
+Order = RunPass | TellSquare | TakeStep | TakeSnapshot | LoadSnapshot | Contribute
+
+
+@dataclass(frozen=True)
+class StageState:
+    """What a stage of a lane knows.
+
+    Attributes:
+        epoch: of the lane's time line.
+        at: the point that the running inner step began at, or where the stage stands.
+        todo: passes of this step that have not begun, in order.
+        running: the pass that is being computed.
+        there: passes of this and of the next point whose input is here.
+        counted: inner steps of this round whose tokens count.
+    """
+
+    config: LaneConfig
+    stage: int
+    epoch: int
+    at: Point
+    phase: Phase
+    todo: tuple[Pass, ...] = ()
+    running: Pass | None = None
+    there: frozenset[tuple[Point, Pass]] = frozenset()
+    counted: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the loss."""
+        return self.stage == self.config.num_stages - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The state after an event, what is ordered, and why an event was passed over."""
+
+    state: StageState
+    orders: tuple[Order, ...] = ()
+    remark: str = ""
+
+
+def begin(config: LaneConfig, stage: int, at: Point, *, epoch: int = 0) -> Step:
+    """A stage whose parameters are the run's at this point: its first act is a snapshot.
+
+    Raises:
+        LocalProtocolError: the lane has no such stage.
+    """
+    if not 0 <= stage < config.num_stages:
+        raise LocalProtocolError(f"stage {stage}", f"0 to {config.num_stages - 1}")
+    state = StageState(config, stage, epoch, at, "copying")
+    return Step(state, (TakeSnapshot(epoch, at, "the lane begins"),))
+
+
+def join(config: LaneConfig, stage: int, back: WentBack) -> Step:
+    """A spare takes the place of a member that is gone, from the point that the lane goes back to."""
+    return step(begin(config, stage, back.at, epoch=back.epoch - 1).state, back)
+
+
+def step(state: StageState, event: Event) -> Step:
+    """Take one event."""
+    if isinstance(event, WentBack):
+        return _went_back(state, event)
+    if isinstance(event, LaneDissolved) or state.phase == "over":
+        return Step(replace(state, phase="over", todo=(), running=None, there=frozenset()))
+    if event.epoch != state.epoch:
+        return Step(state, remark=f"{type(event).__name__} of time line {event.epoch}, here it is {state.epoch}")
+    match event:
+        case Arrived():
+            return _arrived(state, event)
+        case PassDone():
+            return _pass_done(state, event)
+        case StepAgreed():
+            return _agreed(state, event)
+        case StepTaken():
+            return _step_taken(state, event)
+        case SnapshotHeld():
+            return _snapshot_held(state, event)
+        case SnapshotLoaded():
+            return _unless(state, "loading") or Step(replace(state, phase="loaded"))
+        case Resumed():
+            return _unless(state, "loaded") or _next_step(state)
+        case Adopted():
+            return _adopted(state, event)
+
+
+def _unless(state: StageState, phase: Phase) -> Step | None:
+    return None if state.phase == phase else Step(state, remark=f"nobody waits for that while {state.phase}")
+
+
+def _went_back(state: StageState, event: WentBack) -> Step:
+    if event.epoch <= state.epoch or state.phase == "over":
+        return Step(state, remark=f"going back in time line {event.epoch}, here it is {state.epoch}, {state.phase}")
+    moved = replace(
+        state,
+        epoch=event.epoch,
+        at=event.at,
+        counted=event.counted,
+        phase="loading",
+        todo=(),
+        running=None,
+        there=frozenset(),
+    )
+    return Step(moved, (LoadSnapshot(event.epoch, event.at, "a member of the lane was replaced"),))
+
+
+def _arrived(state: StageState, event: Arrived) -> Step:
+    ahead = Point(state.at.round, state.at.step + 1)
+    is_next_round = event.at == Point(state.at.round + 1, 0)
+    if event.at not in (state.at, ahead) and not is_next_round:
+        return Step(state, remark=f"work of {event.at}, here it is {state.at}")
+    needs_input = not state.is_last if event.work.is_backward else state.stage > 0
+    if not needs_input or not 0 <= event.work.number < state.config.num_micro_batches:
+        return Step(state, remark=f"{event.work} comes from nobody")
+    if (event.at, event.work) in state.there:
+        return Step(state, remark=f"{event.work} once more")
+    is_over = (
+        event.at == state.at and state.phase in ("passing", "agreeing", "stepping") and event.work not in state.todo
+    )
+    if is_over:
+        return Step(state, remark=f"{event.work} was done already")
+    return _work(replace(state, there=state.there | {(event.at, event.work)}))
+
+
+def _work(state: StageState) -> Step:
+    """Begin the next pass in order if it can be, or tell that all are done."""
+    if state.phase != "passing" or state.running is not None:
+        return Step(state)
+    if not state.todo:
+        told = TellSquare(state.epoch, state.at, "all passes of the step are done")
+        return Step(replace(state, phase="agreeing"), (told,))
+    work = state.todo[0]
+    is_own = state.is_last if work.is_backward else state.stage == 0
+    if not is_own and (state.at, work) not in state.there:
+        return Step(state)
+    moved = replace(state, todo=state.todo[1:], running=work, there=state.there - {(state.at, work)})
+    return Step(moved, (RunPass(state.at, work, "next in order"),))
+
+
+def _pass_done(state: StageState, event: PassDone) -> Step:
+    if (event.at, event.work) != (state.at, state.running):
+        return Step(state, remark=f"{event.work} was not running")
+    return _work(replace(state, running=None))
+
+
+def _agreed(state: StageState, event: StepAgreed) -> Step:
+    if event.at != state.at or state.phase != "agreeing":
+        return Step(state, remark=f"a step at {event.at} was agreed, here it is {state.at}, {state.phase}")
+    return Step(
+        replace(state, phase="stepping"), (TakeStep(state.at, event.whole_square, "all stages are done with it"),)
+    )
+
+
+def _step_taken(state: StageState, event: StepTaken) -> Step:
+    if event.at != state.at or state.phase != "stepping":
+        return Step(state, remark=f"a step at {event.at} was taken, here it is {state.at}, {state.phase}")
+    at, config = Point(state.at.round, state.at.step + 1), state.config
+    moved = replace(state, at=at, counted=state.counted + event.counts)
+    if at.step == config.inner_steps:
+        return _copy(moved, "the round's inner steps are done")
+    if at.step % config.snapshot_steps == 0:
+        return _copy(moved, f"every {config.snapshot_steps} inner steps")
+    return _next_step(moved)
+
+
+def _copy(state: StageState, reason: str) -> Step:
+    return Step(replace(state, phase="copying"), (TakeSnapshot(state.epoch, state.at, reason),))
+
+
+def _snapshot_held(state: StageState, event: SnapshotHeld) -> Step:
+    if event.at != state.at or state.phase != "copying":
+        return Step(state, remark=f"a snapshot of {event.at}, here it is {state.at}, {state.phase}")
+    return _next_step(state)
+
+
+def _next_step(state: StageState) -> Step:
+    """The next inner step, or the averaging where there is none left."""
+    config = state.config
+    if state.at.step >= config.inner_steps:
+        tokens = state.counted * config.step_tokens
+        contribute = Contribute(state.at.round, tokens, "the round's inner steps are done")
+        return Step(replace(state, phase="averaging"), (contribute,))
+    order = passes(config.schedule, state.stage, config.num_stages, config.num_micro_batches)
+    return _work(replace(state, phase="passing", todo=order, running=None))
+
+
+def _adopted(state: StageState, event: Adopted) -> Step:
+    if event.round != state.at.round or state.phase != "averaging":
+        return Step(state, remark=f"round {event.round} was adopted, here it is {state.at}, {state.phase}")
+    return _copy(replace(state, at=Point(event.round + 1, 0), counted=0), "a round begins")
