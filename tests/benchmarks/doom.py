@@ -9,10 +9,10 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import peer.daemon
+import peer.life
 from averaging.unit_log import UnitLog
 from protocol.envelope import seal
-from protocol.errors import PotluckError
+from protocol.errors import LocalProtocolError, PotluckError
 from protocol.identity import Identity
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.messages import Ballot, Settle
@@ -92,7 +92,9 @@ def wrap_signing(doom: Doom) -> None:
         doom.hear(identity.peer_id, arguments[-1])
         return seal(identity, *arguments)
 
-    setattr(peer.daemon, "seal", heard)  # noqa: B010
+    if peer.life.seal is not seal:
+        raise LocalProtocolError("peer.life signs by something else", "protocol.envelope.seal, which is wrapped here")
+    setattr(peer.life, "seal", heard)  # noqa: B010
 
 
 def install() -> None:
