@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from averaging import chunk_runs
 from averaging.codecs import Codec
-from averaging.rounds import contribution, exchange, peer_rounds, reduction, transfer
+from averaging.rounds import contribution, exchange, next_state, peer_rounds, reduction, transfer
 from protocol import envelope, wire
 from protocol.envelope import Envelope
 from protocol.identity import Verifier
@@ -43,6 +46,7 @@ def shared_decoding() -> Iterator[None]:
         *((module, "decode_body", decode_body) for module in (core, exchange, reduction, wire)),
         *((module, "open_envelope", open_envelope) for module in (core, exchange, reduction)),
         (transfer, "check_result", check_result),
+        (next_state, "decode_run", _decoding()),
     ]
     own = [(module, name, getattr(module, name)) for module, name, _ in shared]
     _set(shared)
@@ -90,3 +94,18 @@ def _checking() -> Any:
         checked(tuple(chunks), result_hash, first_chunk, codec, grid)
 
     return check_result
+
+
+def _decoding() -> Any:
+    """As `decode_run`: of a result, which all members decode. Each has values of its own, for tensors can be changed."""
+
+    @functools.lru_cache(NUM_SIGNED)
+    def values(codec: Codec, chunks: tuple[bytes, ...], chunk_elements: int, num_elements: int) -> torch.Tensor:
+        return chunk_runs.decode_run(codec, chunks, chunk_elements, num_elements)
+
+    def decode_run(
+        codec: Codec, chunks: Sequence[bytes | memoryview], chunk_elements: int, num_elements: int
+    ) -> torch.Tensor:
+        return values(codec, tuple(map(bytes, chunks)), chunk_elements, num_elements).clone()
+
+    return decode_run

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from averaging.rounds import peer_rounds, reduction, transfer
+from averaging.chunk_runs import encode_run
+from averaging.codecs import codec_by_name
+from averaging.rounds import next_state, peer_rounds, reduction, transfer
 from protocol import wire
 from protocol.envelope import seal
 from protocol.errors import RemoteProtocolError
 from protocol.rounds import chain, core
+from protocol.tensor_schema import ChunkGrid
 from tests.simulation.sharing import shared_decoding
 from tests.simulation.signing import HashSigner, HashVerifier
 
@@ -40,6 +44,21 @@ def test_a_changed_byte_is_refused_beside_the_message_that_was_opened() -> None:
                 _opened(SEALED[:-1] + bytes([SEALED[-1] ^ 1]), None)
 
 
+def test_each_member_has_values_of_its_own_of_a_result_that_is_decoded_once() -> None:
+    codec, grid, run = codec_by_name("int8"), ChunkGrid(24, 6), range(1, 3)
+    values_n = torch.linspace(-1.0, 2.0, 12)
+    chunks = encode_run(codec, values_n, 6)
+    expected_n = next_state.decoded(codec, grid, run, chunks)
+    with shared_decoding():
+        first_n = next_state.decoded(codec, grid, run, [memoryview(chunk) for chunk in chunks])
+        assert torch.equal(first_n, expected_n)
+        first_n.zero_()
+        assert torch.equal(next_state.decoded(codec, grid, run, chunks), expected_n)
+        for _ in range(2):
+            with pytest.raises(RemoteProtocolError):
+                next_state.decoded(codec, grid, run, [chunks[0], chunks[1][:-1]])
+
+
 def test_nothing_is_shared_once_the_world_has_ended() -> None:
     names = [
         (peer_rounds, "decode_message"),
@@ -50,6 +69,7 @@ def test_nothing_is_shared_once_the_world_has_ended() -> None:
         (reduction, "decode_body"),
         (wire, "decode_body"),
         (transfer, "check_result"),
+        (next_state, "decode_run"),
     ]
     before = [getattr(module, name) for module, name in names]
     with shared_decoding():
