@@ -167,11 +167,15 @@ class Assignment:
             self.router, choices = routing.router, routing.choices
         else:
             choices = [(self.owner(text.data),) for text in texts]
-        parts: list[list[Tokens]] = [[] for _ in range(trial.num_domains)]
-        for text, choice in zip(texts, choices, strict=True):
+        domains = [domain for domain, rows in corpus.documents.items() for _ in rows]
+        self.of_domain: list[dict[str, list[Tokens]]] = [{} for _ in range(trial.num_domains)]
+        """Of each expert its documents by their domains."""
+        for text, choice, domain in zip(texts, choices, domains, strict=True):
             for expert in choice if text.split == "train" else ():
-                parts[expert].append(encode_document(text.data))
-        self.texts = [np.concatenate(part) for part in parts]
+                self.of_domain[expert].setdefault(domain, []).append(encode_document(text.data))
+        self.texts = [
+            np.concatenate([tokens for rows in parts.values() for tokens in rows]) for parts in self.of_domain
+        ]
 
     def owner(self, data: bytes) -> int:
         """The expert that a document is measured with."""
@@ -182,18 +186,21 @@ class Assignment:
 
 
 class _Readers(Workers):
-    """Workers that each read a text of their own."""
+    """Workers that each read texts of their own, as much of each: of an expert's documents, or of each domain."""
 
-    texts: Sequence[Tokens] = ()
+    texts: Sequence[Sequence[Tokens]] = ()
 
     def _windows(self, number: int) -> torch.Tensor:
         length = self.model.config.context_tokens + 1
         per_reader = self._inner.batch_tokens // self.model.config.context_tokens
         rows = []
-        for text, (name,) in zip(self.texts, self._readers, strict=True):
-            starts = window_starts(self._seed, name, number, per_reader, len(text), length)
-            rows.append(text[np.array(starts)[:, None] + np.arange(length)])
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        for texts, (name,) in zip(self.texts, self._readers, strict=True):
+            for place in range(per_reader):
+                text = texts[(number * per_reader + place) % len(texts)]
+                (start,) = window_starts(self._seed, f"{name} {place}", number, 1, len(text), length)
+                rows.append(text[start : start + length])
+        stacked = np.stack(rows).reshape(len(self.texts), per_reader, length)
+        return torch.from_numpy(stacked.astype(np.int64))
 
 
 class Held:
@@ -251,14 +258,18 @@ class Training:
     def _assignment(self) -> Assignment:
         return Assignment(self._trial, self._corpus)
 
-    def _texts(self) -> list[Tokens]:
-        if self._has_experts:
-            return self._assignment.texts
-        rows = self._corpus.documents.values()
-        if self._trial.way == "one domain":
-            rows = [self._corpus.documents[self._corpus.domains[0]]]
-        text = np.concatenate([encode_document(d.data) for row in rows for d in row if not d.is_heldout])
-        return [text] * self._num_peers
+    def _texts(self) -> list[list[Tokens]]:
+        """What each peer reads: a routed expert its documents; others as much of each domain, so that all see the domains alike."""
+        if self._trial.way == "routed":
+            return [[text] for text in self._assignment.texts]
+        if self._trial.way == "random":
+            return [[np.concatenate(rows) for rows in parts.values()] for parts in self._assignment.of_domain]
+        domains = self._corpus.domains[:1] if self._trial.way == "one domain" else self._corpus.domains
+        texts = [
+            np.concatenate([encode_document(d.data) for d in self._corpus.documents[domain] if not d.is_heldout])
+            for domain in domains
+        ]
+        return [texts] * self._num_peers
 
     def run(self) -> Outcome:
         """Train to the end, and measure."""
