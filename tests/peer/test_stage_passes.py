@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 
+from averaging.codecs.boundary import quantised
 from peer.stage_passes import StagePasses
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import SCHEDULES, passes
+from protocol.pipeline.synced import SyncedConfig
+from tests.peer.lane_world import crossed_model
 from tests.peer.stage_world import (
     MODEL,
     STAGES,
@@ -21,6 +25,8 @@ from tests.peer.stage_world import (
     whole_loss,
     whole_model,
 )
+from tests.peer.synced_world import TorchWorld, run_one_process
+from tests.protocol.pipeline.synced_world import Faults
 
 SHARES = (0.5, 0.25, 0.25)
 
@@ -180,3 +186,28 @@ def test_a_recomputing_stage_keeps_what_came_in_alone() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda _: pytest.fail("kept"), lambda saved: saved):
         left = passes_.forward(micro_batch(), torch.zeros(2, MODEL.context_tokens, MODEL.dim, dtype=torch.float64))
     assert not left.requires_grad
+
+
+# --- synced steps: any replica does any micro-batch's work (protocol/pipeline/synced.py) ---
+
+SYNCED = SyncedConfig(num_stages=3, num_micro_batches=3, in_flight=6)
+
+
+@pytest.mark.parametrize(
+    ("faults", "steps"),
+    [(Faults(killed=0.02), 20), (Faults(lost=0.2, twice=0.1, late=0.05), 6), (Faults(killed=0.05, spoilt=0.05), 6)],
+    ids=["killed", "replies lost, late and twice", "micro-batches removed"],
+)
+def test_three_stages_of_two_replicas_are_one_process_whatever_is_lost(faults: Faults, steps: int) -> None:
+    world = TorchWorld(SYNCED, 2, faults, seed=3, steps=steps)
+    world.run()
+    assert bool(world.num_killed) == bool(faults.killed)
+    assert any(commit.removed for commit in world.commits) == bool(faults.spoilt)
+    assert float((world.theta() - run_one_process(world.commits)).abs().max()) <= 1e-10
+
+
+def test_with_int8_between_them_they_are_one_process_that_quantises_at_the_same_places() -> None:
+    world = TorchWorld(SYNCED, 2, Faults(killed=0.03), seed=3, steps=4, cross=partial(quantised, codec="int8"))
+    world.run()
+    expected_N = run_one_process(world.commits, lambda: crossed_model("int8", "int8"))
+    assert float((world.theta() - expected_N).abs().max()) <= 1e-10

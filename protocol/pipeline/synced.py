@@ -1,0 +1,439 @@
+"""One step of a synced pipeline, as its owner decides it: every micro-batch counts exactly once at every stage, or at none.
+
+Any replica of a stage may do any micro-batch's work: replicas hold equal weights within a step. The owner holds the wire bytes of each
+stage's input and of each gradient until the step is committed, so whatever is lost is done again from them, at that stage alone. A
+backward pass counts when the owner grants it, to one replica; what nobody was granted is dropped. At the end every replica names the
+micro-batches in its sum, and a sum that holds others than the owner granted does not count. A micro-batch that cannot be computed is
+removed at all stages: whoever had summed it begins its sum again.
+
+The last stage goes forward and backward at once: its forward pass gives a loss that nobody needs before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Literal
+
+from protocol.errors import ConfigError
+from protocol.frozen import replace
+from protocol.ids import PeerId, short
+
+Phase = Literal["working", "summing", "over"]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedConfig:
+    """Numbers of a step.
+
+    Attributes:
+        in_flight: micro-batches under way at once, at most; the stages twice keep all of them busy.
+        queue: pieces of work that one replica has at once, at most.
+        patience: of the time that a replica takes by what it has shown, after which somebody else is asked, too.
+        least_patience_s: and never sooner.
+        first_guess_s: of a replica that has shown nothing yet.
+    """
+
+    num_stages: int
+    num_micro_batches: int
+    in_flight: int
+    queue: int = 4
+    patience: float = 3.0
+    least_patience_s: float = 0.2
+    first_guess_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.num_stages, self.num_micro_batches, self.in_flight, self.queue) < 1:
+            raise ConfigError(f"{self}", "at least 1 stage, micro-batch, and place for one")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Work:
+    """One micro-batch at one stage, one way."""
+
+    number: int
+    stage: int
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaJoined:
+    """It holds the weights of this step, and nothing of the step itself."""
+
+    peer: PeerId
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """Refused, reset or silent."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A reply whose bytes were checked and are held here."""
+
+    peer: PeerId
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The replica has too much to do, or does not have what was asked for: no work was done, and nobody is to blame."""
+
+    peer: PeerId
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """What came of it is not finite: the micro-batch itself is bad."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumDelivered:
+    """The replica's sum over these micro-batches is with every living replica of its stage."""
+
+    peer: PeerId
+    numbers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed."""
+
+
+Event = ReplicaJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send the replica the bytes that this work needs."""
+
+    peer: PeerId
+    work: Work
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Tell the replica that its backward pass of this micro-batch counts: it adds it to its sum."""
+
+    peer: PeerId
+    number: int
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Tell the replica that its backward pass of this micro-batch does not count."""
+
+    peer: PeerId
+    number: int
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Tell the replica to forget its sum and all that it keeps of this step."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Tell the replica to bring its sum over exactly these micro-batches to the others of its stage; answer SumDelivered, or, where it
+    has others, ReplicaLost and ReplicaJoined.
+    """
+
+    peer: PeerId
+    numbers: frozenset[int]
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The step is decided: every stage adds up these sums, by peer, and takes its step; together they are over `counted`."""
+
+    sums: tuple[tuple[int, tuple[tuple[PeerId, frozenset[int]], ...]], ...]
+    counted: frozenset[int]
+    removed: frozenset[int]
+    reason: str = field(default="", compare=False)
+
+
+Order = Ask | Grant | Drop | StartAgain | Sum | Commit
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What the owner knows of a replica.
+
+    Attributes:
+        asked: work that it has, and since when, monotonic.
+        work_s: how long it takes for a piece, as a running mean; None before the first.
+        free_s: when it finished something last, monotonic.
+        summed: micro-batches in the sum that it has delivered.
+    """
+
+    peer: PeerId
+    stage: int
+    asked: Mapping[Work, float] = field(default_factory=lambda: MappingProxyType({}))
+    work_s: float | None = None
+    free_s: float = 0.0
+    summed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class SyncedState:
+    """What the owner of a step knows.
+
+    Attributes:
+        seed: by which replicas that are as good as each other are told apart.
+        done: work whose bytes are held: outputs of forward passes, input gradients of backward ones.
+        granted: whose backward pass counts, by micro-batch and stage.
+        removed: micro-batches that count at no stage.
+        met: who was a replica of this step at any time.
+        declined: who has declined what since the last tick.
+        sum_since_s: when sums were asked for last, monotonic.
+    """
+
+    config: SyncedConfig
+    seed: int
+    replicas: Mapping[PeerId, Replica] = field(default_factory=lambda: MappingProxyType({}))
+    done: frozenset[Work] = frozenset()
+    granted: Mapping[tuple[int, int], PeerId] = field(default_factory=lambda: MappingProxyType({}))
+    removed: frozenset[int] = frozenset()
+    phase: Phase = "working"
+    met: frozenset[PeerId] = frozenset()
+    declined: frozenset[tuple[PeerId, Work]] = frozenset()
+    sum_since_s: float = 0.0
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """Micro-batches that are to count."""
+        return frozenset(range(self.config.num_micro_batches)) - self.removed
+
+    def granted_to(self, peer: PeerId) -> frozenset[int]:
+        """Micro-batches that count at this replica."""
+        return frozenset(number for (number, _), whose in self.granted.items() if whose == peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The state after an event, what is ordered, why an event was passed over, and what is waited for."""
+
+    state: SyncedState
+    orders: tuple[Order, ...] = ()
+    remark: str = ""
+    waiting: str = ""
+
+
+def step(state: SyncedState, event: Event, now_s: float) -> Step:
+    """Take one event."""
+    if state.phase == "over":
+        return Step(state, remark="the step is committed")
+    match event:
+        case ReplicaJoined():
+            done = _joined(state, event)
+        case ReplicaLost():
+            done = _lost(state, event)
+        case Finished():
+            done = _finished(state, event, now_s)
+        case Declined():
+            done = _unasked(state, event)
+        case Spoilt():
+            done = _spoilt(state, event)
+        case SumDelivered():
+            done = _sum_delivered(state, event)
+        case Ticked():
+            done = Step(replace(state, declined=frozenset()))
+    after = _directed(done.state, now_s)
+    return Step(after.state, done.orders + after.orders, done.remark, after.waiting)
+
+
+def _joined(state: SyncedState, event: ReplicaJoined) -> Step:
+    if not 0 <= event.stage < state.config.num_stages:
+        return Step(state, remark=f"{short(event.peer)} has stage {event.stage}, of {state.config.num_stages}")
+    state = _without(state, event.peer)
+    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage)}
+    again = (StartAgain(event.peer, "what it had summed before counts no more"),) if event.peer in state.met else ()
+    return Step(replace(state, replicas=MappingProxyType(replicas), met=state.met | {event.peer}), again)
+
+
+def _lost(state: SyncedState, event: ReplicaLost) -> Step:
+    """All that it was granted is done again, at its stage alone."""
+    replica = state.replicas.get(event.peer)
+    if replica is None:
+        return Step(state, remark=f"{short(event.peer)} is no replica of this step")
+    return Step(_without(state, event.peer))
+
+
+def _without(state: SyncedState, peer: PeerId) -> SyncedState:
+    granted = {piece: whose for piece, whose in state.granted.items() if whose != peer}
+    replicas = {name: replica for name, replica in state.replicas.items() if name != peer}
+    return replace(state, replicas=MappingProxyType(replicas), granted=MappingProxyType(granted), phase="working")
+
+
+def _finished(state: SyncedState, event: Finished, now_s: float) -> Step:
+    replica, work = state.replicas.get(event.peer), event.work
+    if replica is None or replica.stage != work.stage:
+        return Step(state, remark=f"{short(event.peer)} is no replica of stage {work.stage}")
+    since_s = replica.asked.get(work)
+    if since_s is not None:
+        took_s = now_s - max(since_s, replica.free_s)
+        mean_s = took_s if replica.work_s is None else 0.8 * replica.work_s + 0.2 * took_s
+        state = _with(state, replace(replica, work_s=mean_s, free_s=now_s))
+    if not _is_due(state, work):
+        is_ours = state.granted.get((work.number, work.stage)) == event.peer
+        drop = (
+            (Drop(event.peer, work.number, "it counts elsewhere, or nowhere"),)
+            if work.is_backward and not is_ours
+            else ()
+        )
+        return Step(_cleared(state, work, event.peer), drop, f"{work} is done already, or nobody asked for it")
+    state = replace(_cleared(state, work, None), done=state.done | {work})
+    if not work.is_backward:
+        return Step(state)
+    granted = MappingProxyType({**state.granted, (work.number, work.stage): event.peer})
+    grant = Grant(event.peer, work.number, "its backward pass is the first that came")
+    return Step(replace(state, granted=granted), (grant,))
+
+
+def _with(state: SyncedState, replica: Replica) -> SyncedState:
+    return replace(state, replicas=MappingProxyType({**state.replicas, replica.peer: replica}))
+
+
+def _cleared(state: SyncedState, work: Work, peer: PeerId | None) -> SyncedState:
+    """The work is off a replica's list, or with None off everybody's."""
+    for replica in state.replicas.values():
+        if work in replica.asked and peer in (None, replica.peer):
+            asked = {other: since_s for other, since_s in replica.asked.items() if other != work}
+            state = _with(state, replace(replica, asked=MappingProxyType(asked)))
+    return state
+
+
+def _unasked(state: SyncedState, event: Declined) -> Step:
+    declined = state.declined | {(event.peer, event.work)}
+    return Step(replace(_cleared(state, event.work, event.peer), declined=declined))
+
+
+def _spoilt(state: SyncedState, event: Spoilt) -> Step:
+    if event.number not in state.counted:
+        return Step(state, remark=f"micro-batch {event.number} is removed already, or none of this step")
+    holders = [peer for (number, _), peer in state.granted.items() if number == event.number]
+    granted = {piece: peer for piece, peer in state.granted.items() if peer not in holders}
+    state = replace(state, removed=state.removed | {event.number}, granted=MappingProxyType(granted))
+    for work in [work for replica in state.replicas.values() for work in replica.asked if work.number == event.number]:
+        state = _cleared(state, work, None)
+    for peer in holders:
+        state = _with(state, replace(state.replicas[peer], summed=frozenset()))
+    reason = f"micro-batch {event.number} is removed at all stages, and was in its sum"
+    return Step(replace(state, phase="working"), tuple(StartAgain(peer, reason) for peer in dict.fromkeys(holders)))
+
+
+def _sum_delivered(state: SyncedState, event: SumDelivered) -> Step:
+    replica = state.replicas.get(event.peer)
+    if replica is None or event.numbers != state.granted_to(event.peer):
+        return Step(
+            state, remark=f"a sum of {short(event.peer)} over {sorted(event.numbers)}, which it was not granted"
+        )
+    return Step(_with(state, replace(replica, summed=event.numbers)))
+
+
+def _directed(state: SyncedState, now_s: float) -> Step:
+    """What is to be done next: work, sums, or the commit."""
+    wanted = {(number, stage) for number in state.counted for stage in range(state.config.num_stages)}
+    if wanted != set(state.granted):
+        return _asked(replace(state, phase="working"), now_s)
+    holders = [state.replicas[peer] for peer in dict.fromkeys(state.granted.values())]
+    missing = [replica for replica in holders if replica.summed != state.granted_to(replica.peer)]
+    if not missing:
+        return _committed(state)
+    waiting = f"sums of {', '.join(short(replica.peer) for replica in missing)}"
+    if state.phase == "summing" and now_s - state.sum_since_s < state.config.first_guess_s:
+        return Step(state, waiting=waiting)
+    orders = tuple(Sum(r.peer, state.granted_to(r.peer), "every micro-batch is granted everywhere") for r in missing)
+    return Step(replace(state, phase="summing", sum_since_s=now_s), orders, waiting=waiting)
+
+
+def _committed(state: SyncedState) -> Step:
+    sums = []
+    for stage in range(state.config.num_stages):
+        peers = sorted({peer for (_, place), peer in state.granted.items() if place == stage})
+        sums.append((stage, tuple((peer, state.granted_to(peer)) for peer in peers)))
+    order = Commit(tuple(sums), state.counted, state.removed, "every sum is with all who need it")
+    return Step(replace(state, phase="over"), (order,))
+
+
+def _is_due(state: SyncedState, work: Work) -> bool:
+    """Whether what the work needs is held, and it does not count yet."""
+    config = state.config
+    is_over = (work.number, work.stage) in state.granted if work.is_backward else work in state.done
+    if is_over or work.number not in state.counted or not 0 <= work.stage < config.num_stages:
+        return False
+    is_last = work.stage == config.num_stages - 1
+    has_input = work.stage == 0 or Work(work.number, work.stage - 1, False) in state.done
+    if not work.is_backward:
+        return has_input and not is_last
+    return has_input and (is_last or Work(work.number, work.stage + 1, True) in state.done)
+
+
+def _due(state: SyncedState) -> Iterator[Work]:
+    """Work that can be asked for, backward before forward, lower numbers first; no more micro-batches than may be under way."""
+    config = state.config
+    finished = [number for number in sorted(state.counted) if Work(number, 0, True) in state.done]
+    begun = [number for number in sorted(state.counted) if Work(number, 0, True) not in state.done]
+    for is_backward in (True, False):
+        for number in finished + begun[: config.in_flight]:
+            for stage in range(config.num_stages):
+                work = Work(number, stage, is_backward)
+                if _is_due(state, work):
+                    yield work
+
+
+def _asked(state: SyncedState, now_s: float) -> Step:
+    orders: list[Order] = []
+    stuck: set[int] = set()
+    for work in list(_due(state)):
+        having = [replica for replica in state.replicas.values() if work in replica.asked]
+        late = [replica for replica in having if now_s - replica.asked[work] > _patience_s(state.config, replica)]
+        if having and len(late) < len(having):
+            continue
+        chosen = _chosen(state, work, {replica.peer for replica in late})
+        if chosen is None:
+            stuck |= {work.stage} if not any(r.stage == work.stage for r in state.replicas.values()) else set()
+            continue
+        asked = MappingProxyType({**chosen.asked, work: now_s})
+        state = _with(state, replace(chosen, asked=asked))
+        orders.append(Ask(chosen.peer, work, "late elsewhere" if late else "it can be done first there"))
+    waiting = f"nobody has stages {sorted(stuck)}" if stuck else ""
+    return Step(state, tuple(orders), waiting=waiting)
+
+
+def _patience_s(config: SyncedConfig, replica: Replica) -> float:
+    work_s = config.first_guess_s if replica.work_s is None else replica.work_s
+    return max(config.least_patience_s, config.patience * work_s * len(replica.asked))
+
+
+def _chosen(state: SyncedState, work: Work, late: set[PeerId]) -> Replica | None:
+    """The replica that is through with it first; one that is late with it already only where there is no other."""
+    of_stage = [replica for replica in state.replicas.values() if replica.stage == work.stage]
+    of_stage = [replica for replica in of_stage if (replica.peer, work) not in state.declined]
+    fresh = [replica for replica in of_stage if replica.peer not in late]
+    free = [replica for replica in fresh if len(replica.asked) < state.config.queue] or (
+        [] if fresh else [replica for replica in of_stage if replica.peer in late]
+    )
+
+    def until_done(replica: Replica) -> tuple[float, bytes]:
+        work_s = state.config.first_guess_s if replica.work_s is None else replica.work_s
+        drawn = f"{state.seed} {work.number} {work.stage} {work.is_backward} {replica.peer}".encode()
+        return (len(replica.asked) + 1) * work_s, sha256(drawn).digest()
+
+    return min(free, key=until_done, default=None)
