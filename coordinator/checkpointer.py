@@ -218,6 +218,33 @@ def due_checkpoint(
     return candidates[-1]
 
 
+def _newest_behind(chain: ChainLog, rows: Sequence[CheckpointRow]) -> int:
+    """The round of the newest checkpoint on the followed lineage, 0 without one: those of lineages that were left may be newer."""
+    first, commits = min((row.index for row in rows), default=0), {row.commit for row in rows}
+    for commit, index in chain.behind(chain.head.commit):
+        if index < first:
+            break
+        if commit in commits:
+            return index
+    return 0
+
+
+def _sides(chain: ChainLog, rows: Sequence[CheckpointRow]) -> tuple[Sequence[CheckpointRow], frozenset[CommitId]]:
+    """The checkpoints to choose from when some are pruned, and those of them that lie on lineages that are not followed.
+
+    One of a commit that the ledger does not know, of a round after its head, is neither: after an old copy of the ledger it may lie on
+    the very lineage that peers are about to show. It stays, and does not count, until the head has come to its round.
+    """
+    head = chain.head
+    known = [row for row in rows if row.index <= head.index or chain.knows(row.commit)]
+    first, left = min((row.index for row in known), default=0), {row.commit for row in known}
+    for commit, index in chain.behind(head.commit):
+        if index < first:
+            break
+        left.discard(commit)
+    return known, frozenset(left)
+
+
 def _remember(row: CheckpointRow, ledger: Ledger) -> None:
     ledger.add_checkpoint(row)
 
@@ -286,7 +313,7 @@ class Checkpointer:
         tracker = self._tracker
         if tracker.chain is None or tracker.is_final_checkpoint_written:
             return None
-        last_index = max((row.index for row in tracker.checkpoints), default=0)
+        last_index = _newest_behind(tracker.chain, tracker.checkpoints)
         units = [schema.unit for schema, _ in self._place.beside]
         now_s = clock.monotonic_s()
         are_experts = self._place.mixture is not None
@@ -352,7 +379,10 @@ class Checkpointer:
         return UnitContent(schema, grid, state, state_root(state, grid))
 
     async def _prune(self, offload: Offload) -> None:
-        for row in surplus(self._tracker.checkpoints, self._rules.keep, self._rules.lasting_rounds):
+        rows, left = self._tracker.checkpoints, frozenset[CommitId]()
+        if self._tracker.chain is not None:
+            rows, left = _sides(self._tracker.chain, rows)
+        for row in surplus(rows, self._rules.keep, self._rules.lasting_rounds, left):
             await self._ledger.run(partial(_forget, row.commit))
             await offload.run(partial(remove_checkpoint, self._place.folder, row), cost_s=_WRITE_COST_S)
             _log.info("checkpoint_pruned", index=row.index)

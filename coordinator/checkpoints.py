@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -417,17 +417,21 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
     return load_checkpoint(path)[0]
 
 
-def surplus(rows: Sequence[CheckpointRow], keep: int, lasting_rounds: int) -> Sequence[CheckpointRow]:
+def surplus(
+    rows: Sequence[CheckpointRow], keep: int, lasting_rounds: int, left: Collection[CommitId] = ()
+) -> Sequence[CheckpointRow]:
     """The checkpoints to prune, oldest first: all but the newest `keep` and the first of every `lasting_rounds` rounds
-    (0: of none).
+    (0: of none). Those of `left`, of lineages that are not followed, go before all others, whatever their rounds, and none of them is
+    kept for its round.
 
     A first one stays the first when later ones go: what is kept for its round is kept for ever.
     """
-    ordered = sorted(rows, key=lambda row: (row.index, row.written_unix_s))
+    ordered = sorted(rows, key=lambda row: (row.commit not in left, row.index, row.written_unix_s))
     lasting: dict[int, CommitId] = {}
     if lasting_rounds:
         for row in ordered:
-            lasting.setdefault(row.index // lasting_rounds, row.commit)
+            if row.commit not in left:
+                lasting.setdefault(row.index // lasting_rounds, row.commit)
     return [row for row in ordered[: max(0, len(ordered) - keep)] if row.commit not in lasting.values()]
 
 

@@ -16,7 +16,7 @@ from averaging.data.shards import ShardCache
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from averaging.network.disk_room import DiskMeter
-from averaging.network.file_storage import FileStorage
+from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.http import bind_http, serve_http
 from averaging.network.libp2p_network import open_libp2p_network
 from averaging.network.log_file import LOG_FOLDER, keep_log
@@ -130,6 +130,7 @@ async def _main(
 ) -> int:
     disk = DiskMeter(config.state_dir, ThreadOffload())
     board = Board(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
+    clear_unfinished(folder)
     incarnation = take_incarnation(folder / WHOLE_MODEL)
     controls = open_controls(config, board, clock)
     await controls.look()

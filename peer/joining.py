@@ -222,6 +222,7 @@ async def admit(
     tls_key = make_tls_key()
     request = make_request(identity, invite.run_id, tls_key, clock.unix_s())
     reply = await client.admit(invite.secret, request)
+    before = load_membership(folder)  # what others taught us of the run outlives a credential
     saved = SavedMembership.model_construct(
         addresses=invite.coordinator_addresses,
         ca_certificate_der=invite.ca_certificate_der,
@@ -229,7 +230,8 @@ async def admit(
         credential=reply.credential,
         manifest=reply.manifest,
         dataset=reply.dataset,
-        start_record=reply.start_record,
+        start_record=reply.start_record or (before.start_record if before is not None else b""),
+        peer_addresses=before.peer_addresses if before is not None else (),
         coordinator_peer_id=reply.coordinator_peer_id,
         bootstrap=tuple(dict.fromkeys((*reply.bootstrap, *invite.bootstrap))),
     )

@@ -7,6 +7,7 @@ flips in an old frame must not make the rest of the log look unwritten.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import zlib
@@ -27,6 +28,9 @@ log = structlog.get_logger()
 _LENGTH: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<III")  # LOG_FRAME_BYTES
 _TEMPORARY: Final = ".unfinished"
+_WRITES: Final = itertools.count()
+"""A temporary name for each write: two writers of one file that shared one would cut short what the other has renamed and told of."""
+
 MAX_RECORD_BYTES: Final = 64 << 20
 
 
@@ -121,7 +125,7 @@ class FileStorage:
 
 
 def _write_atomic(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    temporary = path.with_name(path.name + _TEMPORARY)
+    temporary = path.with_name(f"{path.name}.{next(_WRITES)}{_TEMPORARY}")
     try:
         try:
             _write_and_rename(temporary, path, parts)

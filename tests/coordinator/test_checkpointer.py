@@ -350,6 +350,46 @@ async def test_checkpoints_are_pulled_pruned_and_end_with_the_last_commit(
         assert list(host.ledger.checkpoints()) == list(rows)
 
 
+async def test_a_run_that_goes_on_from_a_lower_round_has_its_checkpoints_and_its_last_state(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """After a fork or a loss: those of the lineage that was left have higher rounds."""
+    with open_host(tmp_path) as host:
+        chain, donors = await start(host), Donors()
+        trunk = chain.clone()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(checkpointer(host, donors.fetch).run, host.clock, host.offload)
+            for expected in (10, 12, 14):
+                await commit_and_report(host, chain, donors, 2 if expected > 10 else 10, 2)
+                await wait_for(lambda expected=expected: newest_index(host) == expected)
+            await commit_and_report(host, trunk, donors, 1, 300)  # more work in one round than in those 14
+            assert host.tracker.state.index == 1
+            await commit_and_report(host, trunk, donors, 5, 8)
+            await wait_for(lambda: 6 in [row.index for row in host.tracker.checkpoints])
+            await commit_and_report(host, trunk, donors, 1, 300)
+            await wait_for(lambda: host.tracker.is_final_checkpoint_written)
+            await wait_for(lambda: len(host.tracker.checkpoints) == 2)
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+        assert [row.index for row in host.tracker.checkpoints] == [6, 7]
+        assert host.tracker.is_final_checkpoint_written
+
+
+async def test_checkpoints_ahead_of_an_old_copy_of_the_ledger_are_not_pruned_before_peers_show_their_commits(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        donors = await _with_checkpoints(host, 2, 4)
+        old = host.tracker.checkpoints
+        ahead = [replace(old[1], commit=CommitId(bytes([i]) * 32), index=i, path=f"{i:08d}-ahead") for i in (8, 9, 10)]
+        for row in ahead:
+            shutil.copytree(tmp_path / "checkpoints" / old[1].path, tmp_path / "checkpoints" / row.path)
+            host.ledger.add_checkpoint(row)
+        await host.tracker.refresh_checkpoints()
+        await checkpointer(host, donors.fetch).recover(host.offload)
+        assert list(host.tracker.checkpoints) == [*old, *ahead]
+
+
 async def test_full_disk_is_logged_and_tried_again_without_losing_the_older(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,6 +288,17 @@ def test_the_first_of_every_so_many_rounds_is_kept_for_ever_whenever_pruning_hap
     assert [row.index for row in rows] == [3, 11, 22, 31, 33]
 
 
+def test_those_of_lineages_that_were_left_go_first_whatever_their_rounds_and_none_lasts() -> None:
+    rows = [
+        CheckpointRow(CommitId(bytes([index]) * 32), SCHEMA.unit, index, 0, Root(bytes(32)), "", index)
+        for index in (3, 5, 8, 100, 102)
+    ]
+    left = {row.commit for row in rows if row.index in (3, 100, 102)}
+    for keep, kept in ((1, [5, 8]), (3, [5, 8, 102]), (4, [5, 8, 100, 102])):
+        doomed = surplus(rows, keep, 10, left)
+        assert [row.index for row in rows if row not in doomed] == kept
+
+
 def test_leftovers_of_unfinished_writes_are_removed_at_the_start(tmp_path: Path) -> None:
     (tmp_path / ".writing-00000009-ab").mkdir()
     row = write_checkpoint(tmp_path, content(), now_unix_s=7)

@@ -27,7 +27,7 @@ from peer.joining import (
     invite_of_last_run,
     saved_membership,
 )
-from peer.membership_file import SavedMembership, remember_host_heard, save_membership
+from peer.membership_file import SavedMembership, remember_host_heard, remember_peers, save_membership
 from protocol.coordination import AdmitReply
 from protocol.credential import BACKDATE_S, make_ca, make_request, make_tls_key, open_request
 from protocol.decoder_schema import DecoderConfig, decoder_schema
@@ -309,11 +309,12 @@ def test_a_good_credential_needs_no_word_of_the_host_and_anothers_is_never_taken
 
 
 class FakeHost:
-    """A coordinator that admits Alice again, or fails."""
+    """A coordinator that admits Alice again and tells `start` as the run's start record, or fails."""
 
-    def __init__(self, clock: VirtualClock, error: PotluckError | None = None) -> None:
+    def __init__(self, clock: VirtualClock, error: PotluckError | None, start: bytes) -> None:
         self._clock = clock
         self._error = error
+        self._start = start
 
     async def clock_ahead_s(self) -> float:
         await trio.lowlevel.checkpoint()
@@ -324,15 +325,17 @@ class FakeHost:
     async def admit(self, secret: bytes, credential_request: bytes) -> AdmitReply:
         manifest = sign_manifest(_manifest(), HOST_KEY)
         credential = _issued(self._clock.unix_s(), days=30)
-        return AdmitReply(credential, manifest, DATASET.canonical_bytes(), b"start", HOST_KEY.peer_id, ())
+        return AdmitReply(credential, manifest, DATASET.canonical_bytes(), self._start, HOST_KEY.peer_id, ())
 
 
-async def _come_back(folder: Path, error: PotluckError | None, *, now_s: float) -> tuple[Membership, bool]:
+async def _come_back(
+    folder: Path, error: PotluckError | None, *, now_s: float, start: bytes = b"start"
+) -> tuple[Membership, bool]:
     clock = VirtualClock(now_s)
     saved = saved_membership(folder, ALICE, RUN, now_s)
     assert saved is not None
     invite = replace(INVITE, run_id=RUN, secret=b"", ca_certificate_der=AUTHORITY.certificate_der)
-    return await come_back(saved, FakeHost(clock, error), invite, ALICE, folder, clock)  # type: ignore[arg-type]
+    return await come_back(saved, FakeHost(clock, error, start), invite, ALICE, folder, clock)  # type: ignore[arg-type]
 
 
 AWAY = UnreachableError("nobody answers", "a coordinator")
@@ -348,6 +351,22 @@ async def test_who_comes_back_after_its_credential_ended_is_admitted_again(
     again = saved_membership(tmp_path, ALICE, RUN, MADE_S + 10 * DAY_S)
     assert again is not None
     assert not again.has_ended
+
+
+@pytest.mark.parametrize("start", [b"start", b""], ids=["told", "forgotten by the host"])
+async def test_who_is_admitted_again_keeps_the_ways_to_others_and_the_start_of_the_run(
+    tmp_path: Path, autojump_clock: object, start: bytes
+) -> None:
+    ways = ("/ip4/10.0.0.7/tcp/1/p2p/somebody",)
+    _save(tmp_path, _issued(MADE_S, days=1))
+    remember_host_heard(tmp_path, MADE_S)
+    remember_peers(tmp_path, ways)
+    membership, _ = await _come_back(tmp_path, None, now_s=MADE_S + 10 * DAY_S, start=start)
+    again = saved_membership(tmp_path, ALICE, RUN, MADE_S + 10 * DAY_S)
+    assert again is not None
+    assert not again.has_ended
+    assert membership.saved.ways_in == again.saved.ways_in == ways
+    assert membership.saved.start_record == again.saved.start_record == b"start"
 
 
 @pytest.mark.parametrize("away", [AWAY, CallTimeout("no answer", "one")])

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from averaging.network import file_storage
@@ -80,24 +83,74 @@ async def test_a_record_that_is_left_out_is_said_in_one_line(tmp_path: Path) -> 
 async def test_a_leftover_of_an_unfinished_write_never_appears(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path, ThreadOffload())
     await storage.write_atomic("head", [b"x"])
-    (tmp_path / "head.unfinished").write_bytes(b"half")
+    (tmp_path / "head.3.unfinished").write_bytes(b"half")
     assert list(await storage.list_names("")) == ["head"]
     assert await storage.size_bytes() == 1
 
 
-async def test_a_full_disk_is_a_storage_error_and_the_old_file_stays(tmp_path: Path) -> None:
+class _Held(list[bytes]):
+    """Parts of a file. A write waits with the file open, before the data or with all of it written."""
+
+    def __init__(self, data: bytes, *, is_before: bool) -> None:
+        super().__init__([data])
+        self.is_before = is_before
+        self.opened, self.go = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self.is_before:
+            self._wait()
+        yield from super().__iter__()
+        if not self.is_before:
+            self._wait()
+
+    def _wait(self) -> None:
+        self.opened.set()
+        if not self.go.wait(10):
+            raise TimeoutError
+
+
+async def test_what_one_writer_told_of_is_whole_while_another_writes_the_same_name(tmp_path: Path) -> None:
+    storage, told = FileStorage(tmp_path, ThreadOffload()), trio.Event()
+    data = bytes(1 << 20)  # more than a file's buffer, so that it has reached the file before the other opens its own
+    first, second = _Held(data, is_before=False), _Held(data, is_before=True)
+
+    async def write_first() -> None:
+        await storage.write_atomic("head", first)
+        told.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_first)
+        await trio.to_thread.run_sync(first.opened.wait)
+        nursery.start_soon(storage.write_atomic, "head", second)
+        await trio.to_thread.run_sync(second.opened.wait)
+        first.go.set()
+        await told.wait()
+        found = await storage.read("head")
+        second.go.set()
+    assert found == data
+    assert await storage.read("head") == data
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+async def test_a_full_disk_is_a_storage_error_and_the_old_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = FileStorage(tmp_path / "full", ThreadOffload())
     await storage.write_atomic("head", [b"old"])
-    (tmp_path / "full" / "head.unfinished").symlink_to("/dev/full")
+    monkeypatch.setattr(file_storage, "_WRITES", itertools.count(7))
+    (tmp_path / "full" / "head.7.unfinished").symlink_to("/dev/full")
     with pytest.raises(StorageError, match="No space left"):
         await storage.write_atomic("head", [b"new"])
     assert await storage.read("head") == b"old"
 
 
-async def test_a_disk_without_room_for_a_replacement_keeps_the_old_log_and_appends_go_on(tmp_path: Path) -> None:
+async def test_a_disk_without_room_for_a_replacement_keeps_the_old_log_and_appends_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = FileStorage(tmp_path, ThreadOffload())
     await storage.append("log", b"old")
-    (tmp_path / "log.unfinished").symlink_to("/dev/full")
+    monkeypatch.setattr(file_storage, "_WRITES", itertools.count(7))
+    (tmp_path / "log.7.unfinished").symlink_to("/dev/full")
     with pytest.raises(StorageError, match="No space left"):
         await storage.replace_log("log", [b"new"])
     await storage.append("log", b"next")
@@ -129,7 +182,8 @@ async def test_after_a_replacement_whose_name_was_not_synced_the_next_append_syn
 
 async def test_a_process_killed_in_a_replacement_leaves_the_old_log(tmp_path: Path) -> None:
     await FileStorage(tmp_path, ThreadOffload()).append("log", b"old")
-    (tmp_path / "log.unfinished").write_bytes(b"half of the new")
+    (tmp_path / "log.3.unfinished").write_bytes(b"half of the new")
+    clear_unfinished(tmp_path)
     storage = FileStorage(tmp_path, ThreadOffload())
     assert list(await storage.read_records("log")) == [b"old"]
     await storage.replace_log("log", [b"new"])
