@@ -203,9 +203,13 @@ class RoundService:
         """Whether a heartbeat of its sender's own may be told with the next event, and will be; others need to be told at once. Most
         say again what is known, and a turn of the machine for each costs more than all that follows from them.
         """
-        if not liveness.is_old_news(self.state, heartbeat):
+        peer = heartbeat.member.peer
+        waiting = self._heartbeats.get(peer)
+        if waiting is not None and waiting[0].member != heartbeat.member:
+            return False  # the machine sorts out which process is the newer one
+        if not liveness.can_wait(self.state, heartbeat):
             return False
-        self._heartbeats[heartbeat.member.peer] = heartbeat, self._tools.clock.monotonic_s()
+        self._heartbeats[peer] = heartbeat, self._tools.clock.monotonic_s()
         return True
 
     async def tell(self, event: Event) -> None:

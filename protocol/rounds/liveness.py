@@ -167,14 +167,15 @@ def heard(state: RoundState, peer: PeerId, now_s: float) -> RoundState:
     return with_view(state, replace(view, heard_at_s=now_s, lost=False))
 
 
-def is_old_news(state: RoundState, heartbeat: Heartbeat) -> bool:
-    """Whether a heartbeat changes nothing but when its sender was heard and what it has ready: nothing follows from it before the next
-    event, with which it may be told.
+def can_wait(state: RoundState, heartbeat: Heartbeat) -> bool:
+    """Whether nothing follows from a heartbeat but what is known of its sender, so that it may be told with the next event: that of a
+    peer that stands where we do, was not taken for dead, and is the process that was heard last or a later one.
     """
     view = state.peers.get(heartbeat.member.peer)
     if view is None or view.lost:
         return False
-    if view.member is not heartbeat.member and view.member != heartbeat.member:
+    known, member = view.member, heartbeat.member
+    if known is not None and known is not member and known != member and member.session <= known.session:
         return False
     head = _head_in(heartbeat, state.config.unit)
     return head is None or head.head == state.link.commit

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from protocol.ids import CommitId
 from protocol.rounds.events import LeaveOrdered, PeerLost, PeersAnswered, PeersListed, Progressed, Ticked
-from protocol.rounds.liveness import BUSY_TICK_S, is_old_news, next_tick_s
+from protocol.rounds.liveness import BUSY_TICK_S, can_wait, next_tick_s
 from protocol.rounds.messages import Ack, AckedRecord, Ballot, Leave, Proposal, Settle
 from protocol.rounds.orders import DropMember, LogPromise, SendHeartbeat
 from protocol.rounds.views import NUM_HEARTBEAT_PEERS, is_alive, is_suspected
@@ -91,19 +92,21 @@ def test_heartbeats_that_are_told_together_leave_what_they_leave_one_by_one() ->
     assert seat.state.peers[one.peer].left
 
 
-def test_a_heartbeat_is_old_news_only_of_the_same_process_on_our_head_that_is_not_taken_for_dead() -> None:
+def test_a_heartbeat_can_wait_of_who_stands_with_us_is_not_taken_for_dead_and_is_no_earlier_process() -> None:
     table = Table(3)
     seat, other = table.live()[:2]
     word = replace(heartbeat_of(other), exchange_ms=7)
-    assert not is_old_news(seat.state, word), "never heard"
+    assert not can_wait(replace(seat.state, peers=MappingProxyType({})), word), "never listed nor heard"
+    assert can_wait(seat.state, word), "listed, and heard for the first time"
     seat.hear(other, heartbeat_of(other))
-    assert is_old_news(seat.state, word)
-    assert not is_old_news(seat.state, replace(word, member=replace(word.member, session=word.member.session + 1)))
+    assert can_wait(seat.state, word)
+    assert can_wait(seat.state, replace(word, member=replace(word.member, session=word.member.session + 1)))
+    assert not can_wait(seat.state, replace(word, member=replace(word.member, session=word.member.session - 1)))
     elsewhere = replace(word.heads[0], head=CommitId(bytes(31) + b"1"))
-    assert not is_old_news(seat.state, replace(word, heads=(elsewhere,)))
-    assert is_old_news(seat.state, replace(word, heads=())), "it holds other units"
+    assert not can_wait(seat.state, replace(word, heads=(elsewhere,)))
+    assert can_wait(seat.state, replace(word, heads=())), "it holds other units"
     seat.feed(PeerLost(other.peer))
-    assert not is_old_news(seat.state, word)
+    assert not can_wait(seat.state, word)
 
 
 # --- our own sleep ------------------------------------------------------------------------------------------------------------
