@@ -260,20 +260,22 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
         return state.may_vote
     view = state.peers.get(peer)
     member = view.member if view is not None else None
-    return peer not in state.open.leaves and (member is None or state.link.may_vote(peer, member.incarnation))
+    if peer in state.open.leaves or peer in state.open.voteless:
+        return False
+    return member is None or state.link.may_vote(peer, member.incarnation)
 
 
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:
     """Whether enough of the base roster is alive to commit; a voter need not be caught up in its training."""
     since_s = now_s - idle_patience_s(state)
-    peers, disks, leaves = state.peers, state.link.disks, state.open.leaves
+    peers, disks, leaves, voteless = state.peers, state.link.disks, state.open.leaves, state.open.voteless
     voters = {state.config.me.peer} if state.may_vote else set()
     for peer in state.link.roster:
         view = peers.get(peer)
         if view is None or view.heard_at_s < since_s or view.lost or view.left or peer in leaves:
             continue
-        if view.member is not None and view.head is None:
-            continue  # it holds this unit no longer, or never did: its votes will not come
+        if peer in voteless or (view.member is not None and view.head is None):
+            continue  # it says so, or holds this unit no longer, or never did: its vote will not come
         if view.member is None or disks.get(peer, view.member.incarnation) == view.member.incarnation:
             voters.add(peer)
             if len(voters) > 1 + len(state.link.roster) // 2:
