@@ -47,6 +47,7 @@ from protocol.rounds.events import (
 )
 from protocol.rounds.lineage import CommitTree, SpineView, Standing, tree_of
 from protocol.rounds.messages import (
+    LAST_ATTEMPT,
     NO_SPINE,
     Ack,
     Ballot,
@@ -223,7 +224,8 @@ _BallotMessage = Settle | PreVoteRequest | PreVote | PromiseRequest | Promise | 
 
 def _ballot_message(state: RoundState, sender: PeerId, message: _BallotMessage, now_s: float) -> Step:
     ballot = message.promised if isinstance(message, Refusal) else message.ballot
-    if is_absurd(state, ballot):
+    has_no_vote = isinstance(message, Refusal) and ballot == Ballot(LAST_ATTEMPT, sender)
+    if is_absurd(state, ballot) and not has_no_vote:
         return Step(state, remark=f"{short(sender)} named attempt {ballot.attempt}: {_TOO_HIGH}")
     match message:
         case Settle():

@@ -11,7 +11,7 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt
-from protocol.rounds.messages import Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
+from protocol.rounds.messages import LAST_ATTEMPT, Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import first_opener, is_quorum, opener_order
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
@@ -375,6 +375,10 @@ def _tick_leading(state: RoundState, led: Leading, now_s: float) -> Step:
 def refused(state: RoundState, sender: PeerId, message: Refusal, now_s: float) -> Step:
     """Somebody promised a higher ballot: stand back, and start above it if it comes to nothing."""
     opened, led = state.open, state.open.leading
+    if message.promised == Ballot(LAST_ATTEMPT, sender):
+        # It has no vote here, and never will: the others may be too few for a quorum, and then go on alone in their time.
+        state = replace(state, open=replace(opened, voteless=opened.voteless | {sender}))
+        return Step(state, remark=f"{short(sender)} has no vote on this base: it left it, or lost its disk")
     state = replace(state, open=replace(opened, highest_attempt=max(opened.highest_attempt, message.promised.attempt)))
     if led is None or message.promised <= led.ballot:
         return Step(state, remark=_unasked(f"a refusal of {short(sender)}", message.promised, led))

@@ -185,6 +185,7 @@ class OpenRound:
         revision: how often the proposal was mended.
         asked: pre-votes that wait for a sign of the opener.
         leaves: who left on this base, with what they voted.
+        voteless: who told that no vote of theirs counts on this base, though we have no goodbye of theirs.
         has_left: we said goodbye on this base, in an earlier process, or do not know what we voted: no vote of ours counts on it.
     """
 
@@ -211,6 +212,7 @@ class OpenRound:
     asked: tuple[PendingPreVote, ...] = ()
     has_left: bool = False
     leaves: Mapping[PeerId, SignedLeave] = field(default_factory=lambda: MappingProxyType({}))
+    voteless: frozenset[PeerId] = frozenset()
 
     @property
     def departures(self) -> Mapping[PeerId, Leave]:

@@ -36,7 +36,12 @@ def surveyed(state: RoundState, since_s: float) -> RoundState:
     known = state.survey
     if known is None or known.peers is not state.peers or known.commit != state.link.commit:
         known = None
-    elif known.voters and known.leaves is state.open.leaves and known.heard_at_s >= since_s:
+    elif (
+        known.voters
+        and known.leaves is state.open.leaves
+        and known.voters.isdisjoint(state.open.voteless)
+        and known.heard_at_s >= since_s
+    ):
         return state
     voters, heard_at_s = voters_heard(state, since_s)
     is_majority = 2 * len(voters) > len(state.link.roster)
@@ -58,11 +63,11 @@ def voters_heard(state: RoundState, since_s: float) -> tuple[set[PeerId], float]
     """Others of the base roster who were heard since then and may vote, no more of them than just a majority of it, and when the first
     of them was heard.
     """
-    peers, link, leaves = state.peers, state.link, state.open.leaves
+    peers, link, gone = state.peers, state.link, state.open.leaves.keys() | state.open.voteless
     voters, heard_at_s, majority = set[PeerId](), float("inf"), 1 + len(link.roster) // 2
     for peer in link.roster:
         view = peers.get(peer)
-        if view is None or view.heard_at_s < since_s or peer in leaves or not _may_vote(view, link):
+        if view is None or view.heard_at_s < since_s or peer in gone or not _may_vote(view, link):
             continue
         voters.add(peer)
         heard_at_s = min(heard_at_s, view.heard_at_s)

@@ -264,7 +264,9 @@ def has_vote(state: RoundState, peer: PeerId) -> bool:
         return state.may_vote
     view = state.peers.get(peer)
     member = view.member if view is not None else None
-    return peer not in state.open.leaves and (member is None or state.link.may_vote(peer, member.incarnation))
+    if peer in state.open.leaves or peer in state.open.voteless:
+        return False
+    return member is None or state.link.may_vote(peer, member.incarnation)
 
 
 def quorum_in_reach(state: RoundState, ballot: Ballot, now_s: float) -> bool:

@@ -241,7 +241,10 @@ def promise_request(state: RoundState, sender: PeerId, request: PromiseRequest) 
     if state.is_leaving:
         return Step(state, remark=f"nothing is promised to {found}: we are leaving")
     if not state.may_vote:
-        return Step(state, remark=f"nothing is promised to {found}: no vote of ours counts on this base")
+        why = f"nothing is promised to {found}: no vote of ours counts on this base"
+        # Said, or who asks would count on us for ever: it need not have heard the goodbye of our earlier process.
+        never = Refusal(state.config.unit, request.base, Ballot(LAST_ATTEMPT, state.config.me.peer))
+        return Step(state, (Send((sender,), never, why),) if opened.has_left else (), remark=why)
     # Each ballot is promised once: a leader that lost its disk may not know that it had this one before.
     if opened.promised is not None and request.ballot <= opened.promised:
         return Step(state, (refusal(sender, request, opened.promised, above=""),))

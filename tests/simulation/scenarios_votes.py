@@ -340,3 +340,21 @@ async def goodbye_with_a_slice_that_nobody_has(scene: Scene) -> None:
         leader.leave()
         await scene.until(lambda: leader.has_left, "goodbye", 30.0)
     await scene.until(lambda: min(node.index for node in others) > base.index, "the next commit", 130.0)
+
+
+@scenario(2)
+async def a_goodbye_that_nobody_heard(scene: Scene) -> None:
+    """The tie-holder of two leaves while the other is cut off, and comes back. It has no vote where it left, which the other learns
+    when it asks: after the patience both go on. (Seed 16 of the expert stories: both asked each other for ever.)
+    """
+    await scene.everybody_votes()
+    leaver = scene.tie_holder(scene.nodes)
+    (other,) = scene.without(leaver)
+    with scene.cut([leaver], [other]):
+        await scene.sleep(2.0)
+        leaver.leave()
+        await scene.until(lambda: not leaver.is_up, "the end of its process")
+        await scene.sleep(3.0)
+    scene.boot(leaver)
+    before = other.index
+    await scene.until(lambda: min(leaver.index, other.index) > before, "the next round at both", 300.0)

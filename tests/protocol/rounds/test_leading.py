@@ -9,6 +9,7 @@ from protocol.ids import CommitId
 from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, Ticked
 from protocol.rounds.leading import expected_opener
 from protocol.rounds.messages import (
+    LAST_ATTEMPT,
     Ack,
     Ballot,
     Committed,
@@ -24,6 +25,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import tie_holder
+from protocol.rounds.views import has_vote, quorum_in_reach
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
 
 
@@ -282,6 +284,19 @@ def test_a_higher_ballot_elsewhere_makes_a_leader_stand_back_and_start_above_it(
         seat.hear(third, heartbeat_of(third))
         seat.feed(Ticked())
     assert max(m.ballot.attempt for m in seat.sent(PreVoteRequest) if isinstance(m, PreVoteRequest)) == 8
+
+
+def test_who_says_that_it_has_no_vote_on_the_base_is_counted_on_no_longer() -> None:
+    table = Table(3)
+    seat, _, ballot = _promising(table)
+    others = [other for other in table.live() if other is not seat]
+    for other in others:
+        assert has_vote(seat.state, other.peer)
+        seat.hear(other, Refusal(UNIT, table.genesis.commit, Ballot(LAST_ATTEMPT, other.peer)))
+        assert not has_vote(seat.state, other.peer)
+    assert seat.state.open.leading is not None
+    assert seat.state.open.highest_attempt == ballot.attempt
+    assert not quorum_in_reach(seat.state, ballot, table.now_s)
 
 
 def test_a_refusal_of_a_lower_ballot_than_ours_is_no_reason_to_stand_back() -> None:

@@ -432,7 +432,8 @@ def test_who_leaves_votes_on_nothing_any_more_also_after_a_restart() -> None:
     assert seat.hear(asker, PromiseRequest(UNIT, settle.base, Ballot(3, asker.peer))) == ()
     table.restart(seat)
     assert not seat.state.may_vote
-    assert seat.hear(other, PromiseRequest(UNIT, settle.base, Ballot(3, other.peer))) == ()
+    never = Refusal(UNIT, settle.base, Ballot(LAST_ATTEMPT, seat.peer))
+    assert seat.hear(other, PromiseRequest(UNIT, settle.base, Ballot(3, other.peer))) == (Send((other.peer,), never),)
     settler = table.opener()
     assert not any(isinstance(order, GatherBytes) for order in seat.hear(settler, settle))
     assert "no vote on this base" in seat.reasons[-1]
