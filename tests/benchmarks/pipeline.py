@@ -1,0 +1,149 @@
+"""`python -m tests.benchmarks.pipeline --json FILE [--quick]`: what the parts of pipeline runs keep, each beside its oracle.
+
+Everything is in one process: real stages in torch driven by the machines that decide, with messages, kills and speeds in virtual time.
+So equalities, bytes and shares are exact, and nothing here says how long a step takes on a machine or over a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from averaging.codecs.boundary import Boundary, quantised
+from protocol.ids import RunId
+from protocol.pipeline.micro_batch import MicroBatch
+from protocol.pipeline.schedule import SCHEDULES
+from protocol.pipeline.synced import SyncedConfig
+from tests.benchmarks.placement_trace import Rule, Simulation, Trace, nobody_moves, ours, petals
+from tests.benchmarks.results import Row, machine, print_rows, write_rows
+from tests.peer.lane_world import LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
+from tests.peer.synced_world import TorchWorld, run_one_process
+from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
+
+BENCH: Final = "pipeline"
+STEP_SEEDS: Final = (3, 4, 5)
+SPEEDS: Final = (1.0, 2.0, 4.0)
+
+
+def at_most(metric: str, values: list[float], limit: float, unit: str, settings: dict[str, object]) -> Row:
+    """The worst of some figures that are to stay below a limit."""
+    worst = max(values)
+    spread = {"best": min(values), "worst": worst}
+    return Row(BENCH, metric, worst, unit, None, None, f"<= {limit:g}", worst <= limit, len(values), spread, settings)
+
+
+def at_least(metric: str, values: list[float], limit: float, settings: dict[str, object]) -> Row:
+    """The worst of some shares that are to reach a limit."""
+    worst = min(values)
+    spread = {"best": max(values), "worst": worst}
+    return Row(
+        BENCH, metric, worst, "share", None, None, f">= {limit:g}", worst >= limit, len(values), spread, settings
+    )
+
+
+def lanes(rounds: int) -> list[Row]:
+    """Two lanes of three stages against two data peers, H = 5; and with a member that dies in mid-backward."""
+    config, expected_N = lane_config(), run_data_peers(2, rounds, 5)
+    off, off_killed = [], []
+    for schedule in SCHEDULES:
+        config = lane_config(schedule=schedule)
+        whole_N = run_lanes([LaneWorld(0, config), LaneWorld(1, config)], rounds)
+        killed = LaneWorld(0, config, spares=1)
+        killed.kill_when = partial(_dies, killed)
+        killed_N = run_lanes([killed, LaneWorld(1, config)], rounds)
+        off.append(float((whole_N - expected_N).abs().max()))
+        off_killed.append(float((killed_N - expected_N).abs().max()))
+    settings: dict[str, object] = {"stages": 3, "inner_steps": 5, "rounds": rounds, "dtype": "float64"}
+    return [
+        at_most("lanes: 2 x 3 stages against 2 data peers", off, 1e-10, "largest difference", settings),
+        at_most("... one member killed in mid-step, a spare", off_killed, 1e-10, "largest difference", settings),
+    ]
+
+
+def _dies(world: LaneWorld, stage: int, order: object) -> bool:
+    return stage == 1 and world.num_killed == 0 and "is_backward=True" in str(order) and "step=3" in str(order)
+
+
+def synced(steps: int) -> list[Row]:
+    """Three stages of two replicas against one process."""
+    config = SyncedConfig(num_stages=3, num_micro_batches=3, in_flight=6)
+    rows = []
+    for metric, faults, codec in (
+        ("synced: 3 stages x 2 replicas, killed in mid-pass", Faults(killed=0.02), None),
+        ("... 20% of messages lost", Faults(lost=0.2), None),
+        ("... killed, with int8 between them", Faults(killed=0.02), "int8"),
+    ):
+        off, removed, kills = [], 0, 0
+        for seed in STEP_SEEDS:
+            cross = partial(quantised, codec=codec) if codec else (lambda values: values)
+            world = TorchWorld(config, 2, faults, seed=seed, steps=steps, cross=cross)
+            world.run()  # fails where a sum has a micro-batch twice or not at all
+            expected_N = (
+                run_one_process(world.commits, lambda: crossed_model("int8", "int8"))
+                if codec
+                else run_one_process(world.commits)
+            )
+            off.append(float((world.theta() - expected_N).abs().max()))
+            removed += sum(len(commit.removed) for commit in world.commits)
+            kills += world.num_killed
+        settings: dict[str, object] = {"steps": steps, "dtype": "float64", "kills": kills, "lost": removed, "twice": 0}
+        rows.append(at_most(metric, off, 1e-10, "largest difference", settings))
+    return rows
+
+
+def speeds() -> Row:
+    """Share of the summed speed that replicas of speeds 1 : 2 : 4 come to, in virtual time, messages of 10 to 50 ms each way."""
+    shares, num = [], 200
+    for seed in STEP_SEEDS:
+        config = SyncedConfig(num_stages=1, num_micro_batches=num, in_flight=24, queue=8)
+        world = SyncedWorld(config, 3, Faults(), seed=seed, speeds=SPEEDS)
+        world.run()
+        shares.append(num * 0.1 / sum(SPEEDS) / world.now_s)
+    return at_least("replicas of speed 1 : 2 : 4, in virtual time", shares, 0.9, {"micro_batches": num})
+
+
+def boundary_bytes() -> list[Row]:
+    """Bytes a token and value of the model's width, one direction, heads with them."""
+    batch = MicroBatch(RunId(bytes(32)), 0, 0, 0, 0)
+    rows = []
+    for codec, limit in (("int8", 1.03), ("int4", 0.53)):
+        shares = [
+            Boundary(codec, "forward", 1, batch, (4, 128, dim)).message_bytes / (4 * 128 * dim) for dim in (128, 2048)
+        ]
+        rows.append(at_most(f"boundary bytes a token, {codec}", shares, limit, "d", {"dims": [128, 2048]}))
+    return rows
+
+
+def placement(hours: float) -> list[Row]:
+    """Three rules on one preemption trace."""
+    trace = Trace(num_servers=16, num_stages=4, up_s=7200, down_s=3600, hours=hours, seed=1)
+    rules: tuple[Rule, ...] = (nobody_moves, petals, ours)
+    found = {rule.__name__: Simulation(trace, rule).run() for rule in rules}
+    settings: dict[str, object] = {
+        "hours": hours,
+        **{name: {"share": outcome.share, "moved_bytes": outcome.moved_bytes} for name, outcome in found.items()},
+    }
+    moved = found["ours"].moved_bytes / max(1, found["petals"].moved_bytes)
+    return [
+        at_least("placement: share of the optimum on a preemption trace", [found["ours"].share], 0.96, settings),
+        at_most("... bytes moved, of what Petals' rule moves", [moved], 0.5, "share", settings),
+    ]
+
+
+def main() -> None:
+    """All rows, as a table and as JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    rows = [*lanes(2), *synced(4 if options.quick else 20), speeds(), *boundary_bytes()]
+    rows += placement(8.0 if options.quick else 32.0)
+    print_rows(rows, f"pipeline parts, {machine()}")
+    if options.json:
+        write_rows(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()
