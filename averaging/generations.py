@@ -54,6 +54,10 @@ class Look:
     problems: tuple[str, ...] = ()
 
 
+class _DamagedGenerationError(StorageError):
+    """It was read, and is not what was written: another look finds the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRef:
     """A generation on disk."""
@@ -74,6 +78,13 @@ class Generations:
         self.last_look = Look()
         """Of `load_newest`, for whoever tells the owner."""
 
+        self.num_damaged = 0
+        """Generations that this process found to be no good."""
+
+        self.refused = ""
+        """Why the disk did not take the last generation, in one line; empty when it did. `num_refused` counts those."""
+        self.num_refused = 0
+
         self._pinned_until_s: dict[CommitId, float] = {}
         self._hashed: tuple[str, tuple[bytes, ...]] = ("", ())
 
@@ -90,7 +101,12 @@ class Generations:
             return [_LENGTH.pack(len(header)), header, root, *chain.from_iterable(state_chunks(state, self._grid))]
 
         self._hashed = ("", ())  # a state that was healed is written under the name of the wrong one
-        await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
+        try:
+            await self._storage.write_atomic(ref.name, await self._offload.run(parts, cost_s=0.001))
+        except StorageError as error:
+            self.refused, self.num_refused = error.one_line(), self.num_refused + 1
+            raise
+        self.refused = ""
         return ref
 
     def pin(self, commit: CommitId, now_s: float) -> None:
@@ -102,12 +118,15 @@ class Generations:
         while len(self._pinned_until_s) > MAX_PINNED:
             del self._pinned_until_s[next(iter(self._pinned_until_s))]
 
-    async def keep_only(self, commits: Collection[CommitId], now_s: float) -> None:
-        """Delete the generations of all other commits that are not pinned."""
+    async def keep_only(self, commits: Collection[CommitId], now_s: float) -> int:
+        """Delete the generations of all other commits that are not pinned; returns how many there were."""
+        num_deleted = 0
         self._pinned_until_s = {commit: end_s for commit, end_s in self._pinned_until_s.items() if end_s > now_s}
         for ref in await self.list():
             if ref.commit not in commits and ref.commit not in self._pinned_until_s:
                 await self._storage.delete(ref.name)
+                num_deleted += 1
+        return num_deleted
 
     async def list(self) -> Sequence[GenerationRef]:
         """What is on disk, oldest first."""
@@ -131,7 +150,7 @@ class Generations:
         try:
             return await self._offload.run(lambda: self._parse(blob), cost_s=0.001)
         except PotluckError as error:
-            raise StorageError(
+            raise _DamagedGenerationError(
                 f"generation {ref.name} is damaged: {error.found}", error.expected, "an older one is used"
             ) from error
 
@@ -153,6 +172,9 @@ class Generations:
     ) -> tuple[UnitState, Root, Sequence[str]] | None:
         """The newest good generation, its root, and one sentence per damaged one; None when there is none. `among`: only of these
         commits, for states of other lineages may lie beside them. One with another root than is `attested` for it is no good.
+
+        What is no good is deleted: it would be offered to those who join, and take the place of a good one. What could not be read
+        stays: the disk may give it the next time.
         """
         problems: list[str] = []
         for ref in reversed(await self.list()):
@@ -162,9 +184,12 @@ class Generations:
                 state, root = await self.load(ref)
             except StorageError as error:
                 problems.append(error.one_line())
+                if isinstance(error, _DamagedGenerationError):
+                    await self._delete_damaged(ref)
                 continue
             if attested.get(ref.commit, root) != root:
                 problems.append(f"generation {ref.name} has another root than the run attests")
+                await self._delete_damaged(ref)
                 continue
             self.last_look = Look(ref.index, tuple(problems))
             return state, root, problems
@@ -172,6 +197,13 @@ class Generations:
         for problem in problems:
             log.warning("generation_damaged", reason=problem)
         return None
+
+    async def _delete_damaged(self, ref: GenerationRef) -> None:
+        self.num_damaged += 1
+        try:
+            await self._storage.delete(ref.name)
+        except StorageError as error:
+            log.warning("generation_not_deleted", reason=error.one_line())
 
     async def head_of(self, ref: GenerationRef) -> tuple[StateHeader, Root] | None:
         """Header and root of a generation, without its chunks; None when it is gone, or damaged here."""

@@ -226,6 +226,11 @@ class UnitLog:
             if name not in kept:
                 await self._storage.delete(name)
 
+    async def result_bases(self) -> Sequence[CommitId]:
+        """The bases of which there are results on disk."""
+        names = await self._storage.list_names(_RESULTS)
+        return [CommitId(bytes.fromhex(base)) for base in dict.fromkeys(name.split("/")[1] for name in names)]
+
     async def keep_results(self, bases: Collection[CommitId]) -> None:
         """Delete the results on all bases but these."""
         kept = {base.hex() for base in bases}

@@ -81,6 +81,8 @@ async def open_chains(
         # shards that are given may go from the disk; what comes from the seed need not be held
         chain = UnitChain(tools, start, await offload.run(make), None if given else make)
         await chain.restore()
+        if tools.generations.last_look.problems:
+            await chain.keep()  # what was damaged is gone: the next start must not depend on what is left alone
         if was_here and not chains:
             _tell_restarted(chain, restarted)
         chains.append(chain)

@@ -110,16 +110,42 @@ async def keep_generation(
 ) -> None:
     """Write the state at the head of a lineage, drop what is too old or `doubtful`. The log is the truth: a disk that refuses costs
     only a longer replay.
+
+    Updates go first, and all that are due. Generations go once the new one is on the disk, where it has room for that; else before,
+    but for the newest that is there.
     """
     head = links[-1]
+    kept = kept_generations(tools, links) - set(doubtful)
     try:
-        await tools.generations.write(state, root)
-        await tools.generations.keep_only(kept_generations(tools, links) - set(doubtful), trio.current_time())
-        if head.record is not None:
-            names = [part.result_hash for part in head.record.slices]
-            await tools.log.drop_results(head.record.parent, names)
-        kept = num_kept_updates(tools)
-        if len(links) > kept + 1:
-            await tools.log.drop_results(links[-kept - 2].commit, ())
+        await _drop_updates(tools, links)
+        try:
+            await tools.generations.write(state, root)
+        except StorageError:
+            spared = await _newest_on_disk(tools, links, doubtful)
+            if not await tools.generations.keep_only(kept | spared, trio.current_time()):
+                raise
+            await tools.generations.write(state, root)
+        await tools.generations.keep_only(kept, trio.current_time())
     except StorageError as error:
         log.warning("generation_not_written", reason=error.one_line(), index=head.index)
+
+
+async def _drop_updates(tools: UnitTools, links: Sequence[ChainLink]) -> None:
+    """Those of attempts on the head's base that came to nothing, and all of the lineage that are too old: also those that an earlier
+    call could not drop, or that a commit passed by which came before its predecessor was kept.
+    """
+    head, kept = links[-1], num_kept_updates(tools)
+    if head.record is not None:
+        await tools.log.drop_results(head.record.parent, [part.result_hash for part in head.record.slices])
+    newest = {link.commit for link in links[-kept - 1 :]}
+    if found := set(await tools.log.result_bases()) - newest:  # of other lineages, too, which are on their way here
+        for base in found.intersection(link.commit for link in links):
+            await tools.log.drop_results(base, ())
+
+
+async def _newest_on_disk(
+    tools: UnitTools, links: Sequence[ChainLink], doubtful: Collection[CommitId]
+) -> set[CommitId]:
+    """The generation of a lineage that the next start would take; empty where there is none."""
+    good = {link.commit for link in links} - set(doubtful)
+    return set([ref.commit for ref in await tools.generations.list() if ref.commit in good][-1:])

@@ -14,7 +14,7 @@ from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
 from averaging.state import UnitState, root_of, state_chunks, state_root
 from protocol.errors import StorageError
-from protocol.ids import CommitId, UnitName
+from protocol.ids import CommitId, Root, UnitName
 from protocol.tensor_schema import ChunkGrid
 
 GRID = ChunkGrid(20, 8)
@@ -91,6 +91,51 @@ async def test_a_damaged_newest_falls_back_one_and_says_so(autojump_clock: Clock
     assert loaded[0].index == 1
     assert "damaged" in loaded[2][0]
     assert (generations.last_look.index, generations.last_look.problems) == (1, tuple(loaded[2]))
+
+
+async def test_what_is_damaged_goes_from_the_disk_and_what_could_not_be_read_stays(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged one would be offered to others, and be one of the two that are kept."""
+    disk = MemoryDisk()
+    generations = await _written(disk, 1, 2, 3)
+    names = [ref.name for ref in await generations.list()]
+    disk.files[names[2]] = disk.files[names[2]][:-1] + b"?"
+    assert await generations.load_newest() is not None
+    assert (sorted(disk.files), generations.num_damaged) == (names[:2], 1)
+    read = MemoryStorage.read
+
+    async def refuse(storage: MemoryStorage, name: str) -> bytes | None:
+        if name == names[1]:
+            raise StorageError("could not read it: Input/output error", "a readable disk")
+        return await read(storage, name)
+
+    monkeypatch.setattr(MemoryStorage, "read", refuse)
+    loaded = await generations.load_newest()
+    assert loaded is not None
+    assert (loaded[0].index, len(loaded[2])) == (1, 1)
+    assert (sorted(disk.files), generations.num_damaged) == (names[:2], 1)
+
+
+async def test_one_with_another_root_than_the_run_attests_goes(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = await _written(disk, 1, 2)
+    loaded = await generations.load_newest(None, {_state(2).head: Root(b"?" * 32)})
+    assert loaded is not None
+    assert loaded[0].index == 1
+    assert [ref.index for ref in await generations.list()] == [1]
+
+
+async def test_a_disk_that_refuses_is_told_until_it_takes_a_generation(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    generations = await _written(disk, 1)
+    disk.fail_with_disk_full_after(0)
+    with pytest.raises(StorageError):
+        await generations.write(_state(2), state_root(_state(2), GRID))
+    assert (generations.num_refused, "no space left" in generations.refused) == (1, True)
+    disk.fail_with_disk_full_after(1000)
+    await generations.write(_state(2), state_root(_state(2), GRID))
+    assert (generations.num_refused, generations.refused) == (1, "")
 
 
 async def test_bytes_behind_the_last_chunk_are_damage(autojump_clock: Clock) -> None:

@@ -9,6 +9,7 @@ import pytest
 import trio.testing
 
 from averaging.codecs import codec_by_name, codec_names
+from averaging.generations import Generations
 from averaging.network.memory_storage import MemoryStorage
 from averaging.rounds import keeping, unit
 from averaging.state import UnitState
@@ -147,6 +148,61 @@ async def test_a_base_of_a_lineage_that_was_left_is_still_one_whose_votes_were_d
         opened = await _switch(party, shared, [ours[0]])
         assert party.chain.head == ours[0].link
         assert opened.has_left
+
+
+async def test_on_a_disk_with_room_for_less_than_a_state_old_ones_make_room_for_the_new(autojump_clock: Clock) -> None:
+    async with open_world() as world:
+        party, made = world.parties[0], world.commits(4)
+        for commit in made[:3]:
+            await party.apply(commit)
+        await made[3].write_results(party)
+        await party.chain.prove(await party.chain.apply(made[3].link, made[3].certificate))
+        newest = party.generation_names()[-1]
+        party.disk.fail_with_disk_full_after(len(party.disk.files[newest]) // 2)
+        await party.chain.keep()
+        refs = await party.generations.list()
+        assert [ref.commit for ref in refs[-2:]] == [made[2].link.commit, made[3].link.commit]
+        assert not party.generations.refused
+
+
+async def test_a_disk_that_takes_no_generation_keeps_the_newest_it_has_and_drops_updates_that_are_due(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_world() as world:
+        party, made = world.parties[0], world.commits(2)
+        for commit in made:
+            await party.apply(commit)
+
+        async def refuse(*_: object) -> None:
+            raise StorageError("no space left on the disk", "a state's room")
+
+        most = keeping.max_updates(party.chain.tools)
+        with monkeypatch.context() as full:
+            full.setattr(Generations, "write", refuse)
+            for seed in range(2 * most):
+                await party.apply(world.commit_on(party.chain.head, seed))
+        bases = {name.split("/")[1] for name in party.disk.files if name.startswith("results/")}
+        assert len(bases) <= most
+        assert any(made[1].link.commit.hex() in name for name in party.generation_names())
+        await party.apply(world.commit_on(party.chain.head, 1))
+        assert any(party.chain.head.commit.hex() in name for name in party.generation_names())
+
+
+async def test_updates_of_a_commit_that_the_next_one_overtook_before_it_was_kept_go_later(
+    autojump_clock: Clock,
+) -> None:
+    async with open_world() as world:
+        party = world.parties[0]
+        chain = party.chain
+        most = keeping.max_updates(chain.tools)
+        for seed in range(3 * most):
+            commit = world.commit_on(chain.head, seed)
+            await commit.write_results(party)
+            await chain.prove(await chain.apply(commit.link, commit.certificate))
+            if seed % 2:
+                await chain.keep()
+        bases = {name.split("/")[1] for name in party.disk.files if name.startswith("results/")}
+        assert len(bases) <= chain.num_kept_updates + 1
 
 
 async def test_a_lineage_that_is_brought_here_has_a_place_on_the_disk_beside_our_own(autojump_clock: Clock) -> None:
