@@ -17,10 +17,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from averaging.data.expert_shards import check_each_expert
 from averaging.data.packing import NO_START, pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources import open_source
@@ -28,7 +28,7 @@ from averaging.data.texts import Split
 from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from coordinator.hosted_runs import MANIFEST_FILE
-from coordinator.run_router import check_router
+from coordinator.run_router import check_router, packed_texts, routing_of
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.envelope import open_envelope
@@ -204,11 +204,13 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
     source = open_source(data, base)
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     _check_start_tokenizer(config, base, tokenizer.vocab_size)
+    read = packed_texts(config, source)
+    routing = routing_of(config, base, read)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         dataset = pack(
-            chain(source.texts(), source.prose()),
+            read(),
             tokenizer,
             unfinished,
             shard_bytes=data.shard_bytes,
@@ -216,8 +218,10 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
             licence=source.licence,
             seen=yardsticks.add,
             start=start,
+            routing=routing,
         )
         _check_enough(config, dataset)
+        check_each_expert(dataset, config.model.context_tokens + 1)
         # Left by a crash before the manifest was signed.
         shutil.rmtree(final, ignore_errors=True)
         unfinished.rename(final)

@@ -11,7 +11,9 @@ import structlog
 import torch
 
 from averaging.codecs import Codec, codec_by_name
+from averaging.data.expert_shards import expert_shards
 from averaging.data.shards import ShardCache
+from averaging.data.texts import Split
 from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
 from averaging.network.offload import ThreadOffload
@@ -154,6 +156,15 @@ def training_plan(
 ) -> TrainingPlan:
     """What the training process does, from where this peer's data was left."""
     config, dataset = membership.manifest.config, membership.dataset
+
+    def of_experts(split: Split) -> tuple[tuple[Path, ...], ...]:
+        """The text of each expert that is held here; nothing where the data set was packed for none."""
+        if dataset.router is None:
+            return ()
+        return tuple(
+            tuple(cache.path(entry.sha256) for entry in expert_shards(dataset, expert, split)) for expert in experts
+        )
+
     return TrainingPlan(
         model=config.model,
         inner=config.inner,
@@ -177,6 +188,8 @@ def training_plan(
         num_fragments=config.num_fragments,
         mixture=config.mixture,
         experts=experts,
+        expert_shards=of_experts("train"),
+        expert_heldout_shards=of_experts("heldout"),
     )
 
 

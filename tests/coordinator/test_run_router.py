@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 
 from averaging.data.document_router import fit_router
-from coordinator.run_router import check_router
+from averaging.data.expert_shards import expert_shards, read_router
+from averaging.data.shards import ShardCache, TokenReader
+from averaging.data.sources import open_source
+from averaging.data.tokenizer import decode_tokens
+from coordinator.run_files import load_run, open_run
+from coordinator.run_router import check_router, packed_texts, routing_of
+from protocol.data_section import DataSection
 from protocol.errors import ConfigError
+from protocol.identity import Identity
 from protocol.manifest import RunConfig, parse_run_config
+from tests.coordinator.test_run_files import RUN_TOML
 from tests.protocol.test_experts_section import EXPERTS, expert_toml
+
+HOST = Identity(b"h" * 32)
 
 
 def _config(num_experts: int = 2) -> RunConfig:
@@ -36,3 +46,65 @@ def test_a_router_that_is_not_there_or_of_other_experts_is_refused_in_one_line(t
     (tmp_path / "words.router").write_bytes(router.to_bytes())
     with pytest.raises(ConfigError, match=r"words\.router: a router file that begins"):
         check_router(_config(3), tmp_path)
+
+
+def _run_file(folder: Path, *lines: str) -> Path:
+    """Two kinds of text, a dozen documents of each."""
+    (folder / "texts").mkdir(parents=True)
+    for number in range(12):
+        (folder / "texts" / f"prose{number}.txt").write_text(f"In chapter {number} nothing is to be seen. " * 30)
+        (folder / "texts" / f"code{number}.txt").write_text(f"def f{number}(x):\n    return x[{number}]\n" * 30)
+    path = folder / "run.toml"
+    numbers = ("num_experts = 2", "ffn_dim = 8", "min_documents = 4", *lines)
+    text = RUN_TOML.replace("[data]", "[data]\nheldout_every = 3").replace("[run]", '[run]\nshards = "expert"')
+    path.write_text(text + "[experts]\n" + "\n".join(numbers) + "\n")
+    return path
+
+
+def test_a_run_of_experts_is_packed_for_each_of_them_and_found_again(tmp_path: Path) -> None:
+    run = open_run(_run_file(tmp_path), tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    cache = ShardCache(tmp_path / "state" / "data")
+    kinds = set()
+    for expert in range(2):
+        reader = TokenReader([cache.path(e.sha256) for e in expert_shards(run.dataset, expert, "heldout")])
+        kinds.add("def f" in decode_tokens(reader.read(0, 60)))
+    assert kinds == {True, False}
+    router = read_router(run.dataset, 2, cache)
+    again = load_run(tmp_path / "state")
+    assert read_router(again.dataset, 2, cache).to_bytes() == router.to_bytes()
+    named = tmp_path / "named"
+    path = _run_file(named, 'router = "words.router"')
+    (named / "words.router").write_bytes(router.to_bytes())
+    assert open_run(path, named / "state", HOST, now_unix_s=1_700_000_000.0).dataset == run.dataset
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "lines", "said"),
+    [
+        ("empty", b"", (), r"document \d+ is empty"),
+        ("bytes", b"\xff\xfe" * 40, (), r"document \d+ is no text"),
+        ("more", b"def f(x): ...", ("min_documents = 40",), r"\d+ documents to train on; expected at least 40"),
+    ],
+)
+def test_documents_that_no_expert_can_have_leave_nothing_packed(
+    tmp_path: Path, name: str, data: bytes, lines: tuple[str, ...], said: str
+) -> None:
+    path = _run_file(tmp_path)
+    (tmp_path / "texts" / f"{name}.txt").write_bytes(data)
+    if lines:
+        path.write_text(path.read_text().replace("min_documents = 4", lines[0]))
+    with pytest.raises(ConfigError, match=said):
+        open_run(path, tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    assert not (tmp_path / "state" / "data").exists()
+
+
+def test_a_run_without_experts_routes_nothing_and_pythons_library_has_no_empty_documents_with_them(
+    tmp_path: Path,
+) -> None:
+    plain, config = parse_run_config(RUN_TOML), parse_run_config(expert_toml())
+    source = open_source(DataSection(), tmp_path)
+    assert routing_of(plain, tmp_path, packed_texts(plain, source)) is None
+    documents = {True: 0, False: 0}
+    for which in (config, plain.model_copy(update={"data": DataSection()})):
+        documents[which is config] = sum(text.is_last for text in packed_texts(which, source)())
+    assert 0 < documents[True] < documents[False]

@@ -43,14 +43,16 @@ every_rounds = 2
 [experts]
 num_experts = 2
 ffn_dim = 24
+min_documents = 4
 """
 
 
 @pytest.mark.timeout(240)
 def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    for number in range(6):
-        (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
+    for number in range(24):
+        text = (ROOT / ("README.md", "potluck.py")[number % 2]).read_text(encoding="utf8")
+        (tmp_path / f"{number}.md").write_text(f"{number} {text[100 * number :]}")
     hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
     with ExitStack() as stack:
         host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting))
