@@ -30,6 +30,19 @@ class Incoming:
         self._storage = storage
         self._grid = grid
 
+    async def held_bytes(self) -> dict[CommitId, int]:
+        """What is here of which state, unchecked; nothing where the disk cannot be read."""
+        held: dict[CommitId, int] = {}
+        try:
+            for name in await self._storage.list_names("incoming/"):
+                if match := _NAME.fullmatch(name):
+                    commit = CommitId(bytes.fromhex(match[1]))
+                    held[commit] = held.get(commit, 0) + len(await self._storage.read(name) or b"")
+        except StorageError as error:
+            log.warning("download_not_found_again", reason=error.one_line())
+            return {}
+        return held
+
     async def restore(self, commit: CommitId, hashes: Sequence[bytes]) -> dict[int, bytes]:
         """The chunks of the state at `commit` that are here and good, by number; what is left of other downloads is deleted."""
         here: dict[int, bytes] = {}

@@ -1,7 +1,8 @@
 """A unit's state from several donors at once: striped, each chunk verified before use, resumed after a crash (rule 24).
 
 What is asked of whom is decided in striping.py. Several states may be wanted (every one that a later commit attests): the newest that
-most donors offer is taken, and no other is begun until it is here or nobody has it any more.
+most donors offer is taken, or one of which so much is here already that less is left to fetch. No other is begun until it is here or
+nobody has it any more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import trio
 from averaging.incoming import Incoming
 from averaging.network.seams import Network, Offload
 from averaging.rounds import striping
+from averaging.rounds.keeping import update_bytes
 from averaging.rounds.round_tools import Changes
 from averaging.rounds.striping import Striping
 from averaging.rounds.transfer import Donor, ask_generation, fetch_chunks, fetch_hashes
@@ -60,18 +62,20 @@ Told = Callable[[DownloadProgress], None]
 
 @dataclass(frozen=True)
 class DownloadTools:
-    """What a download works with. Without `incoming` it begins anew after a crash."""
+    """What a download works with. Without `incoming` it begins anew after a crash. `update_bytes`: what replaying one commit moves."""
 
     network: Network
     offload: Offload
     unit: UnitName
     grid: ChunkGrid
     incoming: Incoming | None = None
+    update_bytes: int = 0
 
 
 def download_tools(network: Network, unit: UnitTools) -> DownloadTools:
     """For a unit that is held here."""
-    return DownloadTools(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming)
+    one_bytes = update_bytes(unit.result_codec, unit.grid)
+    return DownloadTools(network, unit.offload, unit.unit, unit.grid, unit.generations.incoming, one_bytes)
 
 
 async def download_state(
@@ -83,7 +87,7 @@ async def download_state(
         UnreachableError: nobody could give it, or all who could went away; ask again when others are there.
     """
     offers, reasons = await _offers(tools, donors[:MAX_DONORS], roots)
-    for offered in sorted(offers.values(), key=lambda one: _preference(one, offers), reverse=True):
+    for offered in await _ranked(tools, offers):
         for donor in offered:
             try:
                 hashes = await fetch_hashes(tools.network, donor, tools.unit, tools.grid.num_chunks)
@@ -102,6 +106,27 @@ async def download_state(
     raise UnreachableError(
         f"no donor for the state ({'; '.join(reasons) or 'nobody to ask'})", "one peer that holds it"
     )
+
+
+async def _ranked(tools: DownloadTools, offers: Mapping[CommitId, Sequence[Donor]]) -> Sequence[Sequence[Donor]]:
+    """The states to try, one after another: by preference, but first one of which a part is here, where less is left of it, shared
+    among those who offer it, with the updates that lead on from there to the newest.
+    """
+    ranked = sorted(offers.values(), key=lambda one: _preference(one, offers), reverse=True)
+    held = await tools.incoming.held_bytes() if tools.incoming is not None else {}
+    state_bytes, newest = (
+        STATE_BYTES_PER_VALUE * tools.grid.num_elements,
+        max((o[0].header.index for o in ranked), default=0),
+    )
+
+    def left_bytes(offered: Sequence[Donor]) -> float:
+        header, most = offered[0].header, max(map(len, ranked))
+        replay_bytes = (newest - header.index) * tools.update_bytes
+        return (state_bytes - held.get(header.head, 0)) / len(offered) + replay_bytes / most
+
+    begun = [offered for offered in ranked[1:] if offered[0].header.head in held]
+    first = min([*ranked[:1], *begun], key=left_bytes, default=None)
+    return sorted(ranked, key=lambda offered: offered is not first)
 
 
 def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Donor]]) -> tuple[bool, int]:

@@ -63,3 +63,11 @@ async def test_nothing_is_left_when_it_is_over(autojump_clock: Clock) -> None:
     await _incoming(disk).keep(COMMIT, 0, CHUNKS)
     await _incoming(disk).clear()
     assert not disk.files
+
+
+async def test_how_much_is_here_of_which_state_is_known_before_its_hashes_are(autojump_clock: Clock) -> None:
+    disk = MemoryDisk()
+    await _incoming(disk).keep(COMMIT, 1, CHUNKS[1:])
+    await _incoming(disk).keep(COMMIT, 0, CHUNKS[:1])
+    await _incoming(disk).keep(OTHER, 0, CHUNKS[:1])
+    assert await _incoming(disk).held_bytes() == {COMMIT: sum(map(len, CHUNKS)), OTHER: len(CHUNKS[0])}

@@ -199,3 +199,74 @@ def test_only_so_many_donors_are_asked_for_their_commits() -> None:
         assert [len(asked) for _, asked in empty] == [1] * MAX_DONORS + [0] * 3
 
     _after(1, check)
+
+
+def _slow_donor(world: World, name: str, good: Sequence[bytes], answer_after_s: float) -> tuple[PeerId, list[int]]:
+    """A peer that gives one commit an answer, each after so long; returns the places of the chain after which it was asked."""
+    assert world.nodes[0].service is not None
+    links, asked = world.nodes[0].service.chain.links, list[int]()
+    places = {link.commit: place for place, link in enumerate(links)}
+    network = world.swarm.start(PeerId(name))
+
+    async def serve(peer: PeerId, stream: Stream) -> None:
+        request = await read_request(stream)
+        if isinstance(request, FetchCommits):
+            asked.append(max(places[commit] for commit in request.known if commit in places))
+            await trio.sleep(answer_after_s)
+            for raw in good[asked[-1] : asked[-1] + 1]:
+                await stream.send_frame(raw)
+
+    network.serve_streams(FETCH_CHANNEL, serve)
+    return network.peer_id, asked
+
+
+def test_what_a_donor_that_was_given_up_has_brought_is_not_asked_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.snapshot_join.COMMITS_BYTES_PER_S", 1e9)
+
+    async def check(world: World) -> None:
+        assert world.nodes[0].service is not None
+        good = tuple(world.nodes[0].service.chain.certificates)
+        one, asked_of_one = _slow_donor(world, "one", good, 8.0)
+        two, asked_of_two = _slow_donor(world, "two", good, 8.0)
+        chain = new_chain(world, MemoryDisk())
+        await chain.restore()
+        shown = await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [one, two], lambda progress: None)
+        assert asked_of_one == list(range(8))
+        assert asked_of_two[0] == 7
+        assert shown == len(good)
+
+    _after(10, check)
+
+
+def test_a_donor_whose_good_commits_keep_coming_is_heard_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.snapshot_join.COMMITS_BYTES_PER_S", 100)
+
+    async def check(world: World) -> None:
+        assert world.nodes[0].service is not None
+        good = tuple(world.nodes[0].service.chain.certificates)
+        donor, asked = _slow_donor(world, "one", good, 8.0)
+        chain = new_chain(world, MemoryDisk())
+        await chain.restore()
+        began_s = trio.current_time()
+        shown = await catch_up_by_snapshot(world.swarm.start(NEWCOMER), chain, [donor], lambda progress: None)
+        assert asked == list(range(len(good) + 1))
+        assert shown == len(good)
+        assert trio.current_time() - began_s > COMMITS_WITHIN_S
+
+    _after(10, check)
+
+
+def test_a_donor_with_less_of_the_same_lineage_takes_nothing_away() -> None:
+    async def check(world: World) -> None:
+        assert world.nodes[0].service is not None
+        good = tuple(world.nodes[0].service.chain.certificates)
+        long, _ = _serve_commits(world, "long", iter([good]))
+        behind, asked = _serve_commits(world, "behind", iter([good[4:7]]))
+        chain = new_chain(world, MemoryDisk())
+        await chain.restore()
+        network = world.swarm.start(NEWCOMER)
+        shown = await catch_up_by_snapshot(network, chain, [long, behind], lambda progress: None)
+        assert shown == len(good)
+        assert [type(request) for request in asked].count(FetchCommits) == 1
+
+    _after(10, check)

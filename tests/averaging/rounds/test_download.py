@@ -16,7 +16,7 @@ from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds.download import DownloadProgress, DownloadTools, download_state
 from averaging.rounds.transfer import FETCH_CHANNEL, HASHES_WITHIN_S, TransferService, ask_generation, read_request
-from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_root
+from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_chunks, state_root
 from protocol.errors import UnreachableError
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.requests import FetchHashes, FetchState
@@ -262,7 +262,10 @@ async def test_the_newest_state_that_most_have_is_taken(autojump_clock: Clock) -
         state = await download_state(scene.tools(), peers, wanted)
         assert state.head == scene.made[-1].link.commit
         await scene.donors[1].apply(newest)
-        state = await download_state(scene.tools(), peers, wanted)
+        tools = scene.tools()
+        assert tools.incoming is not None
+        await tools.incoming.clear()
+        state = await download_state(tools, peers, wanted)
         assert state.head == newest.link.commit
 
 
@@ -382,3 +385,41 @@ def _offer_only(party: Party, lie: bytes, times: int = 1) -> None:
         await service.serve(peer, request, stream)
 
     party.network.serve_streams(FETCH_CHANNEL, serve)
+
+
+@pytest.mark.parametrize(("num_here", "num_again"), [(GRID.num_chunks - 1, 1), (0, GRID.num_chunks)])
+async def test_after_a_crash_and_a_round_a_download_goes_on_with_the_state_of_which_less_is_left(
+    autojump_clock: Clock, num_here: int, num_again: int
+) -> None:
+    """The donors still have the state before that round, and one update leads on from there."""
+    async with _scene() as scene:
+        older = scene.donors[0].chain.state
+        roots = {older.head: scene.root}
+        chunks = [b"".join(map(bytes, parts)) for parts in state_chunks(older, GRID)]
+        incoming = Incoming(MemoryStorage(scene.me.disk), GRID)
+        for number in range(num_here):
+            await incoming.keep(older.head, number, [chunks[number]])
+        newer = scene.world.commit_on(scene.donors[0].chain.head, 9)
+        for donor in scene.donors:
+            await donor.apply(newer)
+        roots[newer.link.commit] = scene.root
+        tools = replace(scene.tools(), update_bytes=ALL_BYTES // 3)
+        state = await download_state(tools, [donor.peer for donor in scene.donors], roots)
+        assert state.head == (older.head if num_here else newer.link.commit)
+        asked = {chunk for donor in scene.donors for chunk in scene.chunks_asked_of(donor)}
+        assert len(asked) == num_again
+
+
+async def test_of_a_download_that_was_hardly_begun_the_newer_state_is_taken(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        older = scene.donors[0].chain.state
+        roots = {older.head: scene.root}
+        first = b"".join(map(bytes, next(iter(state_chunks(older, GRID)))))
+        await Incoming(MemoryStorage(scene.me.disk), GRID).keep(older.head, 0, [first])
+        newer = scene.world.commit_on(scene.donors[0].chain.head, 9)
+        for donor in scene.donors:
+            await donor.apply(newer)
+        roots[newer.link.commit] = scene.root
+        tools = replace(scene.tools(), update_bytes=ALL_BYTES // 3)
+        state = await download_state(tools, [donor.peer for donor in scene.donors], roots)
+        assert state.head == newer.link.commit
