@@ -188,6 +188,14 @@ def _with_experts(
     return replace(target, beside=tuple(beside))
 
 
+def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now_s: float) -> bool:
+    """Whether all live holders of experts have told where these stand since they stood at the last commit: what was told before may be
+    rounds behind, in a short run at the start.
+    """
+    reports = [peers[peer].report for peer in live_peers(peers, now_s)]
+    return all(report.state_commit == target.commit or not report.experts for report in reports)
+
+
 def due_checkpoint(
     state: RunState,
     chain: ChainLog,
@@ -202,15 +210,18 @@ def due_checkpoint(
     """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one; `units` are those beside the
     spine, none of which may be without a commit unless they are experts.
     """
+    is_over = state.phase is Phase.FINISHED
 
     def complete(target: Target) -> Target | None:
+        if are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
+            return None
         if are_experts:
             return _with_experts(target, peers, chain, units, now_s)
         return _with_units(target, peers, chain, units)
 
     found = [complete(target) for target in _candidates(peers, chain, now_s)]
     candidates = [target for target in found if target is not None]
-    if state.phase is Phase.FINISHED:
+    if is_over:
         final = [target for target in candidates if target.commit == state.head]
         return final[-1] if final else None
     if not candidates or candidates[-1].index - last_index < rules.every_rounds:

@@ -214,6 +214,26 @@ def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_with
     assert due.beside == (UnitTarget(units[0], second, ROOT, (B,)), *nobody)
 
 
+def test_the_last_checkpoint_waits_until_live_holders_have_told_of_their_experts_at_the_end() -> None:
+    """In a short run what a holder told last may be of the start of its expert."""
+    log, commits = grown(2)
+    unit, over = UnitName("expert-0"), RunState(phase=Phase.FINISHED, head=commits[1])
+
+    def holder(at: CommitId, index: int) -> PeerEntry:
+        here = entry(at)
+        standing = UnitStanding(unit, CommitId(bytes([index]) * 32), ROOT, index)
+        return replace(here, report=replace(here.report, experts=(0,), beside=(standing,)))
+
+    def due(*holders: PeerEntry) -> Target | None:
+        peers = dict(zip((A, B), holders, strict=False))
+        return due_checkpoint(over, log, peers, 0, RULES, 1.0, [unit], are_experts=True)
+
+    assert due(holder(commits[1], 3), holder(commits[0], 1)) is None
+    told = due(holder(commits[1], 3), holder(commits[1], 3))
+    assert told is not None
+    assert told.beside[0].donors == (A, B)
+
+
 async def test_a_frozen_expert_is_written_as_the_newest_checkpoint_or_the_start_has_it(
     tmp_path: Path, autojump_clock: object
 ) -> None:
