@@ -22,6 +22,7 @@ from peer.roster import Roster
 from peer.round_progress import Pace, round_progress
 from peer.round_traffic import RoundBytes, RoundTraffic
 from peer.status import BulkTraffic, LastRound, PeerStatus, UnitPlace
+from peer.trouble import Trouble
 from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
 from protocol.ids import CommitId, PeerId
@@ -93,6 +94,7 @@ class Board:
     apart_told: str = ""
     pace: Pace = field(default_factory=Pace)
     traffic: RoundTraffic = field(default_factory=RoundTraffic)
+    trouble: Trouble = field(default_factory=Trouble)
     has_downloaded: bool = False
     """A whole state has come in mid-run and the head has not moved to it yet."""
 
@@ -134,6 +136,7 @@ class Board:
 
     def publish(self, event: str, fields: Mapping[str, object]) -> None:
         """What the round service told."""
+        self.trouble.take(event, fields, self.clock.monotonic_s())
         if event == "contributed":
             root = fields.get("root")
             if isinstance(root, bytes):
@@ -162,6 +165,7 @@ class Board:
 
     def publish_beside(self, event: str, fields: Mapping[str, object]) -> None:
         """What the rounds of a unit told that is not the spine."""
+        self.trouble.take(event, fields, self.clock.monotonic_s())
         link = fields.get("link")
         if event == "committed" and isinstance(link, ChainLink) and link.record is not None:
             log.info("round_came_beside", unit=link.unit, index=link.index, members=len(link.record.contributors))
@@ -283,6 +287,7 @@ class Board:
         updates = {
             **asdict(self.machine.read()),
             **self._of_disk(),
+            **self._of_trouble(),
             **self._of_membership(),
             **self._of_traffic(),
             **self._of_training(),
@@ -307,6 +312,15 @@ class Board:
         if room is None:
             return {}
         return {"disk_free_bytes": room.free_bytes, "disk_all_bytes": room.all_bytes}
+
+    def _of_trouble(self) -> dict[str, object]:
+        services = (self.service, *self.others) if self.service is not None else ()
+        kept = [service.chain.tools.generations for service in services]
+        return {
+            "trouble": self.trouble.sentence([each.refused for each in kept], self.clock.monotonic_s()),
+            "writes_refused": self.trouble.num_refused + sum(each.num_refused for each in kept),
+            "generations_damaged": sum(each.num_damaged for each in kept),
+        }
 
     def _of_membership(self) -> dict[str, object]:
         roster = self.roster

@@ -152,6 +152,18 @@ PEER_METRICS: Final = (
         "potluck_peer_state_sound", "gauge", "1 while the state is the attested one.", lambda s: _one(s.is_sound)
     ),
     PeerMetric(
+        "potluck_peer_writes_refused",
+        "counter",
+        "What the disk refused to this process.",
+        lambda s: _one(s.writes_refused),
+    ),
+    PeerMetric(
+        "potluck_peer_generations_damaged",
+        "counter",
+        "States on the disk that were found to be no good.",
+        lambda s: _one(s.generations_damaged),
+    ),
+    PeerMetric(
         "potluck_peer_credential_left_seconds",
         "gauge",
         "Until the credential ends, below 0 once it has.",

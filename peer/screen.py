@@ -90,6 +90,8 @@ def peer_picture(status: PeerStatus) -> RenderableType:
         rows.add_row("controls", status.allowed_reason)
     if status.apart:
         rows.add_row("apart", status.apart)
+    if status.trouble:
+        rows.add_row("trouble", Text(status.trouble))
     if not status.is_sound:
         rows.add_row("health", "the state differs from the one that the run attests; it is being made again")
     if status.credential_left_s is not None and status.host_heard_ago_s is not None:

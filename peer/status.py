@@ -114,6 +114,9 @@ class PeerStatus(BaseModel):
         allowed_share: of full speed that its owner's controls allow now, 0 for no training; `allowed_reason` says what holds it back
             and until when, empty where nothing does.
         units: the other units that are held here.
+        trouble: what its owner should see to or know of: a disk that refuses, or a state that is not the attested one; empty where
+            nothing is wrong.
+        writes_refused: what the disk refused to this process, and `generations_damaged` states on it that were found to be no good.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
     """
 
@@ -181,6 +184,9 @@ class PeerStatus(BaseModel):
     is_outbound_only: bool = False
     allowed_share: float = 1.0
     allowed_reason: str = ""
+    trouble: str = ""
+    writes_refused: int = 0
+    generations_damaged: int = 0
     apart: str = ""
     units: tuple[UnitPlace, ...] = ()
     last_round: LastRound | None = None

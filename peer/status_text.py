@@ -57,6 +57,8 @@ def status_lines(status: PeerStatus) -> list[str]:
         lines.append(f"controls: {printable(status.allowed_reason)}")
     if status.apart:
         lines.append(printable(status.apart))
+    if status.trouble:
+        lines.append(f"trouble: {printable(status.trouble)}")
     if status.round_waiting:
         lines.append(f"rounds: {printable(status.round_waiting)}")
     for unit in status.units:

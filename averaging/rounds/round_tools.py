@@ -13,7 +13,7 @@ from averaging.network.seams import Clock, Network, Offload, Publish, Trainer
 from averaging.rounds.adoption import Mixing
 from averaging.rounds.spans import Record, nowhere
 from averaging.rounds.unit import PreparedSwitch
-from protocol.errors import PotluckError
+from protocol.errors import PotluckError, StorageError
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import Event
 from protocol.rounds.lineage import SpineView
@@ -129,7 +129,8 @@ class Tasks:
             for error in _leaves(group):
                 reason = error.one_line()
                 log.warning("task_failed", task=function.__name__, reason=reason)
-                self._publish("task_failed", {"task": function.__name__, "reason": reason})
+                is_of_disk = isinstance(error, StorageError)
+                self._publish("task_failed", {"task": function.__name__, "reason": reason, "is_of_disk": is_of_disk})
 
 
 def _leaves(group: BaseExceptionGroup[PotluckError]) -> list[PotluckError]:

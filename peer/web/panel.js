@@ -51,7 +51,7 @@ function show(s) {
   el("state").textContent = s.state === "training" || s.state_s < 5 ? s.state : `${s.state} for ${span(s.state_s)}`;
   el("state").className = `chip ${s.state}`;
   el("reason").textContent = s.reason === s.state ? "" : s.reason;
-  el("waiting").textContent = [s.apart, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
+  el("waiting").textContent = [s.apart, s.trouble, s.allowed_reason, s.worker_state && s.worker_state !== "training" ? s.worker_reason : "", s.round_waiting]
     .filter((text, i, all) => text && !s.reason.includes(text) && all.indexOf(text) === i).join("; ");
   el("download").hidden = !s.download_bytes_all;
   if (s.download_bytes_all) {

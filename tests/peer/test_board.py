@@ -23,6 +23,8 @@ from protocol.rounds.chain import ChainLink
 from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import Table
 
+TOOLS = SimpleNamespace(generations=SimpleNamespace(refused="no space", num_refused=3, num_damaged=1))
+
 
 async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     autojump_clock: trio.testing.MockClock,
@@ -169,11 +171,15 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
     seat = table.live()[0]
     board = Board(seat.peer, VirtualClock(), 0.0)
     assert board.read().is_sound
-    chain = SimpleNamespace(head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False)
+    chain = SimpleNamespace(
+        head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False, tools=TOOLS
+    )
     state = replace(seat.state, open=OpenRound())
     board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="round 2 is due")  # type: ignore[assignment]
     assert not board.read().is_sound
     assert board.read().round_waiting == "round 2 is due"
+    assert board.read().trouble == "the disk refuses: no space"
+    assert (board.read().writes_refused, board.read().generations_damaged) == (3, 1)
     chain.is_sound = True
     assert board.read().is_sound
 
@@ -187,7 +193,9 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
     assert path is not None
     missed, newest = path[-2].link, path[-1].link
     board = Board(seat.peer, VirtualClock(), 0.0, target_total_tokens=3 * newest.total_tokens)
-    chain = SimpleNamespace(head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True)
+    chain = SimpleNamespace(
+        head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
+    )
     state = replace(seat.state, open=OpenRound(), committed_at_s=trio.current_time())
     board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
     await trio.sleep(12.0)

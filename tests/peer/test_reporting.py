@@ -204,7 +204,9 @@ class _Rounds:
             tree = tree.add(link, certificate)
         mine = [follows.genesis.commit, *(commit for commit, _, _ in follows.commits)]
         followed = [links[commit] for commit in mine]
+        kept = SimpleNamespace(refused="", num_refused=0, num_damaged=0)
         self.chain = SimpleNamespace(
+            tools=SimpleNamespace(generations=kept),
             certificates=list(follows.certificates),
             links=followed,
             head=followed[-1],

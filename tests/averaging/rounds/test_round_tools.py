@@ -78,7 +78,7 @@ async def test_what_fails_in_a_task_is_told_and_nothing_else_falls_with_it(
         await done.wait()
     assert {event for event, _ in told} == {"task_failed"}
     assert {fields["task"] for _, fields in told} == {failing.__name__}
-    assert any("no space left" in str(fields["reason"]) for _, fields in told)
+    assert any("no space left" in str(fields["reason"]) and fields["is_of_disk"] for _, fields in told)
 
 
 async def test_a_bug_is_no_failure_of_a_task_and_goes_on(autojump_clock: Clock) -> None:
