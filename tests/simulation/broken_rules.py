@@ -10,7 +10,7 @@ import pytest
 
 from protocol.rounds import attempt, core, leading, voting
 from protocol.rounds.messages import Promise
-from protocol.rounds.state import OpenRound
+from protocol.rounds.state import OpenRound, Step
 
 
 def ignores_acks(patch: pytest.MonkeyPatch) -> None:
@@ -57,4 +57,26 @@ def hides_acks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(voting, "Promise", lambda unit, base, ballot, acked: Promise(unit, base, ballot, None))
 
 
-BREAKS = (ignores_acks, finishes_the_lowest, forgets_promises, acks_below_promises, hides_acks)
+def promises_below_acks(patch: pytest.MonkeyPatch) -> None:
+    """Who asked promises its own ballot once it is wanted, whatever it acked or promised meanwhile."""
+    real = leading._after_pre_votes
+
+    def after(step: Step, now_s: float) -> Step:
+        promised = step.state.open.promised
+        forgetful = replace(step.state, open=replace(step.state.open, promised=None))
+        then = real(replace(step, state=forgetful), now_s)
+        if then.state.open.promised is None:
+            return replace(then, state=replace(then.state, open=replace(then.state.open, promised=promised)))
+        return then
+
+    patch.setattr(leading, "_after_pre_votes", after)
+
+
+BREAKS = (
+    ignores_acks,
+    finishes_the_lowest,
+    forgets_promises,
+    acks_below_promises,
+    hides_acks,
+    promises_below_acks,
+)

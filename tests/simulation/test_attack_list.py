@@ -6,15 +6,22 @@ a lane of a pipeline that is counted in one stage only.
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
 
-from tests.simulation.collection import SCENARIOS
+from tests.simulation.cases import CASES
 
 TESTS: Final = Path(__file__).resolve().parents[1]
+
+PLAYED: Final = frozenset(name for name, _ in CASES)
+NOT_RUN: Final = frozenset(("skip", "skipif", "xfail"))
 
 ROUND = "simulation/test_attacks"
 SIDES = "simulation/test_lineage_attacks"
@@ -229,15 +236,40 @@ ATTACKS: Final[dict[str, tuple[str, ...]]] = {
 
 
 @cache
-def _tests_in(file: str) -> frozenset[str]:
+def _module(file: str) -> ModuleType:
+    return importlib.import_module(f"tests.{file.replace('/', '.')}")
+
+
+@cache
+def _defined(file: str) -> Counter[str]:
     tree = ast.parse((TESTS / f"{file}.py").read_text())
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return frozenset(function.name for function in functions)
+    return Counter(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _why_not_run(file: str, name: str) -> str:
+    """What keeps pytest from running this function as a test; empty where nothing does."""
+    found = getattr(_module(file), name, None)
+    if not inspect.isfunction(found) or _defined(file)[name] != 1:
+        return f"is defined {_defined(file)[name]} times as a function"
+    if not (Path(file).name.startswith("test_") and name.startswith("test_")):
+        return "is not named as tests are"
+    marks = {mark.name for mark in (*getattr(found, "pytestmark", ()), *getattr(_module(file), "pytestmark", ()))}
+    return f"is marked {marks & NOT_RUN}" if marks & NOT_RUN else ""
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_every_attack_is_answered_by_tests_that_exist(attack: str) -> None:
+def test_every_attack_is_answered_by_tests_that_pytest_collects_and_scenarios_that_are_played(attack: str) -> None:
     assert ATTACKS[attack]
     for named in ATTACKS[attack]:
         file, _, name = named.partition("::")
-        assert name in _tests_in(file) if name else named in SCENARIOS, named
+        if name:
+            assert _why_not_run(file, name) == "", named
+        else:
+            assert named in PLAYED, named
+
+
+def test_what_pytest_does_not_collect_is_told() -> None:
+    assert "0 times" in _why_not_run(f"{ROUND}", "test_of_nothing")
+    assert "0 times" in _why_not_run(f"{ROUND}", "permutations")
+    assert "not named" in _why_not_run(f"{ROUND}", "_heads")
+    assert "not named" in _why_not_run("simulation/stories", "simulate")
