@@ -30,7 +30,7 @@ from averaging.unit_log import LOG_NAME, UnitLog
 from peer.config import PeerConfig, whole_bytes
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
-from peer.restart import restart_sentence, restored
+from peer.restart import Restored, restored, units_sentence
 from protocol.expert_schema import expert_of
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
@@ -60,7 +60,7 @@ async def open_chains(
 ) -> tuple[UnitChain, ...]:
     """The lineages and states of all units that are held here as they are in `folder`, the spine's first. `given` are the shards of
     the weights that the run starts with, if any; `experts` those that this peer holds. `restarted` is told in one sentence what a peer
-    that was here before found of the spine on its disk.
+    that was here before found on its disk.
 
     Raises:
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
@@ -74,6 +74,7 @@ async def open_chains(
     logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
     await HeadVector(FileStorage(folder, offload)).finish(logs)
     chains: list[UnitChain] = []
+    found: dict[UnitName, Restored | None] = {}
     for unit, schema in held.items():
         was_here = (folder / unit / LOG_NAME).exists()
         tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
@@ -85,9 +86,14 @@ async def open_chains(
         await chain.restore()
         if tools.generations.last_look.problems:
             await chain.keep()  # what was damaged is gone: the next start must not depend on what is left alone
-        if was_here and not chains:
-            _tell_restarted(chain, restarted)
+        # an expert may have been taken up just now; of every other unit there was something wherever there was of one
+        if was_here or not _is_expert(unit, manifest.config):
+            found[unit] = _found(chain) if was_here else None
         chains.append(chain)
+    if any(found.values()):
+        sentence = units_sentence(found)
+        log.info("restarted", reason=sentence)
+        restarted(sentence)
     return tuple(chains)
 
 
@@ -111,12 +117,13 @@ def _unit_tools(
     )
 
 
-def _tell_restarted(chain: UnitChain, restarted: Callable[[str], None]) -> None:
+def _is_expert(unit: UnitName, config: RunConfig) -> bool:
+    return config.mixture is not None and expert_of(unit, config.mixture) is not None
+
+
+def _found(chain: UnitChain) -> Restored:
     look = chain.tools.generations.last_look
-    found = restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
-    sentence = restart_sentence(found)
-    log.info("restarted", reason=sentence)
-    restarted(sentence)
+    return restored(chain.tree, chain.head.commit, num_damaged=len(look.problems), generation_index=look.index)
 
 
 def whole_anchor(chains: Sequence[UnitChain]) -> torch.Tensor:

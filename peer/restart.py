@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.ids import CommitId
+from protocol.ids import CommitId, UnitName
 from protocol.rounds.lineage import CommitTree, best_head
 
 
@@ -45,6 +46,22 @@ def restored(tree: CommitTree, head: CommitId, *, num_damaged: int = 0, generati
 def restart_sentence(found: Restored) -> str:
     """One sentence for its owner."""
     return f"restarted at round {found.head_index}; {_loss(found)}{_damage(found)}"
+
+
+def units_sentence(found: Mapping[UnitName, Restored | None]) -> str:
+    """One sentence on all units of which something was expected here, the spine first; None for one of which nothing was found. Of the
+    others only what was lost or damaged is told.
+    """
+    spine = next(iter(found))
+    told: list[str] = []
+    for unit, part in found.items():
+        if part is None:
+            told.append(f"nothing of {unit} was here: it comes from other peers, if any has it")
+        elif unit == spine:
+            told.append(restart_sentence(part))
+        elif part.best_index != part.common_index or part.num_damaged:
+            told.append(f"{unit} {restart_sentence(part)}")
+    return "; ".join(told)
 
 
 def _loss(found: Restored) -> str:

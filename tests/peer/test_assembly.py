@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.keeping import update_bytes
-from averaging.state import STATE_BYTES_PER_VALUE
-from peer.assembly import replay_at_most, unit_pace
-from protocol.ids import UnitName
-from protocol.manifest import default_run_toml, parse_run_config
+from averaging.rounds.unit import UnitChain
+from averaging.start_state import start_root
+from averaging.state import STATE_BYTES_PER_VALUE, state_root
+from peer.assembly import open_chains, replay_at_most, unit_pace
+from protocol.identity import Ed25519Verifier
+from protocol.ids import PeerId, UnitName
+from protocol.manifest import RunManifest, default_run_toml, parse_run_config
+from protocol.rounds.messages import Ballot
 from protocol.rounds.stagger import UNSTAGGERED
+from protocol.rounds.start import StartRecord, StartUnit
 from protocol.tensor_schema import ChunkGrid
+from protocol.wire import encode_body
 from tests.protocol.test_experts_section import expert_toml
 
 
@@ -36,3 +46,53 @@ def test_an_experts_rounds_take_its_share_of_the_trunks_tokens_from_the_first_on
     whole = parse_run_config(default_run_toml())
     target, stagger = unit_pace(whole, UnitName("fragment-0"), [UnitName("fragment-0")])
     assert (target, stagger.num_units) == (whole.round_target, 1)
+
+
+ME = PeerId("me")
+MANIFEST = RunManifest(
+    config=parse_run_config(expert_toml()),
+    dataset_id="ab" * 32,
+    dataset_tokens=1000,
+    heldout_tokens=100,
+    zlib_bits_per_byte=2.0,
+    pairs_nats_per_byte=2.4,
+    host_public_key="ef" * 32,
+    ca_certificate_sha256="cd" * 32,
+)
+
+
+def _start() -> bytes:
+    model, numbers = MANIFEST.model_schema, MANIFEST.config
+    units = []
+    for schema in MANIFEST.units_held([0, 1]).schemas:
+        grid = ChunkGrid(schema.num_elements, numbers.round.chunk_elements)
+        root = start_root(schema, grid, numbers.run.seed, (), model)
+        units.append(StartUnit(schema.unit, schema.fingerprint(), root))
+    return encode_body(StartRecord(MANIFEST.run_id, tuple(units), (ME,), 100, 0))
+
+
+async def test_damage_of_any_unit_is_told_at_the_start_and_its_state_written_again(tmp_path: Path) -> None:
+    start, told = _start(), list[str]()
+    membership = SimpleNamespace(manifest=MANIFEST, run_id=MANIFEST.run_id)
+
+    async def opened(experts: Sequence[int]) -> dict[UnitName, UnitChain]:
+        told.clear()
+        arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, told.append, (), experts)
+        return {chain.tools.unit: chain for chain in await open_chains(*arguments)}  # type: ignore[arg-type]
+
+    for chain in (await opened([0])).values():
+        await chain.tools.log.log_promise(chain.head.commit, Ballot(1, ME))
+        await chain.tools.generations.write(chain.state, state_root(chain.state, chain.tools.grid))
+    assert not told, "a newcomer"
+    (path,) = (tmp_path / "expert-0" / "generations").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    await opened([0, 1])
+    (sentence,) = told
+    assert sentence.startswith("restarted at round 0; nothing was lost")
+    assert "; expert-0 restarted at round 0" in sentence
+    assert "1 damaged generation was passed over" in sentence
+    assert "expert-1" not in sentence, "taken up just now"
+    assert path.read_bytes() == data
+    await opened([0])
+    assert told == ["restarted at round 0; nothing was lost but steps that no round had counted"]

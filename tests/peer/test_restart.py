@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from peer.restart import restart_sentence, restored
-from protocol.ids import PeerId
+from dataclasses import replace
+
+from peer.restart import restart_sentence, restored, units_sentence
+from protocol.ids import PeerId, UnitName
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.lineage import CommitTree, tree_of
 from protocol.rounds.messages import Certificate
@@ -68,3 +70,18 @@ def test_damaged_generations_are_named_with_what_was_taken_instead() -> None:
     assert told.endswith("; 1 damaged generation was passed over for the one of round 2")
     told = restart_sentence(restored(tree, head, num_damaged=2))
     assert told.endswith("; 2 damaged generations were passed over for the start state")
+
+
+def test_of_several_units_every_loss_and_damage_is_told_and_the_spine_always() -> None:
+    links = _chain(GENESIS, 4)
+    whole = restored(_tree(*links), links[-1].commit)
+    behind = restored(_tree(*links), links[1].commit)
+    damaged = replace(whole, num_damaged=1, generation_index=3)
+    spine, *others = (UnitName(f"fragment-{number}") for number in range(4))
+    assert units_sentence({spine: whole, others[0]: whole}) == restart_sentence(whole)
+    told = units_sentence({spine: whole, others[0]: behind, others[1]: damaged, others[2]: None})
+    assert told.startswith(restart_sentence(whole))
+    assert f"; fragment-1 {restart_sentence(behind)}" in told
+    assert f"; fragment-2 {restart_sentence(damaged)}" in told
+    assert "; nothing of fragment-3 was here" in told
+    assert units_sentence({spine: None, others[0]: whole}).startswith("nothing of fragment-0 was here")
