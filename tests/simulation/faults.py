@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import trio
 
 from averaging.network.memory_network import LinkSpeed
-from protocol.ids import PeerId
+from averaging.rounds.service import RoundService
+from protocol.ids import PeerId, UnitName
 from tests.simulation.bad_donor import HARMS
 from tests.simulation.invariants import Violation
 from tests.simulation.node import Node
@@ -23,6 +24,12 @@ UNHEARD = 0.5
 
 MID_ROUND_WITHIN_S = 15.0
 """How long a fault waits for the middle of a round."""
+
+SLOW_LEAVE_BYTES_PER_S = (200.0, 6_000.0)
+"""Of a vector of 16384 values a slice takes from half a second to as long as rounds have."""
+
+SLOW_LEAVE_WITHIN_S = 4.0
+"""How long after the beginning of an exchange a peer says goodbye at the latest."""
 
 Fault = Callable[[World, random.Random, float], Awaitable[None]]
 """(world, chooser, how long it lasts in seconds)."""
@@ -50,6 +57,53 @@ async def _leave(world: World, chooser: random.Random, lasts_s: float) -> None:
         world.boot(node)
 
 
+async def _slow_leave(world: World, chooser: random.Random, lasts_s: float) -> None:
+    """A peer says goodbye while the bytes of a round are on their way over a slow line, its own or another's: within the exchange,
+    or as soon as it acked a record whose bytes others may not have.
+    """
+    nodes = _awake(world)
+    if len(nodes) < 3:
+        return
+    slow = chooser.choice(nodes)
+    leaver = chooser.choice([slow, chooser.choice(nodes)])
+    has_acked = chooser.random() < 0.5
+    later_s = 0.0 if has_acked else chooser.uniform(0.0, SLOW_LEAVE_WITHIN_S)
+    world.swarm.speeds[slow.peer] = LinkSpeed(chooser.uniform(0.02, 0.3), chooser.uniform(*SLOW_LEAVE_BYTES_PER_S))
+    try:
+        await _mid_round(world, [leaver], world.layout.spine, _has_acked if has_acked else _exchanges)
+        await world.swarm.timers.sleep(later_s)
+        if leaver not in _awake(world) or len(_awake(world)) < 3:
+            return
+        world.happened("slow leave", f"{leaver.name}, while the line of {slow.name} is slow")
+        leaver.leave()
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        world.swarm.speeds.pop(slow.peer, None)
+    if leaver.has_left and chooser.random() < RETURNS:
+        world.boot(leaver)
+
+
+def _exchanges(service: RoundService) -> bool:
+    return service.state.open.exchange is not None
+
+
+def _has_acked(service: RoundService) -> bool:
+    return service.state.open.acked is not None and service.state.open.committing is None
+
+
+async def _mid_round(
+    world: World, nodes: list[Node], unit: UnitName, is_there: Callable[[RoundService], bool] = _exchanges
+) -> None:
+    """Until one of these comes to a place in a round of a unit, where that comes soon."""
+
+    def is_any() -> bool:
+        return any(is_there(node.services[unit]) for node in nodes if node.is_up and unit in node.services)
+
+    deadline_s = trio.current_time() + MID_ROUND_WITHIN_S
+    while not is_any() and trio.current_time() < deadline_s:
+        await world.swarm.timers.sleep(0.2)
+
+
 async def _crash(world: World, chooser: random.Random, lasts_s: float) -> None:
     nodes = world.live_nodes()
     if not nodes:
@@ -64,14 +118,7 @@ async def _crash(world: World, chooser: random.Random, lasts_s: float) -> None:
 async def _holders_die(world: World, chooser: random.Random, lasts_s: float) -> None:
     """All holders of one expert die, in the middle of its round where that comes soon, and are back one after another."""
     unit = chooser.choice(world.layout.units[1:])
-
-    def is_exchanging() -> bool:
-        services = [node.services[unit] for node in world.holders(unit) if unit in node.services]
-        return any(service.state.open.exchange is not None for service in services)
-
-    deadline_s = trio.current_time() + MID_ROUND_WITHIN_S
-    while not is_exchanging() and trio.current_time() < deadline_s:
-        await world.swarm.timers.sleep(0.2)
+    await _mid_round(world, world.nodes, unit)
     nodes = list(world.holders(unit))
     if not nodes:
         return
@@ -328,6 +375,7 @@ async def _reordering(world: World, chooser: random.Random, lasts_s: float) -> N
 FAULTS: dict[str, Fault] = {
     "join": _join,
     "leave": _leave,
+    "slow leave": _slow_leave,
     "crash": _crash,
     "freeze": _freeze,
     "bit rot": _bit_rot,

@@ -24,13 +24,14 @@ from tests.simulation.virtual_time import GRAIN_S
 CONTINUAL = "turnover"
 PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "blackout", "disk rot", "bad donor", "ban")
 HOLDERS_DIE = "holders die"
+SLOW_LEAVE = "slow leave"
 SECOND = "second process"
 RENEWAL = "renewal"
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
 HOST_FAULTS = ("host restart", "host restored")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
-FAULT_KINDS = (*PROCESS_FAULTS, HOLDERS_DIE, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
+FAULT_KINDS = (*PROCESS_FAULTS, HOLDERS_DIE, SLOW_LEAVE, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Profile:
         """What a run of many seeds must have come through: rounds, a goodbye where anybody leaves, the spine's moves where there are
         other units, and what the profile is for.
         """
-        leaving = LEAVING if "leave" in self.weights else ()
+        leaving = LEAVING if "leave" in self.weights or SLOW_LEAVE in self.weights else ()
         return (*ROUNDS, *leaving, *(SPINE if len(self.layout.units) > 1 else ()), *self.reaches)
 
     @property
@@ -236,6 +237,14 @@ PROFILES = {
             "lossy",
             {"lossy link": 4, "slow link": 2, "duplicates": 2, "reordering": 2, "crash": 1, SKEW: 1},
             fault_s=(5.0, 40.0),
+        ),
+        Profile(
+            "slow-leave",
+            {SLOW_LEAVE: 8, "slow link": 3, "crash": 1, "join": 2},
+            num_peers=(4, 7),
+            num_faults=(3, 6),
+            spread_s=40.0,
+            num_elements=8 * 2048,
         ),
         Profile(
             "churn",
