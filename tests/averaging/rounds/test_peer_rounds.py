@@ -302,6 +302,7 @@ async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_
         await tell(other, life.party, heads_at(other, start_of(life.world, UNIT)))
         await trio.sleep(0.5)
         for unit in BOTH:
+            await life.services[unit].drained()  # with the next event at the latest
             view = life.services[unit].state.peers[other.peer]
             assert (view.heard_at_s >= now_s, view.member) == (True, other.member)
             assert (view.head is not None) == (unit == UNIT)
