@@ -31,6 +31,7 @@ from peer.config import PeerConfig, whole_bytes
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from peer.restart import Restored, restored, units_sentence
+from peer.same_disk import remember_unit
 from protocol.expert_schema import expert_of
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
@@ -69,6 +70,7 @@ async def open_chains(
     model, storages = manifest.model_schema, dict[UnitName, FileStorage]()
     held = {schema.unit: schema for schema in manifest.units_held(experts).schemas}
     for unit in held:
+        await offload.run(partial(remember_unit, folder, unit))
         await offload.run(partial(clear_unfinished, folder / unit))
         storages[unit] = FileStorage(folder / unit, offload)
     logs = {unit: UnitLog(storage) for unit, storage in storages.items()}

@@ -57,7 +57,6 @@ from peer.membership_file import (
     host_heard_s,
     is_known,
     run_folder,
-    take_incarnation,
     take_session,
 )
 from peer.membership_upkeep import MembershipUpkeep
@@ -68,6 +67,7 @@ from peer.reporting import Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
 from peer.round_progress import all_have
+from peer.same_disk import take_incarnation
 from peer.screen import run_screen
 from peer.signals import watch_signals
 from peer.snapshot_join import catch_up_by_snapshot
@@ -78,7 +78,6 @@ from peer.trainer import WorkerTrainer, open_worker_trainer
 from peer.unit_trainer import UnitTrainer
 from peer.unwrapped import run_unwrapped
 from peer.worker_process import EarlyWorker
-from protocol.decoder_schema import WHOLE_MODEL
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
 from protocol.ids import PeerId
@@ -131,7 +130,7 @@ async def _main(
     disk = DiskMeter(config.state_dir, ThreadOffload())
     board = Board(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
     clear_unfinished(folder)
-    incarnation = take_incarnation(folder / WHOLE_MODEL)
+    incarnation = take_incarnation(folder)
     controls = open_controls(config, board, clock)
     await controls.look()
     life = Life(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -208,21 +207,3 @@ def host_heard_s(folder: Path) -> float:
         return float(int((folder / _HOST_HEARD).read_text()))
     except (OSError, ValueError):
         return 0.0
-
-
-def take_incarnation(folder: Path) -> int:
-    """The number of this disk, 1 to 2^63: drawn when there is none in the folder of a run's log. A peer whose log is lost comes back
-    under another one, and its votes on what it may have voted on before do not count.
-
-    Raises:
-        StorageError: the folder cannot be read or written.
-    """
-    path = folder / "incarnation"
-    try:
-        if not path.exists():
-            write_durably(path, str(1 + secrets.randbelow((1 << 63) - 1)).encode("ascii"))
-        return int(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"{path} cannot be read: {error}", "a number", "remove it: the peer then counts as one with a new disk"
-        ) from error

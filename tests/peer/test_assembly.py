@@ -12,6 +12,7 @@ from averaging.rounds.unit import UnitChain
 from averaging.start_state import start_root
 from averaging.state import STATE_BYTES_PER_VALUE, state_root
 from peer.assembly import open_chains, replay_at_most, unit_pace
+from peer.same_disk import take_incarnation
 from protocol.identity import Ed25519Verifier
 from protocol.ids import PeerId, UnitName
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
@@ -77,6 +78,7 @@ async def test_damage_of_any_unit_is_told_at_the_start_and_its_state_written_aga
 
     async def opened(experts: Sequence[int]) -> dict[UnitName, UnitChain]:
         told.clear()
+        take_incarnation(tmp_path)
         arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, told.append, (), experts)
         return {chain.tools.unit: chain for chain in await open_chains(*arguments)}  # type: ignore[arg-type]
 

@@ -17,7 +17,6 @@ from peer.membership_file import (
     remember_peers,
     remember_start,
     save_membership,
-    take_incarnation,
     take_session,
 )
 from protocol.errors import StorageError
@@ -152,15 +151,3 @@ def test_services_that_remember_at_once_lose_nothing_of_each_other(tmp_path: Pat
             other.submit(remember_credential, tmp_path, str(number).encode(), b"key")
     loaded = _loaded(tmp_path)
     assert (loaded.peer_addresses[0], loaded.credential) == ("19", b"19")
-
-
-def test_a_disk_keeps_its_number_and_a_new_one_has_another(tmp_path: Path) -> None:
-    number = take_incarnation(tmp_path / "one")
-    assert take_incarnation(tmp_path / "one") == number
-    assert take_incarnation(tmp_path / "two") != number
-
-
-def test_a_damaged_disk_number_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "incarnation").write_text("x")
-    with pytest.raises(StorageError, match="remove it"):
-        take_incarnation(tmp_path)
