@@ -18,7 +18,7 @@ from typing import Final
 from protocol.errors import MachineError, PotluckError
 
 LEAVE_PATIENCE_S: Final = 15.0
-_INVITE = re.compile(r"potluck1:[A-Za-z0-9_-]+")
+_INVITE = re.compile(r"potluck1:[A-Za-z0-9+_]+")
 
 
 @dataclass(frozen=True, slots=True)

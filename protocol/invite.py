@@ -1,6 +1,6 @@
 """Invites: one pasteable line that carries everything a newcomer needs, the coordinator's CA certificate included.
 
-"potluck1:" and base64url, without padding, of:
+"potluck1:" and base64, without padding and with "_" for "/", of:
 
     checksum 4 | run id 32 | secret 16 | expiry u64 (unix s) | uses u32 | certificate | coordinator addresses | bootstrap
 
@@ -25,6 +25,9 @@ from protocol.identity import KEY_BYTES, peer_id_from_public_key, public_key_fro
 from protocol.ids import PeerId, RunId
 
 PREFIX: Final = "potluck1:"
+_ALTCHARS: Final = b"+_"
+"""Not base64url's "-": of a line that was broken up in pasting, a piece that begins with it would be an option of the command line."""
+
 SECRET_BYTES: Final = 16
 _CHECKSUM_BYTES: Final = 4
 _MAX_LETTERS: Final = 8192
@@ -88,7 +91,7 @@ class Invite:
             + b"".join(map(_packed_node, self.bootstrap))
         )
         checksum = sha256(body).digest()[:_CHECKSUM_BYTES]
-        return PREFIX + base64.urlsafe_b64encode(checksum + body).decode().rstrip("=")
+        return PREFIX + base64.b64encode(checksum + body, altchars=_ALTCHARS).decode().rstrip("=")
 
     def ensure_fresh(self, now_unix_s: float) -> None:
         """Raises RefusedError when the invite has expired by our clock."""
@@ -120,9 +123,9 @@ def decode_invite(text: str) -> Invite:
         raise ConfigError(f"an invite that begins with {text[:12]!r}", f"{PREFIX}...", remedy)
     if len(text) > _MAX_LETTERS:
         raise ConfigError(f"an invite of {len(text)} letters", f"at most {_MAX_LETTERS}", remedy)
-    encoded = text[len(PREFIX) :]
+    encoded = text[len(PREFIX) :].replace("-", "+")  # as earlier builds wrote it
     try:
-        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=_ALTCHARS, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ConfigError("an invite that is cut off or mistyped", "a whole invite", remedy) from error
     checksum, body = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]

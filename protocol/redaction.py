@@ -18,7 +18,7 @@ _PATTERNS: Final = tuple(
     for pattern in (
         # PEM in any escaping: JSON has \n between the lines, a log line perhaps \\n
         r"(?s)-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)",
-        r"potluck\d+:[A-Za-z0-9_\-=]+",
+        r"potluck\d+:[A-Za-z0-9+_\-=]+",
         r"(?i)\b(?:bearer|basic) +[A-Za-z0-9._~+/=\-]{8,}",
         r"\b(?:hf|ghp|gho|ghs|ghu|sk|pk|rk|glpat|xox[abpr])[_-][A-Za-z0-9_\-]{12,}",
         r"\bgithub_pat_[A-Za-z0-9_]{12,}",
@@ -39,7 +39,7 @@ _DNS: Final = re.compile(r"(/dns(?:4|6|addr)?/)[^/\s\"']+")
 
 
 def spellings(secret: bytes) -> list[str]:
-    """How a secret may stand in a text: as itself, in hex, in base64 of both alphabets, the longest first."""
+    """How a secret may stand in a text: as itself, in hex, in base64 of three alphabets (standard, URLs', invites'); longest first."""
     if len(secret) < _SHORTEST_BYTES:
         return []
     found = {secret.hex(), secret.hex().upper()}
@@ -47,7 +47,7 @@ def spellings(secret: bytes) -> list[str]:
     for padding in range(3):
         whole = base64.b64encode(b"\0" * padding + secret).decode("ascii").rstrip("=")
         inner = whole[-(-padding * 8 // 6) : -1]
-        found |= {inner, inner.replace("+", "-").replace("/", "_")}
+        found |= {inner, inner.replace("/", "_"), inner.replace("+", "-").replace("/", "_")}
     text = secret.decode("utf8", "ignore").strip()
     if len(text) >= _SHORTEST_BYTES and text.isprintable():
         found.add(text)

@@ -28,6 +28,15 @@ def test_an_invite_survives_pasting_with_line_breaks_and_spaces() -> None:
     assert decode_invite(f"  {text[:40]}\n   {text[40:]}\n") == INVITE
 
 
+def test_no_piece_of_an_invite_is_taken_for_an_option_wherever_the_line_was_broken() -> None:
+    # All 64 letters, at every place of a group of four.
+    letters = bytes(range(256)) * 3
+    text = replace(INVITE, ca_certificate_der=letters).encode()
+    assert "+" in text
+    assert "-" not in text
+    assert decode_invite(text.replace("+", "-")) == decode_invite(text)
+
+
 def test_every_single_mistyped_letter_is_noticed() -> None:
     text = INVITE.encode()
     for position in range(len("potluck1:"), len(text)):

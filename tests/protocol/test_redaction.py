@@ -11,7 +11,9 @@ from protocol.identity import Identity
 from protocol.redaction import HIDDEN, Redactor, spellings
 from tests.protocol.test_invite import INVITE
 
-KEY = bytes(range(100, 132))
+KEY = bytes(range(100, 120)) + b"\xfb\xef\xbe\xff\xff\xff" * 2
+"""With the letters in which the alphabets of base64 differ."""
+
 PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49\nAwEHBG0wawIBAQQg\n-----END PRIVATE KEY-----\n"
 
 
@@ -49,7 +51,7 @@ def test_known_secret_goes_in_every_spelling_and_at_every_place(before: bytes) -
     clean = Redactor([KEY]).clean
     for encoded in (KEY.hex(), KEY.hex().upper()):
         assert clean(f"x {encoded} y") == f"x {HIDDEN} y"
-    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+    for encode in (base64.b64encode, base64.urlsafe_b64encode, lambda data: base64.b64encode(data, altchars=b"+_")):
         cleaned = clean(encode(before + KEY + b"after").decode())
         assert encode(KEY).decode()[4:-6] not in cleaned
         assert HIDDEN in cleaned
