@@ -13,7 +13,7 @@ import trio
 from averaging.network.seams import Network
 from averaging.rounds import keeping
 from averaging.rounds.download import MAX_DONORS, Told, download_state, download_tools
-from averaging.rounds.transfer import fetch_commits
+from averaging.rounds.transfer import LEAST_BYTES_PER_S, fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
@@ -27,10 +27,8 @@ log = structlog.get_logger()
 COMMITS_WITHIN_S: Final = 60.0
 """For the certificates that one donor has: they are small. Those of a long run are many: what came and was good gives more time."""
 
-COMMITS_BYTES_PER_S: Final = 8_000
-"""Who brings good certificates at least so fast is heard to the end, but not for longer than COMMITS_AT_MOST_S."""
-
 COMMITS_AT_MOST_S: Final = 1800.0
+"""Who brings good certificates at LEAST_BYTES_PER_S is heard to the end, but not for longer than this."""
 
 STATE_WITHIN_S: Final = 24 * 3600.0
 """A large state over a home line takes long; every request of the download has deadlines of its own."""
@@ -117,9 +115,9 @@ class _Shown:
                     self.lineage, self.index = theirs, index
                 if index > furthest:  # one fork after another is no way on
                     furthest = index
-                    scope.deadline = min(last_s, scope.deadline + sum(map(len, answer)) / COMMITS_BYTES_PER_S)
+                    scope.deadline = min(last_s, scope.deadline + sum(map(len, answer)) / LEAST_BYTES_PER_S)
         raise UnreachableError(
-            f"{short(donor)} took too long over its commits", f"{COMMITS_BYTES_PER_S} bytes of them a second"
+            f"{short(donor)} took too long over its commits", f"{LEAST_BYTES_PER_S} bytes of them a second"
         )
 
     def _known(self, theirs: _Lineage) -> tuple[CommitId, ...]:

@@ -132,7 +132,8 @@ def open_forked(*preloaded: str) -> Iterator[Forked]:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *preloaded],
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # grpc reads it when it is imported, which may be here, before a command's own words.
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "NONE"},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )

@@ -114,13 +114,12 @@ async def _ranked(tools: DownloadTools, offers: Mapping[CommitId, Sequence[Donor
     """
     ranked = sorted(offers.values(), key=lambda one: _preference(one, offers), reverse=True)
     held = await tools.incoming.held_bytes() if tools.incoming is not None else {}
-    state_bytes, newest = (
-        STATE_BYTES_PER_VALUE * tools.grid.num_elements,
-        max((o[0].header.index for o in ranked), default=0),
-    )
+    state_bytes = STATE_BYTES_PER_VALUE * tools.grid.num_elements
+    newest = max((offered[0].header.index for offered in ranked), default=0)
+    most = max(map(len, ranked), default=0)
 
     def left_bytes(offered: Sequence[Donor]) -> float:
-        header, most = offered[0].header, max(map(len, ranked))
+        header = offered[0].header
         replay_bytes = (newest - header.index) * tools.update_bytes
         return (state_bytes - held.get(header.head, 0)) / len(offered) + replay_bytes / most
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,3 +115,21 @@ def _start(arguments: Sequence[str], out: int, err: int) -> subprocess.Popen[byt
         stderr=err,
         start_new_session=True,
     )
+
+
+def run_of_two(folder: Path) -> None:
+    """Host the run.toml in `folder` for two peers, "a" and "b", to its end; state folders by these names and "host"."""
+    hosting = ("host", str(folder / "run.toml"), "--state-dir", str(folder / "host"), *LOOPBACK)
+    with ExitStack() as stack:
+        host = stack.enter_context(running_potluck(folder, "host process", *hosting))
+        invite = host.wait_for(r"(potluck1:\S+)\n")
+        peers = [
+            stack.enter_context(
+                running_potluck(folder, f"peer {name}", "join", invite, "--state-dir", str(folder / name), *PEER_FLAGS)
+            )
+            for name in ("a", "b")
+        ]
+        for peer in peers:
+            assert peer.exit_code() == 0, peer.said()
+        said = host.said() + "".join(peer.said() for peer in peers)
+    assert "Traceback" not in said

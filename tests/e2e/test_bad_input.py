@@ -111,6 +111,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Iterator[Ru
         pasted = (f"{line[:70]}\n  {line[70:200]}", line[200:])
         arguments = ("join", *pasted, "--state-dir", str(folder / "peer"), *PEER_FLAGS, *CALM)
         peer = stack.enter_context(running_potluck(folder, "peer", *arguments))
+        # Asked first: where it cannot join, its own words say why.
+        peer.wait_for(": training")
         host.wait_for("checkpoint_written")
         oldest = min((state / "checkpoints").glob("0*"))
         checkpoint = Path(shutil.copytree(oldest, folder / "checkpoint"))
@@ -229,6 +231,7 @@ def test_mishap_is_one_line_with_its_exit_code(run: Run, name: str) -> None:
     mishap = MISHAPS[name]
     done = mishap.do(run)
     assert done.returncode == mishap.exit_code, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("potluck: ")
     assert re.search(mishap.found, line), line

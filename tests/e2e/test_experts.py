@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from coordinator.checkpoint_export import export_checkpoint
 from coordinator.checkpoints import verify_checkpoint
 from peer.checkpoint_sample import sample_from_checkpoint
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, running_potluck
+from tests.e2e.processes import ROOT, run_of_two
 
 RUN_TOML = """
 [run]
@@ -53,22 +52,7 @@ def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(t
     for number in range(24):
         text = (ROOT / ("README.md", "potluck.py")[number % 2]).read_text(encoding="utf8")
         (tmp_path / f"{number}.md").write_text(f"{number} {text[100 * number :]}")
-    hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
-    with ExitStack() as stack:
-        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting))
-        invite = host.wait_for(r"(potluck1:\S+)\n")
-        peers = [
-            stack.enter_context(
-                running_potluck(
-                    tmp_path, f"peer {name}", "join", invite, "--state-dir", str(tmp_path / name), *PEER_FLAGS
-                )
-            )
-            for name in ("a", "b")
-        ]
-        for peer in peers:
-            assert peer.exit_code() == 0, peer.said()
-        said = host.said() + "".join(peer.said() for peer in peers)
-    assert "Traceback" not in said
+    run_of_two(tmp_path)
     newest = max((tmp_path / "host" / "checkpoints").glob("0*"))
     manifest = verify_checkpoint(newest)
     assert manifest.total_tokens >= 24_000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from coordinator.checkpoints import verify_checkpoint
 from peer.checkpoint_sample import sample_from_checkpoint
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, running_potluck
+from tests.e2e.processes import ROOT, run_of_two
 
 RUN_TOML = """
 [run]
@@ -48,22 +47,7 @@ def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model(tmp_path:
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(6):
         (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
-    hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
-    with ExitStack() as stack:
-        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting))
-        invite = host.wait_for(r"(potluck1:\S+)\n")
-        peers = [
-            stack.enter_context(
-                running_potluck(
-                    tmp_path, f"peer {name}", "join", invite, "--state-dir", str(tmp_path / name), *PEER_FLAGS
-                )
-            )
-            for name in ("a", "b")
-        ]
-        for peer in peers:
-            assert peer.exit_code() == 0, peer.said()
-        said = host.said() + "".join(peer.said() for peer in peers)
-    assert "Traceback" not in said
+    run_of_two(tmp_path)
     (checkpoint,) = (tmp_path / "host" / "checkpoints").glob("0*")
     manifest = verify_checkpoint(checkpoint)
     assert manifest.total_tokens >= 6_000

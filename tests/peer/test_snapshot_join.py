@@ -221,7 +221,7 @@ def _slow_donor(world: World, name: str, good: Sequence[bytes], answer_after_s: 
 
 
 def test_what_a_donor_that_was_given_up_has_brought_is_not_asked_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.snapshot_join.COMMITS_BYTES_PER_S", 1e9)
+    monkeypatch.setattr("peer.snapshot_join.LEAST_BYTES_PER_S", 1e9)
 
     async def check(world: World) -> None:
         assert world.nodes[0].service is not None
@@ -239,7 +239,7 @@ def test_what_a_donor_that_was_given_up_has_brought_is_not_asked_of_the_next(mon
 
 
 def test_a_donor_whose_good_commits_keep_coming_is_heard_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.snapshot_join.COMMITS_BYTES_PER_S", 100)
+    monkeypatch.setattr("peer.snapshot_join.LEAST_BYTES_PER_S", 100)
 
     async def check(world: World) -> None:
         assert world.nodes[0].service is not None
