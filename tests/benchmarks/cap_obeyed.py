@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,11 +121,11 @@ async def measure(folder: Path, times: int) -> tuple[list[float], list[float]]:
     return stopped, flowing
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Prints both, in seconds."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cap_obeyed", description=__doc__)
     parser.add_argument("--times", type=int, default=8)
-    times = parser.parse_args().times
+    times = parser.parse_args(arguments).times
     with tempfile.TemporaryDirectory(prefix="potluck-cap.") as name:
         for what, found in zip(("stands still", "flows again"), trio.run(measure, Path(name), times), strict=True):
             print(
@@ -133,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

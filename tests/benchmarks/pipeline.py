@@ -7,6 +7,8 @@ So equalities, bytes and shares are exact, and nothing here says how long a step
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -132,12 +134,12 @@ def placement(hours: float) -> list[Row]:
     ]
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """All rows, as a table and as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows = [*lanes(2), *synced(4 if options.quick else 20), speeds(), *boundary_bytes()]
     rows += placement(8.0 if options.quick else 32.0)
     print_rows(rows, f"pipeline parts, {machine()}")
@@ -146,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Benchmarks are not run here, but each can start, and what they put in the place of our own names is still used under that name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from types import ModuleType
+
+import pytest
+
+from tests.architecture.source import ROOMS, Module, modules
+
+
+def _benchmarks() -> list[Module]:
+    return [module for module in modules("tests") if module.path.startswith("tests/benchmarks/")]
+
+
+def _name(module: Module) -> str:
+    return module.path.removesuffix(".py").replace("/", ".")
+
+
+def _replaced(module: Module) -> list[tuple[str, str]]:
+    """The owner as it is written, and the attribute, of each `setattr(owner, "attribute", ...)`."""
+    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    return [
+        (ast.unparse(call.args[0]), call.args[1].value)
+        for call in calls
+        if ast.unparse(call.func) == "setattr"
+        and isinstance(call.args[1], ast.Constant)
+        and isinstance(call.args[1].value, str)
+    ]
+
+
+def _names_used(module: ModuleType) -> set[str]:
+    """What the code of a module looks up by name, and what it defines itself."""
+    assert module.__file__ is not None
+    with open(module.__file__, encoding="utf8") as file:
+        nodes = list(ast.walk(ast.parse(file.read())))
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    return defined | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+HOOKS = [(module, *hook) for module in _benchmarks() for hook in _replaced(module)]
+
+
+def test_there_are_hooks_to_look_at() -> None:
+    assert len(HOOKS) > 10
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "attribute"), HOOKS, ids=lambda value: value if isinstance(value, str) else value.path
+)
+def test_what_a_benchmark_replaces_is_used_where_it_replaces_it(module: Module, owner: str, attribute: str) -> None:
+    if owner.startswith(ROOMS):  # a module, which the benchmark may import late
+        assert attribute in _names_used(importlib.import_module(owner))
+    else:
+        sources = [name for name, _ in module.imports() if name.endswith(f".{owner}")]
+        room, _, name = sources[0].rpartition(".")
+        assert attribute in vars(getattr(importlib.import_module(room), name))
+
+
+@pytest.mark.parametrize("name", sorted(_name(module) for module in _benchmarks() if "ArgumentParser(" in module.text))
+def test_benchmark_tells_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = importlib.import_module(name).main
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    assert "--" in capsys.readouterr().out
