@@ -27,7 +27,7 @@ from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, announce, directory_key, list_peers
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
-from averaging.rounds.service import RoundService
+from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
 from peer.addresses import check_listen_address
 from peer.assembly import open_chains, round_config, training_plan, unit_shapes, whole_anchor
@@ -376,7 +376,7 @@ async def _rounds(
             whole = partial(whole_anchor, chains)
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole)
             await _finish(joined, service)
-        with trio.move_on_after(GOODBYE_WITHIN_S):
+        with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             reporter.is_leaving = True
             await rounds.leave()
             await reporter.report_once()

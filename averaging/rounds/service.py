@@ -23,7 +23,7 @@ from averaging.rounds.transfer import TransferService
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from protocol.errors import PotluckError, StorageError
 from protocol.ids import CommitId, PeerId, UnitName, short
-from protocol.rounds import core, liveness
+from protocol.rounds import core, liveness, voting
 from protocol.rounds.events import (
     AckLogged,
     Applied,
@@ -68,6 +68,14 @@ from protocol.wire import decode_certificate, decode_record
 log = structlog.get_logger()
 
 LEAVE_WITHIN_S: Final = 3.0
+STAYS_WITHIN_S: Final = 20.0
+"""How long who wants to leave stays for a commit whose bytes others need: after a leader's death the others take seconds to begin a
+new attempt, and then the bytes go over our line.
+"""
+
+NOTICED_WITHIN_S: Final = 0.3
+"""A leader that dies is noticed by then by who waits for it, mostly; the goodbye is to be out within half a second all the same."""
+
 MAX_EVENTS: Final = 1000
 """Events that may wait; senders of messages are slowed beyond it."""
 
@@ -230,7 +238,18 @@ class RoundService:
         await self._changes.wait()
 
     async def leave(self) -> None:
-        """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (rule 3)."""
+        """Promise on disk to vote no more on this base, and say goodbye, so that nobody waits for us (rule 3).
+
+        Not between our ack and the commit while its leader is dead, or is ourselves: where a majority acked, others must commit that
+        record, and if all who acked go, nobody is left who has its bytes.
+        """
+        with trio.move_on_after(STAYS_WITHIN_S):
+            with trio.move_on_after(NOTICED_WITHIN_S):
+                while self.state.open.acked is not None and not self.state.is_leaving:
+                    await self.wait_changed()
+            while voting.is_owed_bytes(self.state, self._tools.clock.monotonic_s()):
+                with trio.move_on_after(self.config.heartbeat_s):  # who went meanwhile changes nothing of ours
+                    await self.wait_changed()
         with trio.move_on_after(LEAVE_WITHIN_S):
             await self.tell(LeaveOrdered())
             await self._has_left.wait()

@@ -281,6 +281,16 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Ste
 # --- goodbye ------------------------------------------------------------------------------------------------------------------
 
 
+def is_owed_bytes(state: RoundState, now_s: float) -> bool:
+    """We acked a record that is not committed yet, and maybe nobody else is there who has its bytes: its leader, which has them and
+    stays as we would, is ourselves or suspected.
+    """
+    acked, me = state.open.acked, state.config.me.peer
+    if acked is None or state.is_leaving or all(is_gone(state, peer) for peer in state.link.roster if peer != me):
+        return False
+    return acked.ballot.peer == me or is_suspected(state, acked.ballot.peer, now_s)
+
+
 def leave_ordered(state: RoundState) -> Step:
     """We go: from here on nothing is acked or promised, and that is written down before it is said."""
     if state.is_leaving:

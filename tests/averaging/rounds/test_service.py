@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from averaging.network.memory_storage import UNBOUNDED_BYTES
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
-from averaging.rounds.service import LEAVE_WITHIN_S
+from averaging.rounds.service import LEAVE_WITHIN_S, STAYS_WITHIN_S
 from averaging.rounds.transfer import FETCH_CHANNEL, ask_all, fetch_commits, fetch_result
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import PeerUnreachable, RemoteProtocolError
@@ -366,6 +366,50 @@ async def test_leaving_never_takes_longer_than_its_limit(
         assert await _leave(life) <= within_s + 0.1
         await trio.sleep(3.0)
         assert bool(of_kind(Leave, heard)) == is_heard, "what is not written down is not said"
+
+
+@asynccontextmanager
+async def _leaving_with_an_ack() -> AsyncIterator[tuple[RoundWorld, Life, list[RoundMessage], MadeCommit]]:
+    """Asked to leave just after its ack of what a dead member led, and still there five seconds later."""
+    async with one_service() as (world, life, heard), trio.open_nursery() as nursery:
+        commit, told = world.commits(1)[0], listen(world.parties[2])
+        await commit.write_results(life.party)
+        await tell(world.parties[1], life.party, _settle(world, commit))
+        await until(lambda: bool(of_kind(Ack, heard)), 5.0)
+        world.swarm.kill(world.parties[1].peer)
+        await life.service.tell(PeerLost(world.parties[1].peer, trio.current_time()))
+        await life.service.drained()
+        nursery.start_soon(life.service.leave)
+        await trio.sleep(5.0)
+        assert of_kind(Leave, told) == []
+        yield world, life, told, commit
+
+
+async def test_who_acked_says_goodbye_when_others_cannot_need_its_bytes_any_more(autojump_clock: Clock) -> None:
+    async with _leaving_with_an_ack() as (world, life, heard, commit):
+        await tell(world.parties[2], life.party, Committed(UNIT, commit.certificate))
+        await until(lambda: bool(of_kind(Leave, heard)), 2.0)
+        assert of_kind(Leave, heard) == [Leave(life.party.member, UNIT, commit.link.commit)]
+
+
+async def test_who_acked_leaves_at_once_while_the_leader_is_there(autojump_clock: Clock) -> None:
+    async with one_service() as (world, life, heard):
+        commit = world.commits(1)[0]
+        await commit.write_results(life.party)
+        await tell(world.parties[1], life.party, _settle(world, commit))
+        await until(lambda: bool(of_kind(Ack, heard)), 5.0)
+        assert await _leave(life) < 0.5
+        assert len(of_kind(Leave, heard)) == 1
+
+
+async def test_who_acked_a_record_that_nobody_commits_leaves_in_the_end_and_says_what_it_acked(
+    autojump_clock: Clock,
+) -> None:
+    async with _leaving_with_an_ack() as (_, _life, heard, commit):
+        await until(lambda: bool(of_kind(Leave, heard)), STAYS_WITHIN_S + 1.0)
+        acked = of_kind(Leave, heard)[0].acked
+        assert acked is not None
+        assert acked.record == commit.certificate.record
 
 
 async def test_who_left_votes_no_more_on_that_base_after_a_restart_and_takes_part_in_the_next(
