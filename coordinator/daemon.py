@@ -35,6 +35,7 @@ from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
 from averaging.network.tls_identity import TlsCredential, credential_check
+from averaging.unwrapped import run_unwrapped
 from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
@@ -104,16 +105,8 @@ def run_host(run_file: Path, config: HostConfig) -> int:
     Raises:
         ConfigError, MachineError, StorageError: it cannot be hosted, and why.
     """
-    try:
-        trio.run(partial(serve_run, run_file, config, say=partial(print, flush=True)))
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt from group  # before the signals were watched
-        # A service that failed ends all; its own error is what the user should read.
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from group
+    # A service that failed ends all; its own error is what the user should read.
+    run_unwrapped(partial(serve_run, run_file, config, say=partial(print, flush=True)))
     return 0
 
 

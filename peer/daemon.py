@@ -29,6 +29,7 @@ from averaging.rounds.peer_rounds import PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
+from averaging.unwrapped import run_unwrapped
 from peer.addresses import check_listen_address
 from peer.assembly import open_chains, round_config, training_plan, unit_shapes, whole_anchor
 from peer.board import Board
@@ -76,7 +77,6 @@ from peer.status import write_final_status
 from peer.status_http import peer_app
 from peer.trainer import WorkerTrainer, open_worker_trainer
 from peer.unit_trainer import UnitTrainer
-from peer.unwrapped import run_unwrapped
 from peer.worker_process import EarlyWorker
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity

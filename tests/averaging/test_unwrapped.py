@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 
-from peer.unwrapped import run_unwrapped
+from averaging.unwrapped import run_unwrapped
 from protocol.errors import MachineError
 
 
@@ -33,6 +34,11 @@ def test_interrupt_before_signals_are_watched_is_no_group_and_no_bug() -> None:
         run_unwrapped(failing(KeyboardInterrupt(), MachineError("also")))
 
 
-def test_bug_keeps_its_group() -> None:
+def test_word_of_the_system_comes_out_of_its_groups() -> None:
+    with pytest.raises(OSError, match="no space"):
+        run_unwrapped(failing(OSError(errno.ENOSPC, "no space")))
+
+
+def test_several_bugs_keep_their_group() -> None:
     with pytest.raises(ExceptionGroup):
-        run_unwrapped(failing(ValueError("a bug")))
+        run_unwrapped(failing(ValueError("a bug"), KeyError("another")))
