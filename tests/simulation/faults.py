@@ -12,6 +12,7 @@ from averaging.network.memory_network import LinkSpeed
 from averaging.rounds.service import RoundService
 from protocol.ids import PeerId, UnitName
 from tests.simulation.bad_donor import HARMS
+from tests.simulation.full_disk import full_disk
 from tests.simulation.invariants import Violation
 from tests.simulation.node import Node
 from tests.simulation.swarm import World
@@ -385,6 +386,7 @@ FAULTS: dict[str, Fault] = {
     "holders die": _holders_die,
     "second process": _second_process,
     "disk rot": _disk_rot,
+    "full disk": full_disk,
     "two sides": _two_sides,
     "three sides": _three_sides,
     "one way": _one_way,

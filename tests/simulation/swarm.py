@@ -188,8 +188,10 @@ class World:
         return int(self.target_tokens * (1.0 + STAGGER * place))
 
     def boot(self, node: Node) -> None:
-        """Start a process, once the host admits its peer; it never does after a ban. Nobody comes back to a machine that was left."""
-        if node.is_replaced or not self.host.admits(node):
+        """Start a process, once the host admits its peer; it never does after a ban. Nobody comes back to a machine that was left,
+        nor starts on a disk that has no room for the number of its session.
+        """
+        if node.is_replaced or node.disk.is_full or not self.host.admits(node):
             return
         self.trace.add(f"{node.name} starts")
         node.is_up = True
