@@ -10,10 +10,11 @@ import pytest
 
 from averaging.rounds.round_tools import Tasks
 from averaging.unit_log import UnitLog
+from peer import membership_file
 from peer.trouble import Trouble
 from protocol.errors import StorageError
 from protocol.rounds.chain import ChainLink
-from tests.simulation import faults, full_disk
+from tests.simulation import faults, full_disk, seeds
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.stories import Options, simulate
 
@@ -120,3 +121,22 @@ def test_a_peer_that_takes_a_full_disk_wrongly_is_found(
     breaks(monkeypatch)
     # the results fit, and their ack does not
     assert named in simulate(5, _filled(monkeypatch, left_bytes=300), Options(peers=4)).error
+
+
+# --- a dead seed --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("for_good", [0.0, 1.0])
+def test_with_the_host_away_and_the_first_seed_dead_a_peer_comes_back_by_others_and_a_newcomer_joins(
+    for_good: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeds, "FOR_GOOD", for_good)
+    outcome = simulate(5, _only("seed dead", fault_s=(5.0, 8.0), has_credentials=True), Options(peers=5))
+    found = outcome.faults["seed dead"], outcome.faults["way in"], outcome.faults["join"], outcome.faults["restart"]
+    assert (outcome.error, found) == ("", (1, 1, 1, 1 if for_good else 2))
+
+
+def test_a_peer_that_remembers_one_way_in_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_file, "KEPT_PEERS", 1)
+    profile = _only("seed dead", fault_s=(30.0, 35.0), has_credentials=True)
+    assert "does not find the run" in simulate(5, profile, Options(peers=5)).error
