@@ -28,6 +28,7 @@ from averaging.start_state import start_root, start_state
 from averaging.state import STATE_BYTES_PER_VALUE
 from averaging.unit_log import LOG_NAME, UnitLog
 from peer.config import PeerConfig, whole_bytes
+from peer.damaged_logs import has_begun_anew
 from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from peer.restart import Restored, restored, units_sentence
@@ -74,7 +75,9 @@ async def open_chains(
         await offload.run(partial(clear_unfinished, folder / unit))
         storages[unit] = FileStorage(folder / unit, offload)
     logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
-    await HeadVector(FileStorage(folder, offload)).finish(logs)
+    # a move of all units is no beginning for a log: what it follows is gone with the damaged one
+    begun = {unit: kept for unit, kept in logs.items() if not has_begun_anew(folder / unit)}
+    await HeadVector(FileStorage(folder, offload)).finish(begun)
     chains: list[UnitChain] = []
     found: dict[UnitName, Restored | None] = {}
     for unit, schema in held.items():

@@ -108,8 +108,8 @@ class Board:
         self.roster, self.ways_in, self.session = roster, ways_in, session
 
     def has_restarted(self, sentence: str) -> None:
-        """What this process found on its disk."""
-        self.restarted = sentence
+        """What this process found on its disk, after whatever it found before."""
+        self.restarted = "; ".join(filter(None, (self.restarted, sentence)))
 
     def say(self, state: str, reason: str) -> None:
         """Where we are and why."""

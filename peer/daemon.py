@@ -36,6 +36,7 @@ from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import open_controls
 from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinator_client
+from peer.damaged_logs import lost_index, set_aside
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
 from peer.experts import OwnExperts
@@ -130,6 +131,8 @@ async def _main(
     disk = DiskMeter(config.state_dir, ThreadOffload())
     board = Board(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
     clear_unfinished(folder)
+    for sentence in set_aside(folder):
+        board.has_restarted(sentence)
     incarnation = take_incarnation(folder)
     controls = open_controls(config, board, clock)
     await controls.look()
@@ -302,7 +305,12 @@ async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[O
     if not spine.head.index and reporter.last_reply is None:
         await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
     open_rounds = [await chain.votes_on_head() for chain in chains]  # the head has moved where a state was taken
-    return open_rounds, FirstState(spine, open_rounds[0], lambda: reporter.told_index, shown[0], board)
+    lost = [await lost_index(joined.life.folder, chain) for chain in chains]
+
+    def still_lost() -> int:
+        return max((index for chain, index in zip(chains, lost, strict=True) if not chain.head.index), default=0)
+
+    return open_rounds, FirstState(spine, open_rounds[0], lambda: reporter.told_index, shown[0], board, still_lost)
 
 
 async def _average(

@@ -30,14 +30,22 @@ class FirstState:
         votes: what is on our disk of the round on our head.
         host_index: the round that the host told of last, 0 where it has told of none.
         shown_index: the newest round whose commits another peer has shown, verified; 0 without any.
+        lost_index: the newest round of a unit whose log was lost here and whose state has not come back; 0 without any.
     """
 
     def __init__(
-        self, chain: UnitChain, votes: OpenRound, host_index: Callable[[], int], shown_index: int, board: Board
+        self,
+        chain: UnitChain,
+        votes: OpenRound,
+        host_index: Callable[[], int],
+        shown_index: int,
+        board: Board,
+        lost_index: Callable[[], int] = lambda: 0,
     ) -> None:
         self._chain = chain
         self._host_index = host_index
         self._board = board
+        self._lost_index = lost_index
         logged_index = max(node.link.index for node in chain.tree.nodes.values())
         self._proven_index = max(shown_index, logged_index)
         has_acked = votes.acked is not None or votes.acked_lone is not None
@@ -47,7 +55,7 @@ class FirstState:
     @property
     def told_index(self) -> int:
         """The newest round that anybody told of who is to be believed."""
-        return max(self._host_index(), self._proven_index)
+        return max(self._host_index(), self._proven_index, self._lost_index())
 
     @property
     def is_missing(self) -> bool:
@@ -55,7 +63,9 @@ class FirstState:
         return not self._has_begun and self._lacks()
 
     def _lacks(self) -> bool:
-        return lacks_state(Found(self._chain.head.index, self.told_index, self._is_next_at_hand))
+        return self._lost_index() > 0 or lacks_state(
+            Found(self._chain.head.index, self.told_index, self._is_next_at_hand)
+        )
 
     async def wait(self) -> None:
         """Until there is something to train on; its owner is told what for, since when and what mends it."""

@@ -94,9 +94,17 @@ def lasting(addresses: Iterable[str]) -> tuple[str, ...]:
     return tuple(address for of_peer in kept for address in of_peer[:KEPT_ADDRESSES_EACH])
 
 
+def with_kept(addresses: tuple[str, ...], kept: tuple[str, ...]) -> tuple[str, ...]:
+    """These, and of those who were kept before whoever is not among them, while there is room: on the one side of a parted network, or
+    with few left, they are the way to the others.
+    """
+    listed = {address.rpartition("/p2p/")[2] for address in addresses}
+    others = [old for old in kept if old.rpartition("/p2p/")[2] not in listed]
+    return lasting((*addresses, *others))
+
+
 def remember_peers(folder: Path, addresses: tuple[str, ...]) -> None:
-    """Keep where other peers listen. Those who were kept before and are not among them stay while there is room: on the one side of a
-    parted network, or with few left, they are the way to the others. Blocks.
+    """Keep where other peers listen (`with_kept`). Blocks.
 
     Raises:
         StorageError: the file is damaged or cannot be written.
@@ -104,9 +112,7 @@ def remember_peers(folder: Path, addresses: tuple[str, ...]) -> None:
     with _CHANGING:
         saved = load_membership(folder)
         if saved is not None:
-            listed = {address.rpartition("/p2p/")[2] for address in addresses}
-            others = [old for old in saved.peer_addresses if old.rpartition("/p2p/")[2] not in listed]
-            _save_changed(folder, saved, peer_addresses=lasting((*addresses, *others)))
+            _save_changed(folder, saved, peer_addresses=with_kept(addresses, saved.peer_addresses))
 
 
 def remember_start(folder: Path, start_record: bytes) -> None:

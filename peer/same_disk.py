@@ -11,6 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from averaging.network.file_storage import sync_folder
 from peer.membership_file import write_durably
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import StorageError
@@ -42,6 +43,15 @@ def take_incarnation(folder: Path) -> int:
             "a number",
             "remove it: the peer then counts as one with a new disk",
         ) from error
+
+
+def forget_incarnation(folder: Path) -> None:
+    """Durably, before votes of any unit are given up: whatever comes after, the next `take_incarnation` draws another number. Blocks;
+    raises OSError.
+    """
+    for path in (folder / _NUMBER, *folder.glob(f"*/{_NUMBER}")):
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 def remember_unit(folder: Path, unit: UnitName) -> None:

@@ -34,6 +34,10 @@ _WRITES: Final = itertools.count()
 MAX_RECORD_BYTES: Final = 64 << 20
 
 
+class DamagedLogError(StorageError):
+    """A record before the last is not what was written: nobody knows what came after it."""
+
+
 class FileStorage:
     """Files below `folder`, which is made when first written to. Appends to one log are serialised."""
 
@@ -210,8 +214,17 @@ def _scan(path: Path) -> tuple[list[bytes], int]:
     return records, begin
 
 
-def _damage(path: Path, begin: int, num_bytes: int) -> StorageError:
-    return StorageError(
+def check_log(path: Path) -> None:
+    """Read a log through; one that is not there is fine. Blocks.
+
+    Raises:
+        DamagedLogError: a record before the last is damaged. StorageError: it cannot be read.
+    """
+    _scan(path)
+
+
+def _damage(path: Path, begin: int, num_bytes: int) -> DamagedLogError:
+    return DamagedLogError(
         f"{path} is damaged at byte {begin} of {num_bytes}",
         "whole records up to the last one",
         "what this peer has promised and voted may be lost: check the disk and join again with a fresh --state-dir",

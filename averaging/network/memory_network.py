@@ -143,6 +143,7 @@ class MemorySwarm:
         duplicated: share of call requests that arrive twice.
         reorder_s: requests and replies take up to so much longer, each by itself.
         is_directory_up: whether records can be stored and found.
+        has_way_in: instead of that, whether a peer can; None where it is the same for everybody.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class MemorySwarm:
         self.duplicated = 0.0
         self.reorder_s = 0.0
         self.is_directory_up = True
+        self.has_way_in: Callable[[PeerId], bool] | None = None
         self.unix_offset_s = 1_700_000_000.0
         self.num_messages = 0
 
@@ -335,6 +337,10 @@ class MemorySwarm:
 
     # --- the directory ---
 
+    def reaches_directory(self, peer: PeerId) -> bool:
+        """Whether what this peer stores or looks for gets there."""
+        return self.is_directory_up if self.has_way_in is None else self.has_way_in(peer)
+
     def store(self, key: str, entry: DirectoryEntry) -> bool:
         """Keep a directory record if the rule allows it; the later expiry wins, as in the DHT."""
         record = Record(entry.subkey, entry.value, entry.expires_unix_s)
@@ -461,10 +467,10 @@ class MemoryNetwork:
         host.check_alive()
         await swarm.timers.sleep(swarm.delay_s(host.peer, host.peer, num_bytes))
         host.check_alive()
-        if not swarm.is_directory_up:
+        if not swarm.reaches_directory(host.peer):
             await swarm.timers.sleep(DIRECTORY_WITHIN_S)
             host.check_alive()
-        return swarm.is_directory_up
+        return swarm.reaches_directory(host.peer)
 
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""

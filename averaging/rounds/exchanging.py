@@ -20,11 +20,11 @@ from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
-from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell
+from averaging.rounds.round_tools import Changes, RoundTools, SendMessage, Tasks, Tell, tell_failure
 from averaging.rounds.spans import spanned
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import LoggedContribution
-from protocol.errors import LocalProtocolError, PotluckError, TransportError
+from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
 from protocol.rounds.messages import ContributionHeader, Proposal, ResultReady
@@ -84,6 +84,8 @@ class Exchanging:
         except (PotluckError, trio.TooSlowError) as error:
             reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
             log.warning("no_contribution", reason=reason)
+            if isinstance(error, StorageError):
+                tell_failure(self._tools.publish, "prepare", error)
             if base == self._chain.head.commit:
                 self._without_delta = base
             await self._tell(ContributionFailed(base))

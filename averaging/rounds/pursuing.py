@@ -16,12 +16,12 @@ from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.download import DownloadProgress, download_state, download_tools
 from averaging.rounds.gathering import Gatherer
-from averaging.rounds.round_tools import Peerwide, RoundTools, Tell
+from averaging.rounds.round_tools import Peerwide, RoundTools, Tell, tell_failure
 from averaging.rounds.spans import spanned
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from averaging.state import UnitState
-from protocol.errors import LocalProtocolError, PotluckError, UnreachableError
+from protocol.errors import LocalProtocolError, PotluckError, StorageError, UnreachableError
 from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, attested_roots
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
@@ -96,6 +96,7 @@ class Pursuer:
                 why = "its bytes are with nobody who answers"
             except PotluckError as error:
                 why = error.one_line()
+                self._tell_refusal("commit", error)
         await trio.sleep(STALL_PAUSE_S)
         await self._tell(CommitStalled(link.commit, why))
 
@@ -109,6 +110,11 @@ class Pursuer:
         await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
         self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
         await self._chain.keep()
+
+    def _tell_refusal(self, task: str, error: PotluckError) -> None:
+        """The machine tries again by itself; that our disk refuses is for its owner to know."""
+        if isinstance(error, StorageError):
+            tell_failure(self._tools.publish, task, error)
 
     def _with_everybody(self, holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         """Who should have it first, then anybody."""
@@ -155,6 +161,7 @@ class Pursuer:
         try:
             prepared = await self._prepare(action, target)
         except PotluckError as error:
+            self._tell_refusal("switch", error)
             await self._tell(SwitchFailed(target, error.one_line()))
             return
         if prepared is not None:
@@ -220,6 +227,7 @@ class Pursuer:
         try:
             open_round = await self._peer.switch(self._chain.tools.unit, prepared)
         except PotluckError as error:
+            self._tell_refusal("switch", error)
             await self._tell(SwitchFailed(target, error.one_line()))
             return
         await self.moved(open_round)

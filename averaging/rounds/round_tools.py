@@ -105,6 +105,11 @@ class Changes:
         await self._event.wait()
 
 
+def tell_failure(publish: Publish, task: str, error: PotluckError) -> None:
+    """Something came to nothing; what the disk refused is told apart, for its owner."""
+    publish("task_failed", {"task": task, "reason": error.one_line(), "is_of_disk": isinstance(error, StorageError)})
+
+
 class Tasks:
     """Starts tasks in a nursery that is there once the service runs; what fails in one is told, and nothing else falls with it."""
 
@@ -127,10 +132,8 @@ class Tasks:
             await function(*args)
         except* PotluckError as group:
             for error in _leaves(group):
-                reason = error.one_line()
-                log.warning("task_failed", task=function.__name__, reason=reason)
-                is_of_disk = isinstance(error, StorageError)
-                self._publish("task_failed", {"task": function.__name__, "reason": reason, "is_of_disk": is_of_disk})
+                log.warning("task_failed", task=function.__name__, reason=error.one_line())
+                tell_failure(self._publish, function.__name__, error)
 
 
 def _leaves(group: BaseExceptionGroup[PotluckError]) -> list[PotluckError]:

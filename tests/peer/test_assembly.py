@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import trio
 
 from averaging.codecs import codec_by_name
+from averaging.network.file_storage import FileStorage
+from averaging.network.offload import ThreadOffload
+from averaging.rounds.head_vector import HeadVector, Mover, UnitMove
 from averaging.rounds.keeping import update_bytes
 from averaging.rounds.unit import UnitChain
 from averaging.start_state import start_root
 from averaging.state import STATE_BYTES_PER_VALUE, state_root
 from peer.assembly import open_chains, replay_at_most, unit_pace
+from peer.damaged_logs import lost_index, set_aside
 from peer.same_disk import take_incarnation
 from protocol.identity import Ed25519Verifier
-from protocol.ids import PeerId, UnitName
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.rounds.messages import Ballot
 from protocol.rounds.stagger import UNSTAGGERED
@@ -98,3 +104,41 @@ async def test_damage_of_any_unit_is_told_at_the_start_and_its_state_written_aga
     assert path.read_bytes() == data
     await opened([0])
     assert told == ["restarted at round 0; nothing was lost but steps that no round had counted"]
+
+
+def _unwritten(chain: UnitChain) -> Mover:
+    """A move that the unit's own log does not tell of."""
+    move = UnitMove(chain.tools.unit, CommitId(b"f" * 32), (b"a certificate",))
+
+    async def flip() -> bool:
+        return False
+
+    return Mover(move, chain.tools.log, trio.Lock(), lambda commit: True, flip)
+
+
+async def test_a_unit_whose_log_was_set_aside_begins_at_the_start_and_knows_what_it_lost(tmp_path: Path) -> None:
+    """A move of all units that a crash left unfinished is no beginning for its new log."""
+    start, told = _start(), list[str]()
+    membership = SimpleNamespace(manifest=MANIFEST, run_id=MANIFEST.run_id)
+
+    async def opened() -> dict[UnitName, UnitChain]:
+        take_incarnation(tmp_path)
+        arguments = (tmp_path, membership, start, Ed25519Verifier(), ME, told.append, (), [0])
+        return {chain.tools.unit: chain for chain in await open_chains(*arguments)}  # type: ignore[arg-type]
+
+    chains = await opened()
+    for chain in chains.values():
+        for attempt in (1, 2):
+            await chain.tools.log.log_promise(chain.head.commit, Ballot(attempt, ME))
+        assert await lost_index(tmp_path, chain) == 0
+    chain = chains[UnitName("expert-0")]
+    later = replace(chain.state, index=5, head=CommitId(b"5" * 32))
+    await chain.tools.generations.write(later, state_root(later, chain.tools.grid))
+    await HeadVector(FileStorage(tmp_path, ThreadOffload())).move([_unwritten(chain)])
+    path = tmp_path / "expert-0" / "rounds.log"
+    path.write_bytes(path.read_bytes()[:20] + b"?" + path.read_bytes()[21:])
+    assert len(set_aside(tmp_path)) == 1
+    again = await opened()
+    assert [await lost_index(tmp_path, chain) for chain in again.values()] == [0, 5]
+    assert again[UnitName("expert-0")].head.index == 0
+    assert told == ["restarted at round 0; nothing was lost but steps that no round had counted"], "of the trunk"

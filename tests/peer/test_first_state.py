@@ -135,6 +135,28 @@ def test_donor_that_is_gone_after_it_showed_the_runs_commits_is_waited_for_also_
     _after(2, check)
 
 
+def test_peer_whose_own_log_was_lost_waits_for_that_state_though_nobody_tells_of_it() -> None:
+    """Neither a host nor another peer is there; what it had is on its disk and says so."""
+
+    async def check(world: World) -> None:
+        chain = new_chain(world, MemoryDisk())
+        await chain.restore()
+        board, lost = Board(PeerId("alone"), world.nodes[0].clock, 0.0, state="catching up"), [7]
+        first = FirstState(chain, OpenRound(), lambda: 0, 0, board, lambda: lost[0])
+        world.nursery.start_soon(first.wait)
+        for node in world.nodes:
+            node.crash()
+        await world.swarm.timers.sleep(30.0)
+        assert first.is_missing
+        assert board.state == "waiting"
+        assert board.reason.startswith("waits for the state of round 7, for ")
+        lost[0] = 0  # it has come
+        await world.swarm.timers.sleep(2.0)
+        assert not first.is_missing
+
+    _after(1, check)
+
+
 def test_peer_that_has_acked_the_first_round_may_finish_it_alone() -> None:
     async def check(world: World) -> None:
         chain = new_chain(world, MemoryDisk())

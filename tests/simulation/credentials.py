@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from averaging.network.seams import Network
 from peer import membership_upkeep, roster
+from peer.membership_file import with_kept
 from peer.membership_upkeep import MembershipUpkeep
 from peer.one_process import OwnRecord
 from peer.roster import Roster, recent_voters
@@ -91,11 +92,15 @@ class _Disk:
 
     credential: bytes = b""
     host_heard_s: float | None = None
+    peer_addresses: tuple[str, ...] = ()
 
     async def run(self, function: Callable[[], T], *, cost_s: float = 0.0) -> T | None:
-        """`remember_credential(folder, credential, key)`."""
+        """`remember_credential(folder, credential, key)`, `remember_peers(folder, addresses)`."""
         if isinstance(function, partial) and function.func is membership_upkeep.remember_credential:
             self.credential = function.args[1]
+            return None
+        if isinstance(function, partial) and function.func is membership_upkeep.remember_peers:
+            self.peer_addresses = with_kept(function.args[1], self.peer_addresses)
             return None
         return function()
 
@@ -107,6 +112,11 @@ class Standing:
     node: Node
     authority: Authority
     disk: _Disk = field(default_factory=_Disk)
+    invited_by: tuple[str, ...] = ()
+    """Where those listen whom its invite names beside the host."""
+
+    dialled: tuple[str, ...] = ()
+    """Whom this process dials beside the host and those that it has listed: as its invite and its disk named them at its start."""
 
     def admitted(self) -> None:
         """By the host, which is there."""
@@ -117,6 +127,7 @@ class Standing:
     def begin(self) -> Roster:
         """For a process that starts with what is on disk."""
         node, world, disk = self.node, self.node.world, self.disk
+        self.dialled = (*self.invited_by, *disk.peer_addresses)
         made = Roster(
             world.run_id,
             self.authority.certificate_der,
@@ -137,7 +148,7 @@ class Standing:
             self.disk.host_heard_s = self.node.roster.host_heard_s
 
     async def keep(self, used: Roster) -> None:
-        """Renew the credential, until cancelled."""
+        """Renew the credential and remember the others, until cancelled."""
         node, world = self.node, self.node.world
         upkeep = MembershipUpkeep(
             folder=Path(),
@@ -148,7 +159,9 @@ class Standing:
             clock=node.clock,
             offload=self.disk,  # type: ignore[arg-type]
         )
-        await upkeep.keep_credential(self._ask)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(upkeep.keep_peers)
+            nursery.start_soon(upkeep.keep_credential, self._ask)
 
     async def _ask(self, sealed: bytes) -> bytes:
         node, world = self.node, self.node.world

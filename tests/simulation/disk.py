@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from averaging.generations import MAX_PINNED
-from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.network.memory_storage import UNBOUNDED_BYTES, MemoryDisk, MemoryStorage
 from averaging.network.seams import LOG_FRAME_BYTES
 from averaging.residual_files import FOLDER
 from averaging.rounds.keeping import OLD_GENERATIONS, max_updates, update_bytes
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE
 from averaging.unit_log import LOG_NAME, LogLimits, UnitLog
+from protocol.errors import StorageError
 from protocol.ids import CommitId, PeerId
 from tests.simulation.invariants import Violation
 
@@ -35,6 +36,9 @@ _BASE: Final = slice(1, 33)
 class BoundedDisk(MemoryDisk):
     """Asks at the beginning of every write whether everything before it may be there, and whether a vote may be cast: it is written
     before anybody hears of it.
+
+    Attributes:
+        num_refused: entries of logs that a full disk did not take from this process.
     """
 
     def __init__(self, peer: PeerId, check: Callable[[], None], vote: Callable[[str, CommitId], None]) -> None:
@@ -42,13 +46,29 @@ class BoundedDisk(MemoryDisk):
         self._name = peer.encode()
         self._check = check
         self._vote = vote
+        self.num_refused = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has only so much room."""
+        return self.capacity_bytes < UNBOUNDED_BYTES
+
+    def power_on(self) -> None:
+        """Another process uses it."""
+        super().power_on()
+        self.num_refused = 0
 
     def begin(self, name: str, record: bytes) -> int:
         """A write that is not durable yet."""
         self._check()
         if name.endswith(LOG_NAME) and (record[:1] == ACK or (record[:1] == PROMISE and self._name not in record)):
             self._vote(name.removesuffix(LOG_NAME).removesuffix("/"), CommitId(record[_BASE]))
-        return super().begin(name, record)
+        self.check_alive()
+        try:
+            return super().begin(name, record)
+        except StorageError:
+            self.num_refused += name.endswith(LOG_NAME)
+            raise
 
     def files_in(self, folder: str) -> list[bytes]:
         """All files whose names begin so."""

@@ -12,8 +12,10 @@ from averaging.network.memory_network import LinkSpeed
 from averaging.rounds.service import RoundService
 from protocol.ids import PeerId, UnitName
 from tests.simulation.bad_donor import HARMS
+from tests.simulation.full_disk import full_disk
 from tests.simulation.invariants import Violation
 from tests.simulation.node import Node
+from tests.simulation.seeds import seed_dead
 from tests.simulation.swarm import World
 
 RETURNS = 0.3
@@ -207,7 +209,7 @@ async def _bad_donor(world: World, chooser: random.Random, lasts_s: float) -> No
 async def _ban(world: World, chooser: random.Random, lasts_s: float) -> None:
     """The host sends one peer away for good. Their reports get through one after another, its own last: it goes on until then."""
     nodes = _awake(world)
-    if len(nodes) < 4 or world.host.has_banned:
+    if len(nodes) < 4 or world.host.has_banned or world.has_dead_seed:
         return  # a second one might take half of a roster away that waits for both for ever
     node = chooser.choice(nodes)
     node.has_left = True
@@ -385,6 +387,8 @@ FAULTS: dict[str, Fault] = {
     "holders die": _holders_die,
     "second process": _second_process,
     "disk rot": _disk_rot,
+    "full disk": full_disk,
+    "seed dead": seed_dead,
     "two sides": _two_sides,
     "three sides": _three_sides,
     "one way": _one_way,

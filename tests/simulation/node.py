@@ -29,6 +29,7 @@ from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
 from averaging.unit_log import UnitLog
 from peer.roster import Roster
+from peer.trouble import Trouble
 from protocol.envelope import seal
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -38,6 +39,7 @@ from protocol.rounds.state import OpenRound
 from tests.simulation.bad_donor import Donor
 from tests.simulation.credentials import Standing, own_record
 from tests.simulation.disk import BoundedDisk, Room, check_log, check_unit, room_of
+from tests.simulation.full_disk import check_told_vote
 from tests.simulation.host import BanBook
 from tests.simulation.invariants import Observed, Violation, check_applied_bytes
 from tests.simulation.lives import Lives
@@ -218,6 +220,9 @@ class Node:
         self.is_rotten = False
         self.is_disk_damaged = False
         self.donor = Donor()
+        self.trouble = Trouble()
+        """What this process tells its owner."""
+
         self.has_credential = False
         """Whether the host ever admitted it; that stays on its disk, as its book of bans does."""
 
@@ -291,6 +296,7 @@ class Node:
         self.process = process = Process()
         PROCESS.set(process)
         self._must_leave = trio.Event()
+        self.trouble = Trouble()
         self.disk.power_on()
         try:
             with trio.CancelScope() as scope:
@@ -310,6 +316,8 @@ class Node:
 
         async def sealed(payload: bytes) -> bytes:
             process.check_alive()
+            if self.disk.is_full:
+                check_told_vote(self.name, self.disk, payload, world.layout.spine)
             expires_ms = int((self.clock.unix_s() + MESSAGE_LIFE_S) * 1000)
             return seal(self.signer, ROUND_DOMAIN, world.run_id, next(sequence), expires_ms, payload)
 
@@ -445,6 +453,7 @@ class Node:
 
     def _told(self, process: Process, event: str, fields: Mapping[str, object]) -> None:
         if process.is_alive:
+            self.trouble.take(event, fields, self.clock.monotonic_s())
             self.world.trace.add(f"{self.name} {event} {fields.get('reason', '')}")
             if event == "heads_moved":
                 self.world.happened("vector", f"{self.name} {fields.get('units')}")
@@ -452,6 +461,7 @@ class Node:
     def _published(self, process: Process, unit: UnitName, event: str, fields: Mapping[str, object]) -> None:
         if not process.is_alive:
             return
+        self.trouble.take(event, fields, self.clock.monotonic_s())
         name = self.name if unit == self.world.layout.spine else f"{self.name}/{unit}"
         self.world.trace.add(f"{name} {event} {fields.get('reason', '')}")
         root, link = fields.get("root"), fields.get("link")

@@ -26,12 +26,25 @@ PROCESS_FAULTS = ("join", "leave", "crash", "restart", "freeze", "bit rot", "bla
 HOLDERS_DIE = "holders die"
 SLOW_LEAVE = "slow leave"
 SECOND = "second process"
+FULL_DISK = "full disk"
+SEED_DEAD = "seed dead"
 RENEWAL = "renewal"
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
 HOST_FAULTS = ("host restart", "host restored")
 MESSAGE_FAULTS = ("duplicates", "reordering")
 SKEW = "clock skew"
-FAULT_KINDS = (*PROCESS_FAULTS, HOLDERS_DIE, SLOW_LEAVE, SECOND, *LINK_FAULTS, *HOST_FAULTS, *MESSAGE_FAULTS, SKEW)
+FAULT_KINDS = (
+    *PROCESS_FAULTS,
+    HOLDERS_DIE,
+    SLOW_LEAVE,
+    SECOND,
+    FULL_DISK,
+    SEED_DEAD,
+    *LINK_FAULTS,
+    *HOST_FAULTS,
+    *MESSAGE_FAULTS,
+    SKEW,
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,7 @@ PROFILES = {
                 "slow link": 1,
                 "bit rot": 1,
             },
-            beside=(*HOST_FAULTS, SECOND),
+            beside=(*HOST_FAULTS, SECOND, FULL_DISK, SEED_DEAD),
             has_credentials=True,
             num_faults=(4, 8),
             fault_s=(1.0, 50.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
 import torch
@@ -27,6 +28,7 @@ from tests.simulation.host import Host
 from tests.simulation.invariants import KnownCommit, Observed, Violation
 from tests.simulation.node import Node
 from tests.simulation.profiles import Profile
+from tests.simulation.seeds import has_way_in
 from tests.simulation.signing import HashVerifier
 
 RUN_ID = RunId(sha256(b"simulated run").digest())
@@ -87,6 +89,11 @@ class World:
         """What became of all tokens that were trained, at the end: lost ones by reason."""
 
         self.authority = Authority(self) if self.profile.has_credentials else None
+        if self.authority is not None:
+            self.swarm.has_way_in = partial(has_way_in, self)
+        self.has_dead_seed = False
+        """Whether a peer that others came in by is dead for good."""
+
         self.nodes: list[Node] = []
         self.older: list[Node] = []
         """Whose identity was started on another machine since; they are to end."""
@@ -188,8 +195,10 @@ class World:
         return int(self.target_tokens * (1.0 + STAGGER * place))
 
     def boot(self, node: Node) -> None:
-        """Start a process, once the host admits its peer; it never does after a ban. Nobody comes back to a machine that was left."""
-        if node.is_replaced or not self.host.admits(node):
+        """Start a process, once the host admits its peer; it never does after a ban. Nobody comes back to a machine that was left,
+        nor starts on a disk that has no room for the number of its session.
+        """
+        if node.is_replaced or node.disk.is_full or not self.host.admits(node):
             return
         self.trace.add(f"{node.name} starts")
         node.is_up = True
