@@ -165,6 +165,15 @@ class DatasetManifest(_Part):
         own = (entry for entry in self.shards if entry.expert is None or entry.expert in experts)
         return (*own, *self._files_beside)
 
+    def most_bytes(self, holdings: int) -> int:
+        """The most that a peer of so many experts fetches, whichever they are."""
+        num_experts = self.router.num_experts if self.router else 0
+        beside_bytes = sum(file.num_bytes for file in self.files_of(()))
+        own_bytes = sorted(
+            sum(entry.num_bytes for entry in self.shards if entry.expert == expert) for expert in range(num_experts)
+        )
+        return beside_bytes + sum(own_bytes[-holdings:] if holdings else ())
+
     @property
     def _files_beside(self) -> tuple[HashedFile, ...]:
         return tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
