@@ -201,6 +201,9 @@ def training_plan(
         experts=experts,
         expert_shards=of_experts("train"),
         expert_heldout_shards=of_experts("heldout"),
+        expert_heldout_bytes_per_token=tuple(dataset.bytes_per_token("heldout", expert) for expert in experts)
+        if dataset.router is not None
+        else (),
     )
 
 

@@ -63,7 +63,7 @@ from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.reach import find_outbound_only
-from peer.reporting import Reporter, evaluate_commits
+from peer.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
 from peer.round_progress import all_have
@@ -376,7 +376,9 @@ async def _rounds(
         nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
-            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole)
+            held = joined.experts.held
+            losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
+            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
             await _finish(joined, service)
         with trio.move_on_after(GOODBYE_WITHIN_S):
             reporter.is_leaving = True

@@ -106,6 +106,7 @@ class HostStatus(_Read):
     peers: tuple[PeerRow, ...] = ()
     rounds: tuple[RoundRow, ...] = ()
     heldout: tuple[HeldoutPoint, ...] = ()
+    heldout_experts: dict[str, tuple[HeldoutPoint, ...]] = {}
     train_loss: tuple[TrainPoint, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     yardsticks: Yardsticks | None = None

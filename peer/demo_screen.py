@@ -107,6 +107,8 @@ def _losses(seen: Observation, host: HostStatus) -> RenderableType:
     points = [seen.heldout[index].nats for index in sorted(seen.heldout)]
     train = host.train_loss[-1].nats if host.train_loss else None
     table.add_row("held-out", bits(points[-1] if points else None), sparkline(points))
+    for unit, curve in host.heldout_experts.items():
+        table.add_row(f"  {unit}", bits(curve[-1].nats if curve else None), sparkline([point.nats for point in curve]))
     table.add_row("training", bits(train), sparkline([point.nats for point in host.train_loss]))
     if host.yardsticks is not None:
         table.add_row(
@@ -205,6 +207,8 @@ def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
         console.print(Panel(Text(sample), title="What the model writes after this training"), soft_wrap=False)
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
     console.print(f"held-out loss    {start} -> {end} (pair model {bits(summary.heldout_loss_pairs)})")
+    for unit, nats in summary.heldout_experts_end.items():
+        console.print(f"  {unit:<14} {bits(nats)}, on the documents that go to it")
     console.print(f"rounds           {summary.rounds_committed}, members {list(summary.members_per_round)}")
     back = "never" if summary.rejoin_s is None else f"after {summary.rejoin_s:.1f} s"
     console.print(f"killed peer      counted again {back}")

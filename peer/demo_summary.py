@@ -23,6 +23,7 @@ class DemoSummary(BaseModel):
         members_per_round: how many peers each committed round counted, in order.
         weights_per_round: the members' shares of each round, by peer id.
         state_roots: each peer's last state root, by peer id, as hex; in a run of experts that of the trunk.
+        heldout_experts_end: the newest held-out loss of each expert on the documents that go to it.
         unit_roots: the last root of each expert, one for each that its holders ended on.
         rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
         bytes_up: payload bytes that the peers sent, those before the kill included.
@@ -36,6 +37,7 @@ class DemoSummary(BaseModel):
     heldout_loss_start: float | None
     heldout_loss_end: float | None
     heldout_loss_pairs: float | None
+    heldout_experts_end: dict[str, float] = {}
     rounds_committed: int
     members_per_round: tuple[int, ...]
     weights_per_round: tuple[dict[str, float], ...]
@@ -103,6 +105,9 @@ def summarise(
         heldout_loss_start=points[0] if points else None,
         heldout_loss_end=points[-1] if points else None,
         heldout_loss_pairs=pairs,
+        heldout_experts_end={
+            unit: curve[-1].nats for unit, curve in (seen.host.heldout_experts if seen.host else {}).items() if curve
+        },
         rounds_committed=len(rounds),
         members_per_round=tuple(len(row.members) for row in rounds),
         weights_per_round=tuple(dict(row.weights) for row in rounds),

@@ -194,6 +194,13 @@ class DatasetManifest(_Part):
         num_bytes = {"train": text_bytes.train, "heldout": text_bytes.heldout, "prose": text_bytes.prose}
         return num_bytes[split] / num_tokens
 
+    @property
+    def heldout_shares(self) -> tuple[float, ...]:
+        """Of each expert in the bytes that are kept for evaluation, summing to 1; nothing in a data set without experts."""
+        num_experts = self.router.num_experts if self.router else 0
+        sizes = [self.num_tokens("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
+        return tuple(size / sum(sizes) for size in sizes)
+
     def part(self, split: ShardPart, expert: int | None = None) -> Sequence[ShardEntry]:
         """The shards of one part, in order; with `expert` those for that one."""
         own = (entry for entry in self.shards if expert is None or entry.expert == expert)

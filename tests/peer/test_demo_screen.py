@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +37,12 @@ def test_picture_shows_progress_loss_yardsticks_members_and_bytes() -> None:
 
 def test_picture_of_a_run_of_experts_says_who_holds_which() -> None:
     console = _console()
-    console.print(picture(SEEN, replace(STATE, cast=EXPERTS), "training"))
+    assert SEEN.host is not None
+    curves = {"expert-0": SEEN.host.heldout[:2], "expert-1": ()}
+    seen = replace(SEEN, host=SEEN.host.model_copy(update={"heldout_experts": curves}))
+    console.print(picture(seen, replace(STATE, cast=EXPERTS), "training"))
     text = _text(console)
+    assert re.search(r"expert-0 +3\.46 bits/byte", text)
     for part in ("four volunteers", "1, expert 0", "2, expert 1 (will be killed)", "4, expert 1"):
         assert part in text
 

@@ -114,6 +114,20 @@ def test_an_expert_out_of_range_and_a_data_set_without_experts_are_refused(tmp_p
     assert plain.files_of([0]) == plain.files
 
 
+def test_the_shares_of_experts_in_what_is_kept_for_evaluation_are_by_bytes_of_text(tmp_path: Path) -> None:
+    dataset = _pack(tmp_path / "a", ROUTING, Halves())
+    sizes = [
+        sum(
+            len(t.data) + 1
+            for t, choice in zip(TEXTS, ROUTING.choices, strict=True)
+            if t.split == "heldout" and e in choice
+        )
+        for e in range(2)
+    ]
+    assert dataset.heldout_shares == pytest.approx([size / sum(sizes) for size in sizes])
+    assert _pack(tmp_path / "b", None).heldout_shares == ()
+
+
 def test_losses_per_byte_are_told_for_each_expert_by_its_own_text(tmp_path: Path) -> None:
     dataset = _pack(tmp_path, ROUTING, Halves())
     for expert in range(2):
