@@ -156,7 +156,8 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             writer = LedgerWriter(ledger, offload)
             verifier = Ed25519Verifier()
             checkpoints = (folder / CHECKPOINT_FOLDER).absolute()
-            tracked = TrackedRun(run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints)
+            shares = run.dataset.heldout_shares
+            tracked = TrackedRun(run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints, shares)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))

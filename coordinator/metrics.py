@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from averaging.network.disk_room import DiskRoom
 from averaging.network.seams import BulkCount, BulkKind
+from coordinator.heldout_core import expert_kind
 from coordinator.run_core import Phase
 from coordinator.run_view import RunPicture, live_peers, mean_train_loss
 
@@ -68,6 +69,13 @@ def _newest(moment: Moment, kind: str) -> float | None:
     return max(points, key=lambda p: p.tokens).nats if points else None
 
 
+def _of_experts(moment: Moment) -> Samples:
+    for expert, unit in enumerate(moment.picture.units):
+        nats = _newest(moment, expert_kind(expert))
+        if nats is not None:
+            yield (unit.unit,), nats
+
+
 def _speed(moment: Moment) -> float:
     peers = moment.picture.peers
     return sum(peers[p].report.tokens_per_s for p in live_peers(peers, moment.now_s))
@@ -119,6 +127,13 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Newest held-out loss, nats per byte.",
         lambda m: _one(_newest(m, "heldout")),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_heldout_loss_nats",
+        "gauge",
+        "Newest held-out loss of an expert on the documents that the run sends to it, nats per byte.",
+        _of_experts,
+        ("unit",),
     ),
     CoordinatorMetric(
         "potluck_run_prose_loss_nats",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from coordinator.heldout_core import expert_kind
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
 from coordinator.unit_holders import UnitHolders
@@ -242,6 +243,9 @@ def status_json(picture: RunPicture, now_s: float) -> Json:
         **now_json(picture, now_s),
         "rounds": [round_json(t.row, t.total_tokens, t.seen_unix_s) for t in picture.rounds],
         "heldout": _curve(picture.loss_points, "heldout"),
+        "heldout_experts": {
+            unit.unit: _curve(picture.loss_points, expert_kind(expert)) for expert, unit in enumerate(picture.units)
+        },
         "prose": _curve(picture.loss_points, "prose"),
         "train_loss": _curve(picture.loss_points, "train"),
         "checkpoints": [checkpoint_json(row, picture.checkpoint_folder) for row in picture.checkpoints],

@@ -19,12 +19,21 @@ def _loss_line(status: Mapping[str, object]) -> str:
     for name, label in (("train_loss", "training"), ("heldout", "held-out"), ("prose", "prose")):
         rows = rows_of(status.get(name))
         if rows:
-            parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}")
+            each = _of_experts(status) if name == "heldout" else ""
+            parts.append(f"{label} {_number(rows[-1], 'nats') / log(2):.3f}{each}")
     marks = status.get("yardsticks")
     if isinstance(marks, dict):
         parts.append(f"zlib {_number(marks, 'zlib_bits_per_byte'):.3f}")
         parts.append(f"pairs {_number(marks, 'pairs_nats_per_byte') / log(2):.3f}")
     return "bits per byte: " + ", ".join(parts)
+
+
+def _of_experts(status: Mapping[str, object]) -> str:
+    """The newest held-out loss of each expert on its own documents; nothing of a run without."""
+    curves = status.get("heldout_experts")
+    newest = {unit: rows_of(rows) for unit, rows in curves.items()} if isinstance(curves, dict) else {}
+    told = [f"{unit} {_number(rows[-1], 'nats') / log(2):.3f}" for unit, rows in newest.items() if rows]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _peer_line(row: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ import trio
 
 from coordinator import run_core
 from coordinator.chain_log import Accepted, ChainLog, Growth
+from coordinator.heldout_core import heldout_points
 from coordinator.ledger import START_RECORD, CheckpointRow, CommitRow, LossPoint
 from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
@@ -63,7 +64,9 @@ _READ_COST_S: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What is fixed about a run: its manifest, the units as they start, and who signs for the host."""
+    """What is fixed about a run: its manifest, the units as they start, who signs for the host, and of a run of experts the share of
+    each in the held-out text.
+    """
 
     manifest: RunManifest
     run_id: RunId
@@ -71,6 +74,7 @@ class TrackedRun:
     signer: Signer
     verifier: Verifier
     checkpoint_folder: Path
+    heldout_shares: tuple[float, ...] = ()
 
     @property
     def spine(self) -> UnitName:
@@ -394,16 +398,14 @@ class RunTracker:
         return accepted.want_from_index
 
     def _heldout_points(self, peer: PeerId, report: PeerReport, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
-        known = {(p.tokens, p.peer) for p in self._loss_points if p.kind == "heldout"}
         fresh = {item.link.commit: item.link for item in growth.new}
-        points = []
+        points: list[LossPoint] = []
         for result in report.heldout:
             # Index and tokens come from the verified commit, not from the claim.
             link = fresh.get(result.commit) or chain.link(result.commit)
-            if link is not None and (link.total_tokens, peer) not in known:
-                points.append(LossPoint("heldout", link.index, link.total_tokens, result.nats, peer))
-                if result.prose_nats is not None:
-                    points.append(LossPoint("prose", link.index, link.total_tokens, result.prose_nats, peer))
+            if link is not None:
+                known = (*self._loss_points, *points)
+                points += heldout_points(peer, result, link, known, self._run.heldout_shares)
         return points
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:

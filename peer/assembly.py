@@ -177,6 +177,8 @@ def training_plan(
             tuple(cache.path(entry.sha256) for entry in expert_shards(dataset, expert, split)) for expert in experts
         )
 
+    # prose is measured by the first expert that is held here: on what it was sent, for the text of others is not here
+    first = experts[0] if experts and dataset.router is not None else None
     return TrainingPlan(
         model=config.model,
         inner=config.inner,
@@ -185,11 +187,11 @@ def training_plan(
         total_tokens=config.run.total_tokens,
         train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
         heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
-        prose_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("prose")),
+        prose_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("prose", first)),
         token_bytes=dataset.token_bytes,
         train_bytes_per_token=dataset.bytes_per_token("train"),
         heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
-        prose_bytes_per_token=dataset.bytes_per_token("prose"),
+        prose_bytes_per_token=dataset.bytes_per_token("prose", first),
         device=own.device,
         num_threads=own.num_threads,
         max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
@@ -202,6 +204,9 @@ def training_plan(
         experts=experts,
         expert_shards=of_experts("train"),
         expert_heldout_shards=of_experts("heldout"),
+        expert_heldout_bytes_per_token=tuple(dataset.bytes_per_token("heldout", expert) for expert in experts)
+        if dataset.router is not None
+        else (),
     )
 
 

@@ -408,6 +408,7 @@ def _place(service: RoundService, now_s: float) -> UnitPlace:
         holders=1 + len(holders),
         tokens_ready=state.tokens_ready,
         waiting=service.waiting,
+        state_root=service.chain.root.hex(),
     )
 
 

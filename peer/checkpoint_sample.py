@@ -167,11 +167,15 @@ def _unreadable(path: Path, what: str) -> StorageError:
     )
 
 
-def sample_from_checkpoint(path: Path, *, prompt: str = PROMPT, num_tokens: int = SAMPLE_TOKENS) -> str:
-    """The prompt and what the checkpoint's model writes after it. Raises as `read_model`, and as `print_text` of the model."""
+def sample_from_checkpoint(
+    path: Path, *, prompt: str = PROMPT, num_tokens: int = SAMPLE_TOKENS, expert: int = 0
+) -> str:
+    """The prompt and what the checkpoint's model, of a run of experts that of one, writes after it. Raises as `read_model`, and as
+    `print_text` of the model.
+    """
     from peer.generate import sample_text
 
-    model = read_model(path)
+    model = read_model(path, expert)
     sampling = Sampling(num_tokens)
     return sample_text(model.config, model.flat_N, prompt=prompt, sampling=sampling, tokenizer=model.tokenizer)
 

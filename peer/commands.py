@@ -22,7 +22,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck doctor", "potluck doctor potluck1:..."))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
-    app.command(epilog=examples("potluck demo", "potluck demo --dir demo --plot demo.png"))(demo)
+    demos = ("potluck demo", "potluck demo --dir demo --plot demo.png", "potluck demo --shards expert")
+    app.command(epilog=examples(*demos))(demo)
     generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
     app.command(epilog=examples(generating))(generate)
 
@@ -164,9 +165,12 @@ def demo(
     ] = None,
     plot_file: Annotated[Path, typer.Option("--plot", help="Where the loss curve goes.")] = Path("potluck-demo.png"),
     total_tokens: Annotated[
-        int, typer.Option("--tokens", help="How many tokens the three peers train together.")
+        int, typer.Option("--tokens", help="How many tokens the peers train together.")
     ] = 1_228_800,
     limit_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
+    shards: Annotated[
+        str, typer.Option(help='"expert": four peers, a trunk that all hold and two experts with two holders each.')
+    ] = "data",
 ) -> None:
     """Run a host and three peers on this machine and train a small model on Python's own source text.
 
@@ -177,7 +181,12 @@ def demo(
     from peer.demo_options import DemoOptions
 
     options = DemoOptions(
-        directory=directory, json_file=json_file, plot_file=plot_file, total_tokens=total_tokens, limit_s=limit_s
+        directory=directory,
+        json_file=json_file,
+        plot_file=plot_file,
+        total_tokens=total_tokens,
+        limit_s=limit_s,
+        shards=shards,
     )
     raise typer.Exit(run_demo(options))
 

@@ -65,7 +65,7 @@ from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.reach import find_outbound_only
-from peer.reporting import Reporter, evaluate_commits
+from peer.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
 from peer.round_progress import all_have
@@ -241,7 +241,7 @@ async def _train(joined: Joined) -> None:
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)
-        await _fetch_data(life, membership, joined.network, joined.roster, cache)
+        await _fetch_data(joined, cache, joined.experts.wanted)
         chains = await _open_chains(joined, cache)
         open_rounds, first = await _catch_up(joined, chains)
         is_paused = first.is_missing or not life.controls.decision.may_compute
@@ -271,12 +271,14 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
 
 
 async def _open_chains(joined: Joined, cache: ShardCache) -> tuple[UnitChain, ...]:
-    """What this machine has of the run, from its signed start on."""
+    """What this machine has of the run, from its signed start on, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.network, joined.roster, ThreadOffload(), life.board)
     sealed_start = reporter.start_record = await search.find(joined.client, reporter)
     start = open_start_record(sealed_start, membership.manifest)
     held = await _settle_experts(joined, start)
+    if held:
+        await _fetch_data(joined, cache, held)  # what was not wanted before all founders were there
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
@@ -382,7 +384,9 @@ async def _rounds(
         nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
-            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole)
+            held = joined.experts.held
+            losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
+            await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
             await _finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             reporter.is_leaving = True
@@ -418,8 +422,11 @@ async def _finish(joined: Joined, service: RoundService) -> None:
     board.say("finished", "the run is complete")
 
 
-async def _fetch_data(life: Life, membership: Membership, network: Network, roster: Roster, cache: ShardCache) -> None:
-    """The run's shards, from the host and from whoever is listed while we fetch."""
+async def _fetch_data(joined: Joined, cache: ShardCache, experts: Sequence[int]) -> None:
+    """What of the run's data is not here yet, of an expert run that of these experts alone: from the host and from whoever is listed
+    while we fetch.
+    """
+    membership, network, roster = joined.membership, joined.network, joined.roster
     listed = list(await _members_listed(network, membership, roster))
 
     async def relisted(entries: Sequence[DirectoryEntry]) -> None:
@@ -427,8 +434,9 @@ async def _fetch_data(life: Life, membership: Membership, network: Network, rost
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(list_peers, network, membership.run_id, relisted)
-        say = partial(life.board.say, "joining")
-        await fetch_data(network, membership.dataset, cache, lambda: (*listed, membership.coordinator), say)
+        say = partial(joined.life.board.say, "joining")
+        files = membership.dataset.files_of(experts)
+        await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
 
 

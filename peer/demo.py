@@ -1,4 +1,4 @@
-"""`potluck demo`: a host and three peers as real processes on loopback. Looks only at their HTTP JSON and files.
+"""`potluck demo`: a host and three or four peers as real processes on loopback. Looks only at their HTTP JSON and files.
 
 The shell of peer/demo_core.py: look, ask the core, obey, draw; then check the checkpoint, plot, sample, sum up.
 """
@@ -21,17 +21,19 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from peer.demo_core import (
-    NUM_PEERS,
+    EXPERTS,
     SLOW_PEER,
     SLOWDOWN,
     START_SHARE,
     VICTIM,
+    WHOLE_MODEL,
     Action,
+    Cast,
     DemoState,
     round_counting_victim,
     step,
 )
-from peer.demo_observation import HostStatus, Observation, PeerReport
+from peer.demo_observation import CheckpointFile, HostStatus, Observation, PeerReport
 from peer.demo_options import DemoOptions
 from peer.demo_processes import ProcessGroup, Running, open_processes, run_potluck, wait_for_invite
 from peer.demo_screen import open_screen
@@ -41,8 +43,12 @@ from protocol.errors import MachineError, PotluckError, StorageError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+CHECKPOINT_MANIFEST: Final = "manifest.json"
 FEWEST_ROUNDS: Final = 10
 """Of the default run's tokens; fewer tokens are as many rounds, so that who is killed half-way has rounds to come back to."""
+
+EXPERT_DOMAINS: Final = ("python", "english")
+"""What the experts' documents are of; which expert gets which is the router's to find out."""
 
 LOOK_INTERVAL_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 2.0
@@ -59,6 +65,7 @@ class _Swarm:
     host: Running
     host_url: str
     invite: str
+    cast: Cast = WHOLE_MODEL
     peers: dict[int, Running] = field(default_factory=dict)
     peer_urls: dict[int, str] = field(default_factory=dict)
     seen: Observation = field(default_factory=lambda: Observation(host=None, reports={}, peer_ids={}, exits={}))
@@ -74,6 +81,9 @@ class _Swarm:
         self.peer_urls[number] = f"http://127.0.0.1:{port}/status.json"
         arguments = ["join", self.invite, "--state-dir", str(self.peer_dir(number)), "--http-port", str(port)]
         arguments += ["--listen-host", "127.0.0.1", "--device", "cpu", "--num-threads", "1"]
+        expert = self.cast.expert_of(number)
+        if expert is not None:
+            arguments += ["--expert", str(expert)]
         if number == SLOW_PEER:
             arguments += ["--slowdown", str(SLOWDOWN)]
         self.peers[number] = self.processes.start(f"peer-{number}", arguments)
@@ -124,13 +134,13 @@ def run_demo(options: DemoOptions) -> int:
             _make(directory)
         processes = stack.enter_context(open_processes(directory / "logs"))
         try:
-            swarm = _start_swarm(processes, directory, options.total_tokens, START_SHARE * options.limit_s)
+            swarm = _start_swarm(processes, directory, options)
         except MachineError as error:
             if options.directory is not None:
                 raise
             # The log that it names goes with the temporary folder.
             raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
-        state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s))
+        state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s, cast=swarm.cast))
         summary = _conclude(swarm, state, gave_up, options, started_s)
         _show_outcome(summary, directory if options.directory else None)
     if options.json_file is not None:
@@ -152,32 +162,40 @@ def _write(path: Path, text: str) -> None:
         raise StorageError(f"{path} cannot be written ({error.strerror})", "a writable place", "see --json") from error
 
 
-def _start_swarm(processes: ProcessGroup, directory: Path, total_tokens: int, limit_s: float) -> _Swarm:
-    run_file = directory / "run.toml"
-    run_file.write_text(demo_run_toml(total_tokens), encoding="utf8")
+def _start_swarm(processes: ProcessGroup, directory: Path, options: DemoOptions) -> _Swarm:
+    cast, run_file = EXPERTS if options.shards == "expert" else WHOLE_MODEL, directory / "run.toml"
+    run_file.write_text(demo_run_toml(options.total_tokens, cast), encoding="utf8")
     port = _free_port()
     arguments = ["host", str(run_file), "--state-dir", str(directory / "host"), "--listen-host", "127.0.0.1"]
     host = processes.start("host", [*arguments, "--http-port", str(port)])
-    print("Opening the run: packing the Python standard library, starting the host...", flush=True)
-    invite = wait_for_invite(host, limit_s)
-    swarm = _Swarm(processes, directory, host, f"http://127.0.0.1:{port}/api/status", invite)
-    for number in range(1, NUM_PEERS + 1):
+    packed = "the Python standard library" + (" and docstrings, for two experts" if cast.num_experts else "")
+    print(f"Opening the run: packing {packed}, starting the host...", flush=True)
+    invite = wait_for_invite(host, START_SHARE * options.limit_s)
+    swarm = _Swarm(processes, directory, host, f"http://127.0.0.1:{port}/api/status", invite, cast)
+    for number in range(1, cast.num_peers + 1):
         swarm.start_peer(number)
     return swarm
 
 
-def demo_run_toml(total_tokens: int) -> str:
-    """The default run, of this many tokens, with all three peers from the first round and a checkpoint each fourth.
+def demo_run_toml(total_tokens: int, cast: Cast = WHOLE_MODEL) -> str:
+    """The default run, of this many tokens, with all peers from the first round and a checkpoint each fourth. With experts each
+    feed-forward is half of everybody's and half an expert's: a token passes as much as in the default model.
 
     Fewer tokens make its rounds smaller, down to one local step of each peer.
     """
     from protocol.manifest import default_run_toml
 
     run = tomllib.loads(default_run_toml())
-    a_step_each = NUM_PEERS * run["inner"]["batch_tokens"]
+    a_step_each = cast.num_peers * run["inner"]["batch_tokens"]
     least = max(a_step_each, total_tokens // FEWEST_ROUNDS)
     run["round"]["target_tokens"] = min(run["round"]["target_tokens"], least)
-    run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": NUM_PEERS}
+    run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": cast.num_peers}
+    if cast.num_experts:
+        shared_dim = run["model"]["ffn_dim"] // 2
+        run["run"]["shards"] = "expert"
+        run["model"]["ffn_dim"] = shared_dim
+        run["experts"] = {"num_experts": cast.num_experts, "ffn_dim": shared_dim}
+        run["data"] |= {"source": "domains", "domains": ", ".join(EXPERT_DOMAINS)}
     run["checkpoint"] = {**run.get("checkpoint", {}), "every_rounds": 4}
     return tomli_w.dumps(run)
 
@@ -218,17 +236,23 @@ def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOption
     from peer.plot import plot_losses
 
     seen = swarm.seen
-    plot_losses(seen, options.plot_file, title="Potluck demo: three peers, one model, Python's own source text")
+    about = (
+        "four peers, two experts, source text and English"
+        if swarm.cast.num_experts
+        else ("three peers, one model, Python's own source text")
+    )
+    plot_losses(seen, options.plot_file, title=f"Potluck demo: {about}")
     final = {n: report for n in swarm.peers if (report := read_final_status(swarm.peer_dir(n))) is not None}
     facts = Facts(
         checkpoint_verified=_verify_newest(seen),
+        checkpoint_units=_newest_units(seen),
         rejoin_s=_rejoin_s(swarm, state, final.get(VICTIM)),
         lost_bytes_up=swarm.lost_bytes_up,
         lost_bytes_down=swarm.lost_bytes_down,
         plot=str(options.plot_file),
         seconds=round(time.monotonic() - started_s, 1),
     )
-    return summarise(seen, final, facts, gave_up)
+    return summarise(seen, final, facts, gave_up, swarm.cast)
 
 
 def _rejoin_s(swarm: _Swarm, state: DemoState, victim: PeerReport | None) -> float | None:
@@ -253,6 +277,17 @@ def _verify_newest(seen: Observation) -> bool:
     return True
 
 
+def _newest_units(seen: Observation) -> dict[str, str]:
+    """The state root of each unit of the newest checkpoint; nothing of a run of one unit, or where it cannot be read."""
+    checkpoint = newest_checkpoint(seen.host)
+    try:
+        data = (Path(checkpoint.path) / CHECKPOINT_MANIFEST).read_bytes() if checkpoint else b"{}"
+        units = CheckpointFile.model_validate_json(data).units
+    except (OSError, ValidationError):
+        return {}
+    return {unit.unit: unit.state_root for unit in units or ()}
+
+
 def _show_outcome(summary: DemoSummary, kept: Path | None) -> None:
     from peer.demo_screen import print_summary
 
@@ -260,7 +295,9 @@ def _show_outcome(summary: DemoSummary, kept: Path | None) -> None:
     if summary.checkpoint and summary.ok:
         from peer.checkpoint_sample import sample_from_checkpoint
 
-        sample = sample_from_checkpoint(Path(summary.checkpoint))
+        path, experts = Path(summary.checkpoint), range(len(summary.unit_roots))
+        samples = [f"expert {expert}: {sample_from_checkpoint(path, expert=expert)}" for expert in experts]
+        sample = "\n\n".join(samples) or sample_from_checkpoint(path)
     print_summary(summary, sample, kept)
 
 

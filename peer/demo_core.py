@@ -1,4 +1,4 @@
-"""What the demo does and when: kill one peer half-way, start it again, end when the run has ended. A pure function.
+"""Who takes part in the demo, what it does and when: kill one peer half-way, start it again, end when the run has ended. Pure.
 
 gathering --all peers counted or training--> training --half the tokens--> [kill] down
 down --a round without the victim, or patience over--> [restart] rejoining --the victim counted--> rejoined
@@ -22,6 +22,33 @@ DOWN_PATIENCE_S: Final = 20.0
 """A round without the victim normally commits within this; its return waits no longer."""
 START_SHARE: Final = 0.5
 """Of the limit, for the first round: whoever gives a slow machine more time gives it more for the start, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes part.
+
+    Attributes:
+        num_peers: numbered from 1.
+        experts: the one that each peer holds, in the order of their numbers; empty where everybody holds the whole model.
+    """
+
+    num_peers: int = NUM_PEERS
+    experts: tuple[int, ...] = ()
+
+    @property
+    def num_experts(self) -> int:
+        """Of the run; 0 of one without."""
+        return len(set(self.experts))
+
+    def expert_of(self, number: int) -> int | None:
+        """The expert of a peer."""
+        return self.experts[number - 1] if self.experts else None
+
+
+WHOLE_MODEL: Final = Cast()
+EXPERTS: Final = Cast(num_peers=4, experts=(0, 1, 0, 1))
+"""Two holders of each: the victim's expert goes on with the other one, who is at full speed."""
 
 
 class Stage(Enum):
@@ -54,6 +81,7 @@ class DemoState:
         killed_s: when the victim was killed, None before.
         index_at_kill: the last committed round then.
         index_at_restart: the last committed round when the victim was started again.
+        cast: who takes part.
     """
 
     started_s: float
@@ -62,6 +90,7 @@ class DemoState:
     killed_s: float | None = None
     index_at_kill: int = 0
     index_at_restart: int = 0
+    cast: Cast = WHOLE_MODEL
 
 
 Step = tuple[DemoState, tuple[Action, ...], str]
@@ -73,7 +102,7 @@ def step(state: DemoState, seen: Observation, now_s: float) -> Step:
     if trouble:
         return replace(state, stage=Stage.ENDED), (Action.GIVE_UP,), trouble
     host = seen.host
-    if len(seen.exits) == NUM_PEERS:
+    if len(seen.exits) == state.cast.num_peers:
         return replace(state, stage=Stage.ENDED), (Action.FINISH,), "every peer has left: the run is over"
     if host is None:
         return state, (), "waiting for the host's status page"

@@ -71,6 +71,21 @@ class CheckpointRow(_Read):
     unix_s: float = 0.0
 
 
+class UnitRow(_Read):
+    """A unit beside the spine that a peer holds."""
+
+    unit: str
+    index: int = 0
+    holders: int = 0
+    state_root: str = ""
+
+
+class CheckpointFile(_Read):
+    """What a checkpoint's own manifest says of its units, the trunk first; None for a run of one unit."""
+
+    units: tuple[UnitRow, ...] | None = None
+
+
 class Yardsticks(_Read):
     """What a compressor and a pair-frequency model reach on the same held-out text."""
 
@@ -91,6 +106,7 @@ class HostStatus(_Read):
     peers: tuple[PeerRow, ...] = ()
     rounds: tuple[RoundRow, ...] = ()
     heldout: tuple[HeldoutPoint, ...] = ()
+    heldout_experts: dict[str, tuple[HeldoutPoint, ...]] = {}
     train_loss: tuple[TrainPoint, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     yardsticks: Yardsticks | None = None
@@ -114,6 +130,7 @@ class PeerReport(_Read):
     bytes_down: int = 0
     rounds_counted: int = 0
     first_counted_unix_s: float | None = None
+    units: tuple[UnitRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +139,7 @@ class Observation:
 
     Attributes:
         host: None while the host does not answer.
-        reports: the newest report of each peer by its number, 1 to 3; absent while it does not answer.
+        reports: the newest report of each peer by its number, from 1; absent while it does not answer.
         peer_ids: the peers' ids by number, once known.
         exits: exit codes of the peers that have ended, by number.
         rounds: every committed round seen so far, by index.

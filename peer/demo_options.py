@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from protocol.errors import ConfigError, StorageError
+from protocol.experts_section import Shards
 
 MAX_TOKENS: Final = 1 << 53
 """As a run.toml allows."""
@@ -28,6 +29,7 @@ class DemoOptions:
         plot_file: where the loss curve goes (PNG).
         total_tokens: at which the run ends.
         limit_s: after which the demo gives up.
+        shards: what the peers hold: "data", all of the model; "expert", the trunk and one of two experts.
     """
 
     directory: Path | None
@@ -35,6 +37,7 @@ class DemoOptions:
     plot_file: Path
     total_tokens: int
     limit_s: float
+    shards: str = "data"
 
     def check(self) -> None:
         """Look whether it can begin and whether what it makes can be kept; writes nothing.
@@ -48,6 +51,8 @@ class DemoOptions:
         # Written so that NaN is refused too.
         if not 0 < self.limit_s <= MAX_LIMIT_S:
             raise ConfigError(f"limit-s is {self.limit_s:g}", f"seconds, more than 0, at most {MAX_LIMIT_S:g}", _REMEDY)
+        if self.shards not in get_args(Shards):
+            raise ConfigError(f"shards is {self.shards!r}", " or ".join(get_args(Shards)), _REMEDY)
         if self.directory is not None:
             _check_directory(self.directory)
         _check_file(self.plot_file, "--plot")

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peer.demo_core import NUM_PEERS, SLOW_PEER, VICTIM, DemoState
+from peer.demo_core import SLOW_PEER, VICTIM, Cast, DemoState
 from peer.demo_observation import HostStatus, Observation, RoundRow
 from peer.demo_summary import DemoSummary
 
@@ -84,8 +84,14 @@ def picture(seen: Observation, state: DemoState, reason: str) -> RenderableType:
     if host is None:
         return Panel(Text(f"{state.stage.value}: {reason}"), title="Potluck demo")
     parts: list[RenderableType] = [_progress(host), Text(f"{state.stage.value}: {reason}", style="bold"), Text("")]
-    parts += [_losses(seen, host), Text(""), _peers(seen), Text(""), _last_round(seen)]
-    return Panel(Group(*parts), title="Potluck demo: a host, three volunteers, one model")
+    parts += [_losses(seen, host), Text(""), _peers(seen, state.cast), Text(""), _last_round(seen)]
+    return Panel(Group(*parts), title=_title(state.cast))
+
+
+def _title(cast: Cast) -> str:
+    if cast.num_experts:
+        return "Potluck demo: a host, four volunteers, a trunk of all and two experts"
+    return "Potluck demo: a host, three volunteers, one model"
 
 
 def _progress(host: HostStatus) -> RenderableType:
@@ -101,6 +107,8 @@ def _losses(seen: Observation, host: HostStatus) -> RenderableType:
     points = [seen.heldout[index].nats for index in sorted(seen.heldout)]
     train = host.train_loss[-1].nats if host.train_loss else None
     table.add_row("held-out", bits(points[-1] if points else None), sparkline(points))
+    for unit, curve in host.heldout_experts.items():
+        table.add_row(f"  {unit}", bits(curve[-1].nats if curve else None), sparkline([point.nats for point in curve]))
     table.add_row("training", bits(train), sparkline([point.nats for point in host.train_loss]))
     if host.yardsticks is not None:
         table.add_row(
@@ -112,14 +120,15 @@ def _losses(seen: Observation, host: HostStatus) -> RenderableType:
     return table
 
 
-def _peers(seen: Observation) -> RenderableType:
+def _peers(seen: Observation, cast: Cast) -> RenderableType:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("peer", "name", "state", "tokens/s", "ready", "loss", "up", "down", "root"):
         table.add_column(heading, justify="left" if heading in ("peer", "name", "state", "root") else "right")
     notes = {SLOW_PEER: " (slowed)", VICTIM: " (will be killed)"}
-    for number in range(1, NUM_PEERS + 1):
-        report = seen.reports.get(number)
-        label = f"{number}{notes.get(number, '')}"
+    for number in range(1, cast.num_peers + 1):
+        report, expert = seen.reports.get(number), cast.expert_of(number)
+        held = "" if expert is None else f", expert {expert}"
+        label = f"{number}{held}{notes.get(number, '')}"
         if number in seen.exits:
             table.add_row(label, report.name if report else "", f"gone ({seen.exits[number]})", style="red")
         elif report is None:
@@ -198,11 +207,15 @@ def print_summary(summary: DemoSummary, sample: str, kept: Path | None) -> None:
         console.print(Panel(Text(sample), title="What the model writes after this training"), soft_wrap=False)
     start, end = bits(summary.heldout_loss_start), bits(summary.heldout_loss_end)
     console.print(f"held-out loss    {start} -> {end} (pair model {bits(summary.heldout_loss_pairs)})")
+    for unit, nats in summary.heldout_experts_end.items():
+        console.print(f"  {unit:<14} {bits(nats)}, on the documents that go to it")
     console.print(f"rounds           {summary.rounds_committed}, members {list(summary.members_per_round)}")
     back = "never" if summary.rejoin_s is None else f"after {summary.rejoin_s:.1f} s"
     console.print(f"killed peer      counted again {back}")
     console.print(f"bytes            {in_bytes(summary.bytes_up)} up, {in_bytes(summary.bytes_down)} down")
     console.print(f"state roots      {', '.join(root[:8] or 'none' for root in summary.state_roots.values())}")
+    for unit, roots in summary.unit_roots.items():
+        console.print(f"{unit:<16} {', '.join(root[:8] or 'none' for root in roots)}")
     console.print(f"checkpoint       {summary.checkpoint_root[:8] or 'none'} {summary.checkpoint if kept else ''}")
     console.print(f"loss curve       {summary.plot}")
     console.print(f"time             {summary.seconds:.0f} s")

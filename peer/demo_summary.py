@@ -7,8 +7,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from peer.demo_core import VICTIM
+from peer.demo_core import VICTIM, WHOLE_MODEL, Cast
 from peer.demo_observation import CheckpointRow, HostStatus, Observation, PeerReport
+from protocol.expert_schema import expert_unit
 
 HELDOUT_GOAL_NATS: Final = 2.3
 """The demo's model must end at or below this, and below the pair-frequency model."""
@@ -21,9 +22,11 @@ class DemoSummary(BaseModel):
         ok: whether every promise of the demo held; `failures` names those that did not.
         members_per_round: how many peers each committed round counted, in order.
         weights_per_round: the members' shares of each round, by peer id.
-        state_roots: each peer's last state root, by peer id, as hex.
+        state_roots: each peer's last state root, by peer id, as hex; in a run of experts that of the trunk.
+        heldout_experts_end: the newest held-out loss of each expert on the documents that go to it.
+        unit_roots: the last root of each expert, one for each that its holders ended on.
         rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
-        bytes_up: payload bytes that the three peers sent, those before the kill included.
+        bytes_up: payload bytes that the peers sent, those before the kill included.
         bytes_down: payload bytes that they received.
     """
 
@@ -34,10 +37,12 @@ class DemoSummary(BaseModel):
     heldout_loss_start: float | None
     heldout_loss_end: float | None
     heldout_loss_pairs: float | None
+    heldout_experts_end: dict[str, float] = {}
     rounds_committed: int
     members_per_round: tuple[int, ...]
     weights_per_round: tuple[dict[str, float], ...]
     state_roots: dict[str, str]
+    unit_roots: dict[str, tuple[str, ...]] = {}
     rejoin_s: float | None
     bytes_up: int
     bytes_down: int
@@ -54,11 +59,13 @@ class Facts(BaseModel):
         checkpoint_verified: whether `potluck checkpoint verify` found the newest checkpoint equal to its root.
         lost_bytes_up: what the killed process had sent before it was killed; its successor counts from zero.
         lost_bytes_down: what it had received.
+        checkpoint_units: roots of the experts in the newest checkpoint.
     """
 
     model_config = ConfigDict(frozen=True)
 
     checkpoint_verified: bool
+    checkpoint_units: dict[str, str] = {}
     rejoin_s: float | None
     lost_bytes_up: int = 0
     lost_bytes_down: int = 0
@@ -66,7 +73,13 @@ class Facts(BaseModel):
     seconds: float
 
 
-def summarise(seen: Observation, final: Mapping[int, PeerReport], facts: Facts, gave_up: str = "") -> DemoSummary:
+def summarise(
+    seen: Observation,
+    final: Mapping[int, PeerReport],
+    facts: Facts,
+    gave_up: str = "",
+    cast: Cast = WHOLE_MODEL,
+) -> DemoSummary:
     """Judge the run: `final` are the reports that the peers left behind when they exited, by number."""
     rounds = [seen.rounds[index] for index in sorted(seen.rounds)]
     points = [seen.heldout[index].nats for index in sorted(seen.heldout)]
@@ -79,7 +92,8 @@ def summarise(seen: Observation, final: Mapping[int, PeerReport], facts: Facts, 
         [gave_up]
         if gave_up
         else [
-            *_root_failures(final, checkpoint_root, verified=facts.checkpoint_verified),
+            *_root_failures(final, checkpoint_root, cast, verified=facts.checkpoint_verified),
+            *_expert_failures(final, facts.checkpoint_units, cast),
             *_loss_failures(points[-1] if points else None, pairs),
             *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
             *_outage_failures(seen),
@@ -91,10 +105,14 @@ def summarise(seen: Observation, final: Mapping[int, PeerReport], facts: Facts, 
         heldout_loss_start=points[0] if points else None,
         heldout_loss_end=points[-1] if points else None,
         heldout_loss_pairs=pairs,
+        heldout_experts_end={
+            unit: curve[-1].nats for unit, curve in (seen.host.heldout_experts if seen.host else {}).items() if curve
+        },
         rounds_committed=len(rounds),
         members_per_round=tuple(len(row.members) for row in rounds),
         weights_per_round=tuple(dict(row.weights) for row in rounds),
         state_roots=roots,
+        unit_roots=_unit_roots(final),
         rejoin_s=facts.rejoin_s,
         bytes_up=facts.lost_bytes_up + sum(report.bytes_up for report in final.values()),
         bytes_down=facts.lost_bytes_down + sum(report.bytes_down for report in final.values()),
@@ -110,10 +128,32 @@ def newest_checkpoint(host: HostStatus | None) -> CheckpointRow | None:
     return max(host.checkpoints, key=lambda row: row.index, default=None) if host else None
 
 
-def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, *, verified: bool) -> list[str]:
+def _unit_roots(final: Mapping[int, PeerReport]) -> dict[str, tuple[str, ...]]:
+    """The different roots of each expert that its holders ended with: one, if all is well."""
+    held = [unit for report in final.values() for unit in report.units]
+    return {
+        unit: tuple(sorted({part.state_root for part in held if part.unit == unit}))
+        for unit in sorted({part.unit for part in held})
+    }
+
+
+def _expert_failures(final: Mapping[int, PeerReport], stored: Mapping[str, str], cast: Cast) -> list[str]:
+    """Every expert's holders end on one root, which is that of the checkpoint."""
+    roots, failures = _unit_roots(final), list[str]()
+    for unit in (expert_unit(expert) for expert in range(cast.num_experts)):
+        found = roots.get(unit, ())
+        if len(found) != 1 or not found[0]:
+            shown = ", ".join(root[:8] or "none" for root in found)
+            failures.append(f"the holders of {unit} did not end on one state root ({shown or 'no reports'})")
+        elif stored.get(unit) != found[0]:
+            failures.append(f"{unit} of the last checkpoint has root {stored.get(unit, 'none')[:8]}, not its holders'")
+    return failures
+
+
+def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, cast: Cast, *, verified: bool) -> list[str]:
     roots = {report.state_root for report in final.values()}
     failures = []
-    if len(final) != 3 or len(roots) != 1 or "" in roots:
+    if len(final) != cast.num_peers or len(roots) != 1 or "" in roots:
         shown = ", ".join(
             f"peer {number}: {report.state_root[:8] or 'none'}" for number, report in sorted(final.items())
         )

@@ -29,7 +29,7 @@ def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invi
     joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
     kept, told = (joined, "joined from here before") if joined else _asked(config, invite_text)
     offer = Offer(config.cache_bytes, config.no_listen, config.daily_quota_gb)
-    data_bytes = sum(file.num_bytes for file in kept.dataset.files) if kept else 0
+    data_bytes = _data_bytes(kept) if kept else 0
     return [
         "settings",
         *setting_lines(settings_with_origins(config, flags, settings.CONFIG_FILE)),
@@ -41,6 +41,11 @@ def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invi
         *estimate_lines(peer_estimates(kept.manifest.config if kept else None, data_bytes, offer)),
         END,
     ]
+
+
+def _data_bytes(kept: KeptRun) -> int:
+    experts = kept.manifest.config.experts
+    return kept.dataset.most_bytes(experts.holdings if experts else 0)
 
 
 def _asked(config: settings.PeerConfig, invite_text: str) -> tuple[KeptRun | None, str]:

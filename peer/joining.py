@@ -242,17 +242,17 @@ async def admit(
 
 async def fetch_data(
     network: Network,
-    dataset: DatasetManifest,
+    files: Sequence[HashedFile],
     cache: ShardCache,
     donors: Callable[[], Sequence[PeerId]],
     told: Callable[[str], None],
 ) -> None:
-    """Bring all shards into the cache, each checked, from whoever has them.
+    """Bring these files of the data set into the cache, each checked, from whoever has them.
 
     Raises:
         UnreachableError: nobody gave a shard for ten minutes.
     """
-    missing = [entry for entry in dataset.files if not await trio.to_thread.run_sync(cache.has, entry)]
+    missing = [entry for entry in files if not await trio.to_thread.run_sync(cache.has, entry)]
     for position, entry in enumerate(missing):
         told(f"fetching data: shard {position + 1} of {len(missing)}")
         with trio.move_on_after(DATA_WITHIN_S) as scope:

@@ -51,6 +51,7 @@ class TrainingPlan(BaseModel):
         mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
         expert_shards: the training text of each of these, in the same order, and `expert_heldout_shards` what is kept of it for
             evaluation; empty where all are trained on all of the text.
+        expert_heldout_bytes_per_token: of each of these, mean length of a token of what is kept for evaluation.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,6 +83,7 @@ class TrainingPlan(BaseModel):
     experts: tuple[int, ...] = ()
     expert_shards: tuple[tuple[Path, ...], ...] = ()
     expert_heldout_shards: tuple[tuple[Path, ...], ...] = ()
+    expert_heldout_bytes_per_token: tuple[float, ...] = ()
 
     @property
     def units(self) -> ModelUnits:
@@ -331,13 +333,23 @@ class LocalTrainer:
         first = sum(len(schema.tensors) for schema in self.units.schemas[:place])
         return self._parameters[first : first + len(self.units.schemas[place].tensors)]
 
-    def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is. With experts, the mean over
-        those that are held here, each on its own text; where all have all of it, of the first.
+    def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+        """Held-out loss of other parameters in nats per byte on the fixed windows; theta stays as it is. With experts, of one on its
+        own text; without `expert` the mean over those that are held here, or where all have all of the text, the loss of the first.
         """
-        experts = self.plan.experts if self.plan.expert_heldout_shards else self.plan.experts[:1]
-        losses = [self._evaluate(self._heldout[expert], anchor_N, expert) for expert in experts or (None,)]
-        return sum(losses) / len(losses) / self.plan.heldout_bytes_per_token
+        own = self.plan.experts if self.plan.expert_heldout_shards else self.plan.experts[:1]
+        experts = (own or (None,)) if expert is None else (expert,)
+        losses = [
+            self._evaluate(self._heldout[each], anchor_N, each) / self._heldout_bytes_per_token(each)
+            for each in experts
+        ]
+        return sum(losses) / len(losses)
+
+    def _heldout_bytes_per_token(self, expert: int | None) -> float:
+        of_experts = self.plan.expert_heldout_bytes_per_token
+        if expert is None or not of_experts:
+            return self.plan.heldout_bytes_per_token
+        return of_experts[self.plan.experts.index(expert)]
 
     def evaluate_prose(self, anchor_N: torch.Tensor) -> float:
         """The same over the run's prose.

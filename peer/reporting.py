@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -257,7 +258,39 @@ class Reporter:
 
 def evaluator_of(link: ChainLink) -> PeerId:
     """Who measures the held-out loss of a commit: one member of its roster, by hash."""
-    return min(link.roster, key=lambda peer: sha256(b"evaluate" + link.commit + peer.encode()).digest())
+    return min(link.roster, key=partial(_place_to_evaluate, link))
+
+
+def _place_to_evaluate(link: ChainLink, peer: PeerId) -> bytes:
+    return sha256(b"evaluate" + link.commit + peer.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLosses:
+    """How the experts that are held here are measured, each by one of its holders.
+
+    Attributes:
+        held: here, in the order of their numbers.
+        listed: who holds which, as far as the directory says. Two who see others in it may both measure; the host takes the first.
+        measure: (whole model (N,) float32, expert) -> nats per byte.
+    """
+
+    held: tuple[int, ...]
+    listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
+    measure: Callable[[torch.Tensor, int], Awaitable[float]]
+
+    def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
+        """Those of a commit that are ours to measure: of its roster the holder that comes first by hash does it."""
+        listed = self.listed()
+        return tuple(
+            expert
+            for expert in self.held
+            if me
+            == min(
+                {me, *(peer for peer in link.roster if expert in listed.get(peer, ()))},
+                key=partial(_place_to_evaluate, link),
+            )
+        )
 
 
 async def evaluate_commits(
@@ -267,28 +300,54 @@ async def evaluate_commits(
     board: Board,
     is_over: Callable[[], bool],
     whole: Callable[[], torch.Tensor],
+    experts: ExpertLosses | None = None,
 ) -> None:
     """Measure the held-out loss of each commit that is ours to measure, until the run is over and its last one is measured. `whole()`
-    are the outer parameters of all units, (N,) float32, as of now.
+    are the outer parameters of all units, (N,) float32, as of now. In a run of experts each is measured by one of its holders.
     """
     done: CommitId | None = None
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
-            if evaluator_of(link) == me and board.allowed.may_compute:
-                await _evaluate(trainer, link, whole(), board)
+            is_ours, ours = evaluator_of(link) == me, experts.ours(link, me) if experts is not None else ()
+            if board.allowed.may_compute and experts is not None and ours:
+                await _evaluate(partial(_of_experts, trainer, experts, ours, has_prose=is_ours), link, whole(), board)
+            elif board.allowed.may_compute and experts is None and is_ours:
+                await _evaluate(partial(_of_model, trainer), link, whole(), board)
             done = link.commit
         else:
             with trio.move_on_after(5.0):
                 await service.wait_changed()
 
 
-async def _evaluate(trainer: Trainer, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:
+Measure = Callable[[torch.Tensor, ChainLink], Awaitable[HeldoutResult]]
+
+
+async def _of_model(trainer: Trainer, anchor_N: torch.Tensor, link: ChainLink) -> HeldoutResult:
+    nats = await trainer.evaluate(anchor_N)
+    prose_nats = await trainer.evaluate_prose(anchor_N)
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats)
+
+
+async def _of_experts(
+    trainer: Trainer,
+    experts: ExpertLosses,
+    ours: Sequence[int],
+    anchor_N: torch.Tensor,
+    link: ChainLink,
+    *,
+    has_prose: bool,
+) -> HeldoutResult:
+    found = tuple([(expert, await experts.measure(anchor_N, expert)) for expert in ours])
+    prose_nats = await trainer.evaluate_prose(anchor_N) if has_prose else None
+    nats = math.fsum(nats for _, nats in found) / len(found)
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found)
+
+
+async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:
     try:
         with trio.move_on_after(EVALUATE_WITHIN_S):
-            nats = await trainer.evaluate(anchor_N)
-            prose_nats = await trainer.evaluate_prose(anchor_N)
-            board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats))
+            board.heldout.append(await measure(anchor_N, link))
             del board.heldout[:-MAX_HELDOUT_KEPT]
     except PotluckError as error:
         log.info("not_evaluated", index=link.index, reason=error.one_line())

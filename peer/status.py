@@ -32,7 +32,7 @@ class LastRound(BaseModel):
 
 class UnitPlace(BaseModel):
     """A unit beside the spine that is held here: how many rounds it has had, how many live peers hold it as far as is heard, with this
-    one, its tokens ready here, and what its next round waits for.
+    one, its tokens ready here, what its next round waits for, and its last state root that is known here, as hex.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,6 +42,7 @@ class UnitPlace(BaseModel):
     holders: int
     tokens_ready: int
     waiting: str
+    state_root: str = ""
 
 
 class BulkTraffic(BaseModel):

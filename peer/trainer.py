@@ -174,27 +174,27 @@ class WorkerTrainer:
         if not self._ready.is_set():  # one that is starting reads it at the end of its start
             self._vectors.part(Area.IN, self._spans[unit]).copy_(anchor_N)
 
-    async def evaluate(self, anchor_N: torch.Tensor) -> float:
-        """Held-out loss of the whole model's parameters in nats per byte.
+    async def evaluate(self, anchor_N: torch.Tensor, expert: int | None = None) -> float:
+        """Held-out loss of the whole model's parameters in nats per byte; with `expert` of that one, which is held here, on its text.
 
         Raises:
             WorkerDied: ask again when it is back.
             LossNotFinite: these parameters have none.
             DoesNotFit: nothing is computed here.
         """
-        return await self._loss_of("evaluate", anchor_N)
+        return await self._loss_of(Command(op="evaluate", expert=expert), anchor_N)
 
     async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
         """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
-        return await self._loss_of("evaluate_prose", anchor_N) if self._plan.prose_shards else None
+        return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
 
-    async def _loss_of(self, op: Op, anchor_N: torch.Tensor) -> float:
+    async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
         if self._misfit:
             raise DoesNotFit(self._misfit)
         async with self._command_lock:
             await self._until_ready()
             self._vectors.write(Area.IN, anchor_N)
-            reply = await self._exchange(Command(op=op))
+            reply = await self._exchange(command)
             if reply is not None:
                 self._vectors.empty(Area.IN)
         if reply is None:

@@ -131,7 +131,7 @@ class Worker:
                     step=counters.step,
                 )
             case "evaluate":
-                return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.view(Area.IN)))
+                return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.view(Area.IN), command.expert))
             case "evaluate_prose":
                 return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.view(Area.IN)))
             case "slow":

@@ -44,7 +44,8 @@ class Command(_Message):
     number: of the order among those of a worker's life; given when it is sent.
     op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume,
     slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop. The first three are about one unit, in its own part of
-    the areas. `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
+    the areas; `expert` is the one that is evaluated, None for all that are held here together.
+    `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
     snapshot no step is taken until the next shift or load, at most for `still_s`.
     """
 
@@ -57,6 +58,7 @@ class Command(_Message):
     factor: float = 1.0
     kept: tuple[tuple[int, int, float], ...] = ()
     still_s: float = 0.0
+    expert: int | None = None
 
     def numbered(self, number: int) -> Command:
         """As it crosses to the worker."""

@@ -42,17 +42,24 @@ def _require_likeness(value: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutResult:
-    """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any."""
+    """Held-out loss of the committed parameters of `commit`, `nats` per byte; `prose_nats` over the run's prose, if any. In a run of
+    experts `of_experts` are those that were measured, each with its loss on the documents that go to it; `nats` is their mean.
+    """
 
     commit: CommitId
     index: int
     total_tokens: int
     nats: float
     prose_nats: float | None = None
+    of_experts: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.commit) == HASH_BYTES, f"a commit id of {len(self.commit)} bytes", f"{HASH_BYTES} bytes")
-        for nats in (self.nats, self.prose_nats or 0.0):
+        experts = tuple(expert for expert, _ in self.of_experts)
+        is_fine = len(experts) <= MAX_EXPERTS and experts == tuple(sorted(set(experts)))
+        is_fine = is_fine and all(0 <= expert < MAX_EXPERTS for expert in experts)
+        require(is_fine, f"held-out losses of experts {experts[:8]}", f"0 to {MAX_EXPERTS - 1}, each once, in order")
+        for nats in (self.nats, self.prose_nats or 0.0, *(nats for _, nats in self.of_experts)):
             require(math.isfinite(nats) and 0 <= nats < 1e6, f"held-out loss {nats}", "0 to 10^6 nats")
 
 
@@ -211,19 +218,22 @@ def encode_report(report: PeerReport) -> bytes:
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
     for result in report.heldout:
-        body.heldout.add(
+        part_body = body.heldout.add(
             commit=result.commit,
             index=result.index,
             total_tokens=result.total_tokens,
             nats=result.nats,
             prose_nats=result.prose_nats,
         )
+        for expert, nats in result.of_experts:
+            part_body.of_experts.add(expert=expert, nats=nats)
     return body.SerializeToString(deterministic=True)
 
 
 def _decode_heldout(body: pb.HeldoutBody) -> HeldoutResult:
     prose_nats = body.prose_nats if body.HasField("prose_nats") else None
-    return HeldoutResult(CommitId(body.commit), body.index, body.total_tokens, body.nats, prose_nats)
+    of_experts = tuple((part.expert, part.nats) for part in body.of_experts[: MAX_EXPERTS + 1])
+    return HeldoutResult(CommitId(body.commit), body.index, body.total_tokens, body.nats, prose_nats, of_experts)
 
 
 def decode_report(data: bytes) -> PeerReport:

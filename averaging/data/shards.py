@@ -165,6 +165,15 @@ class DatasetManifest(_Part):
         own = (entry for entry in self.shards if entry.expert is None or entry.expert in experts)
         return (*own, *self._files_beside)
 
+    def most_bytes(self, holdings: int) -> int:
+        """The most that a peer of so many experts fetches, whichever they are."""
+        num_experts = self.router.num_experts if self.router else 0
+        beside_bytes = sum(file.num_bytes for file in self.files_of(()))
+        own_bytes = sorted(
+            sum(entry.num_bytes for entry in self.shards if entry.expert == expert) for expert in range(num_experts)
+        )
+        return beside_bytes + sum(own_bytes[-holdings:] if holdings else ())
+
     @property
     def _files_beside(self) -> tuple[HashedFile, ...]:
         return tuple(entry for entry in (self.tokenizer, self.router) if entry is not None)
@@ -184,6 +193,13 @@ class DatasetManifest(_Part):
             return 1.0
         num_bytes = {"train": text_bytes.train, "heldout": text_bytes.heldout, "prose": text_bytes.prose}
         return num_bytes[split] / num_tokens
+
+    @property
+    def heldout_shares(self) -> tuple[float, ...]:
+        """Of each expert in the bytes that are kept for evaluation, summing to 1; nothing in a data set without experts."""
+        num_experts = self.router.num_experts if self.router else 0
+        sizes = [self.num_tokens("heldout", e) * self.bytes_per_token("heldout", e) for e in range(num_experts)]
+        return tuple(size / sum(sizes) for size in sizes)
 
     def part(self, split: ShardPart, expert: int | None = None) -> Sequence[ShardEntry]:
         """The shards of one part, in order; with `expert` those for that one."""

@@ -132,18 +132,28 @@ class Sealed(_message.Message):
     def __init__(self, envelope: _Optional[bytes] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class HeldoutBody(_message.Message):
-    __slots__ = ("commit", "index", "total_tokens", "nats", "prose_nats")
+    __slots__ = ("commit", "index", "total_tokens", "nats", "prose_nats", "of_experts")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NATS_FIELD_NUMBER: _ClassVar[int]
     PROSE_NATS_FIELD_NUMBER: _ClassVar[int]
+    OF_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     commit: bytes
     index: int
     total_tokens: int
     nats: float
     prose_nats: float
-    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ..., prose_nats: _Optional[float] = ...) -> None: ...
+    of_experts: _containers.RepeatedCompositeFieldContainer[ExpertLossBody]
+    def __init__(self, commit: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., nats: _Optional[float] = ..., prose_nats: _Optional[float] = ..., of_experts: _Optional[_Iterable[_Union[ExpertLossBody, _Mapping]]] = ...) -> None: ...
+
+class ExpertLossBody(_message.Message):
+    __slots__ = ("expert", "nats")
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    NATS_FIELD_NUMBER: _ClassVar[int]
+    expert: int
+    nats: float
+    def __init__(self, expert: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
 
 class ReportBody(_message.Message):
     __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room")

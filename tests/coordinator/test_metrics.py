@@ -8,6 +8,8 @@ from averaging.network.disk_room import DiskRoom
 from averaging.network.seams import BulkCount, BulkKind, Way
 from coordinator.ledger import LossPoint
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
+from coordinator.unit_holders import UnitHolders
+from protocol.ids import UnitName
 from tests.coordinator.test_run_view import A, picture, timed
 
 
@@ -20,7 +22,9 @@ def text() -> str:
         LossPoint("prose", 2, 600, 3.25, A),
         LossPoint("heldout", 1, 300, 2.5, A),
     )
-    shown = replace(picture((alone, timed(3, 300, 100)), points), min_members=2)
+    points += (LossPoint("heldout expert-0", 1, 300, 2.25, A), LossPoint("heldout expert-0", 2, 600, 1.75, A))
+    units = tuple(UnitHolders(UnitName(f"expert-{expert}"), (A,)) for expert in range(2))
+    shown = replace(picture((alone, timed(3, 300, 100)), points), min_members=2, units=units)
     return render_metrics(lambda: Moment(shown, counts, 100.0, DiskRoom(3, 30))).decode()
 
 
@@ -45,6 +49,7 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_forks 1.0",
         "potluck_run_heldout_loss_nats 2.5",
         "potluck_run_prose_loss_nats 3.25",
+        'potluck_run_expert_heldout_loss_nats{unit="expert-0"} 1.75',
         "potluck_run_bans 2.0",
         "potluck_run_min_members 2.0",
         "potluck_coordinator_disk_free_bytes 3.0",

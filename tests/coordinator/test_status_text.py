@@ -36,12 +36,19 @@ def test_lines_say_which_commits_nobody_brings() -> None:
     assert "missing: round 7 of the ledger, for 10 s: the ledger holds" in "\n".join(lines)
 
 
-def test_lines_say_who_holds_each_expert_and_which_ones_nobody_holds() -> None:
+def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of_each() -> None:
     units = (UnitHolders(UnitName("expert-0"), (A,), 4), UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True))
-    shown = replace(picture((timed(1, 300, 100),)), units=units)
+    points = (
+        LossPoint("heldout", 1, 300, 1.386, A),
+        LossPoint("heldout expert-0", 1, 300, 0.693, A),
+        LossPoint("heldout expert-0", 2, 600, 0.347, A),
+        LossPoint("heldout expert-1", 1, 300, 2.079, A),
+    )
+    shown = replace(picture((timed(1, 300, 100),), points), units=units)
     lines = "\n".join(status_lines(json.loads(json.dumps(status_json(shown, 100.0)))))
     assert f"expert-0: round 4, held by {peer_name(A)}" in lines
     assert "expert-1: round 3, frozen: nobody who is there holds it" in lines
+    assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
 
 
 def test_empty_or_strange_status_is_no_error() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest
 from coordinator.checkpoint_export import export_checkpoint
 from coordinator.checkpoints import verify_checkpoint
 from peer.checkpoint_sample import sample_from_checkpoint
@@ -68,6 +69,15 @@ def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(t
     for name, experts in held.items():
         folders = {path.parent.name for path in (tmp_path / name).rglob("rounds.log")}
         assert folders == {"trunk", *(f"expert-{expert}" for expert in experts)}
+        _check_data(tmp_path, name, experts)
+
+
+def _check_data(folder: Path, name: str, experts: list[int]) -> None:
+    """The peer has fetched the text of its own experts, and no other."""
+    dataset = DatasetManifest.model_validate_json((folder / "host" / "data" / MANIFEST_NAME).read_bytes())
+    fetched = {path.name for path in (folder / name / "data").iterdir()}
+    assert fetched == {file.sha256 for file in dataset.files_of(experts)}
+    assert fetched < {file.sha256 for file in dataset.files}
 
 
 def _experts(state_dir: Path) -> list[int]:

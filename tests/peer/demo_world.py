@@ -10,12 +10,15 @@ from peer.demo_observation import (
     PeerReport,
     RoundRow,
     TrainPoint,
+    UnitRow,
     Yardsticks,
 )
 
 IDS = {1: "one", 2: "two", 3: "three"}
+FOUR = {**IDS, 4: "four"}
 TARGET_TOKENS = 1000
 ROOT = "ab" * 32
+UNIT_ROOTS = {"expert-0": "e0" * 32, "expert-1": "e1" * 32}
 
 
 def round_row(index: int, members: tuple[str, ...] = ("one", "two", "three")) -> RoundRow:
@@ -33,6 +36,13 @@ def report(number: int, *, root: str = ROOT) -> PeerReport:
     return PeerReport(
         peer=IDS[number], name=f"peer {number}", state="training", state_root=root, bytes_up=100, bytes_down=200
     )
+
+
+def holder(number: int, *, root: str = ROOT, unit_root: str = "") -> PeerReport:
+    """One of four, with the expert that the demo gives it: of those with odd numbers expert 0."""
+    expert = (number - 1) % 2
+    part = UnitRow(unit=f"expert-{expert}", index=3, holders=2, state_root=unit_root or UNIT_ROOTS[f"expert-{expert}"])
+    return PeerReport(peer=FOUR[number], name=f"peer {number}", state="training", state_root=root, units=(part,))
 
 
 def host_status(rounds: tuple[RoundRow, ...], heldout: tuple[float, ...] = ()) -> HostStatus:

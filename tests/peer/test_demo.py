@@ -9,6 +9,7 @@ import trio
 import peer.demo
 from averaging.network.http import bind_http, serve_http
 from peer.demo import demo_run_toml, fetch, read_final_status
+from peer.demo_core import EXPERTS
 from peer.demo_observation import PeerReport
 from peer.demo_options import DemoOptions
 from peer.status import PeerStatus, write_final_status
@@ -25,6 +26,16 @@ def test_demo_run_is_the_default_run_with_three_peers_from_the_start(tmp_path: P
     config = load_run_config(path)
     assert (config.run.total_tokens, config.run.min_members) == (200_000, 3)
     assert tomllib.loads(path.read_text())["run"]["name"] == "demo"
+
+
+def test_demo_of_experts_costs_a_token_what_the_default_model_costs(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(demo_run_toml(200_000, EXPERTS), encoding="utf8")
+    config = load_run_config(path)
+    assert (config.run.shards, config.run.min_members, config.data.domain_names) == ("expert", 4, ("python", "english"))
+    assert config.experts is not None
+    whole = tomllib.loads(demo_run_toml(200_000))["model"]["ffn_dim"]
+    assert config.model.ffn_dim + config.experts.top_k * config.experts.ffn_dim == whole
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from peer.demo_core import (
     DOWN_PATIENCE_S,
+    EXPERTS,
     START_SHARE,
+    VICTIM,
     Action,
     DemoState,
     Stage,
@@ -87,3 +89,13 @@ def test_any_stage_gives_up_when_a_peer_fails() -> None:
 
 def test_any_stage_gives_up_when_the_limit_is_reached() -> None:
     assert step(replace(START, stage=Stage.REJOINED), observation(), 601.0)[1] == (Action.GIVE_UP,)
+
+
+def test_a_demo_of_experts_has_two_holders_of_each_and_ends_when_all_four_have_left() -> None:
+    start = replace(START, cast=EXPERTS)
+    assert sorted(EXPERTS.expert_of(number) or 0 for number in range(1, 5)) == [0, 0, 1, 1]
+    assert EXPERTS.num_experts == 2
+    assert [number for number in (1, 3, 4) if EXPERTS.expert_of(number) == EXPERTS.expert_of(VICTIM)] == [4]
+    three = dict.fromkeys((1, 2, 3), 0)
+    assert step(start, observation((round_row(1),), exits=three), 1.0)[0].stage is not Stage.ENDED
+    assert step(start, observation((round_row(1),), exits={**three, 4: 0}), 1.0)[1] == (Action.FINISH,)

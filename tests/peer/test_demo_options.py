@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,9 @@ def test_what_could_not_be_written_three_minutes_later_is_said_now(tmp_path: Pat
         _options(tmp_path, plot_file=tmp_path / name).check()
     with pytest.raises(StorageError, match="--json"):
         _options(tmp_path, json_file=tmp_path / name).check()
+
+
+def test_shards_that_no_demo_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shards is 'layers'; expected data or expert"):
+        replace(_options(tmp_path), shards="layers").check()
+    replace(_options(tmp_path), shards="expert").check()

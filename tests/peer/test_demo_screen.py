@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from peer.demo_core import DemoState, Stage
+from peer.demo_core import EXPERTS, DemoState, Stage
 from peer.demo_observation import Omission
 from peer.demo_screen import bits, in_bytes, open_screen, picture, print_summary, sparkline, weights_line
 from peer.demo_summary import Facts, summarise
@@ -30,6 +32,18 @@ def test_picture_shows_progress_loss_yardsticks_members_and_bytes() -> None:
     console.print(picture(SEEN, STATE, "training"))
     text = _text(console)
     for part in ("200 of 1,000 tokens", "2.89 bits/byte", "zlib", "pair model", "peer 2 33%", "100 B", "200 B"):
+        assert part in text
+
+
+def test_picture_of_a_run_of_experts_says_who_holds_which() -> None:
+    console = _console()
+    assert SEEN.host is not None
+    curves = {"expert-0": SEEN.host.heldout[:2], "expert-1": ()}
+    seen = replace(SEEN, host=SEEN.host.model_copy(update={"heldout_experts": curves}))
+    console.print(picture(seen, replace(STATE, cast=EXPERTS), "training"))
+    text = _text(console)
+    assert re.search(r"expert-0 +3\.46 bits/byte", text)
+    for part in ("four volunteers", "1, expert 0", "2, expert 1 (will be killed)", "4, expert 1"):
         assert part in text
 
 

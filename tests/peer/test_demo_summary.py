@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from peer.demo_core import EXPERTS
 from peer.demo_summary import DemoSummary, Facts, summarise
-from tests.peer.demo_world import observation, report, round_row
+from tests.peer.demo_world import UNIT_ROOTS, holder, observation, report, round_row
 
 SEEN = observation((round_row(1), round_row(2, ("one", "three"))), heldout=(5.6, 2.4, 2.0))
 FINAL = {number: report(number) for number in (1, 2, 3)}
@@ -62,3 +65,32 @@ def test_summary_names_the_promise_that_did_not_hold(summary: DemoSummary, expec
 def test_what_the_demo_was_given_up_for_is_told_alone() -> None:
     summary = summarise(observation(()), {}, FACTS.model_copy(update={"rejoin_s": None}), "not finished within 9 s")
     assert summary.failures == ("not finished within 9 s",)
+
+
+HOLDERS = {number: holder(number) for number in (1, 2, 3, 4)}
+OF_EXPERTS = FACTS.model_copy(update={"checkpoint_units": {"trunk": "ab" * 32, **UNIT_ROOTS}})
+
+
+def test_a_run_of_experts_is_ok_when_each_experts_holders_end_on_the_root_of_the_checkpoint() -> None:
+    summary = summarise(SEEN, HOLDERS, OF_EXPERTS, cast=EXPERTS)
+    assert summary.failures == ()
+    assert summary.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
+    assert len(summary.state_roots) == 4
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        (summarise(SEEN, HOLDERS | {4: holder(4, root="cd" * 32)}, OF_EXPERTS, cast=EXPERTS), "the peers did not end"),
+        (
+            summarise(SEEN, HOLDERS | {4: holder(4, unit_root="cd" * 32)}, OF_EXPERTS, cast=EXPERTS),
+            "of expert-1 did not",
+        ),
+        (summarise(SEEN, {1: HOLDERS[1], 3: HOLDERS[3]}, OF_EXPERTS, cast=EXPERTS), "expert-1 did not .*no reports"),
+        (summarise(SEEN, HOLDERS, FACTS, cast=EXPERTS), "expert-0 of the last checkpoint has root none"),
+    ],
+    ids=["trunks differ", "holders differ", "nobody holds one", "other root"],
+)
+def test_an_expert_whose_holders_or_whose_checkpoint_differ_is_named(summary: DemoSummary, expected: str) -> None:
+    assert not summary.ok
+    assert any(re.search(expected, failure) for failure in summary.failures)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
-from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry, TokenizerEntry
+from averaging.data.shards import DatasetManifest, RouterEntry, ShardCache, ShardEntry, TokenizerEntry
 from averaging.network.clocks import VirtualClock
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.seams import StreamHandler
@@ -168,7 +168,7 @@ async def test_a_peer_gives_all_data_while_the_host_is_away(tmp_path: Path, auto
     cache, told = ShardCache(tmp_path), list[str]()
     async with _swarm() as swarm:
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _honest())
-        await fetch_data(swarm.start(OURSELVES), DATASET, cache, lambda: (HOST, OTHER), told.append)
+        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), told.append)
     assert _held(cache) == SHARDS
     assert told == ["fetching data: shard 1 of 2", "fetching data: shard 2 of 2"]
 
@@ -180,8 +180,33 @@ async def test_the_tokenizer_comes_with_the_shards(tmp_path: Path, autojump_cloc
     async with _swarm() as swarm:
         held = {sha256(data).hexdigest(): data for data in (*SHARDS, file)}
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _serving(held))
-        await fetch_data(swarm.start(OURSELVES), dataset, cache, lambda: (OTHER,), lambda _: None)
+        await fetch_data(swarm.start(OURSELVES), dataset.files, cache, lambda: (OTHER,), lambda _: None)
     assert cache.read(entry.sha256) == file
+
+
+async def test_an_expert_that_is_taken_up_later_brings_its_own_shards_then_and_no_others(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    parts = (*SHARDS, b"weights of all", b"of 1, more")
+    entries = [
+        ShardEntry(sha256=sha256(data).hexdigest(), num_tokens=len(data) // 2, split=split, expert=expert)
+        for data, split, expert in zip(parts, ("train", "train", "start", "heldout"), (0, 1, None, 1), strict=True)
+    ]
+    router = RouterEntry(sha256=sha256(b"router").hexdigest(), num_bytes=6, root="0" * 64, num_experts=2)
+    dataset, cache, asked = DATASET.model_copy(update={"shards": entries, "router": router}), ShardCache(tmp_path), []
+    held = {sha256(data).hexdigest(): data for data in (*parts, b"router")}
+
+    async def give(shard_hash: bytes) -> bytes | None:
+        asked.append(held[shard_hash.hex()])
+        return held[shard_hash.hex()]
+
+    async with _swarm() as swarm:
+        swarm.start(OTHER).serve_streams(SHARD_CHANNEL, serve_shards(give, _everybody))
+        network = swarm.start(OURSELVES)
+        for experts, brought in (((), [parts[2], b"router"]), ((0,), [parts[0]]), ((0, 1), [parts[1], parts[3]])):
+            asked.clear()
+            await fetch_data(network, dataset.files_of(experts), cache, lambda: (OTHER,), lambda _: None)
+            assert asked == brought
 
 
 async def test_a_donor_that_sends_other_bytes_is_replaced_by_an_honest_one(
@@ -197,7 +222,7 @@ async def test_a_donor_that_sends_other_bytes_is_replaced_by_an_honest_one(
     async with _swarm() as swarm:
         swarm.start(HOST).serve_streams(SHARD_CHANNEL, serve_shards(lie, _everybody))
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, _honest())
-        await fetch_data(swarm.start(OURSELVES), DATASET, cache, lambda: (HOST, OTHER), lambda _: None)
+        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (HOST, OTHER), lambda _: None)
     assert asked == [entry.sha256 for entry in DATASET.shards]
     assert _held(cache) == SHARDS
 
@@ -214,7 +239,7 @@ async def test_a_donor_that_is_listed_late_is_asked(tmp_path: Path, autojump_clo
         swarm.start(OTHER).serve_streams(SHARD_CHANNEL, serve_shards(have_nothing, _everybody))
         swarm.start(LATE).serve_streams(SHARD_CHANNEL, _honest())
         network = swarm.start(OURSELVES)
-        nursery.start_soon(fetch_data, network, DATASET, cache, lambda: tuple(donors), lambda _: None)
+        nursery.start_soon(fetch_data, network, DATASET.files, cache, lambda: tuple(donors), lambda _: None)
         await asked_in_vain.wait()
         assert _held(cache) == (None, None)
         donors.append(LATE)
@@ -226,7 +251,7 @@ async def test_data_that_is_here_is_not_asked_for(tmp_path: Path, autojump_clock
     for entry, shard in zip(DATASET.shards, SHARDS, strict=True):
         cache.put(entry, shard)
     async with _swarm() as swarm:
-        await fetch_data(swarm.start(OURSELVES), DATASET, cache, lambda: (), told.append)
+        await fetch_data(swarm.start(OURSELVES), DATASET.files, cache, lambda: (), told.append)
     assert told == []
 
 
@@ -236,7 +261,7 @@ async def test_data_that_nobody_has_is_one_clear_error_in_the_end(tmp_path: Path
         network, begun_s = swarm.start(OURSELVES), trio.current_time()
         # Caught in here: outside, it would come in a group.
         with pytest.raises(UnreachableError, match=r"nobody gave data shard \w{8}.*one peer that has it"):
-            await fetch_data(network, DATASET, ShardCache(tmp_path), lambda: (HOST, OTHER), lambda _: None)
+            await fetch_data(network, DATASET.files, ShardCache(tmp_path), lambda: (HOST, OTHER), lambda _: None)
         assert trio.current_time() - begun_s == pytest.approx(DATA_WITHIN_S)
 
 

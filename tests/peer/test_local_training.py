@@ -321,3 +321,7 @@ def test_an_expert_with_text_of_its_own_is_trained_and_measured_on_that(tmp_path
         trainer.plan.model_copy(update={"expert_heldout_shards": (other.heldout_shards, one.heldout_shards)})
     )
     assert trainer.evaluate(theta_N) < swapped.evaluate(theta_N)
+    each = [trainer.evaluate(theta_N, expert) for expert in (0, 2)]
+    assert trainer.evaluate(theta_N) == pytest.approx(sum(each) / 2)
+    longer = LocalTrainer(trainer.plan.model_copy(update={"expert_heldout_bytes_per_token": (2.0, 4.0)}))
+    assert [longer.evaluate(theta_N, expert) for expert in (0, 2)] == [each[0] / 2, each[1] / 4]

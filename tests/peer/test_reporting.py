@@ -18,6 +18,7 @@ from peer.reporting import (
     CATCH_UP_EVERY_S,
     IDLE_REPORT_S,
     REPORT_EVERY_S,
+    ExpertLosses,
     Reporter,
     evaluate_commits,
     evaluator_of,
@@ -447,7 +448,13 @@ def _whole() -> torch.Tensor:
     return torch.zeros(1)
 
 
-async def _measure(service: _Service, trainer: _Trainer, board: Board, story: Callable[[], object]) -> None:
+async def _measure(
+    service: _Service,
+    trainer: _Trainer,
+    board: Board,
+    story: Callable[[], object],
+    losses: ExpertLosses | None = None,
+) -> None:
     is_over = False
 
     async def tell() -> None:
@@ -460,7 +467,7 @@ async def _measure(service: _Service, trainer: _Trainer, board: Board, story: Ca
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell)
-            await evaluate_commits(service, trainer, ME, board, lambda: is_over, _whole)  # type: ignore[arg-type]
+            await evaluate_commits(service, trainer, ME, board, lambda: is_over, _whole, losses)  # type: ignore[arg-type]
 
 
 async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the_end(autojump_clock: Clock) -> None:
@@ -514,3 +521,35 @@ async def test_while_no_training_is_allowed_nothing_is_measured_either(autojump_
     board.allowed = Decision(0.0, "paused by its owner")
     await _measure(service, trainer, board, lambda: None)
     assert trainer.num_evaluated == 0
+
+
+def _losses(held: tuple[int, ...], of_other: tuple[int, ...]) -> ExpertLosses:
+    async def measure(_: torch.Tensor, expert: int) -> float:
+        return 1.0 + expert
+
+    return ExpertLosses(held, lambda: {OTHER: of_other}, measure)
+
+
+def test_an_expert_is_measured_by_the_first_of_its_holders_and_one_that_only_we_hold_always_by_us() -> None:
+    shared, alone = _losses((0,), (0, 1)), _losses((0,), (1,))
+    mine, others = _mine(1), _mine(1, is_mine=False)
+    assert [shared.ours(link, ME) for link in (mine, others)] == [(0,), ()]
+    assert [alone.ours(link, ME) for link in (mine, others)] == [(0,), (0,)]
+    absent = replace(others, roster=(ME,))
+    assert shared.ours(absent, ME) == (0,), "who was not in the round is not waited for"
+
+
+async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_its_to_measure(
+    autojump_clock: Clock,
+) -> None:
+    others = _mine(1, is_mine=False)
+    for link, prose_nats in ((_mine(1), 2.25), (others, None)):
+        _, _, board = _reporter()
+        trainer = _Trainer()
+        trainer.prose_nats = 2.25
+        losses = _losses((0, 2), ())
+        await _measure(_Service(link), trainer, board, lambda: None, losses)
+        (result,) = board.heldout
+        assert (result.commit, result.of_experts) == (link.commit, ((0, 1.0), (2, 3.0)))
+        assert (result.nats, result.prose_nats) == (2.0, prose_nats)
+        assert trainer.num_evaluated == 0

@@ -43,7 +43,7 @@ REPORT = PeerReport(
     state_commit=COMMIT,
     state_root=Root(b"r" * 32),
     is_ready_to_start=True,
-    heldout=(HeldoutResult(COMMIT, 3, 12345, 2.5), HeldoutResult(COMMIT, 4, 22345, 2.5, 3.5)),
+    heldout=(HeldoutResult(COMMIT, 3, 12345, 2.5), HeldoutResult(COMMIT, 4, 22345, 2.5, 3.5, ((0, 2.0), (3, 3.0)))),
     certificates=(b"one", b"two"),
     addresses=("/ip4/127.0.0.1/tcp/1/p2p/x",),
 )

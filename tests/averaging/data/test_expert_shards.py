@@ -75,6 +75,16 @@ def test_a_holder_fetches_its_experts_shards_and_the_router_and_no_others(tmp_pa
     assert all(ShardCache(tmp_path).has(entry) for entry in dataset.files)
 
 
+def test_the_most_that_a_holder_of_one_or_two_experts_fetches_is_told(tmp_path: Path) -> None:
+    dataset = _pack(tmp_path / "a")
+    of_each = [sum(file.num_bytes for file in dataset.files_of([expert])) for expert in range(2)]
+    assert dataset.most_bytes(1) == max(of_each)
+    whole = sum(file.num_bytes for file in dataset.files)
+    assert max(of_each) < dataset.most_bytes(2) == whole
+    plain = _pack(tmp_path / "b", None)
+    assert plain.most_bytes(0) == plain.most_bytes(1) == sum(file.num_bytes for file in plain.files)
+
+
 def test_the_router_travels_as_a_file_of_the_data_set_and_another_is_refused(tmp_path: Path) -> None:
     dataset, cache = _pack(tmp_path), ShardCache(tmp_path)
     assert read_router(dataset, 2, cache).to_bytes() == ROUTING.router.to_bytes()
@@ -102,6 +112,20 @@ def test_an_expert_out_of_range_and_a_data_set_without_experts_are_refused(tmp_p
     with pytest.raises(ConfigError, match="without a router"):
         read_router(plain, 2, ShardCache(tmp_path / "b"))
     assert plain.files_of([0]) == plain.files
+
+
+def test_the_shares_of_experts_in_what_is_kept_for_evaluation_are_by_bytes_of_text(tmp_path: Path) -> None:
+    dataset = _pack(tmp_path / "a", ROUTING, Halves())
+    sizes = [
+        sum(
+            len(t.data) + 1
+            for t, choice in zip(TEXTS, ROUTING.choices, strict=True)
+            if t.split == "heldout" and e in choice
+        )
+        for e in range(2)
+    ]
+    assert dataset.heldout_shares == pytest.approx([size / sum(sizes) for size in sizes])
+    assert _pack(tmp_path / "b", None).heldout_shares == ()
 
 
 def test_losses_per_byte_are_told_for_each_expert_by_its_own_text(tmp_path: Path) -> None:
