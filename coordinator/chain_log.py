@@ -16,13 +16,20 @@ from coordinator.ledger import CommitRow
 from protocol.coordination import NO_COMMIT
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.ids import CommitId, Root, RunId
+from protocol.ids import CommitId, PeerId, Root, RunId, short
 from protocol.rounds.chain import ChainLink, link_of, verify_certificate
 from protocol.rounds.lineage import MAX_DEPTH, CommitTree, TreeNode, best_head, tree_of
+from protocol.rounds.messages import CommitRecord
 from protocol.wire import commit_id, decode_certificate, decode_record
 
 _EAGER: Final = 512
 """Commits behind the newest that are decoded at a start: those that are shown, and the steps back of a peer that asks."""
+
+MAX_ON_BASE: Final = 16
+"""Of lone commits of one member on one base, and of commits of a quorum on one base, so many are recorded. Honest members make one of
+a quorum, and a lone one more only where whoever held the certificate of the last one died: without a bound one member that was
+admitted could fill the ledger with commits that it alone signs.
+"""
 
 _STEP_BACK: Final = 32
 """How far to go back at least when a peer's certificates start behind an unknown parent: it is on a fork."""
@@ -38,11 +45,20 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A commit that is one too many on its base, not verified: who would have made it, and why it is refused."""
+
+    members: tuple[PeerId, ...]
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a batch of certificates brought, and the index of the first one wanted next."""
+    """What a batch of certificates brought, the index of the first one wanted next, and what was left aside as too many."""
 
     new: tuple[Verified, ...]
     want_from_index: int
+    refused: tuple[Refused, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,7 @@ class _Links:
     def __init__(self, genesis: ChainLink) -> None:
         self._decoded = {genesis.commit: genesis}
         self._raw: dict[CommitId, CommitRow] = {}
+        self._children: dict[CommitId, tuple[CommitId, ...]] = {}
 
     def __contains__(self, commit: CommitId) -> bool:
         return commit in self._decoded or commit in self._raw
@@ -80,13 +97,25 @@ class _Links:
 
     def add(self, link: ChainLink) -> None:
         """One more commit."""
+        if link.commit not in self and link.parent is not None:
+            self._note_child(link.parent, link.commit)
         self._decoded[link.commit] = link
         self._raw.pop(link.commit, None)
 
     def add_raw(self, row: CommitRow) -> None:
         """One more commit as the ledger holds it."""
-        if row.commit not in self._decoded:
+        if row.commit not in self:
+            self._note_child(row.parent, row.commit)
             self._raw[row.commit] = row
+
+    def _note_child(self, parent: CommitId, commit: CommitId) -> None:
+        self._children[parent] = (*self._children.get(parent, ()), commit)
+
+    def children(self, commit: CommitId) -> Iterator[ChainLink]:
+        """What is known on a base. Raises RemoteProtocolError as `get`."""
+        for child in self._children.get(commit, ()):
+            if (link := self.get(child)) is not None:
+                yield link
 
     def place(self, commit: CommitId) -> tuple[int, CommitId | None] | None:
         """Round and parent of a commit, nothing decoded for it; None for an unknown one."""
@@ -150,7 +179,7 @@ class ChainLog:
 
     def verify(self, certificates: Sequence[bytes], head: CommitId = NO_COMMIT, index: int = 0) -> Accepted:
         """Check certificates in order, without adding them; safe to run in a thread while nothing else is added. Those without a
-        known parent are left aside.
+        known parent are left aside, and those that are too many on their base (MAX_ON_BASE).
 
         Args:
             head, index: where the peer that sent them says that it stands.
@@ -160,6 +189,7 @@ class ChainLog:
         """
         fresh: dict[CommitId, ChainLink] = {}
         new: list[Verified] = []
+        refused: list[Refused] = []
         last_index: int | None = None
         orphan_index: int | None = None
         for raw in certificates:
@@ -170,6 +200,9 @@ class ChainLog:
                 orphan_index = record.index if orphan_index is None else orphan_index
                 continue
             known = self._links.get(commit_id(parent.commit, certificate.record))
+            if known is None and (too_many := self._too_many(record, [item.link for item in new])) is not None:
+                refused.append(too_many)
+                continue
             link = known or verify_certificate(certificate, parent, verifier=self._verifier, run_id=self._run_id)
             if known is None and link.commit not in fresh:
                 new.append(Verified(link, parent.commit, raw))
@@ -177,10 +210,25 @@ class ChainLog:
             last_index = link.index if orphan_index is None else last_index
         standing = fresh.get(head) or self._links.get(head)
         if standing is not None:
-            return Accepted(tuple(new), standing.index + 1)
+            return Accepted(tuple(new), standing.index + 1, tuple(refused))
         if last_index is not None:
-            return Accepted(tuple(new), last_index + 1)
-        return Accepted(tuple(new), self._want_behind(orphan_index, head, index))
+            return Accepted(tuple(new), last_index + 1, tuple(refused))
+        return Accepted(tuple(new), self._want_behind(orphan_index, head, index), tuple(refused))
+
+    def _too_many(self, record: CommitRecord, fresh: Sequence[ChainLink]) -> Refused | None:
+        """Why a commit that is not known is one too many on its base; `fresh` are verified and not added yet."""
+        beside = [*self._links.children(record.parent), *(link for link in fresh if link.parent == record.parent)]
+        alike = [link for link in beside if link.is_lone == record.lone]
+        if len(alike) < MAX_ON_BASE:
+            return None
+        if not record.lone:
+            return Refused(record.roster, f"{len(alike)} commits of a quorum on base {short(record.parent)}")
+        for member in record.roster:
+            number = sum(member in link.roster for link in alike)
+            if number >= MAX_ON_BASE:
+                found = f"{number} commits of {short(member)} without a quorum on base {short(record.parent)}"
+                return Refused(record.roster, found)
+        return None
 
     def _want_behind(self, orphan_index: int | None, head: CommitId, index: int) -> int:
         """What to ask for when nothing that came leads to an unknown head: first what follows our own head, and where the peer has

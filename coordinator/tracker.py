@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from coordinator import run_core
-from coordinator.chain_log import Accepted, ChainLog, Growth
+from coordinator.chain_log import MAX_ON_BASE, Accepted, ChainLog, Growth, Refused
 from coordinator.heldout_core import heldout_points
 from coordinator.ledger import START_RECORD, CheckpointRow, CommitRow, LossPoint
 from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
@@ -102,6 +102,7 @@ class RunTracker:
         self._loss_points: list[LossPoint] = []
         self._checkpoints: tuple[CheckpointRow, ...] = ()
         self._missing: dict[PeerId, Missing] = {}
+        self._refused_told: set[str] = set()
         self._unlinked: list[Missing] = []
         self._num_bans = 0
         mixture = run.manifest.config.mixture
@@ -384,6 +385,7 @@ class RunTracker:
             lambda: chain.verify(report.certificates, report.head, report.index),
             cost_s=_VERIFY_COST_S * len(report.certificates),
         )
+        self._check_refused(peer, accepted.refused)
         growth = chain.grown(accepted.new)
         now = int(self._clock.unix_s())
         rows = [CommitRow(v.link.commit, v.link.unit, v.parent, v.link.index, v.certificate, now) for v in growth.new]
@@ -396,6 +398,19 @@ class RunTracker:
             await self._follow_head(chain)
         self._note_missing(peer, report, chain, accepted)
         return accepted.want_from_index
+
+    def _check_refused(self, peer: PeerId, refused: Sequence[Refused]) -> None:
+        """Who made too many commits on one base is told so; who only passes them on is heard without them."""
+        for each in refused:
+            if each.found not in self._refused_told:
+                self._refused_told.add(each.found)
+                _log.warning("commit_refused", reason=f"{each.found} are recorded already, and no more are taken")
+            if peer in each.members:
+                raise RemoteProtocolError(
+                    f"one more beside {each.found}",
+                    f"at most {MAX_ON_BASE}",
+                    "start this peer again; should that not help, give it a fresh --state-dir",
+                )
 
     def _heldout_points(self, peer: PeerId, report: PeerReport, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:
         fresh = {item.link.commit: item.link for item in growth.new}

@@ -94,6 +94,7 @@ class Chain:
         voters: int = 2,
         attested: tuple[CommitId, Root] | None = None,
         omitted: tuple[tuple[PeerId, str], ...] = (),
+        lone: bool = False,
     ) -> CommitId:
         parent, index, total = self.head
         contributors = tuple(
@@ -120,6 +121,7 @@ class Chain:
             roster=tuple(p.peer_id for p in self.members),
             incarnations=tuple(1 for _ in self.members),
             attested=Attestation(*attested) if attested else None,
+            lone=lone,
         )
         raw = encode_record(record)
         commit = commit_id(parent, raw)

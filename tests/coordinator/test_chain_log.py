@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator import chain_log
-from coordinator.chain_log import ChainLog
+from coordinator.chain_log import MAX_ON_BASE, ChainLog
 from protocol.errors import RemoteProtocolError
 from protocol.ids import Root
 from protocol.rounds import lineage
 from protocol.rounds.chain import ChainLink, link_of
-from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain, rows_of
+from tests.coordinator.chain_world import PEERS, RUN_ID, VERIFIER, Chain, rows_of
 
 
 def new_log(chain: Chain) -> ChainLog:
@@ -227,3 +227,49 @@ def test_a_row_that_is_not_what_its_id_says_is_found_when_it_is_read() -> None:
     swapped = [rows[0], replace(rows[1], certificate=rows[0].certificate)]
     with pytest.raises(RemoteProtocolError, match="under another id"):
         new_log(chain).replay(swapped)
+
+
+# --- how much one member may write --------------------------------------------------------------------------------------------
+
+
+def _alone(trunk: Chain, number: int, *, member: int = 0, lone: bool = True) -> Chain:
+    """One more commit on the trunk's head by one member alone."""
+    chain = trunk.clone()
+    chain.given_start, chain.members = trunk.start_payload, (PEERS[member],)
+    chain.commit((number + 1,), voters=1, lone=lone)
+    return chain
+
+
+def test_lone_commits_of_one_member_on_one_base_are_taken_up_to_a_bound_also_after_a_restart() -> None:
+    trunk = grown(Chain(), 1)
+    log = new_log(trunk)
+    take(log, trunk.certificates)
+    sides = [_alone(trunk, number) for number in range(MAX_ON_BASE + 2)]
+    for side in sides[:MAX_ON_BASE]:
+        assert take(log, side.certificates) == 3
+    again = new_log(trunk)
+    again.replay(rows_of([*trunk.certificates, *(side.certificates[-1] for side in sides[:MAX_ON_BASE])]))
+    for full in (log, again):
+        accepted = full.verify([side.certificates[-1] for side in sides])
+        assert accepted.new == ()
+        assert [each.members for each in accepted.refused] == [(PEERS[0].peer_id,)] * 2
+        assert f"{MAX_ON_BASE} commits of" in accepted.refused[0].found
+        other = full.verify(_alone(trunk, 0, member=1).certificates)
+        assert (len(other.new), other.refused) == (1, ()), "another member's"
+        assert len(full.verify(_alone(sides[0], 0).certificates).new) == 1, "on another base"
+
+
+def test_one_report_with_too_many_lone_commits_is_taken_up_to_the_bound() -> None:
+    trunk = Chain()
+    log = new_log(trunk)
+    accepted = log.verify([_alone(trunk, number).certificates[-1] for number in range(40)])
+    assert (len(accepted.new), len(accepted.refused)) == (MAX_ON_BASE, 40 - MAX_ON_BASE)
+
+
+def test_who_is_a_quorum_by_itself_after_a_lone_commit_may_fill_no_base_either() -> None:
+    trunk = Chain()
+    log, alone = new_log(trunk), _alone(trunk, 0)
+    take(log, alone.certificates)
+    accepted = log.verify([_alone(alone, number, lone=False).certificates[-1] for number in range(40)])
+    assert (len(accepted.new), len(accepted.refused)) == (MAX_ON_BASE, 40 - MAX_ON_BASE)
+    assert f"{MAX_ON_BASE} commits of a quorum on base" in accepted.refused[0].found

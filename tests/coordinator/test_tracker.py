@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from coordinator.chain_log import MAX_ON_BASE
 from coordinator.ledger import Ledger
 from coordinator.restart import GATHER_S
 from coordinator.run_core import Phase
@@ -355,3 +357,26 @@ async def test_a_head_that_nobody_has_proven_says_nothing_about_what_was_lost(
         await trio.sleep(GATHER_S)
         await host.tracker.tick()
         assert host.tracker.picture().restarted == ""
+
+
+async def test_who_makes_too_many_lone_commits_on_one_base_is_refused_and_who_passes_them_on_is_not(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await _all_ready(host)
+        trunk = chain_of(host)
+        sides = []
+        for number in range(MAX_ON_BASE + 1):
+            side = trunk.clone()
+            side.members = PEERS[:1]
+            side.commit((number + 1,), voters=1, lone=True)
+            sides.append(side)
+        everything = tuple(side.certificates[-1] for side in sides)
+        await host.tracker.report(PEERS[0].peer_id, replace(_told(trunk, 1), certificates=everything[:-1]))
+        with pytest.raises(
+            RemoteProtocolError, match=f"one more beside {MAX_ON_BASE} commits of .* at most {MAX_ON_BASE}"
+        ):
+            await _hear(host, 0, sides[-1], reports=1, want=1)
+        reply = await host.tracker.report(PEERS[1].peer_id, replace(_told(trunk, 1), certificates=everything))
+        assert reply.want_from_index == 1
+        assert len(host.ledger.commits(UNIT)) == MAX_ON_BASE

@@ -245,6 +245,8 @@ class Host:
         for new in accepted.new:  # on disk first
             link = new.link
             self.rows.append(CommitRow(link.commit, link.unit, new.parent, link.index, new.certificate, seen_unix_s))
+        if accepted.refused:
+            raise Violation(f"the host takes no more of what {node.name} reports: {accepted.refused[0].found}")
         self.log.add(accepted.new)
         return accepted.want_from_index
 
