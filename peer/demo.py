@@ -142,9 +142,9 @@ def run_demo(options: DemoOptions) -> int:
             raise MachineError(error.found, error.expected, "see why with --dir DIR, which keeps the logs") from error
         state, gave_up = _watch(swarm, DemoState(started_s=started_s, limit_s=options.limit_s, cast=swarm.cast))
         summary = _conclude(swarm, state, gave_up, options, started_s)
+        if options.json_file is not None:  # before the sample, which takes its time on a busy machine
+            _write(options.json_file, summary.model_dump_json(indent=2) + "\n")
         _show_outcome(summary, directory if options.directory else None)
-    if options.json_file is not None:
-        _write(options.json_file, summary.model_dump_json(indent=2) + "\n")
     return 0 if summary.ok else 1
 
 
