@@ -239,7 +239,7 @@ def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOption
     about = (
         "four peers, two experts, source text and English"
         if swarm.cast.num_experts
-        else ("three peers, one model, Python's own source text")
+        else "three peers, one model, Python's own source text"
     )
     plot_losses(seen, options.plot_file, title=f"Potluck demo: {about}")
     final = {n: report for n in swarm.peers if (report := read_final_status(swarm.peer_dir(n))) is not None}

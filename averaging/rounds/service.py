@@ -73,9 +73,6 @@ STAYS_WITHIN_S: Final = 20.0
 new attempt, and then the bytes go over our line.
 """
 
-NOTICED_WITHIN_S: Final = 0.3
-"""A leader that dies is noticed by then by who waits for it, mostly; the goodbye is to be out within half a second all the same."""
-
 MAX_EVENTS: Final = 1000
 """Events that may wait; senders of messages are slowed beyond it."""
 
@@ -243,12 +240,11 @@ class RoundService:
         Not between our ack and the commit while its leader is dead, or is ourselves: where a majority acked, others must commit that
         record, and if all who acked go, nobody is left who has its bytes.
         """
+        clock = self._tools.clock
+        asked_s = clock.monotonic_s()
         with trio.move_on_after(STAYS_WITHIN_S):
-            with trio.move_on_after(NOTICED_WITHIN_S):
-                while self.state.open.acked is not None and not self.state.is_leaving:
-                    await self.wait_changed()
-            while voting.is_owed_bytes(self.state, self._tools.clock.monotonic_s()):
-                with trio.move_on_after(self.config.heartbeat_s):  # who went meanwhile changes nothing of ours
+            while voting.is_owed_bytes(self.state, clock.monotonic_s(), asked_s):
+                with trio.move_on_after(voting.NOTICED_WITHIN_S):
                     await self.wait_changed()
         with trio.move_on_after(LEAVE_WITHIN_S):
             await self.tell(LeaveOrdered())

@@ -39,6 +39,9 @@ from protocol.rounds.views import is_gone, is_suspected, may_be_lone, own_heartb
 MAX_ASKED = 64
 """Pre-votes that wait for a sign of the opener; one for each member that may ask."""
 
+NOTICED_WITHIN_S: Final = 0.3
+"""A leader that dies is noticed by then by who waits for it, mostly; a goodbye is to be out within half a second all the same."""
+
 
 # --- acks ---------------------------------------------------------------------------------------------------------------------
 
@@ -281,14 +284,15 @@ def promise_logged(state: RoundState, event: PromiseLogged, now_s: float) -> Ste
 # --- goodbye ------------------------------------------------------------------------------------------------------------------
 
 
-def is_owed_bytes(state: RoundState, now_s: float) -> bool:
-    """We acked a record that is not committed yet, and maybe nobody else is there who has its bytes: its leader, which has them and
-    stays as we would, is ourselves or suspected.
+def is_owed_bytes(state: RoundState, now_s: float, asked_s: float) -> bool:
+    """Whether who was asked to leave at `asked_s` has to stay: it acked a record that is not committed yet, and maybe nobody else is
+    there who has its bytes. Its leader has them and stays as we would, unless that is us, or is suspected, or had no time to be.
     """
     acked, me = state.open.acked, state.config.me.peer
     if acked is None or state.is_leaving or all(is_gone(state, peer) for peer in state.link.roster if peer != me):
         return False
-    return acked.ballot.peer == me or is_suspected(state, acked.ballot.peer, now_s)
+    leader = acked.ballot.peer
+    return leader == me or is_suspected(state, leader, now_s) or now_s - asked_s < NOTICED_WITHIN_S
 
 
 def leave_ordered(state: RoundState) -> Step:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-from types import ModuleType
 
 import pytest
 
@@ -31,11 +30,10 @@ def _replaced(module: Module) -> list[tuple[str, str]]:
     ]
 
 
-def _names_used(module: ModuleType) -> set[str]:
-    """What the code of a module looks up by name, and what it defines itself."""
-    assert module.__file__ is not None
-    with open(module.__file__, encoding="utf8") as file:
-        nodes = list(ast.walk(ast.parse(file.read())))
+def _names_used(name: str) -> set[str]:
+    """What the code of one of our modules looks up by name, and what it defines itself."""
+    (tree,) = [module.tree for module in modules() if _name(module) == name]
+    nodes = list(ast.walk(tree))
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     return defined | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
@@ -52,11 +50,10 @@ def test_there_are_hooks_to_look_at() -> None:
 )
 def test_what_a_benchmark_replaces_is_used_where_it_replaces_it(module: Module, owner: str, attribute: str) -> None:
     if owner.startswith(ROOMS):  # a module, which the benchmark may import late
-        assert attribute in _names_used(importlib.import_module(owner))
+        assert attribute in _names_used(owner)
     else:
-        sources = [name for name, _ in module.imports() if name.endswith(f".{owner}")]
-        room, _, name = sources[0].rpartition(".")
-        assert attribute in vars(getattr(importlib.import_module(room), name))
+        defined_in = next(name for name, _ in module.imports() if name.endswith(f".{owner}")).removesuffix(f".{owner}")
+        assert attribute in vars(getattr(importlib.import_module(defined_in), owner))
 
 
 @pytest.mark.parametrize("name", sorted(_name(module) for module in _benchmarks() if "ArgumentParser(" in module.text))

@@ -24,6 +24,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.quorum import electorate
+from protocol.rounds.voting import NOTICED_WITHIN_S, is_owed_bytes
 from protocol.wire import decode_record, encode_record
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on
 from tests.protocol.rounds.round_table import UNIT, Seat, Table, acquaint, heartbeat_of
@@ -394,6 +395,23 @@ def test_a_question_in_anothers_name_is_not_answered() -> None:
 
 
 # --- goodbye ------------------------------------------------------------------------------------------------------------------
+
+
+def test_who_acked_owes_the_bytes_while_their_leader_is_dead_or_had_no_time_to_be_noticed() -> None:
+    table = Table(3)
+    seat, settle = _settled(table)
+    now_s, noticed_s = table.now_s, table.now_s + 2 * NOTICED_WITHIN_S
+    assert not is_owed_bytes(seat.state, now_s, now_s), "nothing is acked"
+    (order,) = seat.feed(BytesHeld(settle))
+    assert isinstance(order, LogAck)
+    seat.feed(AckLogged(order.base, order.ballot, order.commit))
+    assert is_owed_bytes(seat.state, now_s, now_s), "its leader may have died just now"
+    assert not is_owed_bytes(seat.state, noticed_s, now_s), "its leader is there"
+    seat.feed(PeerLost(settle.ballot.peer, now_s))
+    assert is_owed_bytes(seat.state, noticed_s, now_s), "its leader is dead"
+    (other,) = table.others(seat, table.opener())
+    seat.feed(PeerLost(other.peer, now_s))
+    assert not is_owed_bytes(seat.state, now_s, now_s), "nobody is there who needs them"
 
 
 def test_a_goodbye_is_told_when_it_is_on_disk_and_carries_the_vote() -> None:
