@@ -260,6 +260,17 @@ def test_a_reducer_that_is_no_member_is_no_witness() -> None:
     assert is_suspected(seat.state, other.peer, table.now_s)
 
 
+def test_a_member_whose_process_is_new_is_no_witness() -> None:
+    table = Table(3)
+    seat, other, restarted = _exchanging(table)
+    table.now_s += 3.0
+    seat.hear(restarted, replace(heartbeat_of(restarted), silent=()))
+    assert not is_suspected(seat.state, other.peer, table.now_s), "its first process hears the other one"
+    table.restart(restarted)
+    seat.hear(restarted, heartbeat_of(restarted))
+    assert is_suspected(seat.state, other.peer, table.now_s)
+
+
 def test_in_a_round_of_a_few_everybody_pings_everybody() -> None:
     table = Table(5)
     seat, *others = _exchanging(table)
