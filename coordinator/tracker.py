@@ -335,12 +335,14 @@ class RunTracker:
     async def _make_start(self, roster: tuple[PeerId, ...]) -> None:
         run = self._run
         founders = {peer: self._peers[peer].report for peer in roster}
+        disks = tuple(founders[peer].incarnation for peer in roster)
         record = StartRecord(
             run_id=run.run_id,
             units=founding_units(run.units, self._num_experts, founders),
             roster=roster,
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),
+            incarnations=disks if all(disks) else (),
         )
         sealed = seal(run.signer, START_DOMAIN, run.run_id, 0, NEVER_MS, encode_body(record))
         # Should another start record stand already, that one is the start.

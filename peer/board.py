@@ -66,6 +66,7 @@ class Board:
     state: str = "joining"
     reason: str = "starting"
     session: int = 0
+    incarnation: int = 0
     roster: Roster | None = None
     ways_in: tuple[str, ...] = ()
     network: Network | None = None

@@ -133,7 +133,7 @@ async def _main(
     clear_unfinished(folder)
     for sentence in set_aside(folder):
         board.has_restarted(sentence)
-    incarnation = take_incarnation(folder)
+    board.incarnation = incarnation = take_incarnation(folder)
     controls = open_controls(config, board, clock)
     await controls.look()
     life = Life(

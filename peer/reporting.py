@@ -103,6 +103,7 @@ def make_report(
         beside=tuple(_standing(other.chain) for other in board.others),
         experts=board.experts.wanted if board.experts is not None else (),
         expert_room=board.experts.room if board.experts is not None else 0,
+        incarnation=board.incarnation,
     )
 
 

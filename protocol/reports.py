@@ -102,6 +102,7 @@ class PeerReport:
         beside: where the units stand that are not the spine.
         experts: in a run of experts, those that it holds; before the start those that it wants whatever others hold.
         expert_room: how many it would hold.
+        incarnation: the disk that it votes with; 0 where it does not say.
     """
 
     state: str
@@ -130,6 +131,7 @@ class PeerReport:
     beside: tuple[UnitStanding, ...] = ()
     experts: tuple[int, ...] = ()
     expert_room: int = 0
+    incarnation: int = 0
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -212,6 +214,7 @@ def encode_report(report: PeerReport) -> bytes:
         like=report.like,
         experts=report.experts,
         expert_room=report.expert_room,
+        incarnation=report.incarnation,
     )
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
@@ -270,6 +273,7 @@ def decode_report(data: bytes) -> PeerReport:
         beside=tuple(_decode_standing(part) for part in body.beside),
         experts=tuple(body.experts[: MAX_EXPERTS + 1]),
         expert_room=body.expert_room,
+        incarnation=body.incarnation,
     )
 
 

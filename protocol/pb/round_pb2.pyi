@@ -234,18 +234,20 @@ class StartUnit(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., schema_fingerprint: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., roster: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StartRecord(_message.Message):
-    __slots__ = ("run_id", "units", "roster", "target_tokens", "started_unix_s")
+    __slots__ = ("run_id", "units", "roster", "target_tokens", "started_unix_s", "incarnations")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     units: _containers.RepeatedCompositeFieldContainer[StartUnit]
     roster: _containers.RepeatedScalarFieldContainer[str]
     target_tokens: int
     started_unix_s: int
-    def __init__(self, run_id: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[StartUnit, _Mapping]]] = ..., roster: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[int] = ..., started_unix_s: _Optional[int] = ...) -> None: ...
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[StartUnit, _Mapping]]] = ..., roster: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[int] = ..., started_unix_s: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("unit", "base", "ballot", "commit")

@@ -28,7 +28,7 @@ class ChainLink:
         total_tokens: W, tokens credited on this lineage so far.
         target_tokens: ready tokens at which the round that follows is due.
         record: None for the genesis.
-        disks: the incarnations that they vote with, by peer; none for the genesis.
+        disks: the incarnations that they vote with, by peer; none for the genesis of a run that an older host started.
     """
 
     unit: UnitName
@@ -47,7 +47,7 @@ class ChainLink:
 
     def may_vote(self, peer: PeerId, incarnation: int) -> bool:
         """Whether the peer's votes on the round that follows count: not those of a disk that is newer than its place in the roster
-        (rules 3 and 19). Founders are taken at their word.
+        (rules 3 and 19). Founders whose disks the start record does not name are taken at their word.
         """
         return self.disks.get(peer, incarnation) == incarnation
 
@@ -67,7 +67,10 @@ def genesis_link(start_record: bytes, unit: UnitName) -> ChainLink:
     part = next((part for part in start.units if part.unit == unit), None)
     if part is None:
         raise RemoteProtocolError(f"a start record without unit {unit}", "every unit of the manifest")
-    return ChainLink(unit, genesis_id(start_record), 0, part.roster or start.roster, 0, start.target_tokens)
+    roster, genesis = part.roster or start.roster, genesis_id(start_record)
+    named = zip(start.roster, start.incarnations, strict=True) if start.incarnations else ()
+    disks = MappingProxyType({peer: incarnation for peer, incarnation in named if peer in roster})
+    return ChainLink(unit, genesis, 0, roster, 0, start.target_tokens, disks=disks)
 
 
 def link_after(parent: ChainLink, record_bytes: bytes) -> ChainLink:

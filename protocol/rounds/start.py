@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.ids import PeerId, Root, UnitName
+from protocol.received import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,20 @@ class StartUnit:
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """Signed by the host: the run begins with this roster from this state. Its hash is the genesis commit id."""
+    """Signed by the host: the run begins with this roster from this state. Its hash is the genesis commit id.
+
+    Attributes:
+        incarnations: the disks that founders vote with, in the roster's order: a founder that loses its disk before the first commit
+            may have voted on it already. None of a run that an older host started.
+    """
 
     run_id: bytes
     units: tuple[StartUnit, ...]
     roster: tuple[PeerId, ...]
     target_tokens: int
     started_unix_s: int
+    incarnations: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = len(self.incarnations)
+        require(numbers in (0, len(self.roster)), f"{numbers} incarnations in a start record", "one a founder, or none")

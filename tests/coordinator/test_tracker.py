@@ -21,6 +21,8 @@ from protocol.coordination import START_DOMAIN
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.reports import HeldoutResult, PeerReport
+from protocol.rounds.start import StartRecord
+from protocol.wire import decode_body
 from tests.coordinator.chain_world import PEERS, VERIFIER, Chain
 from tests.coordinator.host_world import UNIT, HostWorld, open_host
 from tests.coordinator.test_service import chain_of
@@ -78,6 +80,25 @@ async def test_a_start_cut_short_with_the_call_that_brought_it_is_made_at_the_ne
         is_stuck = False
         await host.tracker.tick()
         assert host.tracker.state.phase is Phase.TRAINING
+
+
+@pytest.mark.parametrize("says_all", [True, False], ids=["all say it", "an older peer does not"])
+async def test_the_start_record_names_the_disks_of_the_founders_where_all_say_theirs(
+    tmp_path: Path, autojump_clock: object, says_all: bool
+) -> None:
+    with open_host(tmp_path) as host:
+        disks = {peer.peer_id: 5 + place for place, peer in enumerate(PEERS)}
+        for place, (peer, disk) in enumerate(disks.items()):
+            await host.tracker.report(peer, replace(READY, incarnation=disk if place or says_all else 0))
+        sealed = open_envelope(
+            host.tracker.news().start_record,
+            verifier=VERIFIER,
+            domain=START_DOMAIN,
+            run_id=host.run_id,
+            now_unix_ms=None,
+        )
+        start = decode_body(StartRecord, sealed.payload)
+        assert start.incarnations == (tuple(disks[peer] for peer in start.roster) if says_all else ())
 
 
 async def test_a_peer_speaks_for_its_own_address_only(tmp_path: Path, autojump_clock: object) -> None:

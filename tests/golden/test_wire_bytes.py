@@ -38,7 +38,7 @@ from protocol.revocation import Revocation, join_entries, seal_revocation
 from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_moved, encode_short, likeness
 from protocol.short_report import shortened
-from protocol.wire import commit_id, encode_body, encode_fetch, encode_message, encode_record, genesis_id
+from protocol.wire import commit_id, decode_body, encode_body, encode_fetch, encode_message, encode_record, genesis_id
 from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
 GOLDEN = Path(__file__).with_name("wire_bytes.json")
@@ -83,6 +83,9 @@ def _wire() -> dict[str, str]:
         "ResultHeader of a lossy result": encode_body(replace(HEADER, lost_ppm=1234)).hex(),
         "commit id": commit_id(BASE, encode_record(RECORD)).hex(),
         "start record": start.hex(),
+        "start record that names disks": encode_body(
+            replace(decode_body(StartRecord, start), incarnations=(1 << 63,))
+        ).hex(),
         "genesis id": genesis_id(start).hex(),
         "ContributionHeader": encode_body(header).hex(),
         "ExchangeHello": encode_body(hello).hex(),
@@ -128,6 +131,7 @@ def _coordination() -> dict[str, str]:
         "revocations": join_entries((b"one", b"entry two")),
         "error": encode_error(RefusedError("found", "expected", "remedy")),
         "directory record": PeerRecord(b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",)).encode(),
+        "report that names a disk": encode_report(replace(report, incarnation=(1 << 63) - 1)),
         "report of experts": encode_report(
             replace(report, experts=(0, 3), expert_room=2, beside=(UnitStanding(UnitName("expert-3"), BASE, ROOT, 7),))
         ),

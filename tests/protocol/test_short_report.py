@@ -31,6 +31,7 @@ WHOLE = PeerReport(
     beside=(UnitStanding(UnitName("fragment-1"), COMMIT, Root(b"s" * 32)),),
     experts=(1, 3),
     expert_room=2,
+    incarnation=1 << 62,
 )
 MOVED = {"tokens_per_s": 1.0, "tokens_ready": 1, "loss_nats": None, "bytes_up": 1, "bytes_down": 1}
 BROUGHT = {

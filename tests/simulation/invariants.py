@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from averaging.codecs import Codec
 from averaging.rounds.contribution import result_root, split_chunks
+from protocol.coordination import NO_COMMIT
 from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord, SliceRecord
@@ -48,6 +49,7 @@ class Observed:
     sources: dict[tuple[PeerId, CommitId, Root], tuple[Root | None, ...]] = field(default_factory=dict)
     """With error feedback: by chunk, the contribution that left the residual in this one; None where there was none."""
 
+    start: CommitId = NO_COMMIT
     num_lone: int = 0
     had_two: set[PeerId] = field(default_factory=set)
     """Peers that had two processes at once for a while, which may have read the same data."""
@@ -151,7 +153,9 @@ class Observed:
     def check_vote(self, peer: PeerId, base: CommitId, incarnation: int) -> None:
         """A peer votes on a base only with the disk that the roster there names: another one may have voted already."""
         commit = self.commits.get(base)
-        if commit is None:
+        if commit is None:  # the start, whose roster names everybody's first disk
+            if base == self.start and incarnation != 1:
+                raise Violation(f"{peer} votes on the start with a disk that its roster does not name")
             return
         disks = dict(zip(commit.record.roster, commit.record.incarnations, strict=True))
         if disks.get(peer, incarnation) != incarnation:

@@ -104,7 +104,10 @@ class World:
         self.target_tokens = int(self.profile.tokens_per_s * num_founders * self.profile.round_s)
         roster = tuple(sorted(node.peer for node in founders))
         units = tuple(self._start_unit(unit, founders) for unit in self.layout.units)
-        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0))
+        disks = tuple(1 for _ in roster)  # the first incarnation of each
+        self.start_record = encode_body(StartRecord(RUN_ID, units, roster, self.target_tokens, 0, disks))
+        for observed in self.observed_of.values():
+            observed.start = genesis_id(self.start_record)
         self.host = Host(self)
 
     def _start_unit(self, unit: UnitName, founders: list[Node]) -> StartUnit:

@@ -27,6 +27,7 @@ from protocol.rounds.orders import (
 from protocol.wire import decode_record
 from tests.protocol.rounds.made_commits import lineage_on
 from tests.protocol.rounds.round_table import (
+    TARGET_TOKENS,
     UNIT,
     Seat,
     Table,
@@ -125,9 +126,10 @@ def test_a_report_that_comes_too_late_changes_nothing_in_a_record_that_somebody_
     assert {seat.certificates[0].record for seat in table.live()} == {acked}
 
 
-def test_a_voter_that_lost_its_disk_makes_no_second_quorum() -> None:
+@pytest.mark.parametrize("num_rounds", [1, 0], ids=["in a later round", "in the first round"])
+def test_a_voter_that_lost_its_disk_makes_no_second_quorum(num_rounds: int) -> None:
     table = Table(3)
-    table.run_until(lambda: table.all_at(1))
+    table.run_until(lambda: table.all_at(num_rounds))
     index = max(seat.head.index for seat in table.live())
     table.run_until(lambda: {seat.head.index for seat in table.live()} == {index}, 10.0)
     opener = table.opener()
@@ -140,6 +142,7 @@ def test_a_voter_that_lost_its_disk_makes_no_second_quorum() -> None:
     table.freeze(opener)
     assert forgetful.state.open.acked is not None
     chain = list(forgetful.disk.chain[:index])
+    forgetful.tokens = third.tokens = TARGET_TOKENS  # due for the two alone
     table.restart(forgetful, loses_disk=True)
     forgetful.disk.chain = chain  # what is committed can be had from others; its votes cannot
     forgetful.start()

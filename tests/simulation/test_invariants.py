@@ -74,6 +74,13 @@ def test_two_commits_of_a_quorum_on_one_base_are_found_and_lone_ones_beside_one_
         _seen(observed, _commit(observed, START, 4))
 
 
+def test_a_vote_on_the_start_with_another_disk_than_the_first_is_found() -> None:
+    observed = Observed(start=START.commit)
+    observed.check_vote(ONE, START.commit, 1)
+    with pytest.raises(Violation, match="with a disk that its roster does not name"):
+        observed.check_vote(ONE, START.commit, 2)
+
+
 def test_two_states_of_one_commit_are_found_and_a_damaged_one_is_not_asked() -> None:
     observed = Observed()
     head = _commit(observed, START, 1)

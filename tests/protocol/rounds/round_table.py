@@ -278,7 +278,7 @@ class Table:
         signers = sorted((HashSigner(b"seat %d" % i) for i in range(num_peers)), key=lambda s: s.peer_id)
         roster = tuple(signer.peer_id for signer in signers[:num_founders])
         unit = StartUnit(UNIT, bytes(32), Root(bytes(32)))
-        self.start_record = encode_body(StartRecord(RUN_ID, (unit,), roster, TARGET_TOKENS, 0))
+        self.start_record = encode_body(StartRecord(RUN_ID, (unit,), roster, TARGET_TOKENS, 0, (1,) * len(roster)))
         self.genesis = genesis_link(self.start_record, UNIT)
         self.seats = {signer.peer_id: Seat(self, signer, self.genesis) for signer in signers}
         for seat in self.seats.values():

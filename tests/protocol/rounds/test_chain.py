@@ -88,6 +88,22 @@ def test_a_unit_begins_with_its_own_roster_where_the_start_record_gives_it_one()
     assert genesis_link(record, expert.unit).commit == genesis_link(record, UNIT).commit
 
 
+def test_a_start_record_names_the_disks_of_its_founders_or_none() -> None:
+    table = Table(3)
+    start = decode_body(StartRecord, table.start_record)
+    first, second, third = start.roster
+    own = (PeerId("one"), first)
+    expert = StartUnit(UnitName("expert-0"), bytes(32), start.units[0].state_root, own)
+    named = encode_body(replace(start, units=(*start.units, expert), incarnations=(7, 8, 9)))
+    assert dict(genesis_link(named, UNIT).disks) == {first: 7, second: 8, third: 9}
+    assert dict(genesis_link(named, expert.unit).disks) == {first: 7}
+    assert not genesis_link(named, UNIT).may_vote(third, 8)
+    older = encode_body(replace(start, incarnations=()))
+    assert all(genesis_link(older, UNIT).may_vote(peer, 8) for peer in start.roster)
+    with pytest.raises(RemoteProtocolError, match="2 incarnations"):
+        replace(start, incarnations=(7, 8))
+
+
 def test_a_lone_commit_needs_the_ack_of_its_whole_roster_and_no_quorum() -> None:
     table = Table(5)
     pair = table.live()[:2]
@@ -148,7 +164,7 @@ def test_a_vote_counts_with_the_disk_that_the_roster_names() -> None:
     assert made.link.may_vote(peer, 1)
     assert not made.link.may_vote(peer, 2)
     assert made.link.may_vote(PeerId("joiner"), 7)
-    assert table.genesis.may_vote(peer, 2)
+    assert not table.genesis.may_vote(peer, 2)
 
 
 def test_a_later_commit_attests_the_state_of_an_earlier_one() -> None:
