@@ -22,7 +22,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -43,6 +45,7 @@ from tests.benchmarks import (
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import LARGE, TINY, Budget, open_swarm, run_config
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
+from tests.benchmarks.swarm import Swarm
 from tests.coordinator.crash_points import kill_everywhere
 
 SLOWDOWN_LARGE: Final = 20.0
@@ -71,6 +74,11 @@ class Plan:
         """From now on."""
         return Budget(self.trials[part], self.limits_s[part])
 
+    def halves(self, part: str) -> tuple[Budget, Budget]:
+        """For two swarms side by side, from now on."""
+        half = self.trials[part] // 2
+        return Budget(self.trials[part] - half, self.limits_s[part]), Budget(half, self.limits_s[part])
+
 
 FULL_TRIALS: Final = {"killed": 10, "away": 10, "striped": 10, "incumbents": 10, "everybody": 50, "mutations": 1000}
 FULL_LIMITS_S: Final = {"killed": 200.0, "away": 560.0, "incumbents": 250.0, "everybody": 460.0}
@@ -98,12 +106,29 @@ def large_parts(directory: Path, plan: Plan, settings: Settings, made: list[Row]
         made += incumbents.rows(joins, {**own, "peers": NUM_LARGE_PEERS - 1})
 
 
-def tiny_parts(directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
-    """The host is away; then everything is killed. A checkpoint at every round, so that strikes fall into their writing, too."""
-    own = {**settings, "peers": NUM_TINY_PEERS, "longest_interval_s": INTERVAL_TINY_S, "slowdown": SLOWDOWN_TINY}
+@contextmanager
+def _tiny_swarm(directory: Path) -> Iterator[Swarm]:
+    """A checkpoint at every round, so that strikes fall into their writing, too."""
     config = run_config(TINY, NUM_TINY_PEERS, INTERVAL_TINY_S, every_rounds=1)
     with open_children(directory / "logs") as children, open_swarm(children, directory, config, SLOWDOWN_TINY) as swarm:
-        absences = host_away.measure(swarm, plan.budget("away"), plan.away_s)
+        yield swarm
+
+
+def _absences(directory: Path, swarm: Swarm, plan: Plan) -> list[host_away.Absence]:
+    """Half of them in another swarm at the same time: most of it is a minute of waiting."""
+    if plan.trials["away"] < 2:
+        return host_away.measure(swarm, plan.budget("away"), plan.away_s)
+    with _tiny_swarm(directory) as other, ThreadPoolExecutor(1) as beside:
+        here, there = plan.halves("away")
+        others = beside.submit(host_away.measure, other, there, plan.away_s)
+        return [*host_away.measure(swarm, here, plan.away_s), *others.result()]
+
+
+def tiny_parts(directory: Path, plan: Plan, settings: Settings, made: list[Row]) -> None:
+    """The host is away; then everything is killed."""
+    own = {**settings, "peers": NUM_TINY_PEERS, "longest_interval_s": INTERVAL_TINY_S, "slowdown": SLOWDOWN_TINY}
+    with _tiny_swarm(directory) as swarm:
+        absences = _absences(directory / "beside", swarm, plan)
         made += host_away.rows(absences, plan.away_s, own)
         deaths = everybody_killed.measure(swarm, plan.budget("everybody"), random.Random(plan.seed))
         made += everybody_killed.rows(deaths, everybody_killed.go_on(swarm), own)
