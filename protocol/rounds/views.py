@@ -99,12 +99,10 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         other
         for other in _members(state)
         if other not in (peer, state.config.me.peer)
-        and _is_member(state, other)  # who only reduces tells nobody whom it misses,
-        and not _has_restarted(
-            state, state.peers[other]
-        )  # nor does a new process of a member, which pings nobody for this exchange
+        and _is_member(state, other)  # who only reduces tells nobody whom it misses
         and do_ping(state, other, peer)
         and silence_s(state, other, now_s) <= limit_s / 2
+        and not _has_restarted(state, state.peers[other])  # its new process pings nobody for this exchange
     ]
     agreeing = sum(1 for other in witnesses if peer in state.peers[other].silent)
     return agreeing >= min(NUM_WITNESSES, len(witnesses))

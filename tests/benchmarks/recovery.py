@@ -81,7 +81,7 @@ class Plan:
 
 
 FULL_TRIALS: Final = {"killed": 10, "away": 10, "striped": 10, "incumbents": 10, "everybody": 50, "mutations": 1000}
-FULL_LIMITS_S: Final = {"killed": 200.0, "away": 560.0, "incumbents": 250.0, "everybody": 460.0}
+FULL_LIMITS_S: Final = {"killed": 200.0, "away": 480.0, "incumbents": 250.0, "everybody": 540.0}
 QUICK_TRIALS: Final = {"killed": 2, "away": 1, "striped": 1, "incumbents": 1, "everybody": 5, "mutations": 50}
 QUICK_LIMITS_S: Final = {"killed": 40.0, "away": 30.0, "incumbents": 40.0, "everybody": 110.0}
 QUICK_MISSED: Final = (1, 5, 20)

@@ -7,6 +7,7 @@ import pytest
 
 from averaging.network.file_storage import FileStorage
 from averaging.network.offload import ThreadOffload
+from averaging.rounds.head_vector import VECTOR_LOG, HeadVector
 from averaging.unit_log import LOG_NAME, UnitLog
 from peer.damaged_logs import has_begun_anew, set_aside
 from peer.same_disk import remember_unit, take_incarnation
@@ -70,6 +71,19 @@ async def test_an_earlier_damaged_log_is_kept_beside_the_next_one(tmp_path: Path
         _flip(tmp_path / FIRST / LOG_NAME, 20)
         assert f"rounds.log.damaged-{kept}" in set_aside(tmp_path)[0]
     assert len(list((tmp_path / FIRST).glob("rounds.log.damaged-*"))) == 2
+
+
+async def test_a_damaged_log_of_moves_is_kept_aside_and_costs_no_vote(tmp_path: Path) -> None:
+    number = await _voted(tmp_path)
+    storage = FileStorage(tmp_path, ThreadOffload())
+    for record in (b"M" + bytes(40), b"D"):
+        await storage.append(VECTOR_LOG, record)
+    _flip(tmp_path / VECTOR_LOG, 20)
+    (sentence,) = set_aside(tmp_path)
+    assert sentence.endswith("it is kept as heads.log.damaged-1, what it told stands in the logs of the units")
+    assert take_incarnation(tmp_path) == number
+    assert not has_begun_anew(tmp_path / FIRST)
+    await HeadVector(FileStorage(tmp_path, ThreadOffload())).finish({})
 
 
 async def test_a_crash_before_the_log_is_renamed_has_given_up_the_number_already(

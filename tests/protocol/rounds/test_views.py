@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import PeerLost, Progressed, Ticked
@@ -268,6 +269,15 @@ def test_a_member_whose_process_is_new_is_no_witness() -> None:
     assert not is_suspected(seat.state, other.peer, table.now_s), "its first process hears the other one"
     table.restart(restarted)
     seat.hear(restarted, heartbeat_of(restarted))
+    assert is_suspected(seat.state, other.peer, table.now_s)
+
+
+def test_a_member_that_was_never_heard_is_no_witness() -> None:
+    table = Table(3)
+    seat, other, unheard = _exchanging(table)
+    heard = MappingProxyType({peer: view for peer, view in seat.state.peers.items() if peer != unheard.peer})
+    seat.state = replace(seat.state, peers=heard)
+    table.now_s += 3.0
     assert is_suspected(seat.state, other.peer, table.now_s)
 
 
