@@ -201,12 +201,16 @@ class LaneSwarm:
 
 @asynccontextmanager
 async def open_lanes(
-    config: LaneConfig, *, num_lanes: int = 1, codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64")
+    config: LaneConfig,
+    *,
+    num_lanes: int = 1,
+    codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64"),
+    seed: int = 1,
 ) -> AsyncIterator[LaneSwarm]:
     """A swarm whose lanes have begun, in the time of whatever clock runs; everything ends with the block."""
     with trio.fail_after(600.0):
         async with trio.open_nursery() as nursery:
-            world = LaneSwarm(MemorySwarm(nursery, random.Random(1)), nursery, config, Rounds(num_lanes), codecs)
+            world = LaneSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, Rounds(num_lanes), codecs)
             world.begin(num_lanes)
             yield world
             nursery.cancel_scope.cancel()

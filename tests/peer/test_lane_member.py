@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
 import trio
 import trio.testing
 
@@ -10,6 +12,7 @@ from protocol.pipeline.micro_batch import MicroBatch
 from tests.peer.lane_swarm import KEEPER, LaneSwarm, open_lanes
 from tests.peer.lane_world import STEP_TOKENS, lane_config, run_data_peers
 from tests.peer.stage_world import ANCHOR_N
+from tests.simulation import virtual_time
 
 CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
 VICTIM = PeerId("lane0stage1")
@@ -165,3 +168,29 @@ async def test_streams_that_break_lose_no_micro_batch_and_bring_none_twice(
         first = [done for done in passes if done[1].step < CONFIG.inner_steps]
     assert len(first) == len(set(first)) == CONFIG.inner_steps * 2 * 2 * 3
     assert float((anchor_N - run_data_peers(1, 1, CONFIG.inner_steps)).abs().max()) <= 1e-10
+
+
+async def test_two_stages_that_cannot_reach_each_other_do_not_hold_up_the_lane_for_ever(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_lanes(CONFIG) as world:
+        world.spare("spare")
+        await world.rounds.anchor(0)
+        world.swarm.cut([PeerId("lane0stage0")], [VICTIM])
+        anchor_N = await world.rounds.anchor(1)
+        assert world.lane(0).epoch == 1
+    assert float((anchor_N - run_data_peers(1, 2, CONFIG.inner_steps)).abs().max()) <= 1e-10
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_lane_on_a_network_that_loses_and_doubles_messages_comes_to_the_same(seed: int) -> None:
+    async def main() -> torch.Tensor:
+        async with open_lanes(CONFIG, seed=seed) as world:
+            world.swarm.loss, world.swarm.duplicated, world.swarm.reorder_s = 0.05, 0.2, 0.05
+            for number in range(6):
+                world.spare(f"spare{number}")
+            return await world.rounds.anchor(1)
+
+    # the same order of everything each time: this much loss may end a lane before its first snapshot
+    anchor_N = virtual_time.run(seed, main)
+    assert float((anchor_N - run_data_peers(1, 2, CONFIG.inner_steps)).abs().max()) <= 1e-10
