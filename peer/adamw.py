@@ -66,7 +66,7 @@ class AdamW:
         """Go on from a copy of what `moments` gave, here or elsewhere.
 
         Raises:
-            LocalProtocolError: they are not those of as many parameters.
+            LocalProtocolError: they are not those of as many parameters of these shapes.
         """
         parameters = [(group, parameter) for group in self._groups for parameter in group.parameters]
         if len(moments) not in (0, 3 * len(parameters)):
@@ -76,6 +76,8 @@ class AdamW:
         for place, (group, parameter) in enumerate(parameters if moments else []):
             own = _begin(group, parameter)
             for room, moment in zip(own, moments[3 * place : 3 * place + 3], strict=True):
+                if room.shape != moment.shape:
+                    raise LocalProtocolError(f"a moment of shape {tuple(moment.shape)}", f"{tuple(room.shape)}")
                 room.copy_(moment)
 
     @torch.no_grad()

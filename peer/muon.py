@@ -95,12 +95,14 @@ class Muon:
         """Go on from a copy of what `moments` gave, here or elsewhere.
 
         Raises:
-            LocalProtocolError: they are not those of as many parameters.
+            LocalProtocolError: they are not those of as many parameters of these shapes.
         """
         if len(moments) not in (0, len(self.parameters)):
             raise LocalProtocolError(f"{len(moments)} momenta", f"none, or {len(self.parameters)}")
         self.momenta.clear()
         for parameter, moment in zip(self.parameters if moments else [], moments, strict=True):
+            if parameter.shape != moment.shape:
+                raise LocalProtocolError(f"a momentum of shape {tuple(moment.shape)}", f"{tuple(parameter.shape)}")
             self._momentum(parameter).copy_(moment)
 
     @torch.no_grad()

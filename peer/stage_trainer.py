@@ -58,6 +58,11 @@ class StageTrainer:
         self.passes.forget()
         load_flat(self._model, self.schema, theta_N)
 
+    def placed(self, arrived: torch.Tensor) -> torch.Tensor:
+        """Where the parameters are, and in their own dtype where it is no tokens."""
+        like = self._parameters[0]
+        return arrived.to(like if arrived.dtype.is_floating_point else like.device)
+
     def theta(self) -> torch.Tensor:
         """(N,), a copy, in the parameters' own dtype."""
         return torch.cat([parameter.detach().flatten() for parameter in self._parameters])

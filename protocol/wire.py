@@ -13,7 +13,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from hashlib import sha256
 from typing import Final, TypeVar, cast
 
@@ -180,19 +180,35 @@ def _oneof_name(cls: Hashable) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cast("type", cls).__name__).lower()
 
 
-_ROUND_CLASSES: Final[dict[str, type]] = {_oneof_name(cls): cls for cls in typing.get_args(RoundMessage)}
-_FETCH_CLASSES: Final[dict[str, type]] = {_oneof_name(cls): cls for cls in typing.get_args(FetchRequest)}
+def oneof_classes(classes: Iterable[type]) -> dict[str, type]:
+    """The kinds of a message that is one of several, by the names of its fields."""
+    return {_oneof_name(cls): cls for cls in classes}
 
 
-def _encode_oneof(outer: Message, value: object) -> bytes:
+_ROUND_CLASSES: Final = oneof_classes(typing.get_args(RoundMessage))
+_FETCH_CLASSES: Final = oneof_classes(typing.get_args(FetchRequest))
+
+
+def encode_oneof(outer: Message, value: object) -> bytes:
+    """The bytes of one dataclass as the one field that is set in a message of several kinds."""
     body = getattr(outer, _oneof_name(cast("Hashable", type(value))))
     body.SetInParent()
     _fill(value, body)
     return outer.SerializeToString(deterministic=True)
 
 
-def _decode_oneof(proto: type[Message], classes: dict[str, type], data: bytes) -> object:
-    outer = parse(proto, data, MAX_MESSAGE_BYTES)
+def decode_oneof(
+    proto: type[Message], classes: dict[str, type], data: bytes, max_bytes: int = MAX_MESSAGE_BYTES
+) -> object:
+    """What `encode_oneof` wrote.
+
+    Args:
+        classes: as `oneof_classes` gave them for the kinds that may come.
+
+    Raises:
+        RemoteProtocolError: as `decode_body`, or a kind of message that this version does not know.
+    """
+    outer = parse(proto, data, max_bytes)
     name = outer.WhichOneof("body")
     if name is None:
         raise RemoteProtocolError(f"a {proto.__name__} of unknown kind", f"one of {', '.join(classes)}")
@@ -201,7 +217,7 @@ def _decode_oneof(proto: type[Message], classes: dict[str, type], data: bytes) -
 
 def encode_message(message: RoundMessage) -> bytes:
     """The payload of an envelope on the "round" channel."""
-    return _encode_oneof(round_pb2.RoundMessage(), message)
+    return encode_oneof(round_pb2.RoundMessage(), message)
 
 
 def decode_message(data: bytes) -> RoundMessage:
@@ -210,17 +226,17 @@ def decode_message(data: bytes) -> RoundMessage:
     Raises:
         RemoteProtocolError: as `decode_body`, or a kind of message that this version does not know.
     """
-    return cast("RoundMessage", _decode_oneof(round_pb2.RoundMessage, _ROUND_CLASSES, data))
+    return cast("RoundMessage", decode_oneof(round_pb2.RoundMessage, _ROUND_CLASSES, data))
 
 
 def encode_fetch(request: FetchRequest) -> bytes:
     """The first frame of a stream on the "fetch" channel."""
-    return _encode_oneof(round_pb2.FetchRequest(), request)
+    return encode_oneof(round_pb2.FetchRequest(), request)
 
 
 def decode_fetch(data: bytes) -> FetchRequest:
     """The request in the first frame of a stream on the "fetch" channel. Raises as `decode_message`."""
-    return cast("FetchRequest", _decode_oneof(round_pb2.FetchRequest, _FETCH_CLASSES, data))
+    return cast("FetchRequest", decode_oneof(round_pb2.FetchRequest, _FETCH_CLASSES, data))
 
 
 def encode_record(record: CommitRecord) -> bytes:

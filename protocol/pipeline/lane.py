@@ -129,11 +129,16 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Dissolve:
-    """The lane ends: each stage's snapshot of this point enters the round with so many tokens, none with 0; these are spares now."""
+    """The lane ends: each stage's snapshot of this point enters the round with so many tokens, none with 0; these are spares now.
+
+    Attributes:
+        holders: who has each stage's, and brings it; none with 0 tokens.
+    """
 
     at: Point
     tokens: int
     survivors: tuple[PeerId, ...]
+    holders: tuple[PeerId, ...]
     reason: str
 
 
@@ -155,6 +160,7 @@ class LaneState:
         lost: stages without a member.
         wanting_since_s: since when a stage has none.
         loaded: stages that have loaded the snapshot.
+        fresh: stages whose members came since the snapshot and may not have it, nor their neighbour's.
         spares: who could take a place, and which.
         lost_tokens: trained and taken back, since the lane began.
     """
@@ -172,6 +178,7 @@ class LaneState:
     lost: frozenset[int] = frozenset()
     wanting_since_s: float = 0.0
     loaded: frozenset[int] = frozenset()
+    fresh: frozenset[int] = frozenset()
     spares: tuple[tuple[PeerId, frozenset[int]], ...] = ()
     lost_tokens: int = 0
 
@@ -179,6 +186,11 @@ class LaneState:
     def living(self) -> tuple[PeerId, ...]:
         """Members that are not lost."""
         return tuple(member for stage, member in enumerate(self.members) if stage not in self.lost)
+
+
+def neighbour(stage: int, num_stages: int) -> int:
+    """The stage whose member holds a second copy of this one's snapshots; itself where there is but one."""
+    return (stage + 1) % num_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +358,7 @@ def _going_back(
         counted=MappingProxyType(_kept_counts(state, saved)),
         lost=frozenset(),
         loaded=frozenset(),
+        fresh=state.fresh | state.lost,
         lost_tokens=state.lost_tokens + _since(state, saved),
     )
     order = GoBack(moved.epoch, saved, state.counted[saved], members, reason or "a spare is there")
@@ -375,12 +388,28 @@ def _loaded(state: LaneState, stage: int) -> Step:
     loaded = state.loaded | {stage}
     if len(loaded) < state.config.num_stages:
         return Step(replace(state, loaded=loaded))
-    return Step(replace(state, phase="running", loaded=loaded), (Resume(state.epoch, "all stages are back"),))
+    running = replace(state, phase="running", loaded=loaded, fresh=frozenset())
+    return Step(running, (Resume(state.epoch, "all stages are back"),))
+
+
+def _holder(state: LaneState, stage: int) -> PeerId | None:
+    """Who has a stage's newest whole snapshot: its member, or the neighbour's. A new member has it once it has loaded it; a new
+    neighbour has been given it by then, too.
+    """
+    beside, has_loaded = neighbour(stage, state.config.num_stages), stage in state.loaded
+    for place in (stage, beside):
+        if place not in state.lost and (place not in state.fresh or has_loaded):
+            return state.members[place]
+    return None
 
 
 def _dissolved(state: LaneState, counted: int, reason: str) -> Step:
     at = state.saved if state.saved is not None else state.at
+    holders = tuple(_holder(state, stage) for stage in range(state.config.num_stages))
+    if counted and None in holders:
+        counted, reason = 0, f"{reason}, and nobody has the snapshot of stage {holders.index(None)}"
     tokens = counted * state.config.step_tokens
     lost = state.lost_tokens + max(0, _since(state, at)) + (state.counted[at] - counted) * state.config.step_tokens
-    order = Dissolve(at, tokens, state.living, reason)
+    bringing = tuple(peer for peer in holders if peer is not None) if tokens else ()
+    order = Dissolve(at, tokens, state.living, bringing, reason)
     return Step(replace(state, phase="over", lost_tokens=lost), (order,))

@@ -2,8 +2,9 @@
 
 A lane is one replica of each stage that works as one data peer does. Within an inner step the stage takes its passes in the
 schedule's order, each when what it needs is here; then it tells its part of the gradient's norm, and steps when the lane has agreed
-on the whole. A snapshot is taken at the start of a round, at its end, and every so many inner steps between. When the lane goes back,
-everything of its former time line is refused: an `epoch` numbers them.
+on the whole. A snapshot is taken at the start of a round, at its end, and every so many inner steps between. The round is entered when
+every stage holds that of its end: whoever is lost from then on, the lane's work of the round is all of it, at every stage. When the
+lane goes back, everything of its former time line is refused: an `epoch` numbers them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from protocol.errors import ConfigError, LocalProtocolError
 from protocol.frozen import replace
 from protocol.pipeline.schedule import Pass, passes
 
-Phase = Literal["passing", "agreeing", "stepping", "copying", "loading", "loaded", "averaging", "over"]
+Phase = Literal["passing", "agreeing", "stepping", "copying", "ending", "loading", "loaded", "averaging", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,14 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotWhole:
+    """Every stage holds its snapshot of this point (`lane.KeepFrom`)."""
+
+    epoch: int
+    at: Point
+
+
+@dataclass(frozen=True, slots=True)
 class WentBack:
     """The lane goes back to a snapshot, and is another time line from there on. `counted`: steps of its round that count"""
 
@@ -143,6 +152,7 @@ Event = (
     | StepAgreed
     | StepTaken
     | SnapshotHeld
+    | SnapshotWhole
     | WentBack
     | SnapshotLoaded
     | Resumed
@@ -284,6 +294,8 @@ def step(state: StageState, event: Event) -> Step:
             return _step_taken(state, event)
         case SnapshotHeld():
             return _snapshot_held(state, event)
+        case SnapshotWhole():
+            return _snapshot_whole(state, event)
         case SnapshotLoaded():
             return _unless(state, "loading") or Step(replace(state, phase="loaded"))
         case Resumed():
@@ -378,6 +390,14 @@ def _copy(state: StageState, reason: str) -> Step:
 def _snapshot_held(state: StageState, event: SnapshotHeld) -> Step:
     if event.at != state.at or state.phase != "copying":
         return Step(state, remark=f"a snapshot of {event.at}, here it is {state.at}, {state.phase}")
+    if state.at.step >= state.config.inner_steps:
+        return Step(replace(state, phase="ending"))
+    return _next_step(state)
+
+
+def _snapshot_whole(state: StageState, event: SnapshotWhole) -> Step:
+    if event.at != state.at or state.phase != "ending":
+        return Step(state, remark=f"every stage holds {event.at}, here it is {state.at}, {state.phase}")
     return _next_step(state)
 
 

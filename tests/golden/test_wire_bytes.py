@@ -26,6 +26,7 @@ from protocol.ids import RunId, UnitName
 from protocol.invite import Invite
 from protocol.manifest import RunManifest, default_run_toml, parse_run_config
 from protocol.merkle import leaf_hash, merkle_root
+from protocol.pipeline.lane_wire import encode_lane_message, encode_parcel
 from protocol.reports import (
     HeldoutResult,
     PeerReport,
@@ -39,6 +40,8 @@ from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_moved, encode_short, likeness
 from protocol.short_report import shortened
 from protocol.wire import commit_id, decode_body, encode_body, encode_fetch, encode_message, encode_record, genesis_id
+from tests.protocol.pipeline.test_lane_messages import MESSAGES as MESSAGES_OF_LANES
+from tests.protocol.pipeline.test_lane_messages import PARCELS
 from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
 GOLDEN = Path(__file__).with_name("wire_bytes.json")
@@ -98,7 +101,19 @@ def _wire() -> dict[str, str]:
     values["short heartbeat after a commit"] = encode_moved(beat, likeness(beat), 6).hex()
     for request in FETCHES:
         values[f"fetch {type(request).__name__}"] = encode_fetch(request).hex()
-    return {**values, **_coordination()}
+    return {**values, **_coordination(), **_lanes()}
+
+
+def _lanes() -> dict[str, str]:
+    """What a lane's members and its keeper say to each other."""
+    said = {
+        f"lane message {number} {type(message).__name__}": encode_lane_message(message)
+        for number, message in enumerate(MESSAGES_OF_LANES)
+    }
+    brought = {
+        f"lane parcel {number} {type(parcel).__name__}": encode_parcel(parcel) for number, parcel in enumerate(PARCELS)
+    }
+    return {name: data.hex() for name, data in {**said, **brought}.items()}
 
 
 def _coordination() -> dict[str, str]:

@@ -137,6 +137,8 @@ class LaneWorld:
             match order:
                 case lane.AgreeStep():
                     self._tell_all(lane_stage.StepAgreed(order.epoch, order.at, order.whole_square))
+                case lane.KeepFrom():
+                    self._tell_all(lane_stage.SnapshotWhole(self.keeper.epoch, order.at))
                 case lane.GoBack():
                     self._go_back(before.members, order)
                 case lane.Resume():

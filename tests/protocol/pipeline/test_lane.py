@@ -120,6 +120,7 @@ def test_without_a_spare_within_two_seconds_the_lane_ends_with_the_tokens_of_its
     (order,) = over.orders
     assert isinstance(order, Dissolve)
     assert (order.at, order.tokens, order.survivors) == (Point(4, 2), 200, (A, C))
+    assert order.holders == (A, C, C)
     assert "no spare for stages [1] within 2 s" in order.reason
     assert over.state.lost_tokens == 100
     assert lane.step(over.state, Ticked(), 13.0).remark == "the lane is no more"
@@ -160,7 +161,48 @@ def test_a_lane_whose_snapshot_is_gone_ends_without_weight() -> None:
 def test_a_lane_that_dies_before_its_first_snapshot_ends_without_weight() -> None:
     (order,) = lane.step(lane.begin(CONFIG, (A, B, C), START, 0.0), MemberLost(A), 0.0).orders
     assert isinstance(order, Dissolve)
-    assert (order.tokens, order.survivors) == (0, (B, C))
+    assert (order.tokens, order.survivors, order.holders) == (0, (B, C), ())
+
+
+def test_a_lane_whose_stage_and_its_neighbour_are_lost_ends_without_weight() -> None:
+    state = _fed(_two_steps(), *_snapshots(Point(4, 2)), MemberLost(B), MemberLost(C)).state
+    (order,) = _fed(state, MemberHeard(A), Ticked(), now_s=2.5).orders
+    assert isinstance(order, Dissolve)
+    assert (order.tokens, order.holders) == (0, ())
+    assert "nobody has the snapshot of stage 1" in order.reason
+    # two that are no neighbours have left a copy each
+    config = LaneConfig("1f1b", 4, 4, inner_steps=3, snapshot_steps=2, step_tokens=100)
+    members = (A, B, C, X)
+    state = _fed(
+        lane.begin(config, members, START, 0.0),
+        *_snapshots(START, 0, members),
+        *(SquareTold(peer, 0, START, 1.0) for peer in members),
+        *(SquareTold(peer, 0, Point(4, 1), 1.0) for peer in members),
+        *_snapshots(Point(4, 2), 0, members),
+        MemberLost(A),
+        MemberLost(C),
+    ).state
+    heard = _fed(state, MemberHeard(B), MemberHeard(X), now_s=2.4).state
+    (order,) = lane.step(heard, Ticked(), 2.5).orders
+    assert isinstance(order, Dissolve)
+    assert (order.tokens, order.holders) == (200, (B, B, X, X))
+
+
+def test_a_member_that_came_since_the_snapshot_brings_it_once_it_has_loaded_it() -> None:
+    state = _fed(_two_steps(), *_snapshots(Point(4, 2)), SparesListed(((X, ANY),)), MemberLost(B)).state
+    early = _fed(state, LoadedTold(A, 1), MemberLost(A)).state
+    (order,) = _fed(early, MemberHeard(X), MemberHeard(C), Ticked(), now_s=2.5).orders
+    assert isinstance(order, Dissolve)
+    # A has loaded its own and given it to X before it was lost; that of stage 1 is still C's alone
+    assert (order.tokens, order.holders) == (200, (X, C, C))
+    early = _fed(state, MemberLost(A)).state
+    (order,) = _fed(early, MemberHeard(X), MemberHeard(C), Ticked(), now_s=2.5).orders
+    assert isinstance(order, Dissolve)
+    assert (order.tokens, order.holders) == (0, ())
+    late = _fed(state, *(LoadedTold(peer, 1) for peer in (A, X, C)), MemberLost(A)).state
+    (order,) = _fed(late, MemberHeard(X), MemberHeard(C), Ticked(), now_s=2.5).orders
+    assert isinstance(order, Dissolve)
+    assert (order.tokens, order.holders) == (200, (X, X, C))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from protocol.pipeline.lane_stage import (
     RunPass,
     SnapshotHeld,
     SnapshotLoaded,
+    SnapshotWhole,
     StageState,
     StepAgreed,
     StepTaken,
@@ -93,7 +94,7 @@ def test_snapshots_are_taken_every_so_many_steps_at_the_rounds_end_and_after_its
     assert two.orders == (TakeSnapshot(0, Point(4, 2)),)
     three = _stepped(lane_stage.step(two.state, SnapshotHeld(0, Point(4, 2))).state)
     assert three.orders == (TakeSnapshot(0, Point(4, 3)),)
-    averaging = lane_stage.step(three.state, SnapshotHeld(0, Point(4, 3)))
+    averaging = _fed(three.state, SnapshotHeld(0, Point(4, 3)), SnapshotWhole(0, Point(4, 3)))
     assert averaging.orders == (Contribute(4, 300),)
     assert lane_stage.step(averaging.state, Adopted(0, 4)).orders == (TakeSnapshot(0, Point(5, 0)),)
 
@@ -101,7 +102,20 @@ def test_snapshots_are_taken_every_so_many_steps_at_the_rounds_end_and_after_its
 def test_steps_that_were_left_out_count_no_tokens() -> None:
     two = _stepped(_stepped(_begun(0), counts=False).state)
     three = _stepped(lane_stage.step(two.state, SnapshotHeld(0, Point(4, 2))).state)
-    assert lane_stage.step(three.state, SnapshotHeld(0, Point(4, 3))).orders == (Contribute(4, 200),)
+    held = _fed(three.state, SnapshotHeld(0, Point(4, 3)), SnapshotWhole(0, Point(4, 3)))
+    assert held.orders == (Contribute(4, 200),)
+
+
+def test_a_round_is_entered_when_every_stage_holds_its_end_and_not_before() -> None:
+    two = _stepped(_stepped(_begun(0)).state)
+    three = _stepped(lane_stage.step(two.state, SnapshotHeld(0, Point(4, 2))).state)
+    held = lane_stage.step(three.state, SnapshotHeld(0, Point(4, 3)))
+    assert held.orders == ()
+    assert "here it is" in lane_stage.step(held.state, SnapshotWhole(0, Point(4, 2))).remark
+    assert lane_stage.step(held.state, SnapshotWhole(0, Point(4, 3))).orders == (Contribute(4, 300),)
+    # a member was lost meanwhile: the lane's work is the same, and is entered when all are back
+    back = _fed(held.state, WentBack(1, Point(4, 2), 2), SnapshotWhole(0, Point(4, 3)))
+    assert "time line 0" in back.remark
 
 
 def test_work_of_the_next_step_may_come_before_this_one_is_taken() -> None:
@@ -123,6 +137,7 @@ def test_work_of_the_next_step_may_come_before_this_one_is_taken() -> None:
         (PassDone(0, START, F0), "was not running"),
         (StepTaken(0, START), "was taken"),
         (SnapshotHeld(0, START), "a snapshot of"),
+        (SnapshotWhole(0, START), "every stage holds"),
         (SnapshotLoaded(0), "nobody waits"),
         (Resumed(0), "nobody waits"),
         (Adopted(0, 4), "was adopted"),

@@ -1,0 +1,105 @@
+"""What is said to one peer about a lane: one call after another, each again until it is answered.
+
+Whoever is told something twice passes it over, so nothing is lost but by its receiver's death, and nothing overtakes anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+import trio
+
+from averaging.network.seams import Network
+from protocol.errors import CallTimeout, RemoteProtocolError
+from protocol.ids import PeerId
+from protocol.pipeline.lane_messages import LaneAnswer, LaneMessage
+from protocol.pipeline.lane_wire import decode_parcel, encode_lane_message
+
+MEMBER_CHANNEL: Final = "lane"
+KEEPER_CHANNEL: Final = "lane-keeper"
+CALL_WITHIN_S: Final = 0.5
+"""A call that is lost is made once more before a keeper takes a member for lost."""
+
+BEAT_S: Final = 0.4
+
+Answered = Callable[[LaneMessage, str], None]
+"""(what was said, why it was refused: empty where it was not)."""
+
+
+class CallLine:
+    """The way to one peer; `run` says what `put` brings.
+
+    Args:
+        beat: what is said when there was nothing to say for BEAT_S, where anything is.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        peer: PeerId,
+        channel: str,
+        answered: Answered,
+        beat: Callable[[], LaneMessage] | None = None,
+    ) -> None:
+        self.scope = trio.CancelScope()
+        self._network = network
+        self._peer = peer
+        self._channel = channel
+        self._answered = answered
+        self._beat = beat
+        self._waiting = deque[LaneMessage]()
+        self._has_more = trio.Event()
+
+    def put(self, message: LaneMessage) -> None:
+        """Say it after all that waits."""
+        self._waiting.append(message)
+        self._has_more.set()
+
+    def put_instead(self, message: LaneMessage) -> None:
+        """Say it instead of all that waits."""
+        self._waiting.clear()
+        self.put(message)
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            PeerUnreachable: its process is gone.
+            RemoteProtocolError: it fails to take what it is told.
+        """
+        with self.scope:
+            while True:
+                message = await self._next()
+                try:
+                    reply = await self._network.call(
+                        self._peer, self._channel, encode_lane_message(message), timeout_s=CALL_WITHIN_S
+                    )
+                except CallTimeout:
+                    continue
+                if self._waiting and self._waiting[0] is message:
+                    self._waiting.popleft()
+                self._answered(message, read_answer(reply))
+
+    async def _next(self) -> LaneMessage:
+        with trio.move_on_after(inf if self._beat is None else BEAT_S):
+            while not self._waiting:
+                self._has_more = trio.Event()
+                await self._has_more.wait()
+        if self._waiting or self._beat is None:
+            return self._waiting[0]
+        return self._beat()
+
+
+def read_answer(frame: bytes) -> str:
+    """The reason in a LaneAnswer.
+
+    Raises:
+        RemoteProtocolError: something else.
+    """
+    answer = decode_parcel(frame)
+    if not isinstance(answer, LaneAnswer):
+        raise RemoteProtocolError(f"a {type(answer).__name__} for an answer", "LaneAnswer")
+    return answer.reason

@@ -1,0 +1,209 @@
+"""The keeper of lanes: hears their members, decides by protocol/pipeline/lane.py, and tells them.
+
+A keeper is any peer that all members of a lane are told of; it need not be a member. Where it goes, its lanes end without weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams import Network
+from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, CallLine
+from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
+from protocol.ids import PeerId, short
+from protocol.pipeline import lane
+from protocol.pipeline import lane_messages as said
+from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline.lane_wire import decode_lane_message, encode_parcel
+
+log = structlog.get_logger()
+
+TICK_S: Final = 0.1
+GOODBYE_WITHIN_S: Final = 5.0
+
+Spares = Callable[[], tuple[tuple[PeerId, frozenset[int]], ...]]
+"""Who could take a place, and at which stages, the best first."""
+
+
+class LaneKeepers:
+    """All lanes that this peer keeps; `serve` before the network is started, `keep` for each lane."""
+
+    def __init__(self, network: Network, config: LaneConfig, spares: Spares) -> None:
+        self._network = network
+        self._config = config
+        self._spares = spares
+        self._kept: dict[int, _KeptLane] = {}
+
+    def serve(self) -> None:
+        """Answer members; before the network is started."""
+        self._network.serve_calls(KEEPER_CHANNEL, self._called)
+
+    def state_of(self, number: int) -> lane.LaneState | None:
+        """What is known of a lane; None where it is not kept here, or is no more."""
+        kept = self._kept.get(number)
+        return None if kept is None else kept.state
+
+    async def keep(self, number: int, members: tuple[PeerId, ...], at: Point) -> lane.LaneState:
+        """Begin a lane and keep it to its end; returns what it came to.
+
+        Args:
+            number: no other lane's of the run, before or beside it: what is late of another one must not be taken for this one's.
+
+        Raises:
+            LocalProtocolError: not one member a stage, or a lane of this number that is kept already.
+        """
+        if number in self._kept:
+            raise LocalProtocolError(f"lane {number} once more", "a lane that is not kept yet")
+        state = lane.begin(self._config, members, at, trio.current_time())
+        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares)
+        try:
+            return await kept.run()
+        finally:
+            del self._kept[number]
+
+    async def _called(self, sender: PeerId, request: bytes) -> bytes:
+        try:
+            message = decode_lane_message(request)
+            kept = self._kept.get(message.lane)
+            if kept is None:
+                raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that is kept here")
+            kept.hear(sender, message)
+        except RemoteProtocolError as error:
+            log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+            return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(said.LaneAnswer(""))
+
+
+class _KeptLane:
+    def __init__(self, number: int, network: Network, state: lane.LaneState, spares: Spares) -> None:
+        self.state = state
+        self._number = number
+        self._network = network
+        self._spares = spares
+        self._lines: dict[PeerId, CallLine] = {}
+        self._nursery: trio.Nursery | None = None
+        self._over = trio.Event()
+
+    async def run(self) -> lane.LaneState:
+        """From its beginning to its end."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            begin = said.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
+            self._tell(self.state.members, begin)
+            while not self._over.is_set():
+                self._feed(lane.SparesListed(self._spares()))
+                self._feed(lane.Ticked())
+                with trio.move_on_after(TICK_S):
+                    await self._over.wait()
+            with trio.move_on_after(GOODBYE_WITHIN_S):
+                while self._lines:
+                    await trio.sleep(TICK_S)
+            nursery.cancel_scope.cancel()
+        return self.state
+
+    # --- what members say ---
+
+    def hear(self, sender: PeerId, message: said.LaneMessage) -> None:
+        """A member's word.
+
+        Raises:
+            RemoteProtocolError: it is no member, or says what members do not say.
+        """
+        if sender not in self.state.living:
+            raise RemoteProtocolError(f"{short(sender)} about lane {self._number}", "a member of it")
+        event = _event(sender, message)
+        if isinstance(event, lane.MemberLost):
+            self._hang_up({sender})
+        self._feed(event)
+
+    def _feed(self, event: lane.Event) -> None:
+        done = lane.step(self.state, event, trio.current_time())
+        self.state = done.state
+        if done.remark:
+            log.debug("lane_remark", lane=self._number, remark=done.remark)
+        for order in done.orders:
+            log.info("lane_order", lane=self._number, order=type(order).__name__, reason=order.reason)
+            self._perform(order)
+
+    # --- what members are told ---
+
+    def _perform(self, order: lane.Order) -> None:
+        number, epoch, living = self._number, self.state.epoch, self.state.living
+        match order:
+            case lane.AgreeStep():
+                self._tell(living, said.LaneStep(number, order.epoch, order.at, order.whole_square))
+            case lane.KeepFrom():
+                self._tell(living, said.LaneKeep(number, epoch, order.at))
+            case lane.GoBack():
+                back = said.LaneBack(number, order.epoch, order.at, order.counted, order.members)
+                self._hang_up(set(self._lines) - set(order.members))
+                self._tell(order.members, back, is_instead=True)
+            case lane.Resume():
+                self._tell(living, said.LaneResume(number, order.epoch))
+            case lane.Dissolve():
+                end = said.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
+                self._hang_up(set(self._lines) - set(order.survivors))
+                self._tell(order.survivors, end, is_instead=True)
+                self._over.set()
+
+    def _tell(self, members: tuple[PeerId, ...], message: said.FromKeeper, *, is_instead: bool = False) -> None:
+        for member in members:
+            line = self._lines.get(member) or self._call(member)
+            if line is not None:
+                (line.put_instead if is_instead else line.put)(message)
+
+    def _call(self, member: PeerId) -> CallLine | None:
+        """A line to a member, with signs of life both ways while there is nothing else to say."""
+        if self._nursery is None:
+            return None
+        line = self._lines[member] = CallLine(
+            self._network, member, MEMBER_CHANNEL, lambda message, refused: self._answered(member, message, refused),
+            lambda: said.LanePing(self._number, self.state.epoch),
+        )  # fmt: skip
+        self._nursery.start_soon(self._run_line, member, line)
+        return line
+
+    def _answered(self, member: PeerId, message: said.LaneMessage, refused: str) -> None:
+        if isinstance(message, said.LaneEnd):
+            self._hang_up({member})
+        elif refused:
+            log.info("lane_refused", lane=self._number, member=short(member), reason=refused)
+            self._hang_up({member})
+            self._feed(lane.MemberLost(member))
+        else:
+            self._feed(lane.MemberHeard(member))
+
+    async def _run_line(self, member: PeerId, line: CallLine) -> None:
+        try:
+            await line.run()
+        except PotluckError as error:
+            log.info("lane_member_lost", lane=self._number, member=short(member), reason=error.one_line())
+            if self._lines.get(member) is line:
+                del self._lines[member]
+            self._feed(lane.MemberLost(member))
+
+    def _hang_up(self, members: set[PeerId]) -> None:
+        for member in sorted(members):
+            line = self._lines.pop(member, None)
+            if line is not None:
+                line.scope.cancel()
+
+
+def _event(sender: PeerId, message: said.LaneMessage) -> lane.Event:
+    match message:
+        case said.LaneSquare():
+            return lane.SquareTold(sender, message.epoch, message.at, message.square)
+        case said.LaneCopied():
+            return lane.SnapshotTold(sender, message.epoch, message.at)
+        case said.LaneLoaded():
+            return lane.LoadedTold(sender, message.epoch)
+        case said.LaneLoadFailed():
+            return lane.LoadFailed(sender, message.epoch)
+        case said.LaneLeave():
+            return lane.MemberLost(sender)
+        case _:
+            raise RemoteProtocolError(f"{type(message).__name__} from a member", "a member's word")

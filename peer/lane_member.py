@@ -1,0 +1,186 @@
+"""A peer's part in lanes: it takes a seat where a keeper gives it one, serves it, and is a spare again when it is over.
+
+`serve` sets the handlers, before the network is started; `run` holds the seat's tasks. One seat at a time: a peer holds one stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.seams import Stream
+from peer.lane_calls import MEMBER_CHANNEL
+from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_in_time
+from peer.lane_seat import LaneSeat
+from peer.lane_work import LaneTools
+from protocol.errors import PotluckError, RemoteProtocolError, TransportError
+from protocol.ids import PeerId, short
+from protocol.pipeline import lane_messages as said
+from protocol.pipeline import lane_stage
+from protocol.pipeline.lane_wire import decode_lane_message, decode_parcel, encode_parcel
+
+log = structlog.get_logger()
+
+SEAT_WITHIN_S: Final = 4.0
+"""What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
+
+
+class LaneMember:
+    """Takes seats in lanes.
+
+    Args:
+        keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
+    """
+
+    def __init__(self, tools: LaneTools, keeper_of: Callable[[int], PeerId | None]) -> None:
+        self.refused = Counter[PeerId]()
+        """What was refused, by who sent it."""
+
+        self._tools = tools
+        self._keeper_of = keeper_of
+        self._seat: LaneSeat | None = None
+        self._nursery: trio.Nursery | None = None
+        self._changed = trio.Event()
+
+    @property
+    def seat(self) -> LaneSeat | None:
+        """The present one; None for a spare."""
+        return self._seat
+
+    def serve(self) -> None:
+        """Answer keepers and members; before the network is started."""
+        self._tools.network.serve_calls(MEMBER_CHANNEL, self._called)
+        self._tools.network.serve_streams(PARCEL_CHANNEL, self._streamed)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def leave(self, reason: str) -> None:
+        """Give the seat back, where there is one."""
+        if self._seat is not None:
+            self._seat.leave(reason)
+
+    # --- the keeper's word ---
+
+    async def _called(self, sender: PeerId, request: bytes) -> bytes:
+        try:
+            self._hear(sender, decode_lane_message(request))
+        except RemoteProtocolError as error:
+            self._count(sender, error)
+            return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
+        return encode_parcel(said.LaneAnswer(""))
+
+    def _hear(self, sender: PeerId, message: said.LaneMessage) -> None:
+        if self._keeper_of(message.lane) != sender:
+            raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
+        if not isinstance(message, said.FromKeeper):
+            raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
+        seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
+        if isinstance(message, said.LaneBegin | said.LaneBack):
+            self._placed(seat, sender, message)
+        elif seat is not None:
+            seat.hear(message)
+        elif not isinstance(message, said.LaneEnd):
+            raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that this peer has a seat in")
+        self._change()
+
+    def _placed(self, seat: LaneSeat | None, keeper: PeerId, message: said.LaneBegin | said.LaneBack) -> None:
+        """A seat is given, kept, or taken away."""
+        me = self._tools.network.peer_id
+        if me not in message.members or len(message.members) != self._tools.config.num_stages:
+            if seat is not None and message.epoch > seat.state.epoch:
+                seat.finish("the seat was given to another")
+                return
+            without = "" if me in message.members else " without this peer"
+            raise RemoteProtocolError(
+                f"a lane of {len(message.members)} members{without}", f"{self._tools.config.num_stages} with it"
+            )
+        if seat is not None:
+            if seat.state.epoch != message.epoch and seat.members.index(me) != message.members.index(me):
+                raise RemoteProtocolError("another stage in the same lane", f"stage {seat.stage}")
+            seat.hear(message)
+        elif self._seat is not None:
+            raise RemoteProtocolError(f"a seat in lane {message.lane}", f"a free peer: it has one in {self._seat.lane}")
+        else:
+            self._take_seat(keeper, message)
+
+    def _take_seat(self, keeper: PeerId, message: said.LaneBegin | said.LaneBack) -> None:
+        if self._nursery is None:
+            raise RemoteProtocolError("a seat in a lane", "a peer that has begun to work")
+        config, stage = self._tools.config, message.members.index(self._tools.network.peer_id)
+        if isinstance(message, said.LaneBegin):
+            begun = lane_stage.begin(config, stage, message.at, epoch=message.epoch)
+        else:
+            begun = lane_stage.join(config, stage, lane_stage.WentBack(message.epoch, message.at, message.counted))
+        self._seat = LaneSeat(self._tools, message.lane, keeper, message.members, begun)
+        self._nursery.start_soon(self._sit, self._seat)
+        log.info("lane_joined", lane=message.lane, stage=stage, epoch=message.epoch)
+
+    async def _sit(self, seat: LaneSeat) -> None:
+        shares = await seat.run()
+        self._seat = None
+        self._change()
+        log.info("lane_over", lane=seat.lane, stage=seat.stage, reason=seat.reason, shares=len(shares))
+        for share in shares:
+            try:
+                await self._tools.average(share)
+            except PotluckError as error:
+                log.warning("lane_share_lost", lane=seat.lane, stage=share.stage, reason=error.one_line())
+
+    # --- what members bring ---
+
+    async def _streamed(self, sender: PeerId, stream: Stream) -> None:
+        try:
+            frame = await receive_in_time(stream)
+            while frame is not None:
+                frame = await self._took(sender, stream, frame)
+        except TransportError:
+            return
+        except RemoteProtocolError as error:
+            self._count(sender, error)
+            with suppress(TransportError):
+                await answer(stream, error.one_line())
+
+    async def _took(self, sender: PeerId, stream: Stream, frame: bytes) -> bytes | None:
+        """One parcel, and the frame that the next one begins with. The stream ends without an answer where no seat is here for it, or
+        none any more: its sender tries again until its keeper tells it what has changed.
+        """
+        parcel = decode_parcel(frame)
+        seat = await self._seat_of(parcel)
+        frames = list[bytes | None]()
+        if seat is not None:
+            with seat.until_it_goes_back():
+                if await seat.serve(sender, parcel, stream):
+                    await answer(stream)
+                frames.append(await stream.receive_frame())
+        return frames[0] if frames else None
+
+    async def _seat_of(self, parcel: said.LaneParcel) -> LaneSeat | None:
+        if isinstance(parcel, said.LaneAnswer):
+            raise RemoteProtocolError("an answer to nothing", "a parcel")
+        with trio.move_on_after(SEAT_WITHIN_S):
+            while True:
+                seat = self._seat
+                if seat is not None and seat.lane == parcel.lane and seat.state.epoch >= parcel.epoch:
+                    return seat if seat.state.epoch == parcel.epoch else None
+                await self._changed.wait()
+        return None
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _count(self, sender: PeerId, error: RemoteProtocolError) -> None:
+        self.refused[sender] += 1
+        log.warning("lane_refused", sender=short(sender), reason=error.one_line())

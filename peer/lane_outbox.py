@@ -1,0 +1,231 @@
+"""What is large on its way from member to member of a lane: activations, gradients, snapshots.
+
+One stream carries what goes to a peer, in order; each parcel is answered. What was not answered when a stream breaks goes over the
+next one, so a parcel may come twice, and its receiver takes it once.
+
+    sender   -> receiver   LanePassed or LaneCopy, then so many bytes in frames; the next one at once
+    receiver -> sender     LaneAnswer for each, in order; after a refusal the stream ends
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+import trio
+
+from averaging.network.seams import Network, Stream
+from peer.lane_calls import read_answer
+from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
+from protocol.ids import PeerId
+from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LanePassed
+from protocol.pipeline.lane_wire import decode_parcel, encode_parcel
+from protocol.received import MAX_TEXT
+
+PARCEL_CHANNEL: Final = "lane-parcels"
+OPEN_WITHIN_S: Final = 2.0
+MOVES_WITHIN_S: Final = 10.0
+"""A stream on which nothing moves for so long is given up."""
+
+RETRY_AFTER_S: Final = 0.1
+_FRAME_BYTES: Final = 1 << 20
+
+
+@dataclass(eq=False)
+class _Posted:
+    parcel: LanePassed | LaneCopy
+    data: bytes
+    answered: trio.Event = field(default_factory=trio.Event)
+
+
+Refused = Callable[[LanePassed | LaneCopy, str], None]
+"""(what was refused, why)."""
+
+
+class Outbox:
+    """What goes to one peer; `run` brings what `put` takes."""
+
+    def __init__(self, network: Network, peer: PeerId, refused: Refused) -> None:
+        self.scope = trio.CancelScope()
+        self._network = network
+        self._peer = peer
+        self._refused = refused
+        self._posted = deque[_Posted]()
+        self._num_sent = 0
+        self._has_more = trio.Event()
+        self._answered_s = -inf
+        self._watch = trio.CancelScope()
+
+    def put(self, parcel: LanePassed | LaneCopy, data: bytes) -> trio.Event:
+        """Send it after all that waits; the event is set when it was answered."""
+        if not self._posted:
+            self._answered_s = trio.current_time()
+        posted = _Posted(parcel, data)
+        self._posted.append(posted)
+        self._extend()
+        self._has_more.set()
+        return posted.answered
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            CallTimeout: nothing was answered for MOVES_WITHIN_S although something waits.
+        """
+        with self.scope:
+            while True:
+                self._num_sent = 0
+                await self._wait_unsent()
+                reason = await self._over_a_stream()
+                if self._posted and trio.current_time() - self._answered_s >= MOVES_WITHIN_S:
+                    raise CallTimeout(f"{self._peer} takes nothing: {reason}", f"an answer in {MOVES_WITHIN_S:g} s")
+                await trio.sleep(RETRY_AFTER_S)
+
+    async def _wait_unsent(self) -> None:
+        while len(self._posted) <= self._num_sent:
+            self._has_more = trio.Event()
+            await self._has_more.wait()
+
+    def _extend(self) -> None:
+        """While anything waits for its answer something has to move."""
+        self._watch.deadline = trio.current_time() + MOVES_WITHIN_S if self._posted else inf
+
+    async def _over_a_stream(self) -> str:
+        """Send until the stream ends; returns why it did."""
+        try:
+            stream = await self._network.open_stream(self._peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+        except PotluckError as error:
+            return error.one_line()
+        reason = f"nothing moved for {MOVES_WITHIN_S:g} s"
+        try:
+            with trio.CancelScope() as self._watch:
+                self._extend()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, stream)
+                    reason = await self._hear(stream)
+                    nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+                await stream.aclose()
+        return reason
+
+    async def _send(self, stream: Stream) -> None:
+        """A broken stream is for `_hear` to find: what was answered before it broke is still read."""
+        try:
+            while True:
+                await self._wait_unsent()
+                posted = self._posted[self._num_sent]
+                self._num_sent += 1
+                await send_parcel(stream, posted.parcel, posted.data, self._extend)
+        except TransportError:
+            return
+
+    async def _hear(self, stream: Stream) -> str:
+        """Take answers until there are no more; returns why."""
+        try:
+            while (frame := await stream.receive_frame()) is not None:
+                reason = read_answer(frame)
+                if not self._num_sent:
+                    return "it answered what was not sent"
+                posted = self._posted.popleft()
+                self._num_sent -= 1
+                self._answered_s = trio.current_time()
+                self._extend()
+                posted.answered.set()
+                if reason:
+                    self._refused(posted.parcel, reason)
+        except PotluckError as error:
+            return error.one_line()
+        return "it ended the stream"
+
+
+async def answer(stream: Stream, reason: str = "") -> None:
+    """Say that what came is taken, or why not."""
+    await stream.send_frame(
+        encode_parcel(LaneAnswer("".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])))
+    )
+
+
+async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
+    """What a parcel said would follow.
+
+    Raises:
+        RemoteProtocolError: it ends before, or more comes.
+        CallTimeout: nothing came for MOVES_WITHIN_S.
+    """
+    data = bytearray()
+    while len(data) < num_bytes:
+        frame = await receive_in_time(stream)
+        if not frame or len(data) + len(frame) > num_bytes:
+            raise RemoteProtocolError(f"{len(data) + len(frame or b'')} bytes of a parcel", f"{num_bytes}")
+        data += frame
+    return bytes(data)
+
+
+async def receive_in_time(stream: Stream) -> bytes | None:
+    """The next frame. Raises CallTimeout when none came for MOVES_WITHIN_S."""
+    with trio.move_on_after(MOVES_WITHIN_S):
+        return await stream.receive_frame()
+    raise CallTimeout(f"{stream.remote} sent nothing for {MOVES_WITHIN_S:g} s", "the next frame")
+
+
+async def fetch_copy(network: Network, peer: PeerId, wanted: LaneFetch, most_bytes: int, *, tries: int = 1) -> bytes:
+    """A stage's snapshot from who holds it.
+
+    Args:
+        tries: how often it is asked for while streams break.
+
+    Raises:
+        TransportError: it cannot be reached, or does not answer.
+        RemoteProtocolError: it has none, or sends something else.
+    """
+    for _ in range(tries - 1):
+        try:
+            return await _fetched(network, peer, wanted, most_bytes)
+        except TransportError:
+            await trio.sleep(RETRY_AFTER_S)
+    return await _fetched(network, peer, wanted, most_bytes)
+
+
+async def _fetched(network: Network, peer: PeerId, wanted: LaneFetch, most_bytes: int) -> bytes:
+    stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    try:
+        await stream.send_frame(encode_parcel(wanted))
+        frame = await receive_in_time(stream)
+        if frame is None:
+            raise PeerUnreachable(f"{peer} ended the stream", "a snapshot")
+        found = decode_parcel(frame)
+        if isinstance(found, LaneAnswer):
+            raise RemoteProtocolError(f"no snapshot of stage {wanted.stage} there: {found.reason}", "one")
+        if (
+            not isinstance(found, LaneCopy)
+            or (found.at, found.stage) != (wanted.at, wanted.stage)
+            or found.num_bytes > most_bytes
+        ):
+            raise RemoteProtocolError(f"{found}", f"the snapshot of stage {wanted.stage}, at most {most_bytes} bytes")
+        return await receive_bytes(stream, found.num_bytes)
+    finally:
+        with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+            await stream.aclose()
+
+
+def _nothing() -> None:
+    pass
+
+
+async def send_parcel(
+    stream: Stream, parcel: LanePassed | LaneCopy, data: bytes, moved: Callable[[], None] = _nothing
+) -> None:
+    """A parcel and what follows it.
+
+    Args:
+        moved: called after each frame.
+    """
+    await stream.send_frame(encode_parcel(parcel))
+    view = memoryview(data)
+    for begin in range(0, len(view), _FRAME_BYTES):
+        await stream.send_frame(view[begin : begin + _FRAME_BYTES])
+        moved()

@@ -1,0 +1,216 @@
+"""Lanes over the network in memory: peers with a seat or to spare, a keeper, and rounds in one place that average what lanes bring."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import trio
+
+from averaging.codecs.boundary import BoundaryCodec
+from averaging.network.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.offload import InlineOffload
+from peer.lane_keeper import LaneKeepers
+from peer.lane_member import LaneMember
+from peer.lane_work import LaneShare, LaneTools
+from peer.stage_passes import StagePasses
+from peer.stage_trainer import StageTrainer
+from protocol.ids import PeerId
+from protocol.pipeline import lane
+from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline.micro_batch import MicroBatch
+from protocol.pipeline.schedule import most_in_flight
+from tests.peer.lane_world import INNER, NUM_MICRO_BATCHES, NUM_STAGES, averaged, tokens_of
+from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model
+
+KEEPER = PeerId("keeper")
+SHAPE = (2, MODEL.context_tokens)
+ANY_STAGE = frozenset(range(NUM_STAGES))
+
+Hook = Callable[[PeerId, int, MicroBatch, bool], None]
+
+
+def nothing(peer: PeerId, stage: int, batch: MicroBatch, is_backward: bool) -> None:
+    """No pass is disturbed."""
+
+
+class WatchedPasses(StagePasses):
+    """Says what it is about to do."""
+
+    def __init__(self, about: Callable[[MicroBatch, bool], None], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._about = about
+
+    def forward(self, batch: MicroBatch, arrived: torch.Tensor, **options: Any) -> torch.Tensor:
+        self._about(batch, False)
+        return super().forward(batch, arrived, **options)
+
+    def backward(self, batch: MicroBatch, grad_BTD: torch.Tensor | None = None) -> torch.Tensor | None:
+        self._about(batch, True)
+        return super().backward(batch, grad_BTD)
+
+
+@dataclass
+class Rounds:
+    """The rounds of all stages, once every lane has brought its share; each lane counts once."""
+
+    num_lanes: int
+    shares: dict[tuple[int, int], dict[int, LaneShare]] = field(default_factory=dict)
+    anchors: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    brought: trio.Event = field(default_factory=trio.Event)
+
+    async def average(self, share: LaneShare) -> torch.Tensor:
+        place = (share.round, share.stage)
+        before = self.shares.setdefault(place, {}).setdefault(share.lane, share)
+        assert before.tokens == share.tokens
+        assert torch.equal(before.theta_N, share.theta_N)
+        if len(self.shares[place]) == self.num_lanes and place not in self.anchors:
+            anchor_N, momentum_N = self._base(*place)
+            contributions = [(one.theta_N, one.tokens) for _, one in sorted(self.shares[place].items())]
+            self.anchors[place] = averaged(anchor_N, momentum_N, contributions)
+            self._wake()
+        while place not in self.anchors:
+            await self.brought.wait()
+        return self.anchors[place][0]
+
+    async def anchor(self, round_: int) -> torch.Tensor:
+        """(N,) of the whole model, once this round is over at all stages."""
+        places = [(round_, stage) for stage in range(NUM_STAGES)]
+        while not all(place in self.anchors for place in places):
+            await self.brought.wait()
+        return torch.cat([self.anchors[place][0] for place in places])
+
+    def _base(self, round_: int, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start_N = part_of(ANCHOR_N.double(), stage)
+        return self.anchors[round_ - 1, stage] if round_ else (start_N, torch.zeros_like(start_N))
+
+    def _wake(self) -> None:
+        self.brought.set()
+        self.brought = trio.Event()
+
+
+@dataclass
+class LaneSwarm:
+    """Peers of lanes over one network.
+
+    Attributes:
+        about: told before each pass; may kill.
+        listed: spares that the keeper knows of.
+        ended: how each lane ended, by its number.
+    """
+
+    swarm: MemorySwarm
+    nursery: trio.Nursery
+    config: LaneConfig
+    rounds: Rounds
+    codecs: tuple[BoundaryCodec, BoundaryCodec]
+    about: Hook = nothing
+    listed: list[PeerId] = field(default_factory=list)
+    members: dict[PeerId, LaneMember] = field(default_factory=dict)
+    ended: dict[int, lane.LaneState] = field(default_factory=dict)
+    networks: dict[PeerId, MemoryNetwork] = field(default_factory=dict)
+    scopes: dict[PeerId, list[trio.CancelScope]] = field(default_factory=dict)
+    keepers: LaneKeepers | None = None
+
+    def begin(self, num_lanes: int) -> None:
+        """The keeper, and lanes whose members are named after lane and stage."""
+        network = self.swarm.start(KEEPER)
+        self.keepers = LaneKeepers(network, self.config, lambda: tuple((peer, ANY_STAGE) for peer in self.listed))
+        self.keepers.serve()
+        for number in range(num_lanes):
+            members = tuple(PeerId(f"lane{number}stage{stage}") for stage in range(NUM_STAGES))
+            for member in members:
+                self.open(member)
+            self._start(KEEPER, partial(self._keep, self.keepers, number, members))
+
+    def spare(self, name: str) -> PeerId:
+        """A peer with room for any stage, which the keeper knows of."""
+        peer = PeerId(name)
+        self.open(peer)
+        self.listed.append(peer)
+        return peer
+
+    def open(self, peer: PeerId) -> LaneMember:
+        """A peer that can take a seat."""
+        network = self.networks[peer] = self.swarm.start(peer)
+        tools = LaneTools(
+            run_id=RUN,
+            network=network,
+            offload=InlineOffload(),
+            config=self.config,
+            stages=STAGES,
+            shape=SHAPE,
+            trainer_of=partial(self._trainer, peer),
+            tokens_of=tokens_of,
+            learning_rate_of=lambda at: INNER.learning_rate,
+            average=self.rounds.average,
+            forward_codec=self.codecs[0],
+            backward_codec=self.codecs[1],
+        )
+        member = self.members[peer] = LaneMember(tools, lambda number: KEEPER)
+        member.serve()
+        self._start(peer, member.run)
+        return member
+
+    def kill(self, peer: PeerId) -> None:
+        """kill -9."""
+        self.swarm.kill(peer)
+        for scope in self.scopes[peer]:
+            scope.cancel()
+
+    def break_streams(self) -> None:
+        """All that are open; nobody dies."""
+        for network in self.networks.values():
+            for pipe in list(network.host.pipes.values()):
+                pipe.reset()
+
+    def lane(self, number: int) -> lane.LaneState:
+        """As its keeper knows it."""
+        assert self.keepers is not None
+        state = self.keepers.state_of(number)
+        return self.ended[number] if state is None else state
+
+    async def _keep(self, keepers: LaneKeepers, number: int, members: tuple[PeerId, ...]) -> None:
+        self.ended[number] = await keepers.keep(number, members, Point(0, 0))
+
+    def _start(self, peer: PeerId, function: Any) -> None:
+        scope = trio.CancelScope()
+        self.scopes.setdefault(peer, []).append(scope)
+
+        async def run() -> None:
+            with scope:
+                await function()
+
+        self.nursery.start_soon(run)
+
+    def _trainer(self, peer: PeerId, stage: int) -> StageTrainer:
+        kept = most_in_flight(self.config.schedule, stage, NUM_STAGES, NUM_MICRO_BATCHES)
+        model = stage_model(stage)
+        trainer = StageTrainer(model, INNER, most_kept=kept)
+        trainer.passes = WatchedPasses(partial(self._about, peer, stage), model, most_kept=kept)
+        return trainer
+
+    def _about(self, peer: PeerId, stage: int, batch: MicroBatch, is_backward: bool) -> None:
+        self.about(peer, stage, batch, is_backward)
+
+
+@asynccontextmanager
+async def open_lanes(
+    config: LaneConfig,
+    *,
+    num_lanes: int = 1,
+    codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64"),
+    seed: int = 1,
+) -> AsyncIterator[LaneSwarm]:
+    """A swarm whose lanes have begun, in the time of whatever clock runs; everything ends with the block."""
+    with trio.fail_after(600.0):
+        async with trio.open_nursery() as nursery:
+            world = LaneSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, Rounds(num_lanes), codecs)
+            world.begin(num_lanes)
+            yield world
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,111 @@
+"""What is said to one peer about a lane: in order, again until it is answered, and a sign of life when there is nothing to say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.memory_network import MemorySwarm
+from peer.lane_calls import BEAT_S, MEMBER_CHANNEL, CallLine, read_answer
+from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.ids import PeerId
+from protocol.pipeline.lane_messages import LaneAnswer, LaneFetch, LaneLoaded, LaneMessage, LanePing, LaneResume
+from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.lane_wire import decode_lane_message, encode_parcel
+
+HERE, THERE = PeerId("here"), PeerId("there")
+
+
+@dataclass
+class Line:
+    """A line to a peer that notes what it hears."""
+
+    swarm: MemorySwarm
+    nursery: trio.Nursery
+    heard: list[LaneMessage] = field(default_factory=list)
+    answered: list[tuple[LaneMessage, str]] = field(default_factory=list)
+    reply: bytes = encode_parcel(LaneAnswer(""))
+    error: PotluckError | None = None
+
+    def __post_init__(self) -> None:
+        self.swarm.start(THERE).serve_calls(MEMBER_CHANNEL, self._serve)
+        self.line = CallLine(
+            self.swarm.start(HERE),
+            THERE,
+            MEMBER_CHANNEL,
+            lambda *said: self.answered.append(said),
+            lambda: LanePing(0, 0),
+        )
+        self.nursery.start_soon(self._run)
+
+    async def _serve(self, sender: PeerId, request: bytes) -> bytes:
+        self.heard.append(decode_lane_message(request))
+        return self.reply
+
+    async def _run(self) -> None:
+        try:
+            await self.line.run()
+        except PotluckError as error:
+            self.error = error
+
+
+@asynccontextmanager
+async def _line() -> AsyncIterator[Line]:
+    async with trio.open_nursery() as nursery:
+        yield Line(MemorySwarm(nursery, random.Random(1)), nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def test_messages_are_heard_in_their_order_and_signs_of_life_between_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    said = [LaneResume(0, 1), LaneLoaded(0, 1)]
+    async with _line() as line:
+        for message in said:
+            line.line.put(message)
+        await trio.sleep(0.3)
+        assert line.heard == said
+        assert line.answered == [(message, "") for message in said]
+        await trio.sleep(3 * BEAT_S)
+        assert line.heard[2:]
+        assert set(line.heard[2:]) == {LanePing(0, 0)}
+
+
+async def test_what_is_lost_is_said_again_and_what_is_out_of_date_is_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _line() as line:
+        line.swarm.losses = {THERE: 1.0}
+        for message in (LaneResume(0, 1), LaneResume(0, 2)):
+            line.line.put(message)
+        await trio.sleep(2.0)
+        line.line.put_instead(LaneResume(0, 3))
+        line.swarm.losses = {}
+        await trio.sleep(1.0)
+        assert [message for message in line.heard if isinstance(message, LaneResume)] == [LaneResume(0, 3)]
+
+
+async def test_a_refusal_is_told_and_a_process_that_is_gone_ends_the_line(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _line() as line:
+        line.reply = encode_parcel(LaneAnswer("no such lane"))
+        line.line.put(LaneResume(0, 1))
+        await trio.sleep(0.2)
+        assert line.answered == [(LaneResume(0, 1), "no such lane")]
+        line.swarm.kill(THERE)
+        await trio.sleep(1.0)
+        assert isinstance(line.error, PeerUnreachable)
+
+
+def test_anything_but_an_answer_is_none() -> None:
+    with pytest.raises(RemoteProtocolError, match="for an answer"):
+        read_answer(encode_parcel(LaneFetch(0, 0, Point(0, 0), 0)))
+    with pytest.raises(RemoteProtocolError):
+        read_answer(b"")
