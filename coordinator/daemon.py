@@ -196,6 +196,8 @@ async def _serve(host: Host, say: Say) -> None:
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
+                    if host.run.manifest.config.mixture is not None:
+                        work.start_soon(_keep_units, host, network)
 
 
 @dataclass
@@ -337,15 +339,41 @@ def _first_state(host: Host, unit: UnitName) -> UnitState:
     from averaging.start_state import start_state  # with torch
 
     manifest = host.run.manifest
+    schema, seed = manifest.unit_schemas()[unit], manifest.config.run.seed
+    return start_state(schema, seed, genesis_id(_start_of(host)), host.run.start_shards, manifest.model_schema)
+
+
+def _start_of(host: Host) -> bytes:
+    """The start record as it was signed, without its envelope."""
     envelope = open_envelope(
         host.tracker.start_record,
         verifier=Ed25519Verifier(),
         domain=START_DOMAIN,
-        run_id=manifest.run_id,
+        run_id=host.run.manifest.run_id,
         now_unix_ms=None,
     )
-    schema, seed = manifest.unit_schemas()[unit], manifest.config.run.seed
-    return start_state(schema, seed, genesis_id(envelope.payload), host.run.start_shards, manifest.model_schema)
+    return envelope.payload
+
+
+async def _keep_units(host: Host, network: Network) -> None:
+    """Fetch what the holders of experts have, for ever, and give it on."""
+    from averaging.rounds.transfer import FETCH_CHANNEL  # with torch
+    from coordinator.unit_keeper import KeeperView, UnitKeeper
+    from coordinator.unit_places import PlaceTools, kept_places
+
+    async def is_admitted(peer: PeerId) -> bool:
+        return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
+
+    async def reach(peers: Sequence[PeerId]) -> None:
+        with suppress(PotluckError):
+            await network.add_addresses(host.tracker.addresses_of(peers))
+
+    tools = PlaceTools(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
+    places = await host.offload.run(lambda: kept_places(tools))
+    view = KeeperView(host.tracker.unit_looks, is_admitted, host.tracker.note_kept, reach)
+    keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
+    network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)
+    await keeper.run()
 
 
 def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +16,7 @@ from averaging.network.seams import BulkCount, BulkKind
 from coordinator.heldout_core import expert_kind
 from coordinator.run_core import Phase
 from coordinator.run_view import RunPicture, live_peers, mean_train_loss
+from coordinator.unit_holders import UnitHolders
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ def _of_experts(moment: Moment) -> Samples:
             yield (unit.unit,), nats
 
 
+def _units(value: Callable[[UnitHolders], float], moment: Moment) -> Samples:
+    return tuple(((unit.unit,), float(value(unit))) for unit in moment.picture.units)
+
+
 def _speed(moment: Moment) -> float:
     peers = moment.picture.peers
     return sum(peers[p].report.tokens_per_s for p in live_peers(peers, moment.now_s))
@@ -133,6 +139,27 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Newest held-out loss of an expert on the documents that the run sends to it, nats per byte.",
         _of_experts,
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_live_peers",
+        "gauge",
+        "Live peers that hold an expert; it is frozen without any.",
+        partial(_units, lambda unit: len(unit.holders)),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_round_index",
+        "gauge",
+        "Rounds of an expert, as far as anybody told.",
+        partial(_units, lambda unit: unit.index),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_expert_kept_round_index",
+        "gauge",
+        "Newest round of an expert that the host can give to whoever takes it up.",
+        partial(_units, lambda unit: unit.kept_index),
         ("unit",),
     ),
     CoordinatorMetric(

@@ -92,10 +92,10 @@ def _between(
         yield _Told("trouble", "the run has forked: two lineages are followed until they meet")
     elif after.num_forks < before.num_forks:
         yield _Told("run", "one of the lineages is not followed any more")
-    frozen, was_frozen = ({unit.unit for unit in each.units if unit.is_frozen} for each in (after, before))
-    for unit in sorted(frozen - was_frozen):
-        yield _Told("trouble", f"{unit} is frozen: nobody who is there holds it")
-    for unit in sorted(was_frozen - frozen):
+    frozen, was_frozen = ({u.unit: u.why_frozen for u in each.units if u.is_frozen} for each in (after, before))
+    for unit in sorted(frozen.keys() - was_frozen.keys()):
+        yield _Told("trouble", f"{unit} is frozen: {frozen[unit]}")
+    for unit in sorted(was_frozen.keys() - frozen.keys()):
         yield _Told("run", f"{unit} has a holder again and goes on")
     if after.num_bans > before.num_bans:
         yield _Told("trouble", f"{after.num_bans - before.num_bans} more banned")

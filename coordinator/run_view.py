@@ -208,7 +208,14 @@ def _missing_json(missing: Missing, now_s: float) -> Json:
 
 
 def _unit_json(unit: UnitHolders) -> Json:
-    return {"unit": unit.unit, "index": unit.index, "holders": list(unit.holders), "frozen": unit.is_frozen}
+    return {
+        "unit": unit.unit,
+        "index": unit.index,
+        "kept_index": unit.kept_index,
+        "holders": list(unit.holders),
+        "frozen": unit.is_frozen,
+        "why": unit.why_frozen,
+    }
 
 
 def now_json(picture: RunPicture, now_s: float) -> Json:

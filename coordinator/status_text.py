@@ -71,7 +71,7 @@ def _missing_line(row: Mapping[str, object]) -> str:
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
     held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
-    nobody = "frozen: nobody who is there holds it" if row.get("frozen") else "held by nobody yet"
+    nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody yet"
     where = f"held by {held_by}" if held_by else nobody
     return f"{row.get('unit')}: round {row.get('index')}, {where}"
 

@@ -39,6 +39,7 @@ from coordinator.unit_holders import (
     units_held,
     without_rosters,
 )
+from coordinator.unit_keeper_core import UnitLook, frozen_sentence, unit_looks
 from protocol.coordination import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
@@ -110,6 +111,7 @@ class RunTracker:
         self._newest_rounds: dict[UnitName, int] = {}
         self._empty_since_s: dict[UnitName, float] = {}
         self._frozen: frozenset[UnitName] = frozenset()
+        self._kept_rounds: dict[UnitName, int] = {}
         self._restart: Restart | None = None
         self._restart_sentence = ""
         self._turn = trio.Lock()
@@ -219,7 +221,19 @@ class RunTracker:
             return ()
         live = {peer: self._peers[peer].report for peer in live_peers(self._peers, self._clock.monotonic_s())}
         held = units_held(self._num_experts, live, self._newest_rounds)
-        return tuple(replace(each, is_frozen=each.unit in self._frozen) for each in held)
+        kept = self._kept_rounds
+        return tuple(replace(u, is_frozen=u.unit in self._frozen, kept_index=kept.get(u.unit, 0)) for u in held)
+
+    def unit_looks(self) -> tuple[UnitLook, ...]:
+        """The experts as their live holders tell of them, once the run has started; none of a run without."""
+        if self._chain is None:
+            return ()
+        live = live_peers(self._peers, self._clock.monotonic_s())
+        return unit_looks(self._num_experts, {peer: self._peers[peer].report for peer in live})
+
+    def note_kept(self, unit: UnitName, index: int) -> None:
+        """Which round of a unit the host can give to whoever takes it up."""
+        self._kept_rounds[unit] = index
 
     def _tell_frozen(self, now_s: float) -> None:
         """An expert has lost its last holder, or has one again."""
@@ -227,7 +241,8 @@ class RunTracker:
         self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
         frozen = frozen_units(self._empty_since_s, now_s)
         for unit in sorted(frozen - self._frozen):
-            _log.warning("unit_frozen", unit=unit, reason="nobody who is there holds it: it waits for a holder")
+            index, kept_index = self._newest_rounds.get(unit, 0), self._kept_rounds.get(unit, 0)
+            _log.warning("unit_frozen", unit=unit, reason=frozen_sentence(index, kept_index))
         for unit in sorted(self._frozen - frozen):
             _log.info("unit_resumed", unit=unit, reason="somebody holds it again")
         self._frozen = frozen

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordinator.unit_keeper_core import frozen_sentence
 from protocol.expert_choice import Holding, holders, share_out
 from protocol.expert_schema import expert_unit
 from protocol.ids import PeerId, UnitName
@@ -20,14 +21,20 @@ FROZEN_AFTER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class UnitHolders:
-    """A unit, the live peers that hold it, sorted, how many rounds it has had as far as anybody told, and whether it is frozen: held
-    by nobody for a while, in a run that goes on.
+    """A unit, the live peers that hold it, sorted, how many rounds it has had as far as anybody told, whether it is frozen: held by
+    nobody for a while, in a run that goes on; and its newest round that the host can give to whoever takes it up, 0 without any.
     """
 
     unit: UnitName
     holders: tuple[PeerId, ...]
     index: int = 0
     is_frozen: bool = False
+    kept_index: int = 0
+
+    @property
+    def why_frozen(self) -> str:
+        """In a sentence, with what the host has of it; empty where it is not frozen."""
+        return frozen_sentence(self.index, self.kept_index) if self.is_frozen else ""
 
 
 def founding_units(

@@ -51,6 +51,7 @@ from peer.joining import (
     open_start_record,
     saved_membership,
 )
+from peer.kept_unit import take_kept
 from peer.life import Joined, Life, SequenceNumbers
 from peer.lingering import linger
 from peer.local_rules import mixing_of, standing_still_s
@@ -304,6 +305,9 @@ async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[O
     donors = await _members_listed(joined.network, joined.membership, joined.roster)
     shown = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
     spine = chains[0]
+    for chain, index in zip(chains[1:], shown[1:], strict=True):
+        if joined.experts.num_experts and not index:  # nobody who is listed has anything that is not here
+            await take_kept(joined.network, chain, joined.membership.coordinator)
     if not spine.head.index and reporter.last_reply is None:
         await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
     open_rounds = [await chain.votes_on_head() for chain in chains]  # the head has moved where a state was taken

@@ -24,7 +24,7 @@ function draw(id, series, lines, format) {
   const columns = series.map(s => { const at = new Map(s.points); return places.map(x => at.has(x) ? at.get(x) : null); });
   const flat = lines.map(line => places.map(() => line.value));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
-  const curve = s => ({ label: s.label, stroke: colour(s.colour), width: 2, spanGaps: true, points: { show: places.length < 3 },
+  const curve = s => ({ label: s.label, stroke: s.stroke || colour(s.colour), width: 2, spanGaps: true, points: { show: places.length < 3 },
     value: (u, v) => v == null ? "" : format(v) });
   const rule = line => ({ label: line.label, stroke: colour("--soft"), width: 1, dash: line.dash, points: { show: false },
     value: (u, v) => v == null ? "" : format(v) });

@@ -29,8 +29,7 @@ function header() {
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
-  const frozen = (now.units || []).filter(u => u.frozen).map(u => u.unit);
-  if (frozen.length) notes.push(`Frozen, with nobody here who holds it: ${frozen.join(", ")}.`);
+  for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
   if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);
   if (now.bans) notes.push(`${now.bans} banned.`);
   el("notes").textContent = notes.join(" ");
@@ -61,6 +60,10 @@ function curves() {
       { label: "byte pairs", value: bits(full.yardsticks.pairs_nats_per_byte), dash: [2, 3] }], v => v.toFixed(3));
   const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
     / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
+  const units = full.units || [], whole = { label: "all of them", colour: "--a", points: points(full.heldout) };
+  el("of-experts").hidden = !units.length;
+  if (units.length) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
+    points: points(full.heldout_experts[u.unit] || []) }))], [], v => v.toFixed(3));
   draw("speed", [{ label: "tokens per second", colour: "--a", points: speeds }], [], big);
 }
 
@@ -99,6 +102,22 @@ function peers() {
     return [who, p.reason && p.reason !== p.state ? `${p.state}: ${p.reason}` : p.state, big(p.tokens_per_s), big(p.tokens_counted), String(p.rounds_counted),
       p.loss == null ? "" : bits(p.loss).toFixed(3), p.outbound_only ? "outbound only" : "inbound", p.version,
       inBytes(p.bytes_up), inBytes(p.bytes_down), p.here_s == null ? "" : span(p.here_s), span(p.last_seen_s), p.state_root.slice(0, 8)];
+  }));
+}
+
+// Far from each other on the wheel, whatever the number of experts.
+const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
+
+function experts() {
+  const units = now.units || [], by = names();
+  const heads = [["expert"], ["holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["bits per byte", "n"]];
+  table("experts", heads, units.map((u, i) => {
+    const name = make("span"), dot = make("i", null, "dot"), curve = full.heldout_experts[u.unit] || [];
+    dot.style.background = expertColour(i);
+    name.append(dot, u.unit);
+    const held = u.holders.map(p => by[p] || p.slice(-6)).join(", ");
+    return [name, held || (u.frozen ? make("span", `frozen: ${u.why}`, "bad") : "nobody yet"), String(u.index), String(u.kept_index),
+      curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
   }));
 }
 
@@ -175,7 +194,7 @@ async function show(status) {
   if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points
       || full.num_checkpoints !== now.num_checkpoints) await readAll();
   header();
-  if (full) { cards(); peers(); }
+  if (full) { cards(); peers(); experts(); }
   if (now.last_event !== lastEvent) {
     events = await (await fetch("api/events")).json();
     lastEvent = now.last_event;

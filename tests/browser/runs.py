@@ -1,4 +1,4 @@
-"""A run as the status page shows it: four peers, a hundred rounds, a lone one, one left out, one peer silent."""
+"""A run as the status page shows it: four peers, one silent, three experts, one frozen; a hundred rounds, a lone one, one left out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import random
 import time
 from pathlib import Path
 
+from coordinator.heldout_core import expert_kind
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.metrics import Counts, Moment
 from coordinator.run_core import Phase, RunState
 from coordinator.run_events import EventBook
 from coordinator.run_view import PeerEntry, RunPicture, TimedRound
+from coordinator.unit_holders import UnitHolders
 from peer.status import LastRound, PeerStatus
+from protocol.expert_schema import expert_unit
 from protocol.identity import Identity
 from protocol.ids import CommitId, Root, UnitName
 from protocol.reports import PeerReport
@@ -20,6 +23,7 @@ from protocol.rounds.round_row import RoundRow
 
 NUM_ROUNDS = 100
 TOKENS = 400_000
+NUM_EXPERTS = 3
 NOW_S = 10_000.0
 MARKUP = "<img src=x onerror=alert(1)>"
 
@@ -44,6 +48,8 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
         rounds.append(TimedRound(row, total, now_unix_s - (num_rounds - index) * 180 - 25))
         nats = math.log(2) * (1.55 + 6.2 * math.exp(-index / 14)) + chance.uniform(-0.01, 0.01)
         points.append(LossPoint("heldout", index, total, nats, peers[0]))
+        for expert in range(NUM_EXPERTS):
+            points.append(LossPoint(expert_kind(expert), index, total, nats - 0.3 + 0.2 * expert, peers[expert]))
         if index % 5 == 0:
             points.append(LossPoint("prose", index, total, nats + 0.6, peers[0]))
         points.append(LossPoint("train", index, total, nats - 0.04 + chance.uniform(-0.05, 0.05), peers[1]))
@@ -97,6 +103,10 @@ def moment(folder: Path, now_unix_s: int, num_rounds: int = NUM_ROUNDS) -> Momen
         zlib_bits_per_byte=1.9,
         pairs_nats_per_byte=3.5 * math.log(2),
         num_forks=0,
+        units=tuple(
+            UnitHolders(expert_unit(expert), tuple(peers[: 2 - expert]), num_rounds, expert == 2, num_rounds - 2)
+            for expert in range(NUM_EXPERTS)
+        ),
     )
     return Moment(picture, Counts(), NOW_S)
 

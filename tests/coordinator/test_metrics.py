@@ -23,7 +23,7 @@ def text() -> str:
         LossPoint("heldout", 1, 300, 2.5, A),
     )
     points += (LossPoint("heldout expert-0", 1, 300, 2.25, A), LossPoint("heldout expert-0", 2, 600, 1.75, A))
-    units = tuple(UnitHolders(UnitName(f"expert-{expert}"), (A,)) for expert in range(2))
+    units = tuple(UnitHolders(UnitName(f"expert-{expert}"), (A,), 7, kept_index=6) for expert in range(2))
     shown = replace(picture((alone, timed(3, 300, 100)), points), min_members=2, units=units)
     return render_metrics(lambda: Moment(shown, counts, 100.0, DiskRoom(3, 30))).decode()
 
@@ -50,6 +50,9 @@ def test_values_are_read_off_the_run() -> None:
         "potluck_run_heldout_loss_nats 2.5",
         "potluck_run_prose_loss_nats 3.25",
         'potluck_run_expert_heldout_loss_nats{unit="expert-0"} 1.75',
+        'potluck_run_expert_live_peers{unit="expert-1"} 1.0',
+        'potluck_run_expert_round_index{unit="expert-1"} 7.0',
+        'potluck_run_expert_kept_round_index{unit="expert-1"} 6.0',
         "potluck_run_bans 2.0",
         "potluck_run_min_members 2.0",
         "potluck_coordinator_disk_free_bytes 3.0",

@@ -44,10 +44,11 @@ def test_the_first_look_says_that_the_host_is_up_and_where_it_took_the_run_up() 
 
 def test_an_expert_that_loses_its_last_holder_is_trouble_until_it_has_one_again() -> None:
     held, frozen = (
-        replace(picture(), units=(UnitHolders(UnitName("expert-1"), holders, 3, not holders),))
+        replace(picture(), units=(UnitHolders(UnitName("expert-1"), holders, 3, not holders, kept_index=2),))
         for holders in ((A,), ())
     )
-    assert told(held, frozen) == [("trouble", "expert-1 is frozen: nobody who is there holds it")]
+    begin = "expert-1 is frozen: nobody who is there holds it: it waits for a holder, who gets round 2 from here"
+    assert told(held, frozen) == [("trouble", f"{begin}; round 3 is lost unless one who held it comes back")]
     assert told(frozen, held) == [("run", "expert-1 has a holder again and goes on")]
     assert told(frozen, frozen) == []
 

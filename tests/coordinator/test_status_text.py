@@ -37,7 +37,10 @@ def test_lines_say_which_commits_nobody_brings() -> None:
 
 
 def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of_each() -> None:
-    units = (UnitHolders(UnitName("expert-0"), (A,), 4), UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True))
+    units = (
+        UnitHolders(UnitName("expert-0"), (A,), 4),
+        UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True, kept_index=3),
+    )
     points = (
         LossPoint("heldout", 1, 300, 1.386, A),
         LossPoint("heldout expert-0", 1, 300, 0.693, A),
@@ -47,7 +50,10 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
     shown = replace(picture((timed(1, 300, 100),), points), units=units)
     lines = "\n".join(status_lines(json.loads(json.dumps(status_json(shown, 100.0)))))
     assert f"expert-0: round 4, held by {peer_name(A)}" in lines
-    assert "expert-1: round 3, frozen: nobody who is there holds it" in lines
+    assert (
+        "expert-1: round 3, frozen: nobody who is there holds it: it waits for a holder, who gets all of its 3 rounds from here"
+        in lines
+    )
     assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
 
 

@@ -19,7 +19,7 @@ from averaging.rounds.unit import UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.unit_log import UnitLog
 from peer.snapshot_join import COMMITS_WITHIN_S, catch_up_by_snapshot
-from protocol.ids import PeerId
+from protocol.ids import PeerId, UnitName
 from protocol.rounds.chain import attested_roots
 from protocol.rounds.messages import Certificate
 from protocol.rounds.requests import FetchCommits, FetchRequest
@@ -33,11 +33,12 @@ NEWCOMER = PeerId("newcomer")
 SEED = 3
 
 
-def new_chain(world: World, disk: MemoryDisk) -> UnitChain:
+def new_chain(world: World, disk: MemoryDisk, unit: UnitName | None = None) -> UnitChain:
+    """Of the spine, or of this unit."""
     timers = world.swarm.timers
     storage, offload = MemoryStorage(disk, timers=timers), SimulatedOffload(timers)
     log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
-    unit = world.layout.spine
+    unit = unit or world.layout.spine
     tools = UnitTools(world.run_id, unit, world.verifier, world.codec, world.grid, offload, log, generations)
     return UnitChain(tools, world.start_record, world.genesis(unit))
 

@@ -28,6 +28,7 @@ from averaging.rounds.unit import AppliedCommit, PreparedSwitch, UnitChain
 from averaging.rounds.updates import UnitTools
 from averaging.state import UnitState
 from averaging.unit_log import UnitLog
+from peer.kept_unit import take_kept
 from peer.roster import Roster
 from peer.trouble import Trouble
 from protocol.envelope import seal
@@ -208,6 +209,9 @@ class Node:
         self.is_replaced = False
         """Whether its identity was started on another machine since."""
         self.is_inbound_reachable = True
+        self.kept_by: PeerId | None = None
+        """Whom it asks for what nobody who is there holds, where a story is about that."""
+
         self.process = Process()
         self.units = world.layout.held(number)
         self.services: dict[UnitName, RoundService] = {}
@@ -374,6 +378,8 @@ class Node:
         world = self.world
         chain = self._chain(unit, log)
         open_round = await chain.restore()
+        if self.kept_by is not None and await take_kept(tools.network, chain, self.kept_by):
+            open_round = await chain.votes_on_head()
         chain.look()
         first_step = chain.data_position(self.peer)
         trainer = SimulatedTrainer(

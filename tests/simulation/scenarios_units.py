@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from averaging.network.memory_storage import MemoryDisk
 from averaging.rounds.head_vector import VECTOR_LOG, read_moves
 from protocol.ids import CommitId, UnitName
+from tests.simulation.keeping import KEEPER, SimulatedKeeper
 from tests.simulation.layouts import EXPERTS, FRAGMENTS, STAGES
 from tests.simulation.node import Node
 from tests.simulation.scenario import CALM, PATIENCE_S, Scenario, Scene, add, expect, replaced, scenario
@@ -250,6 +252,32 @@ async def a_newcomer_at_a_frozen_expert(scene: Scene) -> None:
     scene.boot(*holders)
     await scene.until(partial(_is_one, scene), "agreement", 400.0)
     expect(made <= _commits(scene, expert, newcomer), "the old holders' work stands")
+
+
+@scenario(6, APART)
+async def a_newcomer_goes_on_with_a_frozen_expert_from_what_the_host_keeps(scene: Scene) -> None:
+    """The host has followed the expert round by round. With all its holders gone for good a newcomer goes on from the newest commit
+    that the host could fetch, and nothing of what was committed up to there is lost.
+    """
+    expert = UnitName("expert-0")
+    host = SimulatedKeeper(scene.world, MemoryDisk())
+    await _all_move(scene, rounds=4)
+    holders = await _in_mid_round(scene, expert)
+    newest = max(holders, key=lambda node: node.index_of(expert))
+    lineage, index = _commits(scene, expert, newest), newest.index_of(expert)
+    for node in holders:
+        node.crash()
+    await scene.rounds(2, within_s=400.0)
+    expect(index - 1 <= host.kept[expert] <= index, "the host has followed to the last round, or the one before")
+    newcomer = scene.world.add_node()
+    newcomer.kept_by = KEEPER
+    scene.boot(newcomer)
+    await scene.until(lambda: newcomer.index_of(expert) > host.kept[expert] > 0, "a round on top of those", 400.0)
+    known = scene.world.observed_of[expert].commits
+    followed = {commit for commit in lineage if commit in known and known[commit].index < index}
+    expect(followed <= _commits(scene, expert, newcomer), "the work of those who are gone stands")
+    scene.boot(*holders)
+    await scene.until(partial(_is_one, scene), "agreement", 400.0)
 
 
 # --- stages -------------------------------------------------------------------------------------------------------------------

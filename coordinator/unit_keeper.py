@@ -1,0 +1,168 @@
+"""The experts of a run as the host keeps them: certificates, the newest attested state, and the results after it.
+
+It fetches from the live holders what they have, verifies each certificate on the one before it, and takes no part in their rounds. It
+gives on what it has as a holder does, so a peer that takes up an expert whose holders are all away goes on from the bytes that they
+had. What lies on the disk is what a holder's folder has; between two visits no state is held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from averaging.rounds.trailing import trail
+from averaging.rounds.transfer import TransferService, read_request
+from averaging.unit_log import LOG_NAME
+from coordinator.unit_keeper_core import UnitLook, next_visit
+from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.ids import CommitId, PeerId, UnitName, short
+
+if TYPE_CHECKING:
+    from averaging.network.seams import Network, Storage, Stream
+    from averaging.rounds.unit import UnitChain
+
+_log = structlog.get_logger()
+
+_LOOK_EVERY_S: Final = 1.0
+_RETRY_S: Final = 5.0
+_REST_S: Final = 30.0
+"""Where a visit did not bring what holders told of: it was a lie, or lies on a lineage that is not to be followed."""
+
+
+@dataclass(frozen=True)
+class KeptPlace:
+    """One unit on the host's disk: its files, and its chain on them as of the start of a process, not restored."""
+
+    storage: Storage
+    chain: Callable[[], Awaitable[UnitChain]]
+
+
+@dataclass(frozen=True)
+class KeeperView:
+    """What the keeper is told of the run, and tells.
+
+    Attributes:
+        looks: the units as their live holders tell of them; none before the start.
+        is_member: whether a peer may be given anything.
+        kept: hears which round of a unit can be given on.
+        reach: makes known where peers listen, before they are asked.
+    """
+
+    looks: Callable[[], Sequence[UnitLook]]
+    is_member: Callable[[PeerId], Awaitable[bool]]
+    kept: Callable[[UnitName, int], None]
+    reach: Callable[[Sequence[PeerId]], Awaitable[None]]
+
+
+class _Kept:
+    """What is here of one unit, as others may ask for it."""
+
+    def __init__(self, chain: UnitChain) -> None:
+        tools = chain.tools
+        self._commits = tuple(link.commit for link in chain.links)
+        self._certificates = tuple(chain.certificates)
+        self.index = chain.head.index
+        self.service = TransferService(tools.unit, tools.log, tools.generations, tools.grid, self._after)
+
+    def _after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
+        wanted = set(known)
+        for place in range(len(self._commits) - 1, -1, -1):
+            if self._commits[place] in wanted:
+                return self._certificates[place:]
+        return ()
+
+
+async def _clear(storage: Storage) -> None:
+    for name in await storage.list_names(""):
+        await storage.delete(name)
+
+
+class UnitKeeper:
+    """Run `run` as a task of the root nursery, once the run's start may be known; `serve_fetch` answers on the channel "fetch"."""
+
+    def __init__(
+        self, network: Network, places: Mapping[UnitName, KeptPlace], view: KeeperView, every_rounds: int
+    ) -> None:
+        self._network = network
+        self._places = places
+        self._view = view
+        self._every_rounds = every_rounds
+        self._kept: dict[UnitName, _Kept] = {}
+        self._rests_until_s: dict[UnitName, float] = {}
+
+    @property
+    def _rounds(self) -> dict[UnitName, int]:
+        return {unit: kept.index for unit, kept in self._kept.items()}
+
+    async def run(self) -> None:
+        """For ever: what is on the disk first, then what the holders have. What fails is logged and tried again."""
+        await self._restore()
+        while True:
+            now_s = trio.current_time()
+            looks = [look for look in self._view.looks() if self._rests_until_s.get(look.unit, 0.0) <= now_s]
+            look = next_visit(looks, self._rounds, self._every_rounds)
+            if look is None:
+                await trio.sleep(_LOOK_EVERY_S)
+                continue
+            try:
+                await self.visit(look)
+            except PotluckError as error:
+                _log.warning("unit_not_kept", unit=look.unit, reason=error.one_line(), retry_in_s=_RETRY_S)
+                await trio.sleep(_RETRY_S)
+
+    async def _restore(self) -> None:
+        while not self._view.looks():
+            await trio.sleep(_LOOK_EVERY_S)
+        for unit, place in self._places.items():
+            try:
+                if LOG_NAME in await place.storage.list_names(LOG_NAME):
+                    self._note(await self._opened(place))
+            except PotluckError as error:
+                _log.warning("unit_not_restored", unit=unit, reason=error.one_line())
+
+    async def _opened(self, place: KeptPlace) -> UnitChain:
+        chain = await place.chain()
+        await chain.restore()
+        return chain
+
+    async def visit(self, look: UnitLook) -> None:
+        """Fetch what the holders of a unit have. Raises as `trail`; what came before that is kept."""
+        place = self._places[look.unit]
+        try:
+            chain = await self._opened(place)
+        except PotluckError as error:
+            # whoever holds the unit now has all that was here, and no vote of ours lies there
+            _log.warning("unit_kept_anew", unit=look.unit, reason=error.one_line())
+            await _clear(place.storage)
+            chain = await self._opened(place)
+        await self._view.reach(look.holders)
+        try:
+            await trail(self._network, chain, look.holders, may_leave=True)
+        finally:
+            if chain.head.index:
+                self._note(chain)
+            if chain.head.index < look.index:
+                self._rests_until_s[look.unit] = trio.current_time() + _REST_S
+
+    def _note(self, chain: UnitChain) -> None:
+        unit = chain.tools.unit
+        self._kept[unit] = _Kept(chain)
+        self._view.kept(unit, chain.head.index)
+        _log.info("unit_kept", unit=unit, index=chain.head.index)
+
+    async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
+        """Somebody asks for what is kept; what is not here is answered by an empty end.
+
+        Raises:
+            RemoteProtocolError: the sender is no member, or asks for nothing that is understood.
+        """
+        if not await self._view.is_member(sender):
+            raise RemoteProtocolError(f"{short(sender)} is not admitted to this run", "a member", "join the run first")
+        request = await read_request(stream)
+        kept = self._kept.get(request.unit)
+        if kept is not None:
+            await kept.service.serve(sender, request, stream)

@@ -1,0 +1,63 @@
+"""Which expert's newest commits the host fetches next, so that it can give them on when their last holder is gone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protocol.expert_schema import expert_unit
+from protocol.ids import PeerId, UnitName
+from protocol.reports import PeerReport
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLook:
+    """A unit as its live holders tell of it: the newest round of any of them, and who they are, whoever is furthest first."""
+
+    unit: UnitName
+    index: int
+    holders: tuple[PeerId, ...]
+
+
+def unit_looks(num_experts: int, live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
+    """All experts of a run as these peers tell of them, also those that none of them holds."""
+    looks = []
+    for unit in map(expert_unit, range(num_experts)):
+        told = {peer: part.index for peer, report in live.items() for part in report.beside if part.unit == unit}
+        looks.append(look_of(unit, told))
+    return tuple(looks)
+
+
+def look_of(unit: UnitName, told: Mapping[PeerId, int]) -> UnitLook:
+    """A unit whose live holders tell of these rounds."""
+    holders = tuple(sorted(told, key=lambda peer: (-told[peer], peer)))
+    return UnitLook(unit, max(told.values(), default=0), holders)
+
+
+def next_visit(looks: Sequence[UnitLook], kept: Mapping[UnitName, int], every_rounds: int) -> UnitLook | None:
+    """The unit to fetch now: the one that is furthest behind; None where all may wait.
+
+    Args:
+        kept: the round of each unit that is here, 0 where none is.
+        every_rounds: so far it may get ahead while several hold it. What a single holder has is fetched after each round: with it the
+            rest would be gone.
+    """
+    ahead = {look.unit: look.index - kept.get(look.unit, 0) for look in looks if look.holders}
+    due = [look for look in looks if ahead.get(look.unit, 0) >= (every_rounds if len(look.holders) > 1 else 1)]
+    return max(due, key=lambda look: (ahead[look.unit], -len(look.holders)), default=None)
+
+
+def frozen_sentence(index: int, kept_index: int) -> str:
+    """What the host says of an expert that nobody holds any more: what of its rounds is here.
+
+    Args:
+        index: the newest round that anybody told of.
+        kept_index: the newest round that the host can give on, 0 without any.
+    """
+    begin = "nobody who is there holds it: it waits for a holder"
+    if kept_index >= index:
+        return f"{begin}, who gets all of its {index} rounds from here" if index else begin
+    first = kept_index + 1
+    lost = f"round {index} is" if first == index else f"rounds {first} to {index} are"
+    kept = f"who gets round {kept_index} from here; " if kept_index else ""
+    return f"{begin}{', ' if kept else '; '}{kept}{lost} lost unless one who held it comes back"

@@ -1,0 +1,103 @@
+"""A unit's lineage is brought here without a part in its rounds: what is kept leads to the same bytes as those of its holders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from averaging.rounds.trailing import trail
+from averaging.rounds.unit import UnitChain
+from protocol.errors import RemoteProtocolError, TransportError, UnreachableError
+from protocol.ids import Root
+from protocol.rounds.chain import ChainLink
+from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+async def grow(world: RoundWorld, parties: Sequence[Party], number: int, first_seed: int = 0) -> list[MadeCommit]:
+    """So many commits of these parties, each of which attests the state before it."""
+    made: list[MadeCommit] = []
+    for seed in range(first_seed, first_seed + number):
+        chain, members = parties[0].chain, [world.parties.index(party) for party in parties]
+        is_lone = 2 * len(members) <= len(chain.head.roster)
+        root = chain.root if chain.head.index else None
+        commit = world.commit_on(chain.head, seed, members=members, is_lone=is_lone, attested_root=root)
+        for party in parties:
+            await party.apply(commit)
+        made.append(commit)
+    return made
+
+
+async def begin(*parties: Party) -> None:
+    for party in parties:
+        await party.chain.restore()
+        party.serve_fetches()
+
+
+def stand(chain: UnitChain) -> tuple[ChainLink, Root, Sequence[bytes]]:
+    return chain.head, chain.root, chain.certificates
+
+
+@pytest.mark.parametrize("rounds", [(1,), (2,), (12,), (3, 1, 2), (9, 1, 5)])
+async def test_who_trails_has_the_bytes_of_the_holders_and_gives_them_on(rounds: Sequence[int]) -> None:
+    async with open_world() as world:
+        holder, keeper, newcomer = world.parties[0], world.parties[1], world.stranger
+        await begin(holder, keeper, newcomer)
+        for place, number in enumerate(rounds):
+            await grow(world, [holder], number, 100 * place)
+            assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+            await keeper.restart()  # it holds nothing in memory between two visits
+            keeper.serve_fetches()
+        assert stand(keeper.chain) == stand(holder.chain)
+        assert not await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        holder.crash()
+        assert await trail(newcomer.network, newcomer.chain, [keeper.peer], may_leave=False)
+        await newcomer.restart()
+        assert stand(newcomer.chain) == stand(holder.chain)
+        assert newcomer.chain.state.anchor_N.equal(holder.chain.state.anchor_N)
+        assert newcomer.chain.state.momentum_N.equal(holder.chain.state.momentum_N)
+
+
+async def test_the_lineage_of_the_holders_is_followed_and_a_newcomer_leaves_none_of_its_own() -> None:
+    async with open_world() as world:
+        holder, keeper, other = world.parties
+        await begin(holder, keeper, other)
+        await grow(world, [keeper, holder, other], 2)
+        await grow(world, [keeper], 1, 50)
+        await grow(world, [holder, other], 3, 80)
+        assert not await trail(keeper.network, keeper.chain, [holder.peer], may_leave=False)
+        assert keeper.chain.head.index == 3
+        assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        assert stand(keeper.chain) == stand(holder.chain)
+        await keeper.restart()
+        assert stand(keeper.chain) == stand(holder.chain)
+
+
+async def test_a_donor_that_is_away_or_lies_is_passed_over_and_changes_nothing() -> None:
+    async with open_world() as world:
+        holder, keeper, liar = world.parties
+        await begin(holder, keeper, liar)
+        (commit, *_) = await grow(world, [holder], 4)
+        liar.serve_frames([b"\x01certificate"])
+        dead = world.stranger.peer
+        with pytest.raises((RemoteProtocolError, TransportError)):
+            await trail(keeper.network, keeper.chain, [dead, liar.peer], may_leave=True)
+        assert keeper.chain.head.index == 0
+        assert await trail(keeper.network, keeper.chain, [liar.peer, holder.peer], may_leave=True)
+        assert stand(keeper.chain) == stand(holder.chain)
+        assert commit.link in keeper.chain.links
+
+
+async def test_certificates_without_bytes_move_nothing() -> None:
+    async with open_world() as world:
+        holder, keeper = world.parties[:2]
+        await begin(holder, keeper)
+        await grow(world, [holder], 3)
+        for name in [name for name in holder.disk.files if name.startswith(("results/", "generations/"))]:
+            del holder.disk.files[name]
+        with trio.fail_after(600.0), pytest.raises(UnreachableError):
+            await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        assert keeper.chain.head.index == 0

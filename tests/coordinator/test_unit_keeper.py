@@ -1,0 +1,94 @@
+"""What the host keeps of experts, beside a swarm in virtual time: fetched from holders, kept over a restart, given on."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.rounds.transfer import fetch_commits
+from averaging.rounds.unit import UnitChain
+from averaging.unit_log import LOG_NAME
+from peer.kept_unit import take_kept
+from protocol.errors import PotluckError
+from protocol.ids import PeerId, UnitName
+from tests.peer.test_snapshot_join import NEWCOMER, new_chain
+from tests.simulation import virtual_time
+from tests.simulation.keeping import KEEPER, SimulatedKeeper
+from tests.simulation.layouts import EXPERTS
+from tests.simulation.profiles import Profile
+from tests.simulation.swarm import World
+
+SEED = 5
+EXPERT = UnitName("expert-0")
+
+
+def _index(world: World) -> int:
+    return max(node.index_of(EXPERT) for node in world.nodes)
+
+
+async def _newcomer(world: World) -> UnitChain:
+    chain = new_chain(world, MemoryDisk(), EXPERT)
+    await chain.restore()
+    return chain
+
+
+def _run(num_rounds: int, every_rounds: int) -> None:
+    async def tell() -> None:
+        async with trio.open_nursery() as nursery:
+            world, disk = World(SEED, nursery, num_peers=6, num_founders=6, profile=PROFILE), MemoryDisk()
+            host = SimulatedKeeper(world, disk, every_rounds)
+            for node in world.nodes:
+                world.boot(node)
+            await world.wait_for(lambda: _index(world) >= num_rounds, 900.0, "the rounds")
+            for node in list(world.holders(EXPERT)):
+                node.crash()
+            last = _index(world)
+            await world.swarm.timers.sleep(60.0)
+            kept = host.kept[EXPERT]
+            assert last - every_rounds <= kept <= last
+            await _check(world, kept)
+            world.swarm.kill(KEEPER)
+            again = SimulatedKeeper(world, disk, every_rounds)
+            await world.wait_for(lambda: again.kept.get(EXPERT) == kept, 60.0, "the restart")
+            await _check(world, kept)
+            nursery.cancel_scope.cancel()
+
+    virtual_time.run(SEED, tell)
+
+
+PROFILE = Profile("experts", layout=EXPERTS)
+
+
+async def _check(world: World, kept: int) -> None:
+    chain = await _newcomer(world)
+    network = world.swarm.start(NEWCOMER)
+    assert await take_kept(network, chain, KEEPER)
+    assert chain.head.index == kept
+    assert world.observed_of[EXPERT].roots[chain.head.commit] == chain.root
+    assert not await take_kept(network, chain, KEEPER), "there is no more of it"
+    world.swarm.end(network)
+
+
+@pytest.mark.parametrize(("num_rounds", "every_rounds"), [(3, 1), (9, 3)])
+def test_who_takes_up_an_expert_that_nobody_holds_has_what_its_holders_had_also_after_a_restart_of_the_host(
+    num_rounds: int, every_rounds: int
+) -> None:
+    _run(num_rounds, every_rounds)
+
+
+def test_a_damaged_log_is_fetched_anew_and_strangers_are_given_nothing() -> None:
+    async def tell() -> None:
+        async with trio.open_nursery() as nursery:
+            world, disk = World(SEED, nursery, num_peers=6, num_founders=6, profile=PROFILE), MemoryDisk()
+            await MemoryStorage(disk, EXPERT).append(LOG_NAME, b"?")
+            host = SimulatedKeeper(world, disk)
+            for node in world.nodes:
+                world.boot(node)
+            await world.wait_for(lambda: host.kept.get(EXPERT, 0) >= 2, 900.0, "the rounds")
+            stranger = world.swarm.start(PeerId("stranger"))
+            with pytest.raises(PotluckError):
+                await fetch_commits(stranger, KEEPER, EXPERT, [world.genesis(EXPERT).head])
+            nursery.cancel_scope.cancel()
+
+    virtual_time.run(SEED, tell)

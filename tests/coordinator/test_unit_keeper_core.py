@@ -1,0 +1,46 @@
+"""Which expert is fetched next, and what is said of one that nobody holds any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.unit_keeper_core import UnitLook, frozen_sentence, next_visit, unit_looks
+from protocol.coordination import NO_ROOT
+from protocol.ids import CommitId, PeerId, UnitName
+from protocol.reports import PeerReport, UnitStanding
+
+A, B, C = (PeerId(name) for name in "abc")
+FIRST, SECOND = UnitName("expert-0"), UnitName("expert-1")
+
+
+def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> None:
+    def report(unit: UnitName, index: int) -> PeerReport:
+        standing = UnitStanding(unit, CommitId(b"c" * 32), NO_ROOT, index)
+        return PeerReport("training", "", UnitName("trunk"), beside=(standing,))
+
+    live = {B: report(FIRST, 2), A: report(FIRST, 2), C: report(FIRST, 5)}
+    assert unit_looks(2, live) == (UnitLook(FIRST, 5, (C, A, B)), UnitLook(SECOND, 0, ()))
+    assert unit_looks(0, live) == ()
+
+
+def test_what_several_hold_may_wait_and_what_one_holds_may_not() -> None:
+    several, single = UnitLook(FIRST, 8, (A, B)), UnitLook(SECOND, 5, (C,))
+    assert next_visit([several, single], {FIRST: 5, SECOND: 5}, every_rounds=4) is None
+    assert next_visit([several, single], {FIRST: 4, SECOND: 5}, every_rounds=4) == several
+    assert next_visit([several, single], {FIRST: 5, SECOND: 4}, every_rounds=4) == single
+    assert next_visit([several, single], {SECOND: 2}, every_rounds=4) == several, "it is further behind"
+
+
+@pytest.mark.parametrize("holders", [(), (A,), (A, B)])
+def test_what_nobody_holds_or_what_stands_behind_is_not_fetched(holders: tuple[PeerId, ...]) -> None:
+    assert next_visit([UnitLook(FIRST, 9 if not holders else 3, holders)], {FIRST: 3}, every_rounds=1) is None
+
+
+def test_of_a_frozen_expert_it_is_said_which_rounds_are_lost() -> None:
+    begin = "nobody who is there holds it: it waits for a holder"
+    assert frozen_sentence(0, 0) == begin
+    assert frozen_sentence(7, 7) == frozen_sentence(7, 8) == f"{begin}, who gets all of its 7 rounds from here"
+    lost = "lost unless one who held it comes back"
+    assert frozen_sentence(7, 6) == f"{begin}, who gets round 6 from here; round 7 is {lost}"
+    assert frozen_sentence(7, 5) == f"{begin}, who gets round 5 from here; rounds 6 to 7 are {lost}"
+    assert frozen_sentence(7, 0) == f"{begin}; rounds 1 to 7 are {lost}"

@@ -1,0 +1,72 @@
+"""The host's keeper of experts in a simulated world: production code on a disk of its own, at an address of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from averaging.generations import Generations
+from averaging.network.memory_storage import MemoryDisk, MemoryStorage
+from averaging.rounds.transfer import FETCH_CHANNEL
+from averaging.rounds.unit import UnitChain
+from averaging.rounds.updates import UnitTools
+from averaging.unit_log import UnitLog
+from coordinator.unit_keeper import KeeperView, KeptPlace, UnitKeeper
+from coordinator.unit_keeper_core import UnitLook, look_of
+from protocol.ids import PeerId, UnitName
+from tests.simulation.node import SimulatedOffload
+
+if TYPE_CHECKING:
+    from tests.simulation.swarm import World
+
+KEEPER: Final = PeerId("host")
+
+
+class SimulatedKeeper:
+    """One process of the host's keeper; another one begins on the same `disk`. `kept` are the rounds that it can give on."""
+
+    def __init__(self, world: World, disk: MemoryDisk, every_rounds: int = 1) -> None:
+        self._world = world
+        self._disk = disk
+        self.kept: dict[UnitName, int] = {}
+        places = {unit: self._place(unit) for unit in world.layout.units[1:]}
+        self.network = world.swarm.start(KEEPER)
+        view = KeeperView(self.looks, self._is_member, self.kept.__setitem__, self._reach)
+        self.keeper = UnitKeeper(self.network, places, view, every_rounds)
+        self.network.serve_streams(FETCH_CHANNEL, self.keeper.serve_fetch)
+        world.nursery.start_soon(self.keeper.run)
+
+    def _place(self, unit: UnitName) -> KeptPlace:
+        world, timers = self._world, self._world.swarm.timers
+        storage, offload = MemoryStorage(self._disk, unit, timers=timers), SimulatedOffload(timers)
+        log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
+        tools = UnitTools(
+            world.run_id,
+            unit,
+            world.verifier,
+            world.codec,
+            world.grid,
+            offload,
+            log,
+            generations,
+            results=world.results,
+        )
+
+        async def chain() -> UnitChain:
+            return UnitChain(tools, world.start_record, world.genesis(unit))
+
+        return KeptPlace(storage, chain)
+
+    def looks(self) -> Sequence[UnitLook]:
+        """As the reports of live holders say it."""
+        world = self._world
+        return [
+            look_of(unit, {node.peer: node.index_of(unit) for node in world.holders(unit)})
+            for unit in world.layout.units[1:]
+        ]
+
+    async def _is_member(self, peer: PeerId) -> bool:
+        return any(node.peer == peer for node in self._world.nodes) or peer == PeerId("newcomer")
+
+    async def _reach(self, peers: Sequence[PeerId]) -> None:
+        """All are in reach here."""
