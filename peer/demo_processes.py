@@ -28,11 +28,13 @@ class Running:
     Attributes:
         started_unix_s: when it was started, for comparison with what other processes say.
         log_file: its standard output and error.
+        log_begin_bytes: what was in that file before it: the words of an earlier process of the same name are not its own.
     """
 
     process: subprocess.Popen[bytes]
     log_file: Path
     started_unix_s: float
+    log_begin_bytes: int = 0
 
     def exit_code(self) -> int | None:
         """The exit code, None while it runs; negative for a signal."""
@@ -53,7 +55,9 @@ class Running:
 
     def output(self) -> str:
         """All it has printed so far."""
-        return self.log_file.read_text(encoding="utf8", errors="replace")
+        with self.log_file.open("rb") as log:
+            log.seek(self.log_begin_bytes)
+            return log.read().decode("utf8", errors="replace")
 
 
 class ProcessGroup:
@@ -68,6 +72,7 @@ class ProcessGroup:
         log_file = self._log_dir / f"{name}.log"
         environment: Mapping[str, str] = {**os.environ, "PYTHONUNBUFFERED": "1", "POTLUCK_PEER_SCREEN": "plain"}
         with log_file.open("ab") as log:
+            begin_bytes = log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", "potluck", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -76,7 +81,7 @@ class ProcessGroup:
                 env=environment,
                 start_new_session=True,
             )
-        running = Running(process=process, log_file=log_file, started_unix_s=time.time())
+        running = Running(process=process, log_file=log_file, started_unix_s=time.time(), log_begin_bytes=begin_bytes)
         self._running.append(running)
         return running
 

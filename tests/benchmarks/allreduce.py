@@ -93,7 +93,10 @@ def measure(children: Children, directory: Path, setting: Setting, plan: Plan) -
             if number and not plan.fits(setting):
                 break
             beside = others if number == 0 else others[:1]
-            found.append(_measure_codec(children, directory / codec, places, setting, codec, beside, plan))
+            try:
+                found.append(_measure_codec(children, directory / codec, places, setting, codec, beside, plan))
+            except PotluckError as error:  # what the codecs before it took stands
+                print(f"{setting.name}, {codec}: {error.one_line()}", flush=True)
     return found
 
 
@@ -157,7 +160,8 @@ def main(arguments: Sequence[str]) -> int:
             rows += found
             write_rows(rows, options.json)  # what an interrupt leaves
     write_rows(rows, options.json)
-    print_rows(rows, "allreduce: one round of real peers")
+    judged = [row for row in rows if row.target or row.baseline is not None]
+    print_rows(judged, f"allreduce: one round of real peers; {len(rows) - len(judged)} rows more in {options.json}")
     print(f"machine before {before}, after {machine()}; {time.monotonic() - plan.began_s:.0f} s")
     return 0 if all(row.met is not False for row in rows) else 1
 

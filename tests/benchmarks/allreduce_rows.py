@@ -192,7 +192,9 @@ def _direct_row(measured: Measured, name: str, about: Mapping[str, object]) -> R
 
 
 def _idle_rows(measured: Measured, name: str, about: Mapping[str, object]) -> list[Row]:
-    """What a peer says and hears between two rounds, ours and all; where there was a long pause, in that alone."""
+    """What a peer says and hears between two rounds, ours and all, where there was a long pause, in that alone."""
+    if not measured.setting.idle_s:
+        return []  # between trials the others use the same interfaces, and the host hears of each commit
     told = [each["idle"] for trial in measured.ours for each in trial.told if each["idle"] is not None]
     idle = [each for each in told if each["at_s"] >= measured.setting.idle_s]
     if not idle:

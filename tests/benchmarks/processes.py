@@ -36,6 +36,7 @@ class Children:
         """Run a command in a new session; its output is appended to `<name>.log`."""
         log_file = self._log_dir / f"{name}.log"
         with log_file.open("ab") as log:
+            begin_bytes = log.tell()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -46,7 +47,7 @@ class Children:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        running = Running(process=process, log_file=log_file, started_unix_s=time.time())
+        running = Running(process=process, log_file=log_file, started_unix_s=time.time(), log_begin_bytes=begin_bytes)
         self._running.append(running)
         return running
 

@@ -51,3 +51,13 @@ def test_waiting_for_an_invite_names_what_the_host_said_when_it_ended(tmp_path: 
 def test_run_potluck_raises_with_the_last_line_of_a_command_that_failed() -> None:
     with pytest.raises(PotluckError, match="no-such-command left with 2"):
         run_potluck(["no-such-command"], 30.0)
+
+
+def test_words_of_an_earlier_process_of_the_same_name_are_not_its_own(tmp_path: Path) -> None:
+    with open_processes(tmp_path) as processes:
+        first = processes.start("host", ["no-such-command"])
+        first.process.wait(timeout=30)
+        second = processes.start("host", ["--version"])
+        second.process.wait(timeout=30)
+    assert "no-such-command" in first.output()
+    assert second.output().startswith("potluck ")
