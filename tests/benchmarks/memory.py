@@ -39,12 +39,17 @@ from tests.benchmarks.swarm import BenchPeer, Swarm, start_swarm, wait_until
 
 BENCH: Final = "memory"
 NUM_PEERS: Final = 2
-CODECS: Final = ("int8", "topk")
+CODECS: Final = ("int8", "int8/4", "topk")
+"""Of contributions; with a number behind it in so many fragments of layers, each with rounds of its own, and the embeddings."""
+
 CONTEXT_TOKENS: Final = 64
 BATCH_TOKENS: Final = 2 * CONTEXT_TOKENS
 """Small on purpose: large batches would hide what is held for each value behind activations."""
 
 STEPS_A_ROUND: Final = 4
+STEPS_A_ROUND_OF_A_UNIT: Final = 8
+"""In fragments the round of each is so many steps after the one before it, more than a commit may be late."""
+
 CHUNK_ELEMENTS: Final = 1 << 16
 PLAIN_STEPS: Final = 3
 FIRST_COMMITS: Final = 2
@@ -107,6 +112,8 @@ def _plain(model: DecoderConfig) -> int:
 def run_config(model: DecoderConfig, codec: str) -> RunConfig:
     """A run whose rounds come every few steps."""
     sources = Path(__file__).parents[2] / "protocol"
+    codec, _, fragments = codec.partition("/")
+    steps = (int(fragments) + 1) * STEPS_A_ROUND_OF_A_UNIT if fragments else STEPS_A_ROUND
     return RunConfig(
         run=RunSection(name="memory", total_tokens=1 << 50, min_members=NUM_PEERS, max_members=8),
         model=model,
@@ -114,10 +121,11 @@ def run_config(model: DecoderConfig, codec: str) -> RunConfig:
         inner=InnerSection(learning_rate=0.001, batch_tokens=BATCH_TOKENS),
         round=RoundSection.model_validate(
             {
-                "target_tokens": NUM_PEERS * STEPS_A_ROUND * BATCH_TOKENS,
+                "target_tokens": NUM_PEERS * BATCH_TOKENS * steps,
                 "longest_interval_s": ROUND_LIMIT_S,
                 "codec": codec,
                 "chunk_elements": CHUNK_ELEMENTS,
+                **({"mode": "streaming", "fragments": int(fragments)} if fragments else {}),
             }
         ),
         checkpoint=CheckpointSection(every_rounds=1 << 16),
@@ -288,7 +296,7 @@ def main(arguments: Sequence[str]) -> int:
         for codec in options.codecs.split(","):
             found: dict[int, tuple[Sequence[Peaks], int]] = {}
             for model in models:
-                peaks = measure(Path(folder) / f"{codec}-{model.dim}", model, codec)
+                peaks = measure(Path(folder) / f"{codec.replace('/', '-in-')}-{model.dim}", model, codec)
                 found[decoder_schema(model).num_elements] = (peaks, plain[model.dim])
                 rows += rows_of(codec, model, peaks, plain[model.dim])
             rows += growth_rows(codec, found)
