@@ -34,7 +34,7 @@ heldout_every = 20             # one file in so many is kept for evaluation; of 
 # tokenizer = "bpe"            # trained on the text, model.vocab_size tokens; or the path of a tokenizer.json; else bytes
 
 [inner]                        # on every peer
-# optimizer = "muon"           # for the matrices inside the model; else AdamW for all
+optimizer = "muon"             # for the matrices inside the model, AdamW for the rest; or "adamw" for all
 learning_rate = 0.003
 warmup_tokens = 400_000
 decay_fraction = 0.2           # the last fifth of the run decays to zero

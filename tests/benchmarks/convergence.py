@@ -113,7 +113,7 @@ def train_all(regimes: Sequence[Regime], seeds: Sequence[int], only: str, runs: 
     text: Corpus | None = None
     for regime in regimes:
         for trial in trials_of(regime, seeds, runs):
-            if runs.loss(trial) is not None or only not in trial.way.name:
+            if runs.loss(trial) is not None or not any(part in trial.way.name for part in only.split("|")):
                 continue
             text = text or corpus()
             outcome = Training(trial, text).run()
@@ -208,7 +208,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--regimes", default="L", help=f"by commas, of {', '.join(REGIMES)}")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument(
-        "--only", default="", help="ways whose name has this in it; the others as far as they are there"
+        "--only", default="", help="ways whose name has one of these in it, by |; the others as far as they are there"
     )
     return parser.parse_args(arguments)
 

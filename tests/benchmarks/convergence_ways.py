@@ -184,9 +184,25 @@ class Point:
     targets: tuple[Target, ...] = ()
 
 
+MUON_RAMP: Final = Way("ramp 1..80, Muon, e3m0", ramp=RAMP, codec="e3m0", optimizer="muon")
+MUON_STEEP: Final = Way("ramp 1..100, Muon, e3m0", ramp=STEEP, codec="e3m0", optimizer="muon")
+
 POINTS: Final = (
-    Point(FP32),
     Point(RAMP_E3M0, (Target(SYNC, 3.0, 100), Target(RAMP_FP32, 0.3))),
+    Point(MUON_RAMP, (Target(SYNC, 3.0, 100), Target(SYNC, 0.0), Target(SYNC_MUON, 3.0))),
+    Point(MUON_STEEP, (Target(SYNC, 6.0, 400), Target(SYNC_MUON, 3.0))),
+    Point(SYNC_MUON),
+    Point(FP32),
+    Point(Way("H 50, int8", codec="int8"), (Target(FP32, 0.3),)),
+    Point(Way("H 50, int4", codec="int4"), (Target(FP32, 0.3),)),
+    Point(
+        Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, mixing=0.5, num_fragments=4),
+        (Target(FP32, 0.0),),
+    ),
+    Point(
+        Way("ramp 1..20, Muon, e3m0", ramp=MANY, codec="e3m0", optimizer="muon"),
+        (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0)),
+    ),
     Point(RAMP_FP32),
     Point(Way("ramp 1..100, e3m0", ramp=STEEP, codec="e3m0"), (Target(SYNC, 6.0, 400),)),
     Point(Way("ramp 1..200, e3m0", ramp=LONG, codec="e3m0"), (Target(SYNC, 6.0, 400),)),
@@ -194,18 +210,8 @@ POINTS: Final = (
         Way("ramp 1..20, topk and top6, feedback", ramp=MANY, codec="topk", result="top6", beta=0.95),
         (Target(SYNC, 6.0, 400), Target(RAMP_FP32, 1.0)),
     ),
-    Point(Way("H 50, int8", codec="int8"), (Target(FP32, 0.3),)),
-    Point(Way("H 50, int4", codec="int4"), (Target(FP32, 0.3),)),
-    Point(
-        Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, mixing=0.5, num_fragments=4),
-        (Target(FP32, 0.0),),
-    ),
-    Point(SYNC_MUON),
-    Point(
-        Way("ramp 1..80, Muon, e3m0", ramp=RAMP, codec="e3m0", optimizer="muon"),
-        (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0)),
-    ),
     Point(Way("H 50, Muon, e3m0", codec="e3m0", optimizer="muon"), (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0))),
     Point(Way("H 50, one step late, fp32", delay=1)),
     Point(Way("alone", kind="solo")),
 )
+"""The most telling first: what is left out by a time that is over stands at the end."""

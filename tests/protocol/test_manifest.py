@@ -60,9 +60,10 @@ def test_what_a_sparse_codec_leaves_out_is_offered_again_unless_the_host_says_ot
 
 
 def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
-    assert b"optimizer" not in _manifest().canonical_bytes()
+    plain = _manifest(config=parse_run_config(default_run_toml().replace("optimizer = ", "# optimizer = ")))
+    assert b"optimizer" not in plain.canonical_bytes()
     assert b"matrix" not in _manifest().canonical_bytes()
-    text = default_run_toml().replace("# optimizer = ", "matrix_learning_rate = 0.02\noptimizer = ")
+    text = default_run_toml().replace("optimizer = ", "matrix_learning_rate = 0.02\noptimizer = ")
     chosen = _manifest(config=parse_run_config(text))
     assert b'"optimizer":"muon"' in chosen.canonical_bytes()
     assert chosen.config.inner.matrix_rate == 0.02
@@ -93,11 +94,11 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
         ('codec = "int8"', 'codec = "top6"', "round.codec is 'top6'"),
         ('codec = "int8"', 'codec = "int8"\nresult_codec = "top6"', 'result_codec = "top6" belongs to codec = "topk"'),
         ('codec = "int8"', 'codec = "topk"\nresult_codec = "topk"', "round.result_codec is 'topk'"),
-        ("# optimizer = ", "optimizer = 'sgd' # ", "inner.optimizer is 'sgd'"),
-        ("# optimizer = ", "matrix_learning_rate = 0.02 # ", 'matrix_learning_rate 0.02 belongs to optimizer = "muon"'),
-        ("# optimizer = ", "matrix_momentum = 0.9 # ", 'matrix_momentum 0.9 belongs to optimizer = "muon"'),
-        ("# optimizer = ", "matrix_momentum = 1.0\noptimizer = ", "inner.matrix_momentum is 1.0"),
-        ("# optimizer = ", "matrix_learning_rate = 0\noptimizer = ", "inner.matrix_learning_rate is 0"),
+        ("optimizer = ", "optimizer = 'sgd' # ", "inner.optimizer is 'sgd'"),
+        ("optimizer = ", "matrix_learning_rate = 0.02 # ", 'matrix_learning_rate 0.02 belongs to optimizer = "muon"'),
+        ("optimizer = ", "matrix_momentum = 0.9 # ", 'matrix_momentum 0.9 belongs to optimizer = "muon"'),
+        ("optimizer = ", "matrix_momentum = 1.0\noptimizer = ", "inner.matrix_momentum is 1.0"),
+        ("optimizer = ", "matrix_learning_rate = 0\noptimizer = ", "inner.matrix_learning_rate is 0"),
         ("# ramp_share = 0.02", "ramp_share = 1.0", "round.ramp_share is 1.0"),
         ("# ramp_share = 0.02", "ramp_share = -0.1", "round.ramp_share is -0.1"),
         ("# local_steps = ", "local_steps = 50 # ", "round.local_steps is 50"),
