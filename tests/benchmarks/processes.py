@@ -17,6 +17,7 @@ import psutil
 from peer.demo_processes import Running
 
 _PR_SET_PDEATHSIG: Final = 1
+_SHARED: Final = Path("/dev/shm")
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -122,7 +123,13 @@ def signal_all_of(running: Running, number: signal.Signals) -> None:
 
 
 def kill_all_of(running: Running) -> None:
-    """SIGKILL to the process and all its descendants, whatever their groups; returns when it is reaped."""
+    """SIGKILL to the process and all its descendants, whatever their groups; returns when it is reaped. What torch shared of them in
+    memory is taken away: a killed process leaves it behind for ever, and hivemind's averagers share whole vectors.
+    """
+    pids = [process.pid for process in family(running)]
     signal_all_of(running, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         running.process.wait(timeout=10.0)
+    for pid in pids:
+        for left in _SHARED.glob(f"torch_{pid}_*"):
+            left.unlink(missing_ok=True)
