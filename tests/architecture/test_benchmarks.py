@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 
 import pytest
 
@@ -18,16 +19,23 @@ def _name(module: Module) -> str:
     return module.path.removesuffix(".py").replace("/", ".")
 
 
-def _replaced(module: Module) -> list[tuple[str, str]]:
-    """The owner as it is written, and the attribute, of each `setattr(owner, "attribute", ...)`."""
+def _replaced(module: Module) -> list[tuple[str, str, str]]:
+    """The owner as it is written, the attribute and what takes its place, of each `setattr(owner, "attribute", ...)`."""
     calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
     return [
-        (ast.unparse(call.args[0]), call.args[1].value)
+        (ast.unparse(call.args[0]), call.args[1].value, ast.unparse(call.args[2]))
         for call in calls
         if ast.unparse(call.func) == "setattr"
         and isinstance(call.args[1], ast.Constant)
         and isinstance(call.args[1].value, str)
     ]
+
+
+def _function(module: Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function of this name in a module, however deep it stands, that is no method; None where there is none."""
+    functions = [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    plain = [function for function in functions if [each.arg for each in function.args.args[:1]] != ["self"]]
+    return next((function for function in plain if function.name == name), None)
 
 
 def _names_used(name: str) -> set[str]:
@@ -46,14 +54,35 @@ def test_there_are_hooks_to_look_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "owner", "attribute"), HOOKS, ids=lambda value: value if isinstance(value, str) else value.path
+    ("module", "owner", "attribute", "_replacement"),
+    HOOKS,
+    ids=lambda value: value if isinstance(value, str) else value.path,
 )
-def test_what_a_benchmark_replaces_is_used_where_it_replaces_it(module: Module, owner: str, attribute: str) -> None:
+def test_what_a_benchmark_replaces_is_used_where_it_replaces_it(
+    module: Module, owner: str, attribute: str, _replacement: str
+) -> None:
     if owner.startswith(ROOMS):  # a module, which the benchmark may import late
         assert attribute in _names_used(owner)
     else:
         defined_in = next(name for name, _ in module.imports() if name.endswith(f".{owner}")).removesuffix(f".{owner}")
         assert attribute in vars(getattr(importlib.import_module(defined_in), owner))
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "attribute", "replacement"),
+    HOOKS,
+    ids=lambda value: value if isinstance(value, str) else value.path,
+)
+def test_what_a_benchmark_puts_in_the_place_of_a_method_takes_what_the_method_takes(
+    module: Module, owner: str, attribute: str, replacement: str
+) -> None:
+    function = _function(module, replacement)
+    if owner.startswith(ROOMS) or function is None or function.args.vararg is not None:
+        return
+    defined_in = next(name for name, _ in module.imports() if name.endswith(f".{owner}")).removesuffix(f".{owner}")
+    replaced = getattr(getattr(importlib.import_module(defined_in), owner), attribute)
+    taken = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    assert taken[1:] == list(inspect.signature(replaced).parameters)[1:]
 
 
 @pytest.mark.parametrize("name", sorted(_name(module) for module in _benchmarks() if "ArgumentParser(" in module.text))

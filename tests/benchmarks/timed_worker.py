@@ -136,7 +136,7 @@ def sleep_through(step_s: float) -> None:
         )
         time.sleep(max(0.0, until_s - time.perf_counter()))
 
-    def evaluate(trainer: LocalTrainer, anchor_N: torch.Tensor) -> float:
+    def evaluate(trainer: LocalTrainer, anchor_N: torch.Tensor, expert: int | None = None) -> float:
         time.sleep(step_s / 3)
         return 1.0
 
