@@ -158,6 +158,8 @@ class WatchedChain(UnitChain):
         parts = record.slices if record is not None else ()
         blobs = [await log.read_result(record.parent, part.result_hash) for part in parts] if record is not None else []
         applied = await super().apply(link, certificate)
+        if tools.unit in self.node.owed:
+            self.node.owed[tools.unit].applied(link.commit, applied.previous_anchor_N, applied.state.anchor_N)
         if record is not None:
             check_applied_bytes(record, blobs, tools.result_codec, tools.grid)
         self.look()
@@ -244,7 +246,9 @@ class Node:
         """Where each unit stood last, in any process life."""
 
         self._rooms: dict[UnitName, Room] = {}
-        self._owed: dict[UnitName, Owed] = {}
+        self.owed: dict[UnitName, Owed] = {}
+        """What each unit of this process owes the run, with error feedback."""
+
         self._network: MemoryNetwork | None = None
         self._scope: trio.CancelScope | None = None
         self._must_leave = trio.Event()
@@ -390,7 +394,7 @@ class Node:
             world.swarm.timers,
             life=self.session,
             costs=world.profile.costs,
-            owed=self._owed.get(unit),
+            owed=self.owed.get(unit),
         )
         await trainer.load(chain.state.anchor_N, schedule_tokens=chain.head.total_tokens)
         self.lives[unit].begin(trainer)
@@ -454,7 +458,8 @@ class Node:
         if not beta:
             return None
         feedback = WatchedFeedback(self.peer, beta, world.grid, self._storage(self._folder(unit)), offload)
-        self._owed[unit] = Owed(self.peer, feedback, world.codec, world.grid)
+        has_mixed = partial(world.happened, "mixed", f"{self.name} {unit}")
+        self.owed[unit] = Owed(self.peer, feedback, world.codec, world.grid, world.profile.mixing, has_mixed)
         return feedback
 
     def _told(self, process: Process, event: str, fields: Mapping[str, object]) -> None:
@@ -474,8 +479,8 @@ class Node:
         if event == "contributed" and isinstance(root, bytes):
             base = self.services[unit].chain.head.commit
             self.lives[unit].tell(base, Root(root), self.trainers[unit].last_snapshot)
-            if unit in self._owed:
-                self.world.observed_of[unit].sources[self.peer, base, Root(root)] = self._owed[unit].sources()
+            if unit in self.owed:
+                self.world.observed_of[unit].sources[self.peer, base, Root(root)] = self.owed[unit].sources()
         if event == "committed" and isinstance(link, ChainLink):
             self.world.trace.add(f"{name} commit {link.index} {link.commit.hex()}")
 

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from averaging.error_feedback import Feedback
-from averaging.rounds import feedback
+from averaging.rounds import adopting, adoption, feedback
+from averaging.rounds.adopting import Adopter
+from averaging.rounds.adoption import Mixed
 from tests.simulation.beside import Beside, Play
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.profiles import PROFILES
 from tests.simulation.scenario import play
 from tests.simulation.stories import simulate
 
-PLAYS = [
+FED = [
     Play(("tests.simulation", "--json", "--profile", "feedback", "--start", str(start), "--seeds", "2"), str(start))
     for start in (0, 2)
 ]
+STREAMING = [
+    Play(("tests.simulation", "--json", "--profile", "streaming-feedback", "--start", str(start), "--seeds", "1"), "3")
+    for start in (8, 10)
+]
+PLAYS = [*FED, *STREAMING]
 
 
 @pytest.mark.timeout(300)
 def test_no_residual_is_lost_or_applied_twice_whatever_befalls_a_swarm(beside: Beside) -> None:
-    told = [json.loads(printed) for printed in beside.output(*PLAYS)]
+    told = [json.loads(printed) for printed in beside.output(*FED)]
     assert [totals["errors"] for totals in told] == [{}, {}]
     assert sum(totals["reached"].get("event Switched", 0) for totals in told) > 0
+
+
+@pytest.mark.timeout(300)
+def test_of_commits_that_are_mixed_in_a_peer_owes_what_was_not_counted_whatever_befalls_its_fragments(
+    beside: Beside,
+) -> None:
+    told = [json.loads(printed) for printed in beside.output(*STREAMING)]
+    assert [totals["errors"] for totals in told] == [{}, {}]
+    assert all(totals["faults"]["mixed"] > 50 and totals["faults"]["switch"] > 0 for totals in told)
 
 
 def _never_changes(patch: pytest.MonkeyPatch) -> None:
@@ -56,3 +73,48 @@ def test_a_residual_that_a_restart_brings_back_although_it_was_counted_is_found(
     monkeypatch.setattr(feedback, "_followed", lambda state, *args: (state, set()))
     scenario = SCENARIOS["member-with-feedback-crashes-everywhere"]
     assert any("was applied twice" in play(scenario, seed).error for seed in range(4))
+
+
+def _forgets_what_the_codec_left_out(patch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = adoption._mix
+
+    def mix(*args: Any) -> None:
+        *rest, mixed = args
+        real(*rest, Mixed(mixed.alpha, None))
+
+    patch.setattr(adoption, "_mix", mix)
+
+
+def _mixes_however_late(patch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = Adopter._mixed
+    patch.setattr(Adopter, "_mixed", lambda self, contribution, ready: real(self, contribution, 0))
+
+
+def _never_mixes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Adopter, "_mixed", lambda self, contribution, ready: None)
+
+
+def _mixes_what_was_not_counted(patch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = adoption.adopt_commit
+
+    def adopt(applied: Any, record: Any, me: Any, offered: Any, grid: Any, mixed: Any = None) -> Any:
+        adopted = real(applied, record, me, offered, grid, mixed)
+        return replace(adopted, kept=dict.fromkeys(range(grid.num_chunks), 0.5))
+
+    patch.setattr(adopting, "adopt_commit", adopt)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "told"),
+    [
+        (_forgets_what_the_codec_left_out, "owes another sum"),
+        (_mixes_however_late, "later than it may"),
+        (_never_mixes, "does not mix in"),
+        (_mixes_what_was_not_counted, "mixes away what was not counted"),
+    ],
+)
+def test_a_commit_that_is_mixed_in_otherwise_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    assert told in simulate(0, PROFILES["streaming-feedback"]).error

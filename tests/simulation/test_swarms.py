@@ -28,7 +28,7 @@ def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> Pla
 SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
 RECOVERIES = [_play(4, 2, "1", "recovery"), _play(6, 2, "2", "recovery")]
 SPARSE = [_play(0, 2, "1", "sparse")]
-STREAMING = [_play(0, 2, "2", "streaming")]
+STREAMING = [_play(1, 1, "2", "streaming")]
 EXPERTS = [_play(0, 1, "1", "experts")]
 PLAYS = [*SWARMS, *RECOVERIES, *SPARSE, *STREAMING, *EXPERTS]
 

@@ -17,7 +17,7 @@ from averaging.network.clocks import Timers
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from tests.simulation import accounting
 from tests.simulation.accounting import LIFE_TOKENS, Tokens
-from tests.simulation.owed import Owed
+from tests.simulation.owed import Moved, Owed
 from tests.simulation.virtual_time import Process
 
 STEP_TOKENS = 100
@@ -203,6 +203,8 @@ class SimulatedTrainer:
         self._move()
         self.last_snapshot = list(self._ready)
         tokens = accounting.count(self._ready)
+        if self._owed is not None:
+            self._owed.snapshot(self._theta_N, tokens)
         return Snapshot(self._theta_N.clone(), tokens, tokens // STEP_TOKENS, self._next_step)
 
     def expect_switch(self, switch: Switch) -> None:
@@ -228,7 +230,8 @@ class SimulatedTrainer:
             kept_N[part.begin : part.stop] *= part.share
         self._theta_N = torch.add(kept_N, shift_N)
         if self._owed is not None and self._anchor_N is not None:
-            self._owed.shifted(before_N, self._theta_N, self._anchor_N)
+            moved = Moved(before_N, self._theta_N, kept, accounting.count(self._ready))
+            self._owed.shifted(moved, self._anchor_N)
         switch = self._switches.pop(id(self._anchor_N), None)
         if switch is not None:
             self._switch(switch, credited_tokens)
