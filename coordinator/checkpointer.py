@@ -58,6 +58,13 @@ _WRITE_COST_S: Final = 0.1
 FetchState = Callable[[Sequence[PeerId], UnitName, "ChunkGrid", CommitId, Root], Awaitable["UnitState"]]
 """(donors, unit, grid, commit, expected root) -> the verified state: the transfer's, with the network bound."""
 
+KeptState = Callable[[UnitName], Awaitable["UnitState | None"]]
+"""(unit) -> its newest state as the host keeps it beside the checkpoints; None where it keeps none."""
+
+
+async def _keeps_none(unit: UnitName) -> UnitState | None:
+    return None
+
 
 @dataclass(frozen=True, slots=True)
 class UnitTarget:
@@ -104,7 +111,8 @@ class CheckpointRules:
 class CheckpointPlace:
     """Where checkpoints go and what is the same in all of them. Of several units `schema` and `grid` are the spine's, `beside` those
     of the others, and `whole` has all tensors of the model in its own order. In a run of experts `mixture` are their numbers, and
-    `first(unit)` is the state of a unit with which the run began, for one that nobody who is there holds and no checkpoint has.
+    `first(unit)` is the state of a unit with which the run began, for one that nobody who is there holds, of which `kept(unit)` has
+    nothing and no checkpoint either.
     """
 
     folder: Path
@@ -118,6 +126,7 @@ class CheckpointPlace:
     whole: TensorSchema | None = None
     mixture: MixtureConfig | None = None
     first: Callable[[UnitName], UnitState] | None = None
+    kept: KeptState = _keeps_none
 
 
 def fetch_limit_s(place: CheckpointPlace) -> float:
@@ -370,24 +379,45 @@ class Checkpointer:
         units = [UnitContent(place.schema, place.grid, state, target.root)]
         for (schema, grid), part in zip(place.beside, target.beside, strict=True):
             if not part.donors:
-                units.append(await offload.run(partial(self._known, schema, grid), cost_s=_WRITE_COST_S))
+                units.append(await self._known(schema, grid, offload))
                 continue
             fetched = await self._fetch(part.donors, part.unit, grid, part.commit, part.root)
             units.append(UnitContent(schema, grid, fetched, part.root))
         whole = together(units, place.whole)
         return replace(content, schema=place.whole, state=whole, units=tuple(units), mixture=place.mixture)
 
-    def _known(self, schema: TensorSchema, grid: ChunkGrid) -> UnitContent:
-        """The newest state of a unit that nobody has now: of the newest checkpoint that is whole, else of the start. Blocks."""
-        for row in sorted(self._tracker.checkpoints, key=lambda row: -row.index):
+    async def _known(self, schema: TensorSchema, grid: ChunkGrid, offload: Offload) -> UnitContent:
+        """The newest state of a unit that nobody has now: the one that the host keeps, or that of the newest checkpoint that is whole
+        and not of a lineage that was left, whichever is of a later round; else that of the start.
+        """
+        kept: UnitState | None = None
+        try:
+            kept = await self._place.kept(schema.unit)
+        except PotluckError as error:
+            _log.warning("kept_unit_not_read", unit=schema.unit, reason=error.one_line())
+        stored = await offload.run(partial(self._stored, schema, grid), cost_s=_WRITE_COST_S)
+        if stored is not None and (kept is None or kept.index < stored.state.index):
+            return stored
+        if kept is None:
+            kept = await offload.run(partial(self._first, schema.unit), cost_s=_WRITE_COST_S)
+        root = await offload.run(partial(state_root, kept, grid), cost_s=_WRITE_COST_S)
+        return UnitContent(schema, grid, kept, root)
+
+    def _stored(self, schema: TensorSchema, grid: ChunkGrid) -> UnitContent | None:
+        """A unit as the newest checkpoint has it that is whole and not of a lineage that was left. Blocks."""
+        rows, chain = self._tracker.checkpoints, self._tracker.chain
+        left = frozenset[CommitId]() if chain is None else _sides(chain, rows)[1]
+        for row in sorted((row for row in rows if row.commit not in left), key=lambda row: -row.index):
             try:
                 return stored_unit(self._place.folder / row.path, schema, grid)
             except PotluckError as error:
                 _log.warning("checkpoint_not_read", index=row.index, reason=error.one_line())
+        return None
+
+    def _first(self, unit: UnitName) -> UnitState:
         if self._place.first is None:
-            raise TemporaryError(f"no state of {schema.unit} anywhere", "a live holder, or a checkpoint")
-        state = self._place.first(schema.unit)
-        return UnitContent(schema, grid, state, state_root(state, grid))
+            raise TemporaryError(f"no state of {unit} anywhere", "a live holder, or a checkpoint")
+        return self._place.first(unit)
 
     async def _prune(self, offload: Offload) -> None:
         rows, left = self._tracker.checkpoints, frozenset[CommitId]()

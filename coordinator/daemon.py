@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from averaging.state import UnitState
     from coordinator.checkpointer import Checkpointer, FetchState
     from coordinator.config import HostConfig
+    from coordinator.unit_keeper import UnitKeeper
 
 _log = structlog.get_logger()
 
@@ -195,9 +196,10 @@ async def _serve(host: Host, say: Say) -> None:
                     )
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
-                    work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
-                    if host.run.manifest.config.mixture is not None:
-                        work.start_soon(_keep_units, host, network)
+                    keeper = await _unit_keeper(host, network) if host.run.manifest.config.mixture is not None else None
+                    work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
+                    if keeper is not None:
+                        work.start_soon(keeper.run)
 
 
 @dataclass
@@ -310,7 +312,7 @@ def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
     return tuple(host.events.newest(most))
 
 
-def _checkpointer(host: Host, network: Network) -> Checkpointer:
+def _checkpointer(host: Host, network: Network, keeper: UnitKeeper | None) -> Checkpointer:
     from coordinator.checkpointer import Checkpointer, CheckpointPlace, CheckpointRules  # with torch
 
     manifest, folder = host.run.manifest, host.run.folder
@@ -329,6 +331,8 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
         mixture=manifest.config.mixture,
         first=partial(_first_state, host),
     )
+    if keeper is not None:
+        place = replace(place, kept=keeper.newest)
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
     return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network, host.tracker))
@@ -355,8 +359,8 @@ def _start_of(host: Host) -> bytes:
     return envelope.payload
 
 
-async def _keep_units(host: Host, network: Network) -> None:
-    """Fetch what the holders of experts have, for ever, and give it on."""
+async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
+    """What fetches what the holders of experts have, once it runs, and gives it on."""
     from averaging.rounds.transfer import FETCH_CHANNEL  # with torch
     from coordinator.unit_keeper import KeeperView, UnitKeeper
     from coordinator.unit_places import PlaceTools, kept_places
@@ -373,7 +377,7 @@ async def _keep_units(host: Host, network: Network) -> None:
     view = KeeperView(host.tracker.unit_looks, is_admitted, host.tracker.note_kept, reach)
     keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
     network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)
-    await keeper.run()
+    return keeper
 
 
 def _fetch_over(network: Network, tracker: RunTracker) -> FetchState:

@@ -24,6 +24,7 @@ from protocol.ids import CommitId, PeerId, UnitName, short
 if TYPE_CHECKING:
     from averaging.network.seams import Network, Storage, Stream
     from averaging.rounds.unit import UnitChain
+    from averaging.state import UnitState
 
 _log = structlog.get_logger()
 
@@ -93,6 +94,8 @@ class UnitKeeper:
         self._every_rounds = every_rounds
         self._kept: dict[UnitName, _Kept] = {}
         self._rests_until_s: dict[UnitName, float] = {}
+        self._opens = {unit: trio.Lock() for unit in places}
+        """Held while a unit's files are opened, which tidies them, or change."""
 
     @property
     def _rounds(self) -> dict[UnitName, int]:
@@ -119,8 +122,9 @@ class UnitKeeper:
             await trio.sleep(_LOOK_EVERY_S)
         for unit, place in self._places.items():
             try:
-                if LOG_NAME in await place.storage.list_names(LOG_NAME):
-                    self._note(await self._opened(place))
+                async with self._opens[unit]:
+                    if LOG_NAME in await place.storage.list_names(LOG_NAME):
+                        self._note(await self._opened(place))
             except PotluckError as error:
                 _log.warning("unit_not_restored", unit=unit, reason=error.one_line())
 
@@ -131,6 +135,24 @@ class UnitKeeper:
 
     async def visit(self, look: UnitLook) -> None:
         """Fetch what the holders of a unit have. Raises as `trail`; what came before that is kept."""
+        async with self._opens[look.unit]:
+            await self._visit(look)
+
+    async def newest(self, unit: UnitName) -> UnitState | None:
+        """The state of a unit as it can be given on, whole in memory, for a checkpoint; waits for a visit that is under way. None
+        where nothing is kept of it, or what is kept is not what the run attests.
+
+        Raises:
+            StorageError: its files cannot be read.
+        """
+        place = self._places[unit]
+        async with self._opens[unit]:
+            if LOG_NAME not in await place.storage.list_names(LOG_NAME):
+                return None
+            chain = await self._opened(place)
+        return chain.state if chain.head.index and chain.is_sound else None
+
+    async def _visit(self, look: UnitLook) -> None:
         place = self._places[look.unit]
         try:
             chain = await self._opened(place)

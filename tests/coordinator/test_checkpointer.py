@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,10 @@ from coordinator.checkpointer import (
     due_checkpoint,
 )
 from coordinator.checkpoints import (
+    CheckpointContent,
     CheckpointManifest,
+    UnitContent,
+    together,
     unlisted_checkpoints,
     verify_checkpoint,
     write_checkpoint,
@@ -286,6 +289,109 @@ async def test_a_frozen_expert_is_written_as_the_newest_checkpoint_or_the_start_
     assert two.units is not None
     assert [(unit.unit, unit.index) for unit in two.units] == [("trunk", 2), ("expert-0", 3), ("expert-1", 0)]
     assert two.units[1:] == one.units[1:]
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """A run of one expert that nobody holds; `stored(index, commit)` writes a checkpoint in which it has had so many rounds."""
+
+    host: HostWorld
+    place: CheckpointPlace
+
+    async def stored(self, index: int, commit: CommitId, trunk_index: int) -> None:
+        place, (schema, grid) = self.place, self.place.beside[0]
+        assert place.whole is not None
+        parts = [
+            UnitContent(one, each, state, state_root(state, each))
+            for one, each, state in (
+                (place.schema, place.grid, replace(start_state(place.schema, 1, commit), index=trunk_index)),
+                (schema, grid, self.state(index)),
+            )
+        ]
+        state = together(parts, place.whole)
+        content = CheckpointContent(
+            place.run_name,
+            place.run_id_hex,
+            place.whole,
+            place.grid,
+            place.model,
+            state,
+            parts[0].root,
+            units=tuple(parts),
+            mixture=place.mixture,
+        )
+        self.host.ledger.add_checkpoint(write_checkpoint(place.folder, content, now_unix_s=1))
+        await self.host.tracker.refresh_checkpoints()
+
+    def state(self, index: int) -> UnitState:
+        return replace(start_state(self.place.beside[0][0], 50 + index, CommitId(bytes([index]) * 32)), index=index)
+
+    async def written(self, kept_index: int) -> int:
+        """How many rounds the expert has had in the next checkpoint, where the host keeps it with so many (0: not at all)."""
+
+        async def kept(unit: UnitName) -> UnitState | None:
+            return self.state(kept_index) if kept_index else None
+
+        donors, trunk = Donors(), start_state(self.place.schema, 3, CommitId(b"t" * 32))
+        donors.states[trunk.head] = trunk
+        place = replace(self.place, kept=kept)
+        writer = Checkpointer(place, RULES, self.host.tracker, self.host.writer, donors.fetch)
+        frozen = UnitTarget(self.place.beside[0][0].unit, NO_COMMIT, NO_ROOT, ())
+        target = Target(trunk.head, 1, state_root(trunk, place.grid), (A,), (frozen,))
+        content = await writer.content(target, self.host.offload)
+        assert content.units is not None
+        found = content.units[1]
+        assert found.root == state_root(self.state(found.state.index), found.grid)
+        return found.state.index
+
+
+def _frozen(host: HostWorld) -> _Frozen:
+    decoder = DecoderConfig(dim=4, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=6, context_tokens=8)
+    mixture = MixtureConfig(num_experts=1, ffn_dim=4)
+    units = held_units(decoder, mixture, range(1))
+    trunk, expert = units.schemas
+    place = CheckpointPlace(
+        host.folder / "checkpoints",
+        "run",
+        host.run_id.hex(),
+        trunk,
+        ChunkGrid(trunk.num_elements, 256),
+        decoder.model_dump(),
+        beside=((expert, ChunkGrid(expert.num_elements, 256)),),
+        whole=units.whole,
+        mixture=mixture,
+        first=lambda unit: replace(start_state(expert, 50, CommitId(bytes(32)))),
+    )
+    return _Frozen(host, place)
+
+
+async def test_a_frozen_expert_is_written_as_the_host_keeps_it_where_that_is_further_than_the_newest_checkpoint(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        await start(host)
+        frozen = _frozen(host)
+        assert await frozen.written(0) == 0
+        assert await frozen.written(2) == 2
+        await frozen.stored(3, CommitId(b"a" * 32), 1)
+        assert [await frozen.written(kept) for kept in (0, 2, 3, 4)] == [3, 3, 3, 4]
+
+
+async def test_a_frozen_expert_is_not_written_from_a_checkpoint_of_a_lineage_that_was_left(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        chain, donors = await start(host), Donors()
+        other = chain.clone()
+        await commit_and_report(host, chain, donors, 2, 2)
+        left = chain.head[0]
+        await commit_and_report(host, other, donors, 1, 300)
+        assert host.tracker.state.head == other.head[0]
+        frozen = _frozen(host)
+        await frozen.stored(9, left, 2)
+        assert [await frozen.written(kept) for kept in (0, 2)] == [0, 2]
+        await frozen.stored(1, other.head[0], 1)
+        assert [await frozen.written(kept) for kept in (0, 2)] == [1, 2]
 
 
 class Donors:

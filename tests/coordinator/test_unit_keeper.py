@@ -8,6 +8,7 @@ import trio
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import UnitChain
+from averaging.state import state_root
 from averaging.unit_log import LOG_NAME
 from peer.kept_unit import take_kept
 from protocol.errors import PotluckError
@@ -52,6 +53,9 @@ def _run(num_rounds: int, every_rounds: int) -> None:
             again = SimulatedKeeper(world, disk, every_rounds)
             await world.wait_for(lambda: again.kept.get(EXPERT) == kept, 60.0, "the restart")
             await _check(world, kept)
+            state = await again.keeper.newest(EXPERT)
+            assert state is not None, "for the next checkpoint"
+            assert (state.index, state_root(state, world.grid)) == (kept, world.observed_of[EXPERT].roots[state.head])
             nursery.cancel_scope.cancel()
 
     virtual_time.run(SEED, tell)
@@ -75,6 +79,27 @@ def test_who_takes_up_an_expert_that_nobody_holds_has_what_its_holders_had_also_
     num_rounds: int, every_rounds: int
 ) -> None:
     _run(num_rounds, every_rounds)
+
+
+def test_what_is_read_for_a_checkpoint_beside_the_visits_is_whole_and_changes_none() -> None:
+    async def tell() -> None:
+        async with trio.open_nursery() as nursery:
+            world = World(SEED, nursery, num_peers=6, num_founders=6, profile=PROFILE)
+            host = SimulatedKeeper(world, MemoryDisk())
+            assert await host.keeper.newest(EXPERT) is None
+            for node in world.nodes:
+                world.boot(node)
+            read: set[int] = set()
+            with trio.fail_after(900.0):
+                while len(read) < 4:
+                    await trio.sleep(0.3)
+                    state = await host.keeper.newest(EXPERT)
+                    if state is not None:
+                        assert state_root(state, world.grid) == world.observed_of[EXPERT].roots[state.head]
+                        read.add(state.index)
+            nursery.cancel_scope.cancel()
+
+    virtual_time.run(SEED, tell)
 
 
 def test_a_damaged_log_is_fetched_anew_and_strangers_are_given_nothing() -> None:
