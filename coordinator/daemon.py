@@ -196,7 +196,7 @@ async def _serve(host: Host, say: Say) -> None:
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
                     work.start_soon(_checkpointer(host, network).run, host.clock, host.offload)
-                    if host.run.manifest.config.mixture is not None:
+                    if host.run.manifest.num_parts:
                         work.start_soon(_keep_units, host, network)
 
 
@@ -328,6 +328,7 @@ def _checkpointer(host: Host, network: Network) -> Checkpointer:
         whole=manifest.model_schema if beside else None,
         mixture=manifest.config.mixture,
         first=partial(_first_state, host),
+        are_stages=manifest.config.stages is not None,
     )
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
