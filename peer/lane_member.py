@@ -41,6 +41,9 @@ class LaneMember:
         self.refused = Counter[PeerId]()
         """What was refused, by who sent it."""
 
+        self.num_lanes = 0
+        """That are kept, as the keeper says; 0 where it is not known."""
+
         self._tools = tools
         self._keeper_of = keeper_of
         self._seat: LaneSeat | None = None
@@ -82,11 +85,15 @@ class LaneMember:
         return encode_parcel(said.LaneAnswer(""))
 
     def _hear(self, sender: PeerId, message: said.LaneMessage) -> None:
+        if isinstance(message, said.LaneSpare):
+            raise RemoteProtocolError("a spare's word to a member", "one to its keeper")
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
         if not isinstance(message, said.FromKeeper):
             raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
         seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
+        if isinstance(message, said.LanePing):
+            self.num_lanes = message.num_lanes
         if isinstance(message, said.LaneBegin | said.LaneBack):
             self._placed(seat, sender, message)
         elif seat is not None:

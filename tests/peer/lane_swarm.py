@@ -15,9 +15,10 @@ import trio
 from averaging.codecs.boundary import BoundaryCodec
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.offload import InlineOffload
+from peer.lane_compute import ComputeTools, LaneShape, LaneWork
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
-from peer.lane_work import LaneShare, LaneTools
+from peer.lane_work import LaneShare, LaneTools, OffloadedWork
 from peer.stage_passes import StagePasses
 from peer.stage_trainer import StageTrainer
 from protocol.ids import PeerId
@@ -138,20 +139,13 @@ class LaneSwarm:
     def open(self, peer: PeerId) -> LaneMember:
         """A peer that can take a seat."""
         network = self.networks[peer] = self.swarm.start(peer)
-        tools = LaneTools(
-            run_id=RUN,
-            network=network,
-            offload=InlineOffload(),
-            config=self.config,
-            stages=STAGES,
-            shape=SHAPE,
-            trainer_of=partial(self._trainer, peer),
-            tokens_of=tokens_of,
-            learning_rate_of=lambda at: INNER.learning_rate,
-            average=self.rounds.average,
-            forward_codec=self.codecs[0],
-            backward_codec=self.codecs[1],
-        )
+        form, offload = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs), InlineOffload()
+        compute = ComputeTools(form, partial(self._trainer, peer), tokens_of, lambda at: INNER.learning_rate)
+
+        def work_of(number: int, stage: int) -> OffloadedWork:
+            return OffloadedWork(LaneWork(compute, number, stage), offload)
+
+        tools = LaneTools(network, offload, form, work_of, self.rounds.average)
         member = self.members[peer] = LaneMember(tools, lambda number: KEEPER)
         member.serve()
         self._start(peer, member.run)
