@@ -386,6 +386,7 @@ class Board:
             return {}
         chain, state, now_s = self.service.chain, self.service.state, self.clock.monotonic_s()
         told: dict[str, object] = {
+            "unit": self.service.unit,
             "head": chain.head.commit.hex(),
             "index": chain.head.index,
             "state_root": chain.root.hex(),

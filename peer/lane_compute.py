@@ -56,7 +56,8 @@ class ComputeTools:
 
     Attributes:
         trainer_of: a stage, with the run's newest parameters where a lane begins.
-        tokens_of: (lane, point, number of the micro-batch) to (B, T + 1) int64: the same whenever it is asked for.
+        tokens_of: (lane, point, number of the micro-batch) to (B, T + 1) int64: the same whenever it is asked for; held-out text for
+            those that are measured alone.
         learning_rate_of: an inner step's.
     """
 
@@ -73,6 +74,9 @@ class LaneWork:
         self.loss_nats: float | None = None
         """Mean over the tokens of the last inner step, at the last stage alone."""
 
+        self.heldout_nats: float | None = None
+        """The same of the held-out text, by the parameters that the last round measured began with."""
+
         self._tools = tools
         self._lane = lane
         self._stage = stage
@@ -80,6 +84,7 @@ class LaneWork:
         self._opened: StageTrainer | None = None
         self._held: dict[tuple[int, Point, Pass], torch.Tensor] = {}
         self._losses: list[float] = []
+        self._measured: list[float] = []
 
     def open(self) -> None:
         """Make the stage."""
@@ -122,12 +127,24 @@ class LaneWork:
         if arrived is None:
             raise LocalProtocolError("a forward pass without activations", "those of the stage before")
         targets_BT = tokens_BT[:, 1:] if is_last and tokens_BT is not None else None
-        share = 1.0 / tools.form.config.num_micro_batches
+        share, first = 1.0 / tools.form.config.num_micro_batches, tools.form.config.num_micro_batches
+        if batch.number >= first:
+            left = passes.measured(batch, arrived, targets_BT=targets_BT)
+            if is_last:
+                self._measure(float(left), batch.number - first)
+            return None if is_last else left
         left = passes.forward(batch, arrived, targets_BT=targets_BT, share=share)
         if not is_last:
             return left
         self._losses.append(float(left))
         return None
+
+    def _measure(self, nats: float, number: int) -> None:
+        if number == 0:
+            self._measured.clear()
+        self._measured.append(nats)
+        if len(self._measured) == self._tools.form.config.heldout_passes:
+            self.heldout_nats = sum(self._measured) / len(self._measured)
 
     def square(self) -> float:
         """Of this stage's gradient."""

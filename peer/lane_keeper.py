@@ -115,9 +115,11 @@ class _KeptLane:
             self._nursery = nursery
             begin = said.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
             self._tell(self.state.members, begin)
+            ticked_s = trio.current_time()
             while not self._over.is_set():
                 self._feed(lane.SparesListed(self._spares()))
-                self._feed(lane.Ticked())
+                self._feed(lane.Ticked(max(0.0, trio.current_time() - ticked_s - 2 * TICK_S)))
+                ticked_s = trio.current_time()
                 with trio.move_on_after(TICK_S):
                     await self._over.wait()
             with trio.move_on_after(GOODBYE_WITHIN_S):
@@ -158,6 +160,7 @@ class _KeptLane:
             case lane.AgreeStep():
                 self._tell(living, said.LaneStep(number, order.epoch, order.at, order.whole_square))
             case lane.KeepFrom():
+                self._tell(living, said.LanePing(number, epoch, self._num_lanes()))  # a busy lane hears no other
                 self._tell(living, said.LaneKeep(number, epoch, order.at))
             case lane.GoBack():
                 back = said.LaneBack(number, order.epoch, order.at, order.counted, order.members)

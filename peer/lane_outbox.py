@@ -22,7 +22,7 @@ from peer.lane_calls import read_answer
 from peer.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
-from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LanePassed
+from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed
 from protocol.pipeline.lane_wire import decode_parcel, encode_parcel
 from protocol.received import MAX_TEXT
 
@@ -215,12 +215,31 @@ async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_b
             await stream.aclose()
 
 
+async def give(network: LaneNetwork, peer: PeerId, gift: LaneGift, data: bytes) -> str:
+    """Why a peer refuses a gift; empty where it takes it.
+
+    Raises:
+        TransportError: it cannot be reached, or does not answer.
+        RemoteProtocolError: it answers something else.
+    """
+    stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    try:
+        await send_parcel(stream, gift, data)
+        frame = await receive_in_time(stream)
+        if frame is None:
+            raise PeerUnreachable(f"{peer} ended the stream", "an answer")
+        return read_answer(frame)
+    finally:
+        with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+            await stream.aclose()
+
+
 def _nothing() -> None:
     pass
 
 
 async def send_parcel(
-    stream: Stream, parcel: LanePassed | LaneCopy, data: bytes, moved: Callable[[], None] = _nothing
+    stream: Stream, parcel: LanePassed | LaneCopy | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
 ) -> None:
     """A parcel and what follows it.
 

@@ -31,7 +31,7 @@ from protocol.stage_schema import stage_schema
 
 log = structlog.get_logger()
 
-KEEPER_SILENT_S: Final = 5.0
+KEEPER_SILENT_S: Final = 8.0
 """A keeper that is not heard for so long has given this seat away, or is gone."""
 
 _STEPS_REMEMBERED: Final = 2

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
+import torch
 import trio
 
 from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, whole_answer
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
-from peer.lane_work import LaneTools
-from protocol.errors import PotluckError
+from peer.lane_outbox import give
+from peer.lane_work import LaneShare, LaneTools
+from protocol.errors import PeerUnreachable, PotluckError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline import lane_forming as forming
 from protocol.pipeline import lane_messages as said
@@ -39,7 +41,7 @@ class LaneRole:
         stage: that it holds.
         session: of its process.
         genesis: of the run's spine.
-        first_holders: the live holders of the first stage, ourselves with them where we are one.
+        holders: the live holders of a stage, ourselves with them where we are one.
         index: of the newest commit of our stage.
         why_not: why no seat is taken now, in words; empty where one is.
     """
@@ -47,7 +49,7 @@ class LaneRole:
     stage: int
     session: int
     genesis: CommitId
-    first_holders: Callable[[], Sequence[PeerId]]
+    holders: Callable[[int], Sequence[PeerId]]
     index: Callable[[], int]
     why_not: Callable[[], str]
 
@@ -110,13 +112,14 @@ class LaneService:
     async def _tell_keeper(self) -> None:
         now_s = trio.current_time()
         self._gone = {peer: at_s for peer, at_s in self._gone.items() if now_s - at_s < GONE_FOR_S}
-        order = forming.keeper_order(self._role.genesis, self._role.first_holders())
-        asked = [self._keeper] if self._keeper is not None else []
+        order = forming.keeper_order(self._role.genesis, self._role.holders(0))
+        is_idle = self._keeper == self._me and not self.keepers.lanes  # two may have begun to keep lanes at once
+        asked = [self._keeper] if self._keeper is not None and not is_idle else []
         for peer in dict.fromkeys((*asked, *order)):
             if peer not in self._gone and await self._takes_us(peer):
                 if peer != self._keeper:
                     log.info("lane_keeper", keeper=short(peer))
-                self._keeper = peer
+                self._keeper, self._is_keeping = peer, self._is_keeping and (peer == self._me or not is_idle)
                 return
         self._keeper = None
         self.reason = "nobody keeps lanes: a holder of the first stage is waited for"
@@ -135,12 +138,38 @@ class LaneService:
             answer = whole_answer(reply)
         except PotluckError as error:
             log.debug("spare_not_told", to=short(peer), reason=error.one_line())
-            self._gone[peer] = trio.current_time()
+            if isinstance(error, PeerUnreachable):  # who is slow to answer may keep lanes all the same
+                self._gone[peer] = trio.current_time()
             return False
         if not answer.reason:
             self.member.num_lanes = answer.num_lanes
             self.reason = "free: a lane is waited for"
         return not answer.reason
+
+    async def bring(self, share: LaneShare) -> None:
+        """Give another stage's part of a lane that is no more to somebody who holds that stage: its own holder is lost, and the second
+        copy was here.
+        """
+        gift = said.LaneGift(
+            share.lane,
+            Point(share.round, share.tokens // self._tools.config.step_tokens),
+            share.stage,
+            share.tokens,
+            4 * share.theta_N.numel(),
+        )
+        data = share.theta_N.to(torch.float32).numpy().tobytes()
+        reasons = []
+        for peer in self._role.holders(share.stage):
+            try:
+                reason = await give(self._tools.network, peer, gift, data)
+            except PotluckError as error:
+                reason = error.one_line()
+            if not reason:
+                log.info("lane_share_given", lane=share.lane, stage=share.stage, tokens=share.tokens, to=short(peer))
+                return
+            reasons.append(reason)
+        reason = "; ".join(reasons) or "nobody holds its stage"
+        log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
     # --- as one who keeps lanes ---
 

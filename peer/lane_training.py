@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -27,7 +28,7 @@ from peer.lane_compute import LaneShape
 from peer.lane_network import OwnLoop
 from peer.lane_rounds import StageRounds
 from peer.lane_service import LaneRole, LaneService
-from peer.lane_work import LaneTools
+from peer.lane_work import LaneShare, LaneTools
 from peer.life import Joined, Life
 from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
@@ -37,6 +38,7 @@ from protocol.ids import PeerId, RunId, UnitName
 from protocol.manifest import RunConfig
 from protocol.pipeline.lane_stage import LaneConfig
 from protocol.pipeline_section import PipelineSection
+from protocol.reports import HeldoutResult
 from protocol.rounds.chain import genesis_link
 from protocol.rounds.state import OpenRound
 from protocol.rounds.views import idle_patience_s, is_alive, is_over
@@ -45,6 +47,7 @@ from protocol.stage_schema import StageMap, stage_of, stage_unit
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 0.5
+MEASURED_WITHIN_S: Final = 30.0
 LAST_ROUND_WITHIN_S: Final = 20.0
 """For so long a stage that is a round behind the first one waits for its last round, once the run's tokens are committed."""
 
@@ -55,14 +58,11 @@ class LaneControl:
     def __init__(self, process: StageProcess, rounds: StageRounds, first: FirstState) -> None:
         self.process = process
         self.first = first
-        self.is_over = False
-        self._rounds = rounds
+        self.rounds = rounds
         self._is_paused = False
 
     def why_not(self) -> str:
         """Why no seat is taken now; empty where one is."""
-        if self.is_over:
-            return "the run is over"
         if self._is_paused:
             return "its owner paused it"
         if self.first.is_missing:
@@ -84,7 +84,7 @@ class LaneControl:
 
     def hold(self, is_held: bool) -> None:
         """Whether what was trained stays here for now."""
-        self._rounds.hold(OWNER_HOLDS if is_held else "")
+        self.rounds.hold(OWNER_HOLDS if is_held else "")
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,18 @@ async def train_in_lanes(
         stage_rounds.num_lanes = lambda: lanes.num_lanes
         stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
         stage_rounds.restarts = lambda: process.restarts
+        stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()
         await _run(joined, rounds, service, lanes, control)
+
+
+def _measured(joined: Joined, rounds: PeerRounds, round_: int, nats: float) -> None:
+    """A lane has measured the parameters with which it began this round, as they are sent from stage to stage."""
+    nodes = rounds.spine.tree.nodes.values() if rounds.spine is not None else ()
+    for link in (node.link for node in nodes):
+        if link.index == round_:
+            log.info("measured", index=round_, nats=round(nats, 4))
+            joined.life.board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats))
 
 
 async def _follower(joined: Joined, spine: UnitName) -> SpineFollower:
@@ -163,32 +173,44 @@ def _lanes(
     process, me = control.process, joined.life.identity.peer_id
     start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
     genesis = genesis_link(start, stage_unit(0))
-    began = genesis.roster
+    began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
 
     def work_of(lane: int, stage: int) -> ProcessWork:
-        return ProcessWork(process, lane, stage_rounds.newest, stage_rounds.stepped)
+        return ProcessWork(process, lane, stage_rounds.newest, stage_rounds)
 
-    def first_holders() -> Sequence[PeerId]:
+    def holders(stage: int) -> Sequence[PeerId]:
         """Those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
         now_s = joined.life.clock.monotonic_s()
         state, patience_s = service.state, idle_patience_s(service.state)
-        told = {**dict.fromkeys(began, (0,)), **{p: held for p, held in joined.roster.listed_experts().items() if held}}
-        listed = [peer for peer, held in told.items() if 0 in held and peer != me]
+        told = {
+            **{p: (s,) for s, of in enumerate(began) for p in of},
+            **{p: held for p, held in joined.roster.listed_experts().items() if held},
+        }
+        listed = [peer for peer, held in told.items() if stage in held and peer != me]
         return [
             *(peer for peer in listed if is_alive(state, peer, now_s, patience_s)),
-            *([me] if not run.stage else []),
+            *([me] if stage == run.stage else []),
         ]
 
     role = LaneRole(
         run.stage,
         joined.life.session,
         genesis.commit,
-        first_holders,
+        holders,
         lambda: service.chain.state.index,
         control.why_not,
     )
     form = run.shape(joined.membership.run_id)
-    return LaneService(LaneTools(OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average), role)
+    found = list[LaneService]()
+
+    async def bring(share: LaneShare) -> None:
+        await found[0].bring(share)
+
+    tools = LaneTools(
+        OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift
+    )
+    found.append(LaneService(tools, role))
+    return found[0]
 
 
 async def _run(
@@ -208,9 +230,9 @@ async def _run(
                 work.start_soon(_begin, life, control)
                 work.start_soon(lanes.run)
                 await _until_over(rounds, service)
-                control.is_over = True
+                await _until_measured(service, lanes, control.rounds)
+                await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
                 work.cancel_scope.cancel()
-            await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             reporter.is_leaving = True
             await rounds.leave()
@@ -223,6 +245,13 @@ async def _begin(life: Life, control: LaneControl) -> None:
     await control.first.wait()
     life.board.say("training", "training")
     await life.controls.order(control)
+
+
+async def _until_measured(service: RoundService, lanes: LaneService, stage_rounds: StageRounds) -> None:
+    """Until our part in measuring the last parameters is done, where we are in a lane."""
+    with trio.move_on_after(MEASURED_WITHIN_S):
+        while lanes.member.seat is not None and stage_rounds.measured_round < service.chain.state.index:
+            await trio.sleep(LOOK_EVERY_S)
 
 
 async def _until_over(rounds: PeerRounds, service: RoundService) -> None:

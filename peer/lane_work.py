@@ -12,6 +12,7 @@ import torch
 from averaging.network.seams import Offload
 from peer.lane_compute import LaneShape, LaneWork
 from peer.lane_network import LaneNetwork
+from protocol.ids import PeerId
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.schedule import Pass
 from protocol.stage_schema import StageMap
@@ -87,6 +88,10 @@ class StageWork(Protocol):
         ...
 
 
+def _no_gifts(_giver: PeerId, _share: LaneShare) -> str:
+    return "nothing is brought into rounds for others here"
+
+
 @dataclass(frozen=True)
 class LaneTools:
     """What every lane of a peer works with.
@@ -94,6 +99,9 @@ class LaneTools:
     Attributes:
         work_of: (lane, stage) to what computes it.
         average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
+        bring: another stage's share, of a lane that is no more, to who holds that stage.
+        take_gift: (who gives, a stage's part of a lane that is no more) to why it is not brought into the round here; empty where it
+            is.
     """
 
     network: LaneNetwork
@@ -101,6 +109,8 @@ class LaneTools:
     form: LaneShape
     work_of: Callable[[int, int], StageWork]
     average: Callable[[LaneShare], Awaitable[torch.Tensor]]
+    bring: Callable[[LaneShare], Awaitable[None]]
+    take_gift: Callable[[PeerId, LaneShare], str] = _no_gifts
 
     @property
     def config(self) -> LaneConfig:

@@ -29,7 +29,8 @@ def unit_service(
     """The rounds of one unit that is held here."""
     life, unit, is_reachable = joined.life, chain.tools.unit, not joined.is_outbound_only
     config = round_config(joined.membership, life.member, joined.verifier, unit, is_inbound_reachable=is_reachable)
-    publish = life.board.publish if config.is_spine else life.board.publish_beside
+    is_first = config.is_spine or config.is_in_step  # where every unit has the spine's rounds, ours stands for it
+    publish = life.board.publish if is_first else life.board.publish_beside
     mixing = mixing_of(joined.membership.manifest.config)
     tools = RoundTools(
         joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing, life.board.spans.record

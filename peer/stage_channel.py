@@ -113,6 +113,7 @@ class StageReply(_Message):
         square: of the gradient, as a hexadecimal number.
         counts: whether the step's tokens count.
         loss_nats: mean of the last inner step, in nats per byte, at the last stage.
+        heldout_nats: of the held-out text, with the pass that was the last of it, at the last stage.
     """
 
     kind: Literal["stage_reply"] = "stage_reply"
@@ -123,4 +124,5 @@ class StageReply(_Message):
     square: str = ""
     counts: bool = True
     loss_nats: float | None = None
+    heldout_nats: float | None = None
     num_bytes: int = 0

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import torch
@@ -255,14 +255,26 @@ Newest = Callable[[], tuple[torch.Tensor, int]]
 """A stage's newest outer parameters (N,), and the run's committed tokens with them."""
 
 
+class Told(Protocol):
+    """Who hears what the process says of its work."""
+
+    def stepped(self, reply: StageReply) -> None:
+        """An inner step was taken."""
+        ...
+
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """A pass was computed."""
+        ...
+
+
 class ProcessWork:
     """One seat's compute in the training process (peer/lane_work.py)."""
 
-    def __init__(self, process: StageProcess, lane: int, newest: Newest, stepped: Callable[[StageReply], None]) -> None:
+    def __init__(self, process: StageProcess, lane: int, newest: Newest, told: Told) -> None:
         self._process = process
         self._lane = lane
         self._newest = newest
-        self._stepped = stepped
+        self._told = told
         self._life = -1
 
     async def open(self) -> None:
@@ -277,7 +289,8 @@ class ProcessWork:
 
     async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
         """As `StageWork`."""
-        _, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
+        reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
+        self._told.passed(at, work, reply)
         return left or None
 
     async def square(self) -> float:
@@ -289,7 +302,7 @@ class ProcessWork:
         """As `StageWork`."""
         fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
         reply, _ = await self._ask("take_step", fields)
-        self._stepped(reply)
+        self._told.stepped(reply)
         return reply.counts
 
     async def snapshot(self) -> bytes:

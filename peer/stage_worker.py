@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.data.assignment import window_starts
+from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.shards import TokenReader
 from peer.device import choose_device, limit_memory
 from peer.lane_compute import ComputeTools, LaneShape, LaneWork
@@ -55,6 +55,7 @@ class StageWorker:
         num_elements = stage_schema(self._stages, plan.stage).num_elements
         self._vectors = SharedVectors(memory_fd, num_elements)
         self._train = TokenReader(plan.train_shards, plan.token_bytes)
+        self._heldout = TokenReader(plan.heldout_shards, plan.token_bytes)
         sequences = plan.inner.batch_tokens // plan.model.context_tokens
         self._shape = (sequences // plan.pipeline.micro_batches, plan.model.context_tokens)
         self._sequences = sequences
@@ -101,8 +102,10 @@ class StageWorker:
             case "arrived":
                 work.arrived(blob, order.epoch, order.at, order.work)
             case "run_pass":
+                work.heldout_nats = None
                 left = work.run_pass(order.epoch, order.at, order.work) or b""
-                return done.model_copy(update={"num_bytes": len(left)}), left
+                nats = _per_byte(work.heldout_nats, self._plan.heldout_bytes_per_token)
+                return done.model_copy(update={"num_bytes": len(left), "heldout_nats": nats}), left
             case "square":
                 return done.model_copy(update={"square": work.square().hex()}), b""
             case "take_step":
@@ -123,8 +126,7 @@ class StageWorker:
         return done, b""
 
     def _loss_of(self, work: LaneWork) -> float | None:
-        nats = work.loss_nats
-        return None if nats is None or not math.isfinite(nats) else nats / self._plan.train_bytes_per_token
+        return _per_byte(work.loss_nats, self._plan.train_bytes_per_token)
 
     def _open(self, order: StageOrder) -> None:
         plan = self._plan
@@ -159,10 +161,19 @@ class StageWorker:
         """(B, T + 1) int64 of one micro-batch: what anybody computes again from the run's seed, the lane and the step."""
         plan, window = self._plan, self._plan.model.context_tokens + 1
         step = at.round * self._lanes.inner_steps + at.step
-        starts = window_starts(plan.seed, f"lane {lane}", step, self._sequences, self._train.num_tokens, window)
-        rows = self._shape[0]
+        rows, reader = self._shape[0], self._train
+        if number >= self._lanes.num_micro_batches:
+            number, reader = number - self._lanes.num_micro_batches, self._heldout
+            starts = heldout_starts(rows * self._lanes.heldout_passes, reader.num_tokens, window)
+        else:
+            starts = window_starts(plan.seed, f"lane {lane}", step, self._sequences, reader.num_tokens, window)
         part = starts[number * rows : (number + 1) * rows]
-        return torch.from_numpy(np.stack([self._train.read(start, window) for start in part]).astype(np.int64))
+        return torch.from_numpy(np.stack([reader.read(start, window) for start in part]).astype(np.int64))
+
+
+def _per_byte(nats: float | None, bytes_per_token: float) -> float | None:
+    """JSON has no number that is not finite."""
+    return None if nats is None or not math.isfinite(nats) else nats / bytes_per_token
 
 
 def run_stage(channel: socket.socket, first: bytes, memory_fd: int) -> None:

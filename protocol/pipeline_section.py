@@ -19,6 +19,11 @@ from protocol.training_sections import InnerSection
 
 _EVERY_KEY: Final = frozenset(["inner_steps"])
 _FAR_BYTES: Final = 1 << 60
+SUSPECT_AFTER_S: Final = 4.0
+"""Of silence. A process that is gone refuses connections, which is known at once; who shares its machine with others may be late."""
+
+HELDOUT_WINDOWS: Final = 64
+"""Of held-out text that a lane measures with the parameters that each round begins with; a few more where they fill its passes."""
 
 
 class PipelineSection(Section):
@@ -83,6 +88,7 @@ class PipelineSection(Section):
 
     def lane_config(self, model: DecoderConfig, inner: InnerSection) -> LaneConfig:
         """The numbers of all lanes."""
+        rows = inner.batch_tokens // model.context_tokens // self.micro_batches
         return LaneConfig(
             self.schedule,
             self.stage_map(model).num_stages,
@@ -90,6 +96,8 @@ class PipelineSection(Section):
             self.inner_steps,
             self.snapshot_every_steps,
             inner.batch_tokens,
+            suspect_after_s=SUSPECT_AFTER_S,
+            heldout_passes=-(-HELDOUT_WINDOWS // max(1, rows)),
         )
 
     def held_elements(self, model: DecoderConfig) -> int:

@@ -225,6 +225,20 @@ class LaneFetch(_message.Message):
     stage: int
     def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
+class LaneGift(_message.Message):
+    __slots__ = ("lane", "at", "stage", "tokens", "num_bytes")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    at: LanePoint
+    stage: int
+    tokens: int
+    num_bytes: int
+    def __init__(self, lane: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., stage: _Optional[int] = ..., tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
 class LaneAnswer(_message.Message):
     __slots__ = ("reason", "num_lanes")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -234,13 +248,15 @@ class LaneAnswer(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., num_lanes: _Optional[int] = ...) -> None: ...
 
 class LaneParcel(_message.Message):
-    __slots__ = ("lane_passed", "lane_copy", "lane_fetch", "lane_answer")
+    __slots__ = ("lane_passed", "lane_copy", "lane_fetch", "lane_answer", "lane_gift")
     LANE_PASSED_FIELD_NUMBER: _ClassVar[int]
     LANE_COPY_FIELD_NUMBER: _ClassVar[int]
     LANE_FETCH_FIELD_NUMBER: _ClassVar[int]
     LANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    LANE_GIFT_FIELD_NUMBER: _ClassVar[int]
     lane_passed: LanePassed
     lane_copy: LaneCopy
     lane_fetch: LaneFetch
     lane_answer: LaneAnswer
-    def __init__(self, lane_passed: _Optional[_Union[LanePassed, _Mapping]] = ..., lane_copy: _Optional[_Union[LaneCopy, _Mapping]] = ..., lane_fetch: _Optional[_Union[LaneFetch, _Mapping]] = ..., lane_answer: _Optional[_Union[LaneAnswer, _Mapping]] = ...) -> None: ...
+    lane_gift: LaneGift
+    def __init__(self, lane_passed: _Optional[_Union[LanePassed, _Mapping]] = ..., lane_copy: _Optional[_Union[LaneCopy, _Mapping]] = ..., lane_fetch: _Optional[_Union[LaneFetch, _Mapping]] = ..., lane_answer: _Optional[_Union[LaneAnswer, _Mapping]] = ..., lane_gift: _Optional[_Union[LaneGift, _Mapping]] = ...) -> None: ...

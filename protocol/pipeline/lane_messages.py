@@ -316,7 +316,25 @@ class LaneAnswer:
         require(0 <= self.num_lanes <= _LARGEST, f"{self.num_lanes} lanes", "a whole number of 32 bits")
 
 
-LaneParcel = LanePassed | LaneCopy | LaneFetch | LaneAnswer
+@dataclass(frozen=True, slots=True)
+class LaneGift:
+    """A stage's part of a lane that is no more, for somebody who holds that stage to bring into the round: so many bytes follow, its
+    parameters in float32. Who was lost held the stage, and who gives it kept the second copy.
+    """
+
+    lane: int
+    at: Point
+    stage: int
+    tokens: int
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        _require_parcel(self.lane, 0, self.at, self.num_bytes, MAX_COPY_BYTES)
+        require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
+        require_tokens(self.tokens)
+
+
+LaneParcel = LanePassed | LaneCopy | LaneFetch | LaneAnswer | LaneGift
 """What stands before what follows on a stream, and what answers it."""
 
 

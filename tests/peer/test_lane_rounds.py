@@ -16,7 +16,7 @@ from averaging.state import UnitState
 from peer.lane_rounds import NoShare, StageRounds
 from peer.lane_work import LaneShare
 from peer.stage_channel import StageReply
-from protocol.ids import CommitId, UnitName
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.pipeline.lane_stage import LaneConfig
 
 CONFIG = LaneConfig("1f1b", 3, 4, 10, 5, 1024)
@@ -131,3 +131,27 @@ async def test_steps_that_count_are_counted_and_the_loss_is_told(autojump_clock:
 
 async def _goes_on_from(rounds: StageRounds, value: float) -> None:
     assert torch.equal(await rounds.average(_share()), torch.full((4,), value))
+
+
+async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share_and_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    gift = LaneShare(9, 1, 3, 10240 // 4, torch.full((4,), 6.0))
+    assert rounds.take_gift(PeerId("stage-2"), gift) == ""
+    assert "one that is here" in rounds.take_gift(PeerId("stage-2"), gift)
+    assert "here it is round 4" in rounds.take_gift(PeerId("stage-2"), replace(gift, lane=8, round=2))
+    assert "stage 0" in rounds.take_gift(PeerId("stage-2"), replace(gift, stage=0))
+    alone = await rounds.snapshot()
+    assert (alone.tokens, alone.theta_N.tolist()) == (2560, [6.0] * 4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_goes_on_from, rounds, 5.0)
+        await trio.testing.wait_all_tasks_blocked()
+        both = await rounds.snapshot()
+        assert both.tokens == rounds.progress().tokens_ready == 12800
+        assert both.theta_N.tolist() == [2.0] * 4  # (4 x 1 + 1 x 6) / 5
+        with capture_logs() as logs:
+            await rounds.shift(_commit(chain), credited_tokens=12800, schedule_tokens=0)
+    assert not logs
+    assert rounds.progress().tokens_ready == 0

@@ -97,7 +97,7 @@ def test_numbers_that_cannot_work_are_refused_in_one_line(changes: dict[str, dic
 
 
 def test_a_pipeline_run_without_its_section_is_refused() -> None:
-    text = default_run_toml().replace('# shards = "expert"', 'shards = "pipeline"')
+    text = default_run_toml().replace('# shards = "pipeline"', 'shards = "pipeline"')
     with pytest.raises(ConfigError, match="expected a section"):
         parse_run_config(text)
 

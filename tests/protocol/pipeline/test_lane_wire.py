@@ -61,7 +61,8 @@ ANY_PARCEL = st.one_of(
     PASSED,
     st.builds(m.LaneCopy, NUMBER, NUMBER, POINT, STAGE, st.integers(1, m.MAX_COPY_BYTES)),
     st.builds(m.LaneFetch, NUMBER, NUMBER, POINT, STAGE),
-    st.builds(m.LaneAnswer, REASON),
+    st.builds(m.LaneAnswer, REASON, NUMBER),
+    st.builds(m.LaneGift, NUMBER, POINT, STAGE, st.integers(1, MAX_TOKENS), st.integers(1, m.MAX_COPY_BYTES)),
 )
 
 
