@@ -112,7 +112,7 @@ class CheckpointPlace:
     """Where checkpoints go and what is the same in all of them. Of several units `schema` and `grid` are the spine's, `beside` those
     of the others, and `whole` has all tensors of the model in its own order. In a run of experts `mixture` are their numbers, and
     `first(unit)` is the state of a unit with which the run began, for one that nobody who is there holds, of which `kept(unit)` has
-    nothing and no checkpoint either.
+    nothing and no checkpoint either. In a pipeline run the units `are_stages` of one model.
     """
 
     folder: Path
@@ -127,6 +127,7 @@ class CheckpointPlace:
     mixture: MixtureConfig | None = None
     first: Callable[[UnitName], UnitState] | None = None
     kept: KeptState = _keeps_none
+    are_stages: bool = False
 
 
 def fetch_limit_s(place: CheckpointPlace) -> float:
@@ -205,6 +206,34 @@ def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now
     return all(report.state_commit == target.commit or not report.experts for report in reports)
 
 
+def _with_stages(
+    target: Target, peers: Mapping[PeerId, PeerEntry], units: Sequence[UnitName], now_s: float, *, is_over: bool
+) -> Target | None:
+    """A target with all other stages, of the same round: a model is one round's. At the end, where a stage has another last round
+    because its work of one was lost, that is taken once all of its holders say that they are done.
+    """
+    beside: list[UnitTarget] = []
+    for unit in units:
+        told = [
+            (peer, peers[peer].report.state, part)
+            for peer in live_peers(peers, now_s)
+            for part in peers[peer].report.beside
+            if part.unit == unit and part.state_commit != NO_COMMIT
+        ]
+        index = target.index
+        if is_over and told and all(state == "finished" for _, state, _ in told):
+            index = max(part.index for _, _, part in told)
+        donors: dict[tuple[CommitId, Root], list[PeerId]] = {}
+        for peer, _, part in told:
+            if part.index == index:
+                donors.setdefault((part.state_commit, part.state_root), []).append(peer)
+        if not donors:
+            return None
+        pair = min(donors, key=lambda pair: (-len(donors[pair]), pair))
+        beside.append(UnitTarget(unit, *pair, tuple(sorted(donors[pair]))))
+    return replace(target, beside=tuple(beside))
+
+
 def due_checkpoint(
     state: RunState,
     chain: ChainLog,
@@ -215,15 +244,18 @@ def due_checkpoint(
     units: Sequence[UnitName] = (),
     *,
     are_experts: bool = False,
+    are_stages: bool = False,
 ) -> Target | None:
     """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one; `units` are those beside the
-    spine, none of which may be without a commit unless they are experts.
+    spine, none of which may be without a commit unless they are experts, and which are all of one round where they are stages.
     """
     is_over = state.phase is Phase.FINISHED
 
     def complete(target: Target) -> Target | None:
         if are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
             return None
+        if are_stages:
+            return _with_stages(target, peers, units, now_s, is_over=is_over)
         if are_experts:
             return _with_experts(target, peers, chain, units, now_s)
         return _with_units(target, peers, chain, units)
@@ -336,10 +368,10 @@ class Checkpointer:
         last_index = _newest_behind(tracker.chain, tracker.checkpoints)
         units = [schema.unit for schema, _ in self._place.beside]
         now_s = clock.monotonic_s()
-        are_experts = self._place.mixture is not None
-        return due_checkpoint(
-            tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units, are_experts=are_experts
+        due = partial(
+            due_checkpoint, tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units
         )
+        return due(are_experts=self._place.mixture is not None, are_stages=self._place.are_stages)
 
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place

@@ -196,7 +196,7 @@ async def _serve(host: Host, say: Say) -> None:
                     )
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
-                    keeper = await _unit_keeper(host, network) if host.run.manifest.config.mixture is not None else None
+                    keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
@@ -330,6 +330,7 @@ def _checkpointer(host: Host, network: Network, keeper: UnitKeeper | None) -> Ch
         whole=manifest.model_schema if beside else None,
         mixture=manifest.config.mixture,
         first=partial(_first_state, host),
+        are_stages=manifest.config.stages is not None,
     )
     if keeper is not None:
         place = replace(place, kept=keeper.newest)

@@ -106,8 +106,7 @@ class RunTracker:
         self._refused_told: set[str] = set()
         self._unlinked: list[Missing] = []
         self._num_bans = 0
-        mixture = run.manifest.config.mixture
-        self._num_experts = mixture.num_experts if mixture is not None else 0
+        self._parts = run.manifest.parts
         self._newest_rounds: dict[UnitName, int] = {}
         self._empty_since_s: dict[UnitName, float] = {}
         self._frozen: frozenset[UnitName] = frozenset()
@@ -179,7 +178,7 @@ class RunTracker:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
-            self._newest_rounds = newest_rounds(self._newest_rounds, report)
+            self._newest_rounds = newest_rounds(self._newest_rounds, report, self._parts)
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
@@ -216,27 +215,27 @@ class RunTracker:
             self._restart = None
 
     def units_held(self) -> tuple[UnitHolders, ...]:
-        """The experts with those who hold them now, once the run has started; none of a run without."""
+        """The experts, or stages, with those who hold them now, once the run has started; none of a run without."""
         if self._chain is None:
             return ()
         live = {peer: self._peers[peer].report for peer in live_peers(self._peers, self._clock.monotonic_s())}
-        held = units_held(self._num_experts, live, self._newest_rounds)
+        held = units_held(self._parts, live, self._newest_rounds)
         kept = self._kept_rounds
         return tuple(replace(u, is_frozen=u.unit in self._frozen, kept_index=kept.get(u.unit, 0)) for u in held)
 
     def unit_looks(self) -> tuple[UnitLook, ...]:
-        """The experts as their live holders tell of them, once the run has started; none of a run without."""
+        """The experts, or stages, as their live holders tell of them, once the run has started; none of a run without."""
         if self._chain is None:
             return ()
         live = live_peers(self._peers, self._clock.monotonic_s())
-        return unit_looks(self._num_experts, {peer: self._peers[peer].report for peer in live})
+        return unit_looks(self._parts, {peer: self._peers[peer].report for peer in live})
 
     def note_kept(self, unit: UnitName, index: int) -> None:
         """Which round of a unit the host can give to whoever takes it up."""
         self._kept_rounds[unit] = index
 
     def _tell_frozen(self, now_s: float) -> None:
-        """An expert has lost its last holder, or has one again."""
+        """An expert, or a stage, has lost its last holder, or has one again."""
         held = self.units_held() if self._state.phase is Phase.TRAINING else ()
         self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
         frozen = frozen_units(self._empty_since_s, now_s)
@@ -353,7 +352,7 @@ class RunTracker:
         disks = tuple(founders[peer].incarnation for peer in roster)
         record = StartRecord(
             run_id=run.run_id,
-            units=founding_units(run.units, self._num_experts, founders),
+            units=founding_units(run.units, self._parts, founders),
             roster=roster,
             target_tokens=run.manifest.config.round_target.planned(0, len(roster)),
             started_unix_s=int(self._clock.unix_s()),

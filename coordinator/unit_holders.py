@@ -1,5 +1,5 @@
 """Which peers hold which units of a run, as the coordinator hears it: at the start, when it says who votes on each, and afterwards,
-when it shows who is there. An expert without any holder is frozen until one appears. Pure.
+when it shows who is there. An expert, or a stage, without any holder is frozen until one appears. Pure.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from coordinator.unit_keeper_core import frozen_sentence
+from protocol.coordination import NO_COMMIT
 from protocol.expert_choice import Holding, holders, share_out
-from protocol.expert_schema import expert_unit
 from protocol.ids import PeerId, UnitName
 from protocol.reports import PeerReport
 from protocol.rounds.start import StartUnit
@@ -38,20 +38,20 @@ class UnitHolders:
 
 
 def founding_units(
-    units: Sequence[StartUnit], num_experts: int, reports: Mapping[PeerId, PeerReport]
+    units: Sequence[StartUnit], parts: Sequence[UnitName], reports: Mapping[PeerId, PeerReport]
 ) -> tuple[StartUnit, ...]:
-    """The units with those who vote on their first rounds: on an expert's the founders that hold it, on the trunk's all.
+    """The units with those who vote on their first rounds: on a part's the founders that hold it, on a trunk's all.
 
     Args:
-        units: as they start, the trunk first.
-        num_experts: of the run; 0 of one without, whose units stay what they are.
-        reports: of all founders, with the experts that they want whatever others hold.
+        units: as they start, the spine first.
+        parts: experts, or stages, of the run; none of one without, whose units stay what they are.
+        reports: of all founders, with the parts that they want whatever others hold.
     """
-    if not num_experts:
+    if not parts:
         return tuple(units)
     peers = {peer: Holding(report.experts, max(1, report.expert_room)) for peer, report in reports.items()}
-    rosters = holders(num_experts, share_out(num_experts, peers))
-    by_unit = {expert_unit(expert): roster for expert, roster in enumerate(rosters)}
+    rosters = holders(len(parts), share_out(len(parts), peers))
+    by_unit = dict(zip(parts, rosters, strict=True))
     return tuple(replace(unit, roster=by_unit.get(unit.unit, ())) for unit in units)
 
 
@@ -60,9 +60,13 @@ def without_rosters(units: Sequence[StartUnit]) -> tuple[StartUnit, ...]:
     return tuple(replace(unit, roster=()) for unit in units)
 
 
-def newest_rounds(before: Mapping[UnitName, int], report: PeerReport) -> dict[UnitName, int]:
-    """How many rounds each unit has had, with what one more report tells."""
+def newest_rounds(
+    before: Mapping[UnitName, int], report: PeerReport, parts: Sequence[UnitName] = ()
+) -> dict[UnitName, int]:
+    """How many rounds each unit has had, with what one more report tells; of the spine, where it is one of the parts."""
     newest = dict(before)
+    if report.unit in parts and report.head != NO_COMMIT:
+        newest[report.unit] = max(report.index, newest.get(report.unit, 0))
     for part in report.beside:
         newest[part.unit] = max(part.index, newest.get(part.unit, 0))
     return newest
@@ -79,11 +83,8 @@ def frozen_units(empty: Mapping[UnitName, float], now_s: float) -> frozenset[Uni
 
 
 def units_held(
-    num_experts: int, live: Mapping[PeerId, PeerReport], newest: Mapping[UnitName, int]
+    parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport], newest: Mapping[UnitName, int]
 ) -> tuple[UnitHolders, ...]:
-    """All experts of a run with those who hold them now; none of a run without."""
-    peers = holders(num_experts, {peer: report.experts for peer, report in live.items() if report.head})
-    return tuple(
-        UnitHolders(expert_unit(expert), roster, newest.get(expert_unit(expert), 0))
-        for expert, roster in enumerate(peers)
-    )
+    """All experts, or stages, of a run with those who hold them now; none of a run without."""
+    peers = holders(len(parts), {peer: report.experts for peer, report in live.items() if report.head})
+    return tuple(UnitHolders(unit, roster, newest.get(unit, 0)) for unit, roster in zip(parts, peers, strict=True))

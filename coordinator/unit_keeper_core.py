@@ -1,13 +1,13 @@
-"""Which expert's newest commits the host fetches next, so that it can give them on when their last holder is gone. Pure."""
+"""Which expert's, or stage's, newest commits the host fetches next, to give them on when their last holder is gone. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.expert_schema import expert_unit
+from protocol.coordination import NO_ROOT
 from protocol.ids import PeerId, UnitName
-from protocol.reports import PeerReport
+from protocol.reports import PeerReport, UnitStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,20 @@ class UnitLook:
     holders: tuple[PeerId, ...]
 
 
-def unit_looks(num_experts: int, live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
-    """All experts of a run as these peers tell of them, also those that none of them holds."""
+def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
+    """All experts, or stages, of a run as these peers tell of them, also those that none of them holds."""
     looks = []
-    for unit in map(expert_unit, range(num_experts)):
-        told = {peer: part.index for peer, report in live.items() for part in report.beside if part.unit == unit}
+    for unit in parts:
+        told = {peer: part.index for peer, report in live.items() for part in standings(report) if part.unit == unit}
         looks.append(look_of(unit, told))
     return tuple(looks)
+
+
+def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
+    """Where a peer says that its units stand, the spine with them where it holds that: who does not has computed no root of it."""
+    if report.state_root == NO_ROOT:
+        return report.beside
+    return (UnitStanding(report.unit, report.state_commit, report.state_root, report.index), *report.beside)
 
 
 def look_of(unit: UnitName, told: Mapping[PeerId, int]) -> UnitLook:

@@ -38,12 +38,10 @@ class PlaceTools:
 
 
 def kept_places(tools: PlaceTools) -> Mapping[UnitName, KeptPlace]:
-    """All experts of a run; nothing of one without. Blocks for a moment."""
+    """All experts, or stages, of a run; nothing of one without. Blocks for a moment."""
     manifest = tools.run.manifest
-    if manifest.config.mixture is None:
-        return {}
-    _, *experts = manifest.unit_schemas().values()
-    return {schema.unit: _place(tools, schema, tools.run.folder / UNIT_FOLDER / schema.unit) for schema in experts}
+    schemas, folder = manifest.unit_schemas(), tools.run.folder / UNIT_FOLDER
+    return {unit: _place(tools, schemas[unit], folder / unit) for unit in manifest.parts}
 
 
 def _place(tools: PlaceTools, schema: TensorSchema, folder: Path) -> KeptPlace:

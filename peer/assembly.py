@@ -33,6 +33,8 @@ from peer.joining import Membership, check_start
 from peer.local_training import TrainingPlan
 from peer.restart import Restored, restored, units_sentence
 from peer.same_disk import remember_unit
+from peer.stage_channel import StagePlan
+from protocol.errors import LocalProtocolError
 from protocol.expert_schema import expert_of
 from protocol.identity import Verifier
 from protocol.ids import PeerId, UnitName
@@ -77,6 +79,9 @@ async def open_chains(
     logs = {unit: UnitLog(storage) for unit, storage in storages.items()}
     # a move of all units is no beginning for a log: what it follows is gone with the damaged one
     begun = {unit: kept for unit, kept in logs.items() if not has_begun_anew(folder / unit)}
+    spine = next(iter(manifest.unit_schemas()))
+    if spine not in held:  # followed here by its records alone
+        begun[spine] = UnitLog(FileStorage(folder / spine, offload))
     await HeadVector(FileStorage(folder, offload)).finish(begun)
     chains: list[UnitChain] = []
     found: dict[UnitName, Restored | None] = {}
@@ -156,6 +161,31 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
     }
 
 
+def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage: int) -> StagePlan:
+    """What the training process of one stage does."""
+    config, dataset = membership.manifest.config, membership.dataset
+    if config.pipeline is None:
+        raise LocalProtocolError("a stage of a run without any", "a pipeline run")
+    return StagePlan(
+        run_id=membership.run_id.hex(),
+        model=config.model,
+        pipeline=config.pipeline,
+        inner=config.inner,
+        stage=stage,
+        seed=config.run.seed,
+        total_tokens=config.run.total_tokens,
+        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
+        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
+        token_bytes=dataset.token_bytes,
+        train_bytes_per_token=dataset.bytes_per_token("train"),
+        heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
+        device=own.device,
+        num_threads=own.num_threads,
+        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        slowdown=own.slowdown,
+    )
+
+
 def training_plan(
     own: PeerConfig,
     me: PeerId,
@@ -222,6 +252,8 @@ def unit_pace(config: RunConfig, unit: UnitName, units: Sequence[UnitName]) -> t
     be kept apart from each other, for an expert is a part of what a round of the whole model would move.
     """
     mixture = config.mixture
+    if config.stages is not None:
+        return config.round_target, UNSTAGGERED
     if mixture is None:
         return config.round_target, Stagger(units.index(unit), len(units))
     if expert_of(unit, mixture) is None:
@@ -256,6 +288,7 @@ def round_config(
         is_inbound_reachable=is_inbound_reachable,
         result_codec=results.name if results is not None else "",
         spine=next(iter(schemas)) if len(schemas) > 1 else None,
+        is_in_step=config.stages is not None,
         stagger=stagger,
         momentum_from_tokens=config.momentum_from_tokens,
     )

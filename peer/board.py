@@ -35,8 +35,10 @@ from protocol.rounds.state import PeerView
 from protocol.rounds.views import idle_patience_s, is_alive, is_suspected
 
 if TYPE_CHECKING:
+    from averaging.rounds.spine_follower import SpineFollower
     from peer.coordinator_client import CoordinatorClient
-    from peer.experts import OwnExperts
+    from peer.lane_service import LaneService
+    from peer.own_parts import OwnParts
 
 log = structlog.get_logger()
 
@@ -71,7 +73,9 @@ class Board:
     ways_in: tuple[str, ...] = ()
     network: Network | None = None
     host: CoordinatorClient | None = None
-    experts: OwnExperts | None = None
+    experts: OwnParts | None = None
+    follower: SpineFollower | None = None
+    lanes: LaneService | None = None
     trainer: Trainer | None = None
     service: RoundService | None = None
     others: tuple[RoundService, ...] = ()
@@ -262,6 +266,11 @@ class Board:
         """What took how long here lately, in the order in which it ended; seconds on a clock of this process."""
         return [asdict(span) for span in self.spans.newest()]
 
+    @property
+    def of_spine(self) -> RoundService | None:
+        """The rounds of the spine; None before they begin, and where this peer only follows them."""
+        return self.service if self.follower is None else None
+
     def read(self) -> PeerStatus:
         """The status of this moment."""
         status = PeerStatus(
@@ -377,6 +386,7 @@ class Board:
             return {}
         chain, state, now_s = self.service.chain, self.service.state, self.clock.monotonic_s()
         told: dict[str, object] = {
+            "unit": self.service.unit,
             "head": chain.head.commit.hex(),
             "index": chain.head.index,
             "state_root": chain.root.hex(),

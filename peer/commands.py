@@ -22,7 +22,11 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck doctor", "potluck doctor potluck1:..."))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
-    demos = ("potluck demo --dir demo --plot demo.png", "potluck demo --shards expert")
+    demos = (
+        "potluck demo --dir demo --plot demo.png",
+        "potluck demo --shards expert",
+        "potluck demo --shards pipeline",
+    )
     app.command(epilog=examples(*demos))(demo)
     generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
     app.command(epilog=examples(generating))(generate)
@@ -169,7 +173,10 @@ def demo(
     ] = 1_228_800,
     limit_s: Annotated[float, typer.Option(help="Give up after this many seconds.")] = 900.0,
     shards: Annotated[
-        str, typer.Option(help='"expert": four peers, a trunk that all hold and two experts with two holders each.')
+        str,
+        typer.Option(
+            help='"expert": four peers, a trunk that all hold and two experts; "pipeline": six, two lanes of three stages.'
+        ),
     ] = "data",
 ) -> None:
     """Run a host and three peers on this machine and train a small model on Python's own source text.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import structlog
 import trio
@@ -23,15 +22,13 @@ from averaging.network.log_file import LOG_FOLDER, keep_log
 from averaging.network.offload import ThreadOffload
 from averaging.network.seams import DirectoryEntry, Network
 from averaging.network.status_address import kept_status_address
-from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, announce, directory_key, list_peers
-from averaging.rounds.peer_rounds import PeerRounds, PeerTools
-from averaging.rounds.round_tools import RoundTools
+from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
 from averaging.unwrapped import run_unwrapped
 from peer.addresses import check_listen_address
-from peer.assembly import open_chains, round_config, training_plan, unit_shapes, whole_anchor
+from peer.assembly import open_chains, training_plan, whole_anchor
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import open_controls
@@ -39,7 +36,6 @@ from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinato
 from peer.damaged_logs import lost_index, set_aside
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
-from peer.experts import OwnExperts
 from peer.first_state import HELD_BECAUSE, FirstState
 from peer.joining import (
     Membership,
@@ -52,9 +48,9 @@ from peer.joining import (
     saved_membership,
 )
 from peer.kept_unit import take_kept
+from peer.lane_training import train_in_lanes
 from peer.life import Joined, Life, SequenceNumbers
-from peer.lingering import linger
-from peer.local_rules import mixing_of, standing_still_s
+from peer.local_rules import standing_still_s
 from peer.look import LOG_NAME
 from peer.membership_file import (
     host_heard_s,
@@ -65,11 +61,12 @@ from peer.membership_file import (
 from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
+from peer.own_parts import own_parts
 from peer.reach import find_outbound_only
 from peer.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.revocations import Revocations
 from peer.roster import Roster, recent_voters
-from peer.round_progress import all_have
+from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.same_disk import take_incarnation
 from peer.screen import run_screen
 from peer.signals import watch_signals
@@ -89,8 +86,6 @@ from protocol.rounds.state import OpenRound
 from protocol.wire import decode_body
 
 log = structlog.get_logger()
-
-GOODBYE_WITHIN_S: Final = 3.0
 
 
 def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
@@ -180,7 +175,7 @@ async def _take_part(life: Life) -> None:
         is_outbound_only = await find_outbound_only(
             life.config, client, membership.saved.credential, is_host_there=is_host_there
         )
-        experts = OwnExperts(life.config, membership.manifest.config, life.folder, ThreadOffload())
+        experts = own_parts(life.config, membership.manifest.config, life.folder, ThreadOffload())
         life.board.is_outbound_only, life.board.experts = is_outbound_only, experts
         life.board.run_name = membership.manifest.config.run.name
         life.board.target_total_tokens = membership.manifest.config.run.total_tokens
@@ -245,6 +240,10 @@ async def _train(joined: Joined) -> None:
         await _fetch_data(joined, cache, joined.experts.wanted)
         chains = await _open_chains(joined, cache)
         open_rounds, first = await _catch_up(joined, chains)
+        if membership.manifest.config.stages is not None:
+            await train_in_lanes(joined, cache, chains[0], open_rounds[0], first)
+            nursery.cancel_scope.cancel()
+            return
         is_paused = first.is_missing or not life.controls.decision.may_compute
         plan = training_plan(
             life.config, life.identity.peer_id, membership, cache, chains, joined.experts.held, is_paused=is_paused
@@ -289,7 +288,7 @@ async def _open_chains(joined: Joined, cache: ShardCache) -> tuple[UnitChain, ..
 
 async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
     """The experts that we hold from now on, by what is there now; none in a run without."""
-    if not joined.experts.num_experts:
+    if not joined.experts.num_parts:
         return ()
     await _members_listed(joined.network, joined.membership, joined.roster)
     me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
@@ -305,8 +304,9 @@ async def _catch_up(joined: Joined, chains: Sequence[UnitChain]) -> tuple[list[O
     donors = await _members_listed(joined.network, joined.membership, joined.roster)
     shown = [await catch_up_by_snapshot(joined.network, chain, donors, board.downloading) for chain in chains]
     spine = chains[0]
-    for chain, index in zip(chains[1:], shown[1:], strict=True):
-        if joined.experts.num_experts and not index:  # nobody who is listed has anything that is not here
+    for chain, index in zip(chains, shown, strict=True):
+        # nobody who is listed has anything that is not here
+        if chain.tools.unit in joined.membership.manifest.parts and not index:
             await take_kept(joined.network, chain, joined.membership.coordinator)
     if not spine.head.index and reporter.last_reply is None:
         await reporter.report_once()  # whether the run is at its start, too, is for the host to say where it can
@@ -327,10 +327,10 @@ async def _average(
     first: FirstState,
 ) -> None:
     """The rounds of all units, with everything that they need, until the run is over."""
-    board, rounds = joined.life.board, _peer_rounds(joined)
+    board, rounds = joined.life.board, peer_rounds(joined)
     still_s = standing_still_s(joined.membership.manifest.config)
     services = [
-        _service(joined, chain, open_round, UnitTrainer(trainer, place, still_s), rounds)
+        unit_service(joined, chain, open_round, UnitTrainer(trainer, place, still_s), rounds)
         for place, (chain, open_round) in enumerate(zip(chains, open_rounds, strict=True))
     ]
     for service in services:
@@ -339,28 +339,6 @@ async def _average(
     board.trainer, board.service, board.others = trainer, services[0], tuple(services[1:])
     rounds.serve()
     await _rounds(joined, rounds, services, trainer, first)
-
-
-def _service(
-    joined: Joined, chain: UnitChain, open_round: OpenRound, trainer: UnitTrainer, rounds: PeerRounds
-) -> RoundService:
-    life, unit, is_reachable = joined.life, chain.tools.unit, not joined.is_outbound_only
-    config = round_config(joined.membership, life.member, joined.verifier, unit, is_inbound_reachable=is_reachable)
-    publish = life.board.publish if config.is_spine else life.board.publish_beside
-    mixing = mixing_of(joined.membership.manifest.config)
-    tools = RoundTools(
-        joined.network, life.clock, ThreadOffload(), trainer, life.sealed, publish, mixing, life.board.spans.record
-    )
-    return RoundService(config, chain, open_round, tools, rounds)
-
-
-def _peer_rounds(joined: Joined) -> PeerRounds:
-    life, roster, run_id = joined.life, joined.roster, joined.membership.run_id
-    tools = PeerTools(joined.network, life.clock, life.sealed, roster.is_member, life.board.publish, roster.is_banned)
-    rounds = PeerRounds(run_id, joined.verifier, tools, HeadVector(FileStorage(life.folder, ThreadOffload())))
-    if not joined.is_outbound_only:
-        rounds.lend(life.member, ThreadOffload(), unit_shapes(joined.membership))
-    return rounds
 
 
 async def _rounds(
@@ -391,7 +369,7 @@ async def _rounds(
             held = joined.experts.held
             losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
-            await _finish(joined, service)
+            await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
             reporter.is_leaving = True
             await rounds.leave()
@@ -409,21 +387,6 @@ async def _begin_training(life: Life, chains: Sequence[UnitChain], trainer: Work
     await first.wait()
     life.board.say("training", "training")
     await life.controls.order(trainer)
-
-
-async def _finish(joined: Joined, service: RoundService) -> None:
-    """The run is over: stay until everybody alive has the last commit and the host has its checkpoint."""
-    board, reporter = joined.life.board, joined.reporter
-    board.say("finished", "the run is complete; staying until everybody has the last commit")
-
-    async def does_everybody_have_all() -> bool:
-        await reporter.report_once()
-        reply = reporter.last_reply
-        is_written = reply is not None and reply.is_final_checkpoint_written
-        return is_written and all_have(service.state, service.chain.head.index)
-
-    await linger(does_everybody_have_all, lambda: joined.network.traffic().bulk_bytes_up)
-    board.say("finished", "the run is complete")
 
 
 async def _fetch_data(joined: Joined, cache: ShardCache, experts: Sequence[int]) -> None:

@@ -21,8 +21,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from peer.demo_core import (
-    EXPERTS,
-    SLOW_PEER,
+    CASTS,
     SLOWDOWN,
     START_SHARE,
     VICTIM,
@@ -50,6 +49,10 @@ FEWEST_ROUNDS: Final = 10
 EXPERT_DOMAINS: Final = ("python", "english")
 """What the experts' documents are of; which expert gets which is the router's to find out."""
 
+LANE_STEPS: Final = 20
+"""Inner steps of a lane in a round, as many as a peer of the default run takes."""
+
+EXPERT_PREFIX: Final = "expert-"
 LOOK_INTERVAL_S: Final = 0.5
 HTTP_TIMEOUT_S: Final = 2.0
 LAST_CHECKPOINT_LIMIT_S: Final = 60.0
@@ -84,7 +87,7 @@ class _Swarm:
         expert = self.cast.expert_of(number)
         if expert is not None:
             arguments += ["--expert", str(expert)]
-        if number == SLOW_PEER:
+        if number == self.cast.slow_peer:
             arguments += ["--slowdown", str(SLOWDOWN)]
         self.peers[number] = self.processes.start(f"peer-{number}", arguments)
 
@@ -163,7 +166,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _start_swarm(processes: ProcessGroup, directory: Path, options: DemoOptions) -> _Swarm:
-    cast, run_file = EXPERTS if options.shards == "expert" else WHOLE_MODEL, directory / "run.toml"
+    cast, run_file = CASTS[options.shards], directory / "run.toml"
     run_file.write_text(demo_run_toml(options.total_tokens, cast), encoding="utf8")
     port = _free_port()
     arguments = ["host", str(run_file), "--state-dir", str(directory / "host"), "--listen-host", "127.0.0.1"]
@@ -192,6 +195,8 @@ def demo_run_toml(total_tokens: int, cast: Cast = WHOLE_MODEL) -> str:
     del run["inner"]["optimizer"]
     run["round"]["target_tokens"] = min(run["round"]["target_tokens"], least)
     run["run"] |= {"name": "demo", "total_tokens": total_tokens, "min_members": cast.num_peers}
+    if cast.num_stages:
+        _in_lanes(run, total_tokens, cast)
     if cast.num_experts:
         shared_dim = run["model"]["ffn_dim"] // 2
         run["run"]["shards"] = "expert"
@@ -200,6 +205,17 @@ def demo_run_toml(total_tokens: int, cast: Cast = WHOLE_MODEL) -> str:
         run["data"] |= {"source": "domains", "domains": ", ".join(EXPERT_DOMAINS)}
     run["checkpoint"] = {**run.get("checkpoint", {}), "every_rounds": 4}
     return tomli_w.dumps(run)
+
+
+def _in_lanes(run: dict[str, dict[str, object]], total_tokens: int, cast: Cast) -> None:
+    """The same model in stages, and rounds of as many tokens, of as many lanes as there are peers for."""
+    num_lanes, batch_tokens = cast.num_peers // cast.num_stages, int(str(run["inner"]["batch_tokens"]))
+    of_a_step = num_lanes * batch_tokens
+    inner_steps = max(1, min(LANE_STEPS, total_tokens // FEWEST_ROUNDS // of_a_step))
+    run["run"]["shards"] = "pipeline"
+    run["model"]["is_tied"] = False
+    run["round"] |= {"mode": "blocking", "target_tokens": inner_steps * of_a_step}
+    run["pipeline"] = {"stages": cast.num_stages, "inner_steps": inner_steps}
 
 
 def _watch(swarm: _Swarm, state: DemoState) -> tuple[DemoState, str]:
@@ -238,16 +254,17 @@ def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOption
     from peer.plot import plot_losses
 
     seen = swarm.seen
-    about = (
-        "four peers, two experts, source text and English"
-        if swarm.cast.num_experts
-        else "three peers, one model, Python's own source text"
-    )
+    about = "three peers, one model, Python's own source text"
+    if swarm.cast.num_experts:
+        about = "four peers, two experts, source text and English"
+    elif swarm.cast.num_stages:
+        about = "six peers in two lanes of three stages, Python's own source text"
     plot_losses(seen, options.plot_file, title=f"Potluck demo: {about}")
     final = {n: report for n in swarm.peers if (report := read_final_status(swarm.peer_dir(n))) is not None}
     facts = Facts(
         checkpoint_verified=_verify_newest(seen),
         checkpoint_units=_newest_units(seen),
+        rounds_while_down=state.index_at_restart - state.index_at_kill,
         rejoin_s=_rejoin_s(swarm, state, final.get(VICTIM)),
         lost_bytes_up=swarm.lost_bytes_up,
         lost_bytes_down=swarm.lost_bytes_down,
@@ -260,11 +277,11 @@ def _conclude(swarm: _Swarm, state: DemoState, gave_up: str, options: DemoOption
 def _rejoin_s(swarm: _Swarm, state: DemoState, victim: PeerReport | None) -> float | None:
     """From the new process's start to the first certificate that counts it, by its own clock, else by the host's."""
     started_unix_s = swarm.restarted_unix_s
-    counted = round_counting_victim(swarm.seen, state.index_at_restart)
-    if started_unix_s is None or counted is None:
-        return None
+    counted = None if state.cast.num_stages else round_counting_victim(swarm.seen, state.index_at_restart)
     own_unix_s = victim.first_counted_unix_s if victim else None
-    return round((own_unix_s or counted.unix_s) - started_unix_s, 1)
+    if started_unix_s is None or (counted is None and (own_unix_s is None or not state.cast.num_stages)):
+        return None
+    return round((own_unix_s or (counted.unix_s if counted else 0.0)) - started_unix_s, 1)
 
 
 def _verify_newest(seen: Observation) -> bool:
@@ -297,7 +314,10 @@ def _show_outcome(summary: DemoSummary, kept: Path | None) -> None:
     if summary.checkpoint and summary.ok:
         from peer.checkpoint_sample import sample_from_checkpoint
 
-        path, experts = Path(summary.checkpoint), range(len(summary.unit_roots))
+        path, experts = (
+            Path(summary.checkpoint),
+            range(sum(unit.startswith(EXPERT_PREFIX) for unit in summary.unit_roots)),
+        )
         samples = [f"expert {expert}: {sample_from_checkpoint(path, expert=expert)}" for expert in experts]
         sample = "\n\n".join(samples) or sample_from_checkpoint(path)
     print_summary(summary, sample, kept)

@@ -31,15 +31,22 @@ class Cast:
     Attributes:
         num_peers: numbered from 1.
         experts: the one that each peer holds, in the order of their numbers; empty where everybody holds the whole model.
+        num_stages: that the model is cut into, of which each peer holds one; 0 where it is not.
     """
 
     num_peers: int = NUM_PEERS
     experts: tuple[int, ...] = ()
+    num_stages: int = 0
 
     @property
     def num_experts(self) -> int:
         """Of the run; 0 of one without."""
         return len(set(self.experts))
+
+    @property
+    def slow_peer(self) -> int | None:
+        """Who is slowed; nobody in lanes, which are as fast as their slowest member."""
+        return None if self.num_stages else SLOW_PEER
 
     def expert_of(self, number: int) -> int | None:
         """The expert of a peer."""
@@ -49,6 +56,10 @@ class Cast:
 WHOLE_MODEL: Final = Cast()
 EXPERTS: Final = Cast(num_peers=4, experts=(0, 1, 0, 1))
 """Two holders of each: the victim's expert goes on with the other one, who is at full speed."""
+STAGES: Final = Cast(num_peers=6, num_stages=3)
+"""Two replicas of each stage, in two lanes: the victim's ends, the other one goes on."""
+CASTS: Final = {"data": WHOLE_MODEL, "expert": EXPERTS, "pipeline": STAGES}
+"""By what the peers hold."""
 
 
 class Stage(Enum):
@@ -117,7 +128,7 @@ def step(state: DemoState, seen: Observation, now_s: float) -> Step:
         return killed, (Action.KILL_VICTIM,), f"half-way: peer {VICTIM} is killed without warning"
     if state.stage is Stage.DOWN:
         return _while_down(state, seen, now_s)
-    if state.stage is Stage.REJOINING and round_counting_victim(seen, state.index_at_restart) is not None:
+    if state.stage is Stage.REJOINING and is_victim_counted(seen, state):
         return replace(state, stage=Stage.REJOINED), (), f"peer {VICTIM} is counted again"
     return state, (), host.reason or "training"
 
@@ -141,7 +152,8 @@ def _while_down(state: DemoState, seen: Observation, now_s: float) -> Step:
     victim = seen.peer_ids.get(VICTIM)
     newer = [row for index, row in seen.rounds.items() if index > state.index_at_kill]
     waited_s = now_s - (state.killed_s or now_s)
-    if any(victim not in row.members for row in newer):
+    # the host tells of the members of the first stage's rounds alone
+    if any(victim not in row.members for row in newer) or (state.cast.num_stages and newer):
         reason = f"a round has committed without peer {VICTIM}: it comes back"
     elif waited_s > DOWN_PATIENCE_S:
         reason = f"peer {VICTIM} comes back after {waited_s:.0f} s"
@@ -156,3 +168,11 @@ def round_counting_victim(seen: Observation, after_index: int) -> RoundRow | Non
     victim = seen.peer_ids.get(VICTIM)
     later = (row for index, row in sorted(seen.rounds.items()) if index > after_index)
     return next((row for row in later if victim in row.members), None)
+
+
+def is_victim_counted(seen: Observation, state: DemoState) -> bool:
+    """Whether a round has counted the victim since it was started again: by the host's rounds, or, of a stage, by its own word."""
+    report = seen.reports.get(VICTIM)
+    if state.cast.num_stages:
+        return report is not None and report.rounds_counted > 0
+    return round_counting_victim(seen, state.index_at_restart) is not None

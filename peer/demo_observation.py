@@ -119,6 +119,7 @@ class PeerReport(_Read):
     name: str = ""
     state: str = ""
     reason: str = ""
+    unit: str = ""
     head: str = ""
     index: int = 0
     state_root: str = ""

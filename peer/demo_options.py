@@ -29,7 +29,8 @@ class DemoOptions:
         plot_file: where the loss curve goes (PNG).
         total_tokens: at which the run ends.
         limit_s: after which the demo gives up.
-        shards: what the peers hold: "data", all of the model; "expert", the trunk and one of two experts.
+        shards: what the peers hold: "data", all of the model; "expert", the trunk and one of two experts;
+            "pipeline", one of three stages.
     """
 
     directory: Path | None

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from peer.demo_core import SLOW_PEER, VICTIM, Cast, DemoState
+from peer.demo_core import VICTIM, Cast, DemoState
 from peer.demo_observation import HostStatus, Observation, RoundRow
 from peer.demo_summary import DemoSummary
 
@@ -91,6 +91,8 @@ def picture(seen: Observation, state: DemoState, reason: str) -> RenderableType:
 def _title(cast: Cast) -> str:
     if cast.num_experts:
         return "Potluck demo: a host, four volunteers, a trunk of all and two experts"
+    if cast.num_stages:
+        return "Potluck demo: a host, six volunteers, one model in three stages, two lanes"
     return "Potluck demo: a host, three volunteers, one model"
 
 
@@ -124,10 +126,12 @@ def _peers(seen: Observation, cast: Cast) -> RenderableType:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for heading in ("peer", "name", "state", "tokens/s", "ready", "loss", "up", "down", "root"):
         table.add_column(heading, justify="left" if heading in ("peer", "name", "state", "root") else "right")
-    notes = {SLOW_PEER: " (slowed)", VICTIM: " (will be killed)"}
+    notes = {cast.slow_peer: " (slowed)", VICTIM: " (will be killed)"}
     for number in range(1, cast.num_peers + 1):
         report, expert = seen.reports.get(number), cast.expert_of(number)
         held = "" if expert is None else f", expert {expert}"
+        if cast.num_stages and report is not None and report.unit:
+            held = f", {report.unit}"
         label = f"{number}{held}{notes.get(number, '')}"
         if number in seen.exits:
             table.add_row(label, report.name if report else "", f"gone ({seen.exits[number]})", style="red")

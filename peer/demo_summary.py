@@ -8,9 +8,11 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from peer.demo_core import VICTIM, WHOLE_MODEL, Cast
-from peer.demo_observation import CheckpointRow, HostStatus, Observation, PeerReport
+from peer.demo_observation import CheckpointRow, HostStatus, Observation, PeerReport, UnitRow
 from protocol.expert_schema import expert_unit
+from protocol.stage_schema import MAX_STAGES, stage_unit
 
+_STAGES: Final = frozenset(stage_unit(stage) for stage in range(MAX_STAGES))
 HELDOUT_GOAL_NATS: Final = 2.3
 """The demo's model must end at or below this, and below the pair-frequency model."""
 
@@ -22,9 +24,10 @@ class DemoSummary(BaseModel):
         ok: whether every promise of the demo held; `failures` names those that did not.
         members_per_round: how many peers each committed round counted, in order.
         weights_per_round: the members' shares of each round, by peer id.
-        state_roots: each peer's last state root, by peer id, as hex; in a run of experts that of the trunk.
+        state_roots: each peer's last state root, by peer id, as hex; in a run of experts that of the trunk, in one of stages that
+            of its stage.
         heldout_experts_end: the newest held-out loss of each expert on the documents that go to it.
-        unit_roots: the last root of each expert, one for each that its holders ended on.
+        unit_roots: the last root of each expert, or stage, one for each that its holders ended on.
         rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
         bytes_up: payload bytes that the peers sent, those before the kill included.
         bytes_down: payload bytes that they received.
@@ -59,13 +62,15 @@ class Facts(BaseModel):
         checkpoint_verified: whether `potluck checkpoint verify` found the newest checkpoint equal to its root.
         lost_bytes_up: what the killed process had sent before it was killed; its successor counts from zero.
         lost_bytes_down: what it had received.
-        checkpoint_units: roots of the experts in the newest checkpoint.
+        checkpoint_units: roots of the experts, or stages, in the newest checkpoint.
+        rounds_while_down: committed between the kill and the restart.
     """
 
     model_config = ConfigDict(frozen=True)
 
     checkpoint_verified: bool
     checkpoint_units: dict[str, str] = {}
+    rounds_while_down: int = 0
     rejoin_s: float | None
     lost_bytes_up: int = 0
     lost_bytes_down: int = 0
@@ -93,10 +98,10 @@ def summarise(
         if gave_up
         else [
             *_root_failures(final, checkpoint_root, cast, verified=facts.checkpoint_verified),
-            *_expert_failures(final, facts.checkpoint_units, cast),
+            *_part_failures(final, facts.checkpoint_units, cast),
             *_loss_failures(points[-1] if points else None, pairs),
             *(["the killed peer was not counted again"] if facts.rejoin_s is None else []),
-            *_outage_failures(seen),
+            *_outage_failures(seen, facts, cast),
         ]
     )
     return DemoSummary(
@@ -129,18 +134,22 @@ def newest_checkpoint(host: HostStatus | None) -> CheckpointRow | None:
 
 
 def _unit_roots(final: Mapping[int, PeerReport]) -> dict[str, tuple[str, ...]]:
-    """The different roots of each expert that its holders ended with: one, if all is well."""
+    """The different roots of each expert, or stage, that its holders ended with: one, if all is well."""
     held = [unit for report in final.values() for unit in report.units]
+    held += [
+        UnitRow(unit=report.unit, state_root=report.state_root) for report in final.values() if report.unit in _STAGES
+    ]
     return {
         unit: tuple(sorted({part.state_root for part in held if part.unit == unit}))
         for unit in sorted({part.unit for part in held})
     }
 
 
-def _expert_failures(final: Mapping[int, PeerReport], stored: Mapping[str, str], cast: Cast) -> list[str]:
-    """Every expert's holders end on one root, which is that of the checkpoint."""
+def _part_failures(final: Mapping[int, PeerReport], stored: Mapping[str, str], cast: Cast) -> list[str]:
+    """The holders of every expert, or stage, end on one root, which is that of the checkpoint."""
     roots, failures = _unit_roots(final), list[str]()
-    for unit in (expert_unit(expert) for expert in range(cast.num_experts)):
+    experts = [expert_unit(expert) for expert in range(cast.num_experts)]
+    for unit in (*experts, *(stage_unit(stage) for stage in range(cast.num_stages))):
         found = roots.get(unit, ())
         if len(found) != 1 or not found[0]:
             shown = ", ".join(root[:8] or "none" for root in found)
@@ -153,7 +162,7 @@ def _expert_failures(final: Mapping[int, PeerReport], stored: Mapping[str, str],
 def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, cast: Cast, *, verified: bool) -> list[str]:
     roots = {report.state_root for report in final.values()}
     failures = []
-    if len(final) != cast.num_peers or len(roots) != 1 or "" in roots:
+    if len(final) != cast.num_peers or (len(roots) != 1 and not cast.num_stages) or "" in roots:
         shown = ", ".join(
             f"peer {number}: {report.state_root[:8] or 'none'}" for number, report in sorted(final.items())
         )
@@ -162,13 +171,15 @@ def _root_failures(final: Mapping[int, PeerReport], checkpoint_root: str, cast: 
         failures.append("no checkpoint was written")
     elif not verified:
         failures.append("the checkpoint on disk does not verify against its root")
-    elif roots and checkpoint_root not in roots:
+    elif roots and checkpoint_root not in roots and not cast.num_stages:
         failures.append(f"the last checkpoint has root {checkpoint_root[:8]}, not the peers'")
     return failures
 
 
-def _outage_failures(seen: Observation) -> list[str]:
+def _outage_failures(seen: Observation, facts: Facts, cast: Cast) -> list[str]:
     victim = seen.peer_ids.get(VICTIM)
+    if cast.num_stages and facts.rounds_while_down > 0:
+        return []
     if victim is None or any(victim not in row.members for row in seen.rounds.values()):
         return []
     return [f"no round was committed while peer {VICTIM} was dead: the others did not go on without it"]

@@ -35,13 +35,13 @@ class OwnExperts:
 
     def __init__(self, own: PeerConfig, config: RunConfig, folder: Path, offload: Offload) -> None:
         mixture, section = config.mixture, config.experts
-        self.num_experts = mixture.num_experts if mixture is not None else 0
+        self.num_parts = mixture.num_experts if mixture is not None else 0
         self.room = room_for(config, whole_bytes(own.max_memory_gb), whole_bytes(own.max_gpu_memory_gb))
         self._folder = folder
         self._offload = offload
         self._pinned = parse_experts(own.expert) if own.expert else ()
-        check_experts(self._pinned, self.num_experts, section.holdings if section is not None else 0)
-        self._kept = _load(folder / FILE_NAME, self.num_experts) if self.num_experts else ()
+        check_experts(self._pinned, self.num_parts, section.holdings if section is not None else 0)
+        self._kept = _load(folder / FILE_NAME, self.num_parts) if self.num_parts else ()
         self.held = ()
 
     held: tuple[int, ...]
@@ -57,13 +57,13 @@ class OwnExperts:
         Raises:
             StorageError: the choice cannot be kept.
         """
-        if not self.num_experts:
+        if not self.num_parts:
             return ()
-        began = of_founders(start, self.num_experts)
+        began = of_founders(start, self.num_parts)
         seen = listed or began  # a directory that is away says nothing: then those count that began the run
         others = {peer: Holding(experts or began.get(peer, ())) for peer, experts in seen.items() if peer != me}
-        own = founded(start, me, self.num_experts)
-        choice = choose(Known(self.num_experts, me, self.room, self._pinned, self._kept, own, others))
+        own = founded(start, me, self.num_parts)
+        choice = choose(Known(self.num_parts, me, self.room, self._pinned, self._kept, own, others))
         await self._offload.run(partial(_keep, self._folder / FILE_NAME, choice.experts))
         self.held = choice.experts
         log.info("experts_chosen", experts=choice.experts, reason=choice.reason)

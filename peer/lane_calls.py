@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from averaging.network.seams import Network
+from peer.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline.lane_messages import LaneAnswer, LaneMessage
@@ -38,7 +38,7 @@ class CallLine:
 
     def __init__(
         self,
-        network: Network,
+        network: LaneNetwork,
         peer: PeerId,
         channel: str,
         answered: Answered,
@@ -94,7 +94,12 @@ class CallLine:
 
 
 def read_answer(frame: bytes) -> str:
-    """The reason in a LaneAnswer.
+    """The reason in a LaneAnswer. Raises as `whole_answer`."""
+    return whole_answer(frame).reason
+
+
+def whole_answer(frame: bytes) -> LaneAnswer:
+    """What was answered.
 
     Raises:
         RemoteProtocolError: something else.
@@ -102,4 +107,4 @@ def read_answer(frame: bytes) -> str:
     answer = decode_parcel(frame)
     if not isinstance(answer, LaneAnswer):
         raise RemoteProtocolError(f"a {type(answer).__name__} for an answer", "LaneAnswer")
-    return answer.reason
+    return answer

@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Network
 from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, CallLine
+from peer.lane_network import LaneNetwork
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
 from protocol.pipeline import lane
@@ -28,15 +28,30 @@ GOODBYE_WITHIN_S: Final = 5.0
 Spares = Callable[[], tuple[tuple[PeerId, frozenset[int]], ...]]
 """Who could take a place, and at which stages, the best first."""
 
+SpareHeard = Callable[[PeerId, said.LaneSpare], str]
+"""(who serves no lane, what it says) to why nobody here has a use for it; empty where somebody does."""
+
+
+def _nobody(_peer: PeerId, _spare: said.LaneSpare) -> str:
+    return "no lanes are kept here"
+
 
 class LaneKeepers:
     """All lanes that this peer keeps; `serve` before the network is started, `keep` for each lane."""
 
-    def __init__(self, network: Network, config: LaneConfig, spares: Spares) -> None:
+    def __init__(
+        self, network: LaneNetwork, config: LaneConfig, spares: Spares, spare_heard: SpareHeard = _nobody
+    ) -> None:
         self._network = network
         self._config = config
         self._spares = spares
+        self._spare_heard = spare_heard
         self._kept: dict[int, _KeptLane] = {}
+
+    @property
+    def lanes(self) -> dict[int, lane.LaneState]:
+        """What is known of all lanes that are kept here, by their numbers."""
+        return {number: kept.state for number, kept in self._kept.items() if kept.state.phase != "over"}
 
     def serve(self) -> None:
         """Answer members; before the network is started."""
@@ -59,7 +74,7 @@ class LaneKeepers:
         if number in self._kept:
             raise LocalProtocolError(f"lane {number} once more", "a lane that is not kept yet")
         state = lane.begin(self._config, members, at, trio.current_time())
-        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares)
+        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, lambda: len(self.lanes))
         try:
             return await kept.run()
         finally:
@@ -68,6 +83,9 @@ class LaneKeepers:
     async def _called(self, sender: PeerId, request: bytes) -> bytes:
         try:
             message = decode_lane_message(request)
+            if isinstance(message, said.LaneSpare):
+                reason = self._spare_heard(sender, message)
+                return encode_parcel(said.LaneAnswer(reason, 0 if reason else len(self.lanes)))
             kept = self._kept.get(message.lane)
             if kept is None:
                 raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that is kept here")
@@ -79,11 +97,14 @@ class LaneKeepers:
 
 
 class _KeptLane:
-    def __init__(self, number: int, network: Network, state: lane.LaneState, spares: Spares) -> None:
+    def __init__(
+        self, number: int, network: LaneNetwork, state: lane.LaneState, spares: Spares, num_lanes: Callable[[], int]
+    ) -> None:
         self.state = state
         self._number = number
         self._network = network
         self._spares = spares
+        self._num_lanes = num_lanes
         self._lines: dict[PeerId, CallLine] = {}
         self._nursery: trio.Nursery | None = None
         self._over = trio.Event()
@@ -94,9 +115,11 @@ class _KeptLane:
             self._nursery = nursery
             begin = said.LaneBegin(self._number, self.state.epoch, self.state.at, self.state.members)
             self._tell(self.state.members, begin)
+            ticked_s = trio.current_time()
             while not self._over.is_set():
                 self._feed(lane.SparesListed(self._spares()))
-                self._feed(lane.Ticked())
+                self._feed(lane.Ticked(max(0.0, trio.current_time() - ticked_s - 2 * TICK_S)))
+                ticked_s = trio.current_time()
                 with trio.move_on_after(TICK_S):
                     await self._over.wait()
             with trio.move_on_after(GOODBYE_WITHIN_S):
@@ -137,6 +160,7 @@ class _KeptLane:
             case lane.AgreeStep():
                 self._tell(living, said.LaneStep(number, order.epoch, order.at, order.whole_square))
             case lane.KeepFrom():
+                self._tell(living, said.LanePing(number, epoch, self._num_lanes()))  # a busy lane hears no other
                 self._tell(living, said.LaneKeep(number, epoch, order.at))
             case lane.GoBack():
                 back = said.LaneBack(number, order.epoch, order.at, order.counted, order.members)
@@ -162,7 +186,7 @@ class _KeptLane:
             return None
         line = self._lines[member] = CallLine(
             self._network, member, MEMBER_CHANNEL, lambda message, refused: self._answered(member, message, refused),
-            lambda: said.LanePing(self._number, self.state.epoch),
+            lambda: said.LanePing(self._number, self.state.epoch, self._num_lanes()),
         )  # fmt: skip
         self._nursery.start_soon(self._run_line, member, line)
         return line

@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
+import torch
 import trio
 
 from averaging.network.seams import Stream
 from peer.lane_calls import MEMBER_CHANNEL
-from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_in_time
+from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_bytes, receive_in_time
 from peer.lane_seat import LaneSeat
-from peer.lane_work import LaneTools
+from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId, short
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline import lane_stage
 from protocol.pipeline.lane_wire import decode_lane_message, decode_parcel, encode_parcel
+from protocol.stage_schema import StageMap, stage_schema
 
 log = structlog.get_logger()
 
@@ -40,6 +43,9 @@ class LaneMember:
     def __init__(self, tools: LaneTools, keeper_of: Callable[[int], PeerId | None]) -> None:
         self.refused = Counter[PeerId]()
         """What was refused, by who sent it."""
+
+        self.num_lanes = 0
+        """That are kept, as the keeper says; 0 where it is not known."""
 
         self._tools = tools
         self._keeper_of = keeper_of
@@ -82,11 +88,15 @@ class LaneMember:
         return encode_parcel(said.LaneAnswer(""))
 
     def _hear(self, sender: PeerId, message: said.LaneMessage) -> None:
+        if isinstance(message, said.LaneSpare):
+            raise RemoteProtocolError("a spare's word to a member", "one to its keeper")
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
         if not isinstance(message, said.FromKeeper):
             raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
         seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
+        if isinstance(message, said.LanePing):
+            self.num_lanes = message.num_lanes
         if isinstance(message, said.LaneBegin | said.LaneBack):
             self._placed(seat, sender, message)
         elif seat is not None:
@@ -132,11 +142,15 @@ class LaneMember:
         self._seat = None
         self._change()
         log.info("lane_over", lane=seat.lane, stage=seat.stage, reason=seat.reason, shares=len(shares))
-        for share in shares:
-            try:
-                await self._tools.average(share)
-            except PotluckError as error:
-                log.warning("lane_share_lost", lane=seat.lane, stage=share.stage, reason=error.one_line())
+        async with trio.open_nursery() as bringing:  # each waits for its own round
+            for share in shares:
+                bringing.start_soon(self._bring, share, seat.stage)
+
+    async def _bring(self, share: LaneShare, own_stage: int) -> None:
+        try:
+            await (self._tools.average(share) if share.stage == own_stage else self._tools.bring(share))
+        except PotluckError as error:
+            log.warning("lane_share_lost", lane=share.lane, stage=share.stage, reason=error.one_line())
 
     # --- what members bring ---
 
@@ -157,6 +171,9 @@ class LaneMember:
         none any more: its sender tries again until its keeper tells it what has changed.
         """
         parcel = decode_parcel(frame)
+        if isinstance(parcel, said.LaneGift):
+            await self._take_gift(sender, parcel, stream)
+            return await receive_in_time(stream)
         seat = await self._seat_of(parcel)
         frames = list[bytes | None]()
         if seat is not None:
@@ -166,8 +183,31 @@ class LaneMember:
                 frames.append(await stream.receive_frame())
         return frames[0] if frames else None
 
+    async def _take_gift(self, sender: PeerId, gift: said.LaneGift, stream: Stream) -> None:
+        """A stage's part of a lane that is no more.
+
+        Raises:
+            RemoteProtocolError: why it is not brought into the round; it counts nowhere.
+        """
+        tools = self._tools
+        if not 0 <= gift.stage < tools.config.num_stages:
+            raise RemoteProtocolError(f"a gift of stage {gift.stage}", f"less than {tools.config.num_stages}")
+        most_tokens, num_values = gift.at.step * tools.config.step_tokens, stage_size(tools.stages, gift.stage)
+        if gift.tokens > most_tokens or gift.at.step > tools.config.inner_steps or gift.num_bytes != 4 * num_values:
+            raise RemoteProtocolError(
+                f"a gift of {gift.tokens} tokens and {gift.num_bytes} bytes",
+                f"at most {most_tokens} and {4 * num_values}",
+            )
+        data = await receive_bytes(stream, gift.num_bytes)
+        theta_N = await tools.offload.run(partial(_values, data), cost_s=PASS_COST_S)
+        share = LaneShare(gift.lane, gift.stage, gift.at.round, gift.tokens, theta_N)
+        reason = tools.take_gift(sender, share)
+        if reason:
+            raise RemoteProtocolError(reason, "a part of this round")
+        await answer(stream)
+
     async def _seat_of(self, parcel: said.LaneParcel) -> LaneSeat | None:
-        if isinstance(parcel, said.LaneAnswer):
+        if isinstance(parcel, said.LaneAnswer | said.LaneGift):
             raise RemoteProtocolError("an answer to nothing", "a parcel")
         with trio.move_on_after(SEAT_WITHIN_S):
             while True:
@@ -184,3 +224,16 @@ class LaneMember:
     def _count(self, sender: PeerId, error: RemoteProtocolError) -> None:
         self.refused[sender] += 1
         log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+
+
+def stage_size(stages: StageMap, stage: int) -> int:
+    """Values of a stage."""
+    return stage_schema(stages, stage).num_elements
+
+
+def _values(data: bytes) -> torch.Tensor:
+    """(N,) float32, little-endian, as they came."""
+    theta_N = torch.frombuffer(bytearray(data), dtype=torch.float32)
+    if not bool(torch.isfinite(theta_N).all()):
+        raise RemoteProtocolError("parameters that are not finite", "numbers")
+    return theta_N

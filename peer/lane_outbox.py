@@ -17,11 +17,12 @@ from typing import Final
 
 import trio
 
-from averaging.network.seams import Network, Stream
+from averaging.network.seams import Stream
 from peer.lane_calls import read_answer
+from peer.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
-from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LanePassed
+from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed
 from protocol.pipeline.lane_wire import decode_parcel, encode_parcel
 from protocol.received import MAX_TEXT
 
@@ -48,7 +49,7 @@ Refused = Callable[[LanePassed | LaneCopy, str], None]
 class Outbox:
     """What goes to one peer; `run` brings what `put` takes."""
 
-    def __init__(self, network: Network, peer: PeerId, refused: Refused) -> None:
+    def __init__(self, network: LaneNetwork, peer: PeerId, refused: Refused) -> None:
         self.scope = trio.CancelScope()
         self._network = network
         self._peer = peer
@@ -172,7 +173,9 @@ async def receive_in_time(stream: Stream) -> bytes | None:
     raise CallTimeout(f"{stream.remote} sent nothing for {MOVES_WITHIN_S:g} s", "the next frame")
 
 
-async def fetch_copy(network: Network, peer: PeerId, wanted: LaneFetch, most_bytes: int, *, tries: int = 1) -> bytes:
+async def fetch_copy(
+    network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int, *, tries: int = 1
+) -> bytes:
     """A stage's snapshot from who holds it.
 
     Args:
@@ -190,7 +193,7 @@ async def fetch_copy(network: Network, peer: PeerId, wanted: LaneFetch, most_byt
     return await _fetched(network, peer, wanted, most_bytes)
 
 
-async def _fetched(network: Network, peer: PeerId, wanted: LaneFetch, most_bytes: int) -> bytes:
+async def _fetched(network: LaneNetwork, peer: PeerId, wanted: LaneFetch, most_bytes: int) -> bytes:
     stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
     try:
         await stream.send_frame(encode_parcel(wanted))
@@ -212,12 +215,31 @@ async def _fetched(network: Network, peer: PeerId, wanted: LaneFetch, most_bytes
             await stream.aclose()
 
 
+async def give(network: LaneNetwork, peer: PeerId, gift: LaneGift, data: bytes) -> str:
+    """Why a peer refuses a gift; empty where it takes it.
+
+    Raises:
+        TransportError: it cannot be reached, or does not answer.
+        RemoteProtocolError: it answers something else.
+    """
+    stream = await network.open_stream(peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
+    try:
+        await send_parcel(stream, gift, data)
+        frame = await receive_in_time(stream)
+        if frame is None:
+            raise PeerUnreachable(f"{peer} ended the stream", "an answer")
+        return read_answer(frame)
+    finally:
+        with trio.move_on_after(OPEN_WITHIN_S, shield=True):
+            await stream.aclose()
+
+
 def _nothing() -> None:
     pass
 
 
 async def send_parcel(
-    stream: Stream, parcel: LanePassed | LaneCopy, data: bytes, moved: Callable[[], None] = _nothing
+    stream: Stream, parcel: LanePassed | LaneCopy | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
 ) -> None:
     """A parcel and what follows it.
 

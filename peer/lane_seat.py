@@ -7,19 +7,18 @@ know to its keeper. A seat lasts until its keeper ends the lane, is gone, or giv
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
-import torch
 import trio
 
 from averaging.network.seams import Stream
 from peer.lane_calls import KEEPER_CHANNEL, CallLine
 from peer.lane_outbox import Outbox, fetch_copy, receive_bytes, send_parcel
-from peer.lane_work import PASS_COST_S, LaneShare, LaneTools, LaneWork
+from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.stage_snapshot import decode_snapshot, most_snapshot_bytes
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
@@ -31,9 +30,8 @@ from protocol.pipeline.schedule import Pass
 from protocol.stage_schema import stage_schema
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
-KEEPER_SILENT_S: Final = 5.0
+KEEPER_SILENT_S: Final = 8.0
 """A keeper that is not heard for so long has given this seat away, or is gone."""
 
 _STEPS_REMEMBERED: Final = 2
@@ -59,7 +57,7 @@ class LaneSeat:
         """Why it is over."""
 
         self._tools = tools
-        self._work = LaneWork(tools, lane, begun.state.stage)
+        self._work = tools.work_of(lane, begun.state.stage)
         self._line = CallLine(tools.network, keeper, KEEPER_CHANNEL, self._answered)
         self._orders = deque((begun.state.epoch, order) for order in begun.orders)
         self._has_more = trio.Event()
@@ -68,7 +66,6 @@ class LaneSeat:
         self._heard_s = trio.current_time()
         self._outboxes: dict[tuple[PeerId, bool], Outbox] = {}
         self._serving: dict[int, trio.CancelScope] = {}
-        self._held: dict[tuple[Point, Pass], torch.Tensor] = {}
         self._taken = set[tuple[Point, Pass]]()
         self._own: dict[Point, bytes] = {}
         """Our stage's snapshots."""
@@ -100,7 +97,7 @@ class LaneSeat:
             self._nursery = nursery
             nursery.start_soon(self._tell_keeper)
             nursery.start_soon(self._watch_keeper)
-            await self._compute(self._work.open)
+            await self._begin()
             while self.state.phase != "over":
                 await self._next_order()
             nursery.cancel_scope.cancel()
@@ -152,7 +149,6 @@ class LaneSeat:
             return
         self.members = message.members
         self._close_streams()
-        self._held.clear()
         self._taken.clear()
         for kept in (self._own, self._copies, self._copied_to):
             for at in [at for at in kept if at > message.at]:
@@ -222,32 +218,35 @@ class LaneSeat:
             case lane_stage.RunPass():
                 await self._run_pass(epoch, order)
             case lane_stage.TellSquare():
-                square = await self._compute(self._work.square)
+                square = await self._work.square()
                 self._line.put(said.LaneSquare(self.lane, epoch, order.at, square))
             case lane_stage.TakeStep():
-                counts = await self._compute(partial(self._work.take_step, order.at, order.whole_square))
+                counts = await self._work.take_step(order.at, order.whole_square)
                 self._feed(lane_stage.StepTaken(epoch, order.at, counts))
             case lane_stage.TakeSnapshot():
-                self._own[order.at] = await self._compute(self._work.snapshot)
+                self._own[order.at] = await self._work.snapshot()
                 await self._copy_beside(epoch, order.at)
                 self._feed(lane_stage.SnapshotHeld(epoch, order.at))
                 self._line.put(said.LaneCopied(self.lane, epoch, order.at))
             case lane_stage.LoadSnapshot():
                 await self._load(epoch, order.at)
             case lane_stage.Contribute():
-                theta_N = await self._compute(self._work.theta)
+                theta_N = await self._work.theta()
                 share = LaneShare(self.lane, self.stage, order.round, order.tokens, theta_N)
                 anchor_N = await self._tools.average(share)
-                await self._compute(partial(self._work.adopt, anchor_N))
+                await self._work.adopt(anchor_N)
                 self._feed(lane_stage.Adopted(epoch, order.round))
 
-    async def _compute(self, work: Callable[[], T]) -> T:
-        return await self._tools.offload.run(work, cost_s=PASS_COST_S)
+    async def _begin(self) -> None:
+        """Make the stage; where that cannot be, the seat is given back."""
+        try:
+            await self._work.open()
+        except PotluckError as error:
+            self.leave(error.one_line())
 
     async def _run_pass(self, epoch: int, order: lane_stage.RunPass) -> None:
         at, work = order.at, order.work
-        arrived = self._held.pop((at, work), None)
-        message = await self._compute(partial(self._work.run_pass, epoch, at, work, arrived))
+        message = await self._work.run_pass(epoch, at, work)
         if message is not None:
             to = self.members[self.stage - 1 if work.is_backward else self.stage + 1]
             passed = said.LanePassed(self.lane, epoch, at, work.number, work.is_backward, len(message))
@@ -269,7 +268,7 @@ class LaneSeat:
             most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
             self._own[at] = await fetch_copy(self._tools.network, self._beside, wanted, most_bytes, tries=_FETCH_TRIES)
             self._copied_to[at] = self._beside
-        await self._compute(partial(self._work.restore, self._own[at]))
+        await self._work.restore(self._own[at])
         await self._copy_beside(epoch, at)
         self._feed(lane_stage.SnapshotLoaded(epoch))
         self._line.put(said.LaneLoaded(self.lane, epoch))
@@ -329,7 +328,8 @@ class LaneSeat:
         key, event = (parcel.at, parcel.work), lane_stage.Arrived(parcel.epoch, parcel.at, parcel.work)
         is_again = key in self._taken
         remark = "" if is_again else lane_stage.step(self.state, event).remark
-        expected_bytes = self._work.boundary(self.stage, parcel.epoch, parcel.at, parcel.work).message_bytes
+        form = self._tools.form
+        expected_bytes = form.boundary(self.lane, self.stage, parcel.epoch, parcel.at, parcel.work).message_bytes
         if remark or parcel.num_bytes != expected_bytes:
             raise RemoteProtocolError(
                 remark or f"{parcel.num_bytes} bytes for a pass", f"{expected_bytes} of this step"
@@ -337,13 +337,11 @@ class LaneSeat:
         message = await receive_bytes(stream, parcel.num_bytes)
         if is_again:
             return
-        values = await self._compute(partial(self._work.arrived, message, parcel.epoch, parcel.at, parcel.work))
+        await self._work.arrived(message, parcel.epoch, parcel.at, parcel.work)
         if parcel.epoch != self.state.epoch or key in self._taken:
             return
-        self._held[key] = values
         remark = self._feed(event)
         if remark:
-            del self._held[key]
             raise RemoteProtocolError(remark, "work of this step")
         self._remember(key)
 
@@ -363,7 +361,7 @@ class LaneSeat:
             raise RemoteProtocolError(f"{parcel}", f"stage {self._before}, at most {most_bytes} bytes")
         data = await receive_bytes(stream, parcel.num_bytes)
         schema = stage_schema(self._tools.stages, self._before)
-        await self._compute(partial(decode_snapshot, data, schema))
+        await self._tools.offload.run(partial(decode_snapshot, data, schema), cost_s=PASS_COST_S)
         if parcel.epoch == self.state.epoch:
             self._copies[parcel.at] = data
 

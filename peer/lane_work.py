@@ -1,27 +1,23 @@
-"""What one stage of a lane computes: passes from message to message, steps, snapshots. Blocking; called beside trio, one at a time.
-
-What arrives is checked here against what this stage expects of this very micro-batch: shape, type, size, identity, finite values.
-"""
+"""What a seat in a lane works with: the network, the rounds, and what computes its stage, in this process or in another."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 import torch
 
-from averaging.codecs.boundary import Boundary, BoundaryCodec, Direction, decode_boundary, encode_boundary
-from averaging.network.seams import Network, Offload
-from peer.stage_snapshot import decode_snapshot, encode_snapshot
-from peer.stage_trainer import StageTrainer
-from protocol.errors import LocalProtocolError
-from protocol.ids import RunId
-from protocol.pipeline.lane_messages import lane_batch
+from averaging.network.seams import Offload
+from peer.lane_compute import LaneShape, LaneWork
+from peer.lane_network import LaneNetwork
+from protocol.ids import PeerId
 from protocol.pipeline.lane_stage import LaneConfig, Point
-from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import Pass
-from protocol.stage_schema import StageMap, stage_schema
+from protocol.stage_schema import StageMap
+
+T = TypeVar("T")
 
 PASS_COST_S: Final = 0.01
 """What a pass, a step or a snapshot costs in virtual time."""
@@ -42,122 +38,133 @@ class LaneShare:
     theta_N: torch.Tensor
 
 
-@dataclass(frozen=True)
-class LaneTools:
-    """What every lane of a peer works with.
-
-    Attributes:
-        shape: (sequences, tokens) of a micro-batch.
-        forward_codec, backward_codec: of activations and of their gradients between stages.
-        trainer_of: a stage, with the run's newest parameters where a lane begins.
-        tokens_of: (lane, point, number of the micro-batch) to (B, T + 1) int64: the same whenever it is asked for.
-        learning_rate_of: an inner step's.
-        average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
+class StageWork(Protocol):
+    """The compute of one seat, one call after another, wherever it is done. With what a call raises as a PotluckError the seat cannot
+    go on, but for `arrived` and `restore`, which judge what others sent.
     """
 
-    run_id: RunId
-    network: Network
-    offload: Offload
-    config: LaneConfig
-    stages: StageMap
-    shape: tuple[int, int]
-    trainer_of: Callable[[int], StageTrainer]
-    tokens_of: Callable[[int, Point, int], torch.Tensor]
-    learning_rate_of: Callable[[Point], float]
-    average: Callable[[LaneShare], Awaitable[torch.Tensor]]
-    forward_codec: BoundaryCodec = "int8"
-    backward_codec: BoundaryCodec = "int8"
+    async def open(self) -> None:
+        """Make the stage, with the run's newest parameters; first of all."""
+        ...
 
-
-class LaneWork:
-    """One stage in one lane; `open` makes its trainer, which the rest needs but for `boundary` and `arrived`."""
-
-    def __init__(self, tools: LaneTools, lane: int, stage: int) -> None:
-        self._tools = tools
-        self._lane = lane
-        self._stage = stage
-        self._schema = stage_schema(tools.stages, stage)
-        self._opened: StageTrainer | None = None
-
-    def open(self) -> None:
-        """Make the stage."""
-        self._opened = self._tools.trainer_of(self._stage)
-
-    @property
-    def _trainer(self) -> StageTrainer:
-        if self._opened is None:
-            raise LocalProtocolError(f"stage {self._stage} before it was made", "open it first")
-        return self._opened
-
-    def boundary(self, stage: int, epoch: int, at: Point, work: Pass) -> Boundary:
-        """What a stage is to be sent for this pass, to the byte of its head."""
-        tools = self._tools
-        batch = lane_batch(tools.run_id, self._lane, epoch, at, work.number, tools.config.inner_steps)
-        codec = tools.backward_codec if work.is_backward else tools.forward_codec
-        direction: Direction = "backward" if work.is_backward else "forward"
-        return Boundary(codec, direction, stage, batch, (*tools.shape, tools.stages.decoder.dim))
-
-    def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> torch.Tensor:
-        """(B, T, D) of what was sent here for this pass.
+    async def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
+        """Take what was sent here for this pass, and keep it until that.
 
         Raises:
             RemoteProtocolError: anything else; nothing was computed.
         """
-        return decode_boundary(message, self.boundary(self._stage, epoch, at, work))
+        ...
 
-    def run_pass(self, epoch: int, at: Point, work: Pass, arrived_BTD: torch.Tensor | None) -> bytes | None:
-        """Compute it; returns the message to the stage that goes on with it, where there is one.
+    async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
+        """Compute it from what arrived; the message to the stage that goes on with it, where there is one."""
+        ...
 
-        Raises:
-            PotluckError: what arrived, or what came of it, cannot be worked with.
-        """
-        tools, passes = self._tools, self._trainer.passes
-        batch = lane_batch(tools.run_id, self._lane, epoch, at, work.number, tools.config.inner_steps)
-        given_BTD = None if arrived_BTD is None else self._trainer.placed(arrived_BTD)
-        if work.is_backward:
-            towards, left = self._stage - 1, passes.backward(batch, given_BTD)
-        else:
-            towards, left = self._stage + 1, self._forward(batch, at, given_BTD)
-        if left is None:
-            return None
-        return encode_boundary(left, self.boundary(towards, epoch, at, work))
-
-    def _forward(self, batch: MicroBatch, at: Point, given_BTD: torch.Tensor | None) -> torch.Tensor | None:
-        """What goes on; nothing behind the last stage."""
-        tools, passes = self._tools, self._trainer.passes
-        is_first, is_last = tools.stages.is_first(self._stage), tools.stages.is_last(self._stage)
-        tokens_BT = self._trainer.placed(tools.tokens_of(self._lane, at, batch.number)) if is_first or is_last else None
-        arrived = tokens_BT[:, :-1] if is_first and tokens_BT is not None else given_BTD
-        if arrived is None:
-            raise LocalProtocolError("a forward pass without activations", "those of the stage before")
-        targets_BT = tokens_BT[:, 1:] if is_last and tokens_BT is not None else None
-        left = passes.forward(batch, arrived, targets_BT=targets_BT, share=1.0 / tools.config.num_micro_batches)
-        return None if is_last else left
-
-    def square(self) -> float:
+    async def square(self) -> float:
         """Of this stage's gradient."""
-        return self._trainer.gradient_square()
+        ...
 
-    def take_step(self, at: Point, whole_square: float) -> bool:
+    async def take_step(self, at: Point, whole_square: float) -> bool:
         """The inner step; whether its tokens count."""
-        return self._trainer.take_step(whole_square, self._tools.learning_rate_of(at))
+        ...
 
-    def snapshot(self) -> bytes:
+    async def snapshot(self) -> bytes:
         """All that the next step depends on."""
-        return encode_snapshot(self._trainer.snapshot())
+        ...
 
-    def restore(self, snapshot: bytes) -> None:
+    async def restore(self, snapshot: bytes) -> None:
         """Go on from it; what was going on is forgotten.
 
         Raises:
             PotluckError: it is none of this stage.
         """
-        self._trainer.restore(decode_snapshot(snapshot, self._schema))
+        ...
 
-    def theta(self) -> torch.Tensor:
+    async def theta(self) -> torch.Tensor:
         """(N,), a copy."""
-        return self._trainer.theta()
+        ...
 
-    def adopt(self, anchor_N: torch.Tensor) -> None:
+    async def adopt(self, anchor_N: torch.Tensor) -> None:
         """Begin the next round from these parameters."""
-        self._trainer.load(anchor_N)
+        ...
+
+
+def _no_gifts(_giver: PeerId, _share: LaneShare) -> str:
+    return "nothing is brought into rounds for others here"
+
+
+@dataclass(frozen=True)
+class LaneTools:
+    """What every lane of a peer works with.
+
+    Attributes:
+        work_of: (lane, stage) to what computes it.
+        average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
+        bring: another stage's share, of a lane that is no more, to who holds that stage.
+        take_gift: (who gives, a stage's part of a lane that is no more) to why it is not brought into the round here; empty where it
+            is.
+    """
+
+    network: LaneNetwork
+    offload: Offload
+    form: LaneShape
+    work_of: Callable[[int, int], StageWork]
+    average: Callable[[LaneShare], Awaitable[torch.Tensor]]
+    bring: Callable[[LaneShare], Awaitable[None]]
+    take_gift: Callable[[PeerId, LaneShare], str] = _no_gifts
+
+    @property
+    def config(self) -> LaneConfig:
+        """The numbers of a lane."""
+        return self.form.config
+
+    @property
+    def stages(self) -> StageMap:
+        """Of the model."""
+        return self.form.stages
+
+
+class OffloadedWork:
+    """The compute of a seat in this process, beside trio."""
+
+    def __init__(self, work: LaneWork, offload: Offload) -> None:
+        self._work = work
+        self._offload = offload
+
+    async def open(self) -> None:
+        """As `StageWork`, each of these."""
+        await self._run(self._work.open)
+
+    async def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
+        """As `StageWork`."""
+        await self._run(partial(self._work.arrived, message, epoch, at, work))
+
+    async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
+        """As `StageWork`."""
+        return await self._run(partial(self._work.run_pass, epoch, at, work))
+
+    async def square(self) -> float:
+        """As `StageWork`."""
+        return await self._run(self._work.square)
+
+    async def take_step(self, at: Point, whole_square: float) -> bool:
+        """As `StageWork`."""
+        return await self._run(partial(self._work.take_step, at, whole_square))
+
+    async def snapshot(self) -> bytes:
+        """As `StageWork`."""
+        return await self._run(self._work.snapshot)
+
+    async def restore(self, snapshot: bytes) -> None:
+        """As `StageWork`."""
+        await self._run(partial(self._work.restore, snapshot))
+
+    async def theta(self) -> torch.Tensor:
+        """As `StageWork`."""
+        return await self._run(self._work.theta)
+
+    async def adopt(self, anchor_N: torch.Tensor) -> None:
+        """As `StageWork`."""
+        await self._run(partial(self._work.adopt, anchor_N))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._offload.run(work, cost_s=PASS_COST_S)

@@ -13,8 +13,8 @@ from peer.config import PeerConfig
 from peer.controls import Controls
 from peer.coordinator_client import CoordinatorClient
 from peer.departure import Departure
-from peer.experts import OwnExperts
 from peer.joining import Membership
+from peer.own_parts import OwnParts
 from peer.reporting import Reporter
 from peer.roster import Roster
 from peer.worker_process import EarlyWorker
@@ -88,5 +88,5 @@ class Joined:
     roster: Roster
     reporter: Reporter
     is_outbound_only: bool
-    experts: OwnExperts
+    experts: OwnParts
     verifier: Ed25519Verifier = field(default_factory=Ed25519Verifier)

@@ -19,10 +19,11 @@ from averaging.rounds.unit import UnitChain
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
 from peer.revocations import Revocations
-from protocol.coordination import NO_ROOT
+from peer.status import PeerStatus
+from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.reports import HeldoutResult, PeerReport, ReportReply, UnitStanding, cut_certificates
 from protocol.rounds.chain import ChainLink
 from protocol.short_report import likeness, shortened
@@ -74,23 +75,26 @@ def make_report(
     known_revocations: bytes = b"",
 ) -> PeerReport:
     """What the coordinator is told, with the certificates that it asked for and then, where there is room, those in `asides`."""
-    status, service = board.read(), board.service
+    status, service = board.read(), board.of_spine
     certificates: tuple[bytes, ...] = ()
+    spine, beside = _spine_of(board, status), board.others
+    if board.follower is not None and board.service is not None:
+        beside = (board.service, *beside)
     if service is not None:
         certificates = cut_certificates((*service.chain.certificates[max(0, want_from_index - 1) :], *asides))
     return PeerReport(
         state=status.state,
         reason=status.reason[:200],
-        unit=service.unit if service is not None else WHOLE_MODEL,
-        head=CommitId(bytes.fromhex(status.head)),
-        index=status.index,
-        total_tokens=status.total_tokens,
+        unit=spine.unit,
+        head=spine.head,
+        index=spine.index,
+        total_tokens=spine.total_tokens,
         tokens_per_s=status.tokens_per_s,
         tokens_ready=max(0, status.tokens_ready),
         loss_nats=status.loss,
         bytes_up=status.bytes_up,
         bytes_down=status.bytes_down,
-        state_commit=CommitId(bytes.fromhex(status.state_commit)),
+        state_commit=CommitId(bytes.fromhex(status.state_commit)) if board.follower is None else NO_COMMIT,
         state_root=service.chain.root if service is not None else NO_ROOT,
         is_ready_to_start=is_ready_to_start,
         heldout=tuple(board.heldout),
@@ -100,11 +104,29 @@ def make_report(
         known_revocations=known_revocations,
         version=board.version,
         is_outbound_only=board.is_outbound_only,
-        beside=tuple(_standing(other.chain) for other in board.others),
+        beside=tuple(_standing(other.chain) for other in beside),
         experts=board.experts.wanted if board.experts is not None else (),
         expert_room=board.experts.room if board.experts is not None else 0,
         incarnation=board.incarnation,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _SpineStand:
+    unit: UnitName
+    head: CommitId
+    index: int
+    total_tokens: int
+
+
+def _spine_of(board: Board, status: PeerStatus) -> _SpineStand:
+    """Where the run stands, as it is held or followed here."""
+    follower, service = board.follower, board.service
+    if follower is not None:
+        link = follower.view.link
+        return _SpineStand(follower.unit, follower.view.head, link.index, link.total_tokens)
+    unit = service.unit if service is not None else WHOLE_MODEL
+    return _SpineStand(unit, CommitId(bytes.fromhex(status.head)), status.index, status.total_tokens)
 
 
 def _standing(chain: UnitChain) -> UnitStanding:
@@ -187,7 +209,7 @@ class Reporter:
 
     def _asides(self) -> Mapping[CommitId, bytes]:
         """Of sides that were left. Not before it has our lineage: what branches off from commits that it lacks says nothing to it."""
-        service = self._board.service
+        service = self._board.of_spine
         return left_behind(service, self._told) if service is not None and not self._is_asked() else {}
 
     async def _say(self, report: PeerReport) -> ReportReply:
@@ -253,7 +275,7 @@ class Reporter:
 
     def _is_asked(self) -> bool:
         """Whether the coordinator asks for commits of ours that it has not been sent yet."""
-        service = self._board.service
+        service = self._board.of_spine
         return service is not None and self._want_from_index <= len(service.chain.certificates)
 
 

@@ -105,6 +105,14 @@ class StagePasses:
             self._kept[batch] = Kept(arrived, left, targets_BT, share)
         return left.detach()
 
+    def measured(
+        self, batch: MicroBatch, arrived: torch.Tensor, *, targets_BT: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `forward`, and nothing of it is kept. Raises as `forward` does of what arrived."""
+        self._require_work(batch, arrived, targets_BT)
+        with torch.no_grad():
+            return self._run(batch, arrived, targets_BT)
+
     def backward(self, batch: MicroBatch, grad_BTD: torch.Tensor | None = None) -> torch.Tensor | None:
         """Add the micro-batch's gradients to the parameters'; returns that of what came in, (B, T, D), None at the first stage.
 

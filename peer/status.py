@@ -138,6 +138,7 @@ class PeerStatus(BaseModel):
     bans: int = 0
     ways_in: int = 0
     caught_up: str = ""
+    unit: str = ""
     head: str = ""
     index: int = 0
     state_root: str = ""

@@ -20,6 +20,7 @@ from averaging.uncollected import uncollected
 with uncollected():
     from peer.device import choose_device, is_out_of_memory
     from peer.local_training import LocalTrainer, TrainingPlan
+    from peer.stage_worker import is_stage_plan, run_stage
     from peer.worker_channel import Area, Command, OutOfMemory, Progress, Reply, SharedVectors, frame, read_message
 
 NICENESS: Final = 10
@@ -165,6 +166,18 @@ def _ran_out(plan: TrainingPlan, micro_batch: int) -> OutOfMemory:
     return OutOfMemory(micro_batch=micro_batch, is_final=is_limited and micro_batch <= 1)
 
 
+def _run_stage(channel: socket.socket, first: bytes) -> int:
+    try:
+        run_stage(channel, first, int(sys.argv[2]))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return EXIT_OUT_OF_MEMORY
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return 0
+
+
 def main() -> int:
     """Exit code 3 after running out of memory."""
     os.nice(NICENESS)
@@ -173,6 +186,8 @@ def main() -> int:
     first = read_message(channel)
     if first is None:
         return 0
+    if is_stage_plan(first):
+        return _run_stage(channel, first)
     plan = TrainingPlan.model_validate_json(first)
     trainer: LocalTrainer | None = None
     try:

@@ -22,6 +22,7 @@ from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 20
+_PART_BYTES: Final = 1 << 20
 
 
 Op = Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
@@ -118,26 +119,27 @@ def read_message(channel: socket.socket) -> bytes | None:
     Raises:
         LocalProtocolError: a length that neither side writes.
     """
-    head = _read_exactly(channel, _LENGTH.size)
+    head = read_exactly(channel, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX_MESSAGE_BYTES:
         raise LocalProtocolError(f"a worker message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
-    return _read_exactly(channel, length)
+    return read_exactly(channel, length)
 
 
-def _read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
-    data = b""
+def read_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    """Blocking: so many bytes, None where the channel ends before."""
+    data = bytearray()
     while len(data) < num_bytes:
         try:
-            part = channel.recv(num_bytes - len(data))
+            part = channel.recv(min(_PART_BYTES, num_bytes - len(data)))
         except ConnectionResetError:  # the other side ended with a message of ours unread: the end all the same
             return None
         if not part:
             return None
         data += part
-    return data
+    return bytes(data)
 
 
 def parse_event(data: bytes) -> Reply | Progress | OutOfMemory:

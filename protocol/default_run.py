@@ -14,6 +14,7 @@ total_tokens = 20_000_000      # the run ends when this many tokens have been co
 min_members = 2                # the run starts when so many peers are ready; it goes on with whoever is left
 # start_from = "my-model"      # begin with a Llama checkpoint in this folder, of the numbers under [model]
 # shards = "expert"            # a trunk that everybody holds, and experts under [experts] that each peer holds one of
+# shards = "pipeline"          # a model larger than any peer: stages under [pipeline] that each peer holds one of
 
 [model]                        # a decoder-only model: 0.8M parameters with these numbers
 vocab_size = 257               # bytes and an end mark
@@ -64,4 +65,8 @@ keep_every = 10                # and for ever one in so many
 # num_experts = 2              # each beside the feed-forward of every layer, for documents of its own
 # ffn_dim = 352                # of each
 # holdings = 1                 # how many a peer holds at most
+
+# [pipeline]                   # with shards = "pipeline", is_tied = false and mode = "blocking"
+# stages = 3                   # cut to be even; or layers = "1, 2, 1", so many of the model's to each
+# inner_steps = 20             # of a lane in a round; target_tokens is as many of all lanes that are expected
 """

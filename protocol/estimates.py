@@ -5,10 +5,12 @@ Estimates, pure; every formula says where it comes from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from protocol.manifest import RunConfig
 from protocol.traffic import update_bytes
+
+if TYPE_CHECKING:
+    from protocol.manifest import RunConfig
 
 SECONDS_PER_DAY: Final = 86_400
 

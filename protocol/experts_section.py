@@ -11,8 +11,8 @@ from protocol.decoder_schema import DecoderConfig, Size, decoder_schema
 from protocol.expert_schema import MAX_EXPERTS, MixtureConfig, expert_schema
 from protocol.section import Section
 
-Shards = Literal["data", "expert"]
-"""What a peer holds: "data", all of the model, as everybody does; "expert", the trunk and some experts."""
+Shards = Literal["data", "expert", "pipeline"]
+"""What a peer holds: "data", all of the model, as everybody does; "expert", the trunk and some experts; "pipeline", one stage."""
 
 
 class ExpertsSection(Section):
@@ -67,8 +67,9 @@ class BesideExperts:
 
 def expert_contradiction(experts: ExpertsSection | None, beside: BesideExperts) -> str:
     """What in these numbers cannot work, with what would; "" where they can."""
-    if beside.shards == "data":
-        return "" if experts is None else 'the section [experts] belongs to run.shards = "expert", not to "data"'
+    if beside.shards != "expert":
+        problem = f'the section [experts] belongs to run.shards = "expert", not to "{beside.shards}"'
+        return "" if experts is None else problem
     if experts is None:
         return 'run.shards = "expert": expected a section [experts] with num_experts and ffn_dim'
     return _impossible_numbers(experts, beside) or _not_with_experts(beside)

@@ -28,13 +28,16 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.expert_schema import MixtureConfig, held_units
 from protocol.experts_section import BesideExperts, ExpertsSection, Shards, expert_contradiction
+from protocol.host_sections import AdmissionSection, CheckpointSection
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.model_units import ModelUnits, default_fragments, model_units
+from protocol.pipeline_section import BesideStages, PipelineSection, pipeline_contradiction
 from protocol.plain_file import check_plain_file
 from protocol.rounds.outer_rule import LEAST_MOMENTUM_STEPS
 from protocol.rounds.target import RoundTarget
 from protocol.section import Count, Fraction, Section
+from protocol.stage_schema import StageMap, stage_schema
 from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.tensor_schema import TensorSchema
 from protocol.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
@@ -63,7 +66,7 @@ class RunSection(Section):
 
     `start_from` is a folder on the host's disk, as seen from run.toml: a checkpoint whose weights the run begins with. Peers get them
     as hashed shards. Empty for values from the seed. With `shards` "expert" a peer holds the trunk and some experts of section
-    [experts], with "data" the whole model.
+    [experts], with "pipeline" one stage of section [pipeline], with "data" the whole model.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
@@ -171,22 +174,6 @@ class RoundSection(Section):
         return self
 
 
-class AdmissionSection(Section):
-    """Who may take part, and for how long a credential lasts."""
-
-    credential_days: Annotated[int, Field(ge=1, le=3650)] = 30
-
-
-class CheckpointSection(Section):
-    """How often the coordinator writes a checkpoint, and which it keeps: the newest `keep`, and for ever one in every
-    `keep_every`, none with 0.
-    """
-
-    every_rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 5
-    keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    keep_every: Annotated[int, Field(ge=0, le=1 << 20)] = 10
-
-
 class RunConfig(Section):
     """`run.toml`, validated."""
 
@@ -199,11 +186,12 @@ class RunConfig(Section):
     admission: AdmissionSection = AdmissionSection()
     checkpoint: CheckpointSection = CheckpointSection()
     experts: ExpertsSection | None = None
+    pipeline: PipelineSection | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_experts(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _leave_out_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         values: dict[str, object] = handler(self)
-        return {name: value for name, value in values.items() if name != "experts" or value is not None}
+        return {n: value for n, value in values.items() if n not in ("experts", "pipeline") or value is not None}
 
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:
@@ -222,7 +210,7 @@ class RunConfig(Section):
                 f"round.target_tokens {self.round.target_tokens}: expected at least {least}, which the first local steps of "
                 f"{self.run.min_members} members take"
             )
-        if problem := self._outer_problem() or self._expert_problem():
+        if problem := self._outer_problem() or self._expert_problem() or self._stage_problem():
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
@@ -250,18 +238,19 @@ class RunConfig(Section):
 
     def _expert_problem(self) -> str:
         run, pace = self.run, self.round
-        return expert_contradiction(
-            self.experts,
-            BesideExperts(
-                run.shards,
-                run.min_members,
-                run.start_from,
-                pace.mode,
-                pace.ramp_share,
-                pace.local_steps,
-                pace.target_tokens,
-            ),
-        )
+        numbers = (run.min_members, run.start_from, pace.mode, pace.ramp_share, pace.local_steps, pace.target_tokens)
+        return expert_contradiction(self.experts, BesideExperts(run.shards, *numbers))
+
+    def _stage_problem(self) -> str:
+        run, pace = self.run, self.round
+        numbers = (run.min_members, run.start_from, pace.mode, pace.ramp_share, pace.local_steps, pace.feedback)
+        beside = BesideStages(run.shards, self.model, self.inner, *numbers, pace.target_tokens)
+        return pipeline_contradiction(self.pipeline, beside)
+
+    @property
+    def stages(self) -> StageMap | None:
+        """The stages of the model; None in a run without."""
+        return self.pipeline.stage_map(self.model) if self.pipeline is not None else None
 
     @property
     def mixture(self) -> MixtureConfig | None:
@@ -277,6 +266,8 @@ class RunConfig(Section):
     @property
     def held_elements(self) -> int:
         """Values of the model that a peer holds at most."""
+        if self.pipeline is not None:
+            return self.pipeline.held_elements(self.model)
         return self.experts.held_elements(self.model) if self.experts else decoder_schema(self.model).num_elements
 
     @property
@@ -378,23 +369,39 @@ class RunManifest(Section):
     @property
     def units(self) -> ModelUnits:
         """All units of the run, the spine first."""
-        mixture = self.config.mixture
-        return self.units_held(range(mixture.num_experts) if mixture is not None else ())
+        return self.units_held(range(self.num_parts))
+
+    @property
+    def num_parts(self) -> int:
+        """Experts, or stages, of the run: of these a peer holds some. 0 where everybody holds the whole model."""
+        mixture, stages = self.config.mixture, self.config.stages
+        if stages is not None:
+            return stages.num_stages
+        return mixture.num_experts if mixture is not None else 0
+
+    @property
+    def parts(self) -> tuple[UnitName, ...]:
+        """The units that only some peers hold, by their numbers."""
+        names = tuple(self.unit_schemas())
+        return names[len(names) - self.num_parts :]
 
     @property
     def model_schema(self) -> TensorSchema:
         """All tensors of the model, in its own order: what the first values of a unit follow from."""
         return self.units.whole if self.config.mixture is not None else decoder_schema(self.config.model)
 
-    def units_held(self, experts: Sequence[int]) -> ModelUnits:
-        """The units of a peer that holds these experts, in the order of its flat vector; in a run without experts all there are.
+    def units_held(self, parts: Sequence[int]) -> ModelUnits:
+        """The units of a peer that holds these experts, or stages, in the order of its flat vector; in a run without either all there
+        are.
 
         Raises:
-            LocalProtocolError: an expert that the run has not, or one twice.
+            LocalProtocolError: a part that the run has not, or one twice.
         """
-        config = self.config
+        config, stages = self.config, self.config.stages
+        if stages is not None:
+            return ModelUnits(tuple(stage_schema(stages, stage) for stage in parts))
         if config.mixture is not None:
-            return held_units(config.model, config.mixture, experts)
+            return held_units(config.model, config.mixture, parts)
         return model_units(config.model, config.num_fragments)
 
 

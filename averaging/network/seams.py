@@ -303,6 +303,8 @@ class TrainerProgress:
         tokens_per_s: over the latest ten seconds.
         restarts: how often the worker had to be brought back.
         state: "starting", "training", "paused", "held" (nothing may be contributed) or "restarting"; `reason` says why.
+        due_tokens: ready at all holders when all who work have ended their part of the round, where that is known; 0 where a round
+            is due at the target of the last commit.
     """
 
     tokens_ready: int
@@ -312,6 +314,7 @@ class TrainerProgress:
     restarts: int
     state: str
     reason: str
+    due_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ class RoundService:
         # a process that is starting has nothing to give, and a round that counts on it would wait for it
         can = progress.state in ("training", "paused") and self.chain.is_sound
         ready = max(0, progress.tokens_ready - self._adopter.pending_tokens)
-        return Progressed(ready, can, self._exchanging.upload_bytes_per_s)
+        return Progressed(ready, can, self._exchanging.upload_bytes_per_s, progress.due_tokens)
 
     async def _step(self, event: Event) -> None:
         before = self.state

@@ -61,8 +61,11 @@ function curves() {
   const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
     / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
   const units = full.units || [], whole = { label: "all of them", colour: "--a", points: points(full.heldout) };
+  const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
   el("of-experts").hidden = !units.length;
-  if (units.length) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
+  el("expert-loss").hidden = areStages;
+  if (areStages) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
+  if (units.length && !areStages) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
     points: points(full.heldout_experts[u.unit] || []) }))], [], v => v.toFixed(3));
   draw("speed", [{ label: "tokens per second", colour: "--a", points: speeds }], [], big);
 }
@@ -110,7 +113,8 @@ const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
 
 function experts() {
   const units = now.units || [], by = names();
-  const heads = [["expert"], ["holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["bits per byte", "n"]];
+  const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
+  const heads = [[areStages ? "stage" : "expert"], [areStages ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], [areStages ? "" : "bits per byte", "n"]];
   table("experts", heads, units.map((u, i) => {
     const name = make("span"), dot = make("i", null, "dot"), curve = full.heldout_experts[u.unit] || [];
     dot.style.background = expertColour(i);

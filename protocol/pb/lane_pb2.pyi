@@ -126,12 +126,14 @@ class LaneEnd(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., tokens: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LanePing(_message.Message):
-    __slots__ = ("lane", "epoch")
+    __slots__ = ("lane", "epoch", "num_lanes")
     LANE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_LANES_FIELD_NUMBER: _ClassVar[int]
     lane: int
     epoch: int
-    def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    num_lanes: int
+    def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ..., num_lanes: _Optional[int] = ...) -> None: ...
 
 class LaneLeave(_message.Message):
     __slots__ = ("lane", "epoch", "reason")
@@ -143,8 +145,16 @@ class LaneLeave(_message.Message):
     reason: str
     def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class LaneSpare(_message.Message):
+    __slots__ = ("stage", "index")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    index: int
+    def __init__(self, stage: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
 class LaneMessage(_message.Message):
-    __slots__ = ("lane_begin", "lane_square", "lane_step", "lane_copied", "lane_keep", "lane_back", "lane_loaded", "lane_load_failed", "lane_resume", "lane_end", "lane_ping", "lane_leave")
+    __slots__ = ("lane_begin", "lane_square", "lane_step", "lane_copied", "lane_keep", "lane_back", "lane_loaded", "lane_load_failed", "lane_resume", "lane_end", "lane_ping", "lane_leave", "lane_spare")
     LANE_BEGIN_FIELD_NUMBER: _ClassVar[int]
     LANE_SQUARE_FIELD_NUMBER: _ClassVar[int]
     LANE_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +167,7 @@ class LaneMessage(_message.Message):
     LANE_END_FIELD_NUMBER: _ClassVar[int]
     LANE_PING_FIELD_NUMBER: _ClassVar[int]
     LANE_LEAVE_FIELD_NUMBER: _ClassVar[int]
+    LANE_SPARE_FIELD_NUMBER: _ClassVar[int]
     lane_begin: LaneBegin
     lane_square: LaneSquare
     lane_step: LaneStep
@@ -169,7 +180,8 @@ class LaneMessage(_message.Message):
     lane_end: LaneEnd
     lane_ping: LanePing
     lane_leave: LaneLeave
-    def __init__(self, lane_begin: _Optional[_Union[LaneBegin, _Mapping]] = ..., lane_square: _Optional[_Union[LaneSquare, _Mapping]] = ..., lane_step: _Optional[_Union[LaneStep, _Mapping]] = ..., lane_copied: _Optional[_Union[LaneCopied, _Mapping]] = ..., lane_keep: _Optional[_Union[LaneKeep, _Mapping]] = ..., lane_back: _Optional[_Union[LaneBack, _Mapping]] = ..., lane_loaded: _Optional[_Union[LaneLoaded, _Mapping]] = ..., lane_load_failed: _Optional[_Union[LaneLoadFailed, _Mapping]] = ..., lane_resume: _Optional[_Union[LaneResume, _Mapping]] = ..., lane_end: _Optional[_Union[LaneEnd, _Mapping]] = ..., lane_ping: _Optional[_Union[LanePing, _Mapping]] = ..., lane_leave: _Optional[_Union[LaneLeave, _Mapping]] = ...) -> None: ...
+    lane_spare: LaneSpare
+    def __init__(self, lane_begin: _Optional[_Union[LaneBegin, _Mapping]] = ..., lane_square: _Optional[_Union[LaneSquare, _Mapping]] = ..., lane_step: _Optional[_Union[LaneStep, _Mapping]] = ..., lane_copied: _Optional[_Union[LaneCopied, _Mapping]] = ..., lane_keep: _Optional[_Union[LaneKeep, _Mapping]] = ..., lane_back: _Optional[_Union[LaneBack, _Mapping]] = ..., lane_loaded: _Optional[_Union[LaneLoaded, _Mapping]] = ..., lane_load_failed: _Optional[_Union[LaneLoadFailed, _Mapping]] = ..., lane_resume: _Optional[_Union[LaneResume, _Mapping]] = ..., lane_end: _Optional[_Union[LaneEnd, _Mapping]] = ..., lane_ping: _Optional[_Union[LanePing, _Mapping]] = ..., lane_leave: _Optional[_Union[LaneLeave, _Mapping]] = ..., lane_spare: _Optional[_Union[LaneSpare, _Mapping]] = ...) -> None: ...
 
 class LanePassed(_message.Message):
     __slots__ = ("lane", "epoch", "at", "number", "is_backward", "num_bytes")
@@ -213,20 +225,38 @@ class LaneFetch(_message.Message):
     stage: int
     def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
+class LaneGift(_message.Message):
+    __slots__ = ("lane", "at", "stage", "tokens", "num_bytes")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    at: LanePoint
+    stage: int
+    tokens: int
+    num_bytes: int
+    def __init__(self, lane: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., stage: _Optional[int] = ..., tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
 class LaneAnswer(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "num_lanes")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_LANES_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    num_lanes: int
+    def __init__(self, reason: _Optional[str] = ..., num_lanes: _Optional[int] = ...) -> None: ...
 
 class LaneParcel(_message.Message):
-    __slots__ = ("lane_passed", "lane_copy", "lane_fetch", "lane_answer")
+    __slots__ = ("lane_passed", "lane_copy", "lane_fetch", "lane_answer", "lane_gift")
     LANE_PASSED_FIELD_NUMBER: _ClassVar[int]
     LANE_COPY_FIELD_NUMBER: _ClassVar[int]
     LANE_FETCH_FIELD_NUMBER: _ClassVar[int]
     LANE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    LANE_GIFT_FIELD_NUMBER: _ClassVar[int]
     lane_passed: LanePassed
     lane_copy: LaneCopy
     lane_fetch: LaneFetch
     lane_answer: LaneAnswer
-    def __init__(self, lane_passed: _Optional[_Union[LanePassed, _Mapping]] = ..., lane_copy: _Optional[_Union[LaneCopy, _Mapping]] = ..., lane_fetch: _Optional[_Union[LaneFetch, _Mapping]] = ..., lane_answer: _Optional[_Union[LaneAnswer, _Mapping]] = ...) -> None: ...
+    lane_gift: LaneGift
+    def __init__(self, lane_passed: _Optional[_Union[LanePassed, _Mapping]] = ..., lane_copy: _Optional[_Union[LaneCopy, _Mapping]] = ..., lane_fetch: _Optional[_Union[LaneFetch, _Mapping]] = ..., lane_answer: _Optional[_Union[LaneAnswer, _Mapping]] = ..., lane_gift: _Optional[_Union[LaneGift, _Mapping]] = ...) -> None: ...

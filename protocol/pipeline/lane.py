@@ -14,12 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 from protocol.errors import LocalProtocolError
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.pipeline.lane_stage import LaneConfig, Point
+
+STALLED_STEPS: Final = 10.0
+"""Of a lane's slowest step: so long it is waited for the next one."""
+
+LOADED_WITHIN_S: Final = 600.0
+"""A spare fetches a whole stage with its moments."""
 
 Phase = Literal["running", "wanting", "loading", "over"]
 
@@ -82,7 +88,9 @@ class SparesListed:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed."""
+    """Time passed; for `lag_s` of it the keeper itself was not running, and heard nobody."""
+
+    lag_s: float = 0.0
 
 
 Event = SquareTold | SnapshotTold | LoadedTold | LoadFailed | MemberHeard | MemberLost | SparesListed | Ticked
@@ -163,6 +171,8 @@ class LaneState:
         fresh: stages whose members came since the snapshot and may not have it, nor their neighbour's.
         spares: who could take a place, and which.
         lost_tokens: trained and taken back, since the lane began.
+        moved_s: when a step, a snapshot or a way back was last done by all.
+        slowest_s: the longest time that a step has taken.
     """
 
     config: LaneConfig
@@ -181,6 +191,8 @@ class LaneState:
     fresh: frozenset[int] = frozenset()
     spares: tuple[tuple[PeerId, frozenset[int]], ...] = ()
     lost_tokens: int = 0
+    moved_s: float = 0.0
+    slowest_s: float = 0.0
 
     @property
     def living(self) -> tuple[PeerId, ...]:
@@ -211,18 +223,28 @@ def begin(config: LaneConfig, members: tuple[PeerId, ...], at: Point, now_s: flo
     if len(members) != config.num_stages or len(set(members)) != len(members):
         raise LocalProtocolError(f"a lane of {len(members)} members", f"{config.num_stages}, each once")
     heard = MappingProxyType(dict.fromkeys(members, now_s))
-    return LaneState(config, members, heard, at, counted=MappingProxyType({at: 0}))
+    return LaneState(config, members, heard, at, counted=MappingProxyType({at: 0}), moved_s=now_s)
 
 
 def step(state: LaneState, event: Event, now_s: float) -> Step:
     """Take one event."""
     if state.phase == "over":
         return Step(state, remark="the lane is no more")
+    done = _step(state, event, now_s)
+    after = done.state
+    if (after.at, after.phase, after.saved) == (state.at, state.phase, state.saved):
+        return done
+    took_s = now_s - state.moved_s if after.at > state.at and state.at.step else 0.0
+    moved = replace(after, moved_s=now_s, slowest_s=max(state.slowest_s, took_s))
+    return Step(moved, done.orders, done.remark)
+
+
+def _step(state: LaneState, event: Event, now_s: float) -> Step:
     match event:
         case SparesListed():
             return _replaced(replace(state, spares=event.spares), now_s)
         case Ticked():
-            return _ticked(state, now_s)
+            return _ticked(_unheard(state, event.lag_s), now_s)
         case _:
             stage = _stage_of(state, event.peer)
             if stage is None:
@@ -298,6 +320,13 @@ def _snapshot_told(state: LaneState, event: SnapshotTold, stage: int) -> Step:
     return Step(moved, (KeepFrom(event.at, "every stage holds this snapshot"),))
 
 
+def _unheard(state: LaneState, lag_s: float) -> LaneState:
+    """Silence while the keeper was not running is its own."""
+    if lag_s <= 0.0:
+        return state
+    return replace(state, heard_s=MappingProxyType({peer: at_s + lag_s for peer, at_s in state.heard_s.items()}))
+
+
 def _ticked(state: LaneState, now_s: float) -> Step:
     silent = frozenset(
         stage
@@ -306,7 +335,25 @@ def _ticked(state: LaneState, now_s: float) -> Step:
     )
     if silent:
         return _lost(state, silent, now_s, f"nothing was heard of stages {sorted(silent)}")
-    return _replaced(state, now_s)
+    stuck = _stuck(state, now_s)
+    if not stuck:
+        return _replaced(state, now_s)
+    reason = f"stages {sorted(stuck)} answer and do not get on"
+    if len(stuck) < state.config.num_stages:
+        return _lost(state, stuck, now_s, reason)
+    return _dissolved(state, state.counted[state.saved] if state.saved is not None else 0, reason)
+
+
+def _stuck(state: LaneState, now_s: float) -> frozenset[int]:
+    """Stages that others have waited for too long. Between rounds a lane waits for the commit, which is not its own to make."""
+    is_between = state.phase == "running" and state.at.step == 0 and not state.squares
+    patience_s = max(state.config.stalled_after_s, STALLED_STEPS * state.slowest_s)
+    if state.phase == "loading":
+        patience_s = max(patience_s, LOADED_WITHIN_S)
+    if is_between or state.phase == "wanting" or now_s - state.moved_s <= patience_s:
+        return frozenset()
+    done = state.loaded if state.phase == "loading" else frozenset(state.squares)
+    return frozenset(range(state.config.num_stages)) - done
 
 
 def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -> Step:

@@ -202,13 +202,19 @@ class LaneEnd:
 
 @dataclass(frozen=True, slots=True)
 class LanePing:
-    """Keeper to a member: a sign of life of both, since it is answered."""
+    """Keeper to a member: a sign of life of both, since it is answered.
+
+    Attributes:
+        num_lanes: that the keeper keeps now: of so many the next round is; 0 where it does not say.
+    """
 
     lane: int
     epoch: int
+    num_lanes: int = 0
 
     def __post_init__(self) -> None:
         _require_where(self.lane, self.epoch)
+        require(0 <= self.num_lanes <= _LARGEST, f"{self.num_lanes} lanes", "a whole number of 32 bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +229,25 @@ class LaneLeave:
         _require_where(self.lane, self.epoch)
 
 
+@dataclass(frozen=True, slots=True)
+class LaneSpare:
+    """A peer to who keeps lanes: it serves none, and could serve this stage; the answer is a refusal where no lanes are kept.
+
+    Attributes:
+        index: of the newest commit of its stage: the round that it stands before.
+    """
+
+    stage: int
+    index: int
+
+    def __post_init__(self) -> None:
+        require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
+        require(0 <= self.index <= MAX_ROUND, f"round {self.index}", f"at most {MAX_ROUND}")
+
+
 FromKeeper = LaneBegin | LaneStep | LaneKeep | LaneBack | LaneResume | LaneEnd | LanePing
 FromMember = LaneSquare | LaneCopied | LaneLoaded | LaneLoadFailed | LaneLeave
-LaneMessage = FromKeeper | FromMember
+LaneMessage = FromKeeper | FromMember | LaneSpare
 """What is said in calls."""
 
 
@@ -281,12 +303,38 @@ class LaneFetch:
 
 @dataclass(frozen=True, slots=True)
 class LaneAnswer:
-    """Why what was brought or asked for is refused; empty where it is taken."""
+    """Why what was brought or asked for is refused; empty where it is taken.
+
+    Attributes:
+        num_lanes: that are kept where a spare was heard, as in LanePing.
+    """
 
     reason: str
+    num_lanes: int = 0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.num_lanes <= _LARGEST, f"{self.num_lanes} lanes", "a whole number of 32 bits")
 
 
-LaneParcel = LanePassed | LaneCopy | LaneFetch | LaneAnswer
+@dataclass(frozen=True, slots=True)
+class LaneGift:
+    """A stage's part of a lane that is no more, for somebody who holds that stage to bring into the round: so many bytes follow, its
+    parameters in float32. Who was lost held the stage, and who gives it kept the second copy.
+    """
+
+    lane: int
+    at: Point
+    stage: int
+    tokens: int
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        _require_parcel(self.lane, 0, self.at, self.num_bytes, MAX_COPY_BYTES)
+        require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
+        require_tokens(self.tokens)
+
+
+LaneParcel = LanePassed | LaneCopy | LaneFetch | LaneAnswer | LaneGift
 """What stands before what follows on a stream, and what answers it."""
 
 

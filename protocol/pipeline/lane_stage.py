@@ -30,6 +30,9 @@ class LaneConfig:
         step_tokens: of an inner step.
         spare_within_s: how long a lane waits for a spare before it dissolves.
         suspect_after_s: silence of a member after which it counts as lost.
+        stalled_after_s: in which a step has to end; where steps take long, ten times the slowest one.
+        heldout_passes: micro-batches that go forward alone before the first inner step of a round, by which the run's committed
+            parameters are measured; numbered after those of a step.
     """
 
     schedule: str
@@ -40,6 +43,8 @@ class LaneConfig:
     step_tokens: int
     spare_within_s: float = 2.0
     suspect_after_s: float = 1.5
+    stalled_after_s: float = 30.0
+    heldout_passes: int = 0
 
     def __post_init__(self) -> None:
         if min(self.inner_steps, self.snapshot_steps, self.step_tokens) < 1:
@@ -330,7 +335,9 @@ def _arrived(state: StageState, event: Arrived) -> Step:
     if event.at not in (state.at, ahead) and not is_next_round:
         return Step(state, remark=f"work of {event.at}, here it is {state.at}")
     needs_input = not state.is_last if event.work.is_backward else state.stage > 0
-    if not needs_input or not 0 <= event.work.number < state.config.num_micro_batches:
+    is_measured = event.at.step == 0 and not event.work.is_backward
+    most = state.config.num_micro_batches + (state.config.heldout_passes if is_measured else 0)
+    if not needs_input or not 0 <= event.work.number < most:
         return Step(state, remark=f"{event.work} comes from nobody")
     if (event.at, event.work) in state.there:
         return Step(state, remark=f"{event.work} once more")
@@ -409,6 +416,9 @@ def _next_step(state: StageState) -> Step:
         contribute = Contribute(state.at.round, tokens, "the round's inner steps are done")
         return Step(replace(state, phase="averaging"), (contribute,))
     order = passes(config.schedule, state.stage, config.num_stages, config.num_micro_batches)
+    if state.at.step == 0:
+        measured = range(config.num_micro_batches, config.num_micro_batches + config.heldout_passes)
+        order = (*(Pass(number, False) for number in measured), *order)
     return _work(replace(state, phase="passing", todo=order, running=None))
 
 

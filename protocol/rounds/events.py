@@ -64,12 +64,14 @@ class MessageArrived:
 class Progressed:
     """The trainer's counters, and whether this peer holds verified state and may contribute (rule 5). Told with each tick, and
     before each `Applied`, without what that commit counted: with it the next opener hears of them, and what it heard twice would make
-    the next round due at once.
+    the next round due at once. `due_tokens` are those of all holders once all who
+    work have ended their part of the round, 0 where that is not known.
     """
 
     tokens_ready: int
     can_contribute: bool
     upload_bytes_per_s: int = 0
+    due_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class RoundConfig:
         target: the rule of when the next round is due.
         stagger: how the rounds of this unit lie between those of others.
         momentum_from_tokens: in rounds of fewer tokens a voter the plain mean is taken (outer_rule.py).
+        is_in_step: all units have the spine's rounds, one for one: its last one is every unit's last one.
     """
 
     run_id: RunId
@@ -83,6 +84,7 @@ class RoundConfig:
     result_codec: str = ""
     stagger: Stagger = UNSTAGGERED
     momentum_from_tokens: int = 0
+    is_in_step: bool = False
 
     @property
     def is_spine(self) -> bool:
@@ -259,6 +261,8 @@ class RoundState:
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard.
         spine: the spine as this peer follows it; None where this unit is the spine.
+        due_tokens: ready when all who work have ended their part of the round, as far as it is known here; 0 where the last commit's
+            target says when a round is due. When one is opened is nobody's to agree on.
     """
 
     config: RoundConfig
@@ -280,6 +284,7 @@ class RoundState:
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     spine: SpineView | None = None
+    due_tokens: int = 0
     survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property

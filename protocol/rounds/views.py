@@ -227,7 +227,7 @@ def ready_tokens(state: RoundState, now_s: float) -> int:
 
 def due_at_tokens(state: RoundState) -> int:
     """Ready tokens at which the round on our head is due."""
-    return state.config.stagger.due_at(state.link.target_tokens, state.link.index)
+    return state.due_tokens or state.config.stagger.due_at(state.link.target_tokens, state.link.index)
 
 
 def due_within_s(state: RoundState) -> float:
@@ -235,9 +235,16 @@ def due_within_s(state: RoundState) -> float:
     return state.config.stagger.interval_s(state.config.longest_interval_s, state.link.index)
 
 
+def is_over(state: RoundState) -> bool:
+    """Whether all tokens of the run are committed, and this unit has no round of the spine's before it."""
+    if state.run_tokens < state.config.total_tokens:
+        return False
+    return not state.config.is_in_step or state.spine is None or state.link.index >= state.spine.link.index
+
+
 def is_due(state: RoundState, now_s: float) -> bool:
     """Ready tokens reach the target, or the longest interval has passed and there is anything to average (rule 5)."""
-    if state.run_tokens >= state.config.total_tokens:
+    if is_over(state):
         return False
     due_at, is_overdue = due_at_tokens(state), now_s - state.committed_at_s >= due_within_s(state)
     if not is_overdue and state.tokens_ready + most_tokens_of_others(state) < due_at:

@@ -19,6 +19,7 @@ from protocol.rounds.start import StartUnit
 A, B, C = (PeerId(name) for name in "abc")
 TRUNK, FIRST, SECOND = (UnitName(name) for name in ("trunk", "expert-0", "expert-1"))
 UNITS = tuple(StartUnit(unit, b"f" * 32, Root(bytes(32))) for unit in (TRUNK, FIRST, SECOND))
+PARTS = (FIRST, SECOND)
 COMMIT = CommitId(b"c" * 32)
 
 
@@ -28,22 +29,22 @@ def _report(*experts: int, room: int = 1, head: CommitId = COMMIT, index: int = 
 
 
 def test_founders_vote_on_the_experts_that_they_hold_and_all_on_the_trunk() -> None:
-    founding = founding_units(UNITS, 2, {A: _report(1), B: _report(), C: _report()})
+    founding = founding_units(UNITS, PARTS, {A: _report(1), B: _report(), C: _report()})
     assert [unit.roster for unit in founding] == [(), (B, C), (A,)]
     assert without_rosters(founding) == UNITS
-    roomy = founding_units(UNITS, 2, {A: _report(room=2)})
+    roomy = founding_units(UNITS, PARTS, {A: _report(room=2)})
     assert [unit.roster for unit in roomy] == [(), (A,), (A,)]
 
 
 def test_units_of_a_run_without_experts_stay_what_they_are() -> None:
-    assert founding_units(UNITS[:1], 0, {A: _report()}) == UNITS[:1]
-    assert units_held(0, {A: _report()}, {}) == ()
+    assert founding_units(UNITS[:1], (), {A: _report()}) == UNITS[:1]
+    assert units_held((), {A: _report()}, {}) == ()
 
 
 def test_holders_are_those_who_are_there_and_take_part_and_rounds_the_newest_that_were_told() -> None:
     newest = newest_rounds(newest_rounds({}, _report(0, 1, index=4)), _report(1, index=3))
     assert newest == {FIRST: 4, SECOND: 4}
-    held = units_held(2, {A: _report(1), B: _report(1), C: _report(0, head=CommitId(b""))}, newest)
+    held = units_held(PARTS, {A: _report(1), B: _report(1), C: _report(0, head=CommitId(b""))}, newest)
     assert held == (UnitHolders(FIRST, (), 4), UnitHolders(SECOND, (A, B), 4))
 
 

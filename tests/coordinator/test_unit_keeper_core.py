@@ -19,8 +19,8 @@ def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> N
         return PeerReport("training", "", UnitName("trunk"), beside=(standing,))
 
     live = {B: report(FIRST, 2), A: report(FIRST, 2), C: report(FIRST, 5)}
-    assert unit_looks(2, live) == (UnitLook(FIRST, 5, (C, A, B)), UnitLook(SECOND, 0, ()))
-    assert unit_looks(0, live) == ()
+    assert unit_looks((FIRST, SECOND), live) == (UnitLook(FIRST, 5, (C, A, B)), UnitLook(SECOND, 0, ()))
+    assert unit_looks((), live) == ()
 
 
 def test_what_several_hold_may_wait_and_what_one_holds_may_not() -> None:

@@ -15,9 +15,11 @@ import trio
 from averaging.codecs.boundary import BoundaryCodec
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.offload import InlineOffload
+from peer.lane_compute import ComputeTools, LaneShape, LaneWork
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
-from peer.lane_work import LaneShare, LaneTools
+from peer.lane_network import OwnLoop
+from peer.lane_work import LaneShare, LaneTools, OffloadedWork
 from peer.stage_passes import StagePasses
 from peer.stage_trainer import StageTrainer
 from protocol.ids import PeerId
@@ -116,6 +118,7 @@ class LaneSwarm:
     networks: dict[PeerId, MemoryNetwork] = field(default_factory=dict)
     scopes: dict[PeerId, list[trio.CancelScope]] = field(default_factory=dict)
     keepers: LaneKeepers | None = None
+    killed: set[PeerId] = field(default_factory=set)
 
     def begin(self, num_lanes: int) -> None:
         """The keeper, and lanes whose members are named after lane and stage."""
@@ -126,7 +129,7 @@ class LaneSwarm:
             members = tuple(PeerId(f"lane{number}stage{stage}") for stage in range(NUM_STAGES))
             for member in members:
                 self.open(member)
-            self._start(KEEPER, partial(self._keep, self.keepers, number, members))
+            self.start(KEEPER, partial(self._keep, self.keepers, number, members))
 
     def spare(self, name: str) -> PeerId:
         """A peer with room for any stage, which the keeper knows of."""
@@ -135,30 +138,30 @@ class LaneSwarm:
         self.listed.append(peer)
         return peer
 
+    def tools(self, peer: PeerId) -> LaneTools:
+        """A new peer, and what it works with in lanes."""
+        network = self.networks[peer] = self.swarm.start(peer)
+        form, offload = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs), InlineOffload()
+        compute = ComputeTools(form, partial(self._trainer, peer), tokens_of, lambda at: INNER.learning_rate)
+
+        def work_of(number: int, stage: int) -> OffloadedWork:
+            return OffloadedWork(LaneWork(compute, number, stage), offload)
+
+        return LaneTools(OwnLoop(network), offload, form, work_of, self.rounds.average, self._bring)
+
+    async def _bring(self, share: LaneShare) -> None:
+        await self.rounds.average(share)
+
     def open(self, peer: PeerId) -> LaneMember:
         """A peer that can take a seat."""
-        network = self.networks[peer] = self.swarm.start(peer)
-        tools = LaneTools(
-            run_id=RUN,
-            network=network,
-            offload=InlineOffload(),
-            config=self.config,
-            stages=STAGES,
-            shape=SHAPE,
-            trainer_of=partial(self._trainer, peer),
-            tokens_of=tokens_of,
-            learning_rate_of=lambda at: INNER.learning_rate,
-            average=self.rounds.average,
-            forward_codec=self.codecs[0],
-            backward_codec=self.codecs[1],
-        )
-        member = self.members[peer] = LaneMember(tools, lambda number: KEEPER)
+        member = self.members[peer] = LaneMember(self.tools(peer), lambda number: KEEPER)
         member.serve()
-        self._start(peer, member.run)
+        self.start(peer, member.run)
         return member
 
     def kill(self, peer: PeerId) -> None:
         """kill -9."""
+        self.killed.add(peer)
         self.swarm.kill(peer)
         for scope in self.scopes[peer]:
             scope.cancel()
@@ -178,7 +181,8 @@ class LaneSwarm:
     async def _keep(self, keepers: LaneKeepers, number: int, members: tuple[PeerId, ...]) -> None:
         self.ended[number] = await keepers.keep(number, members, Point(0, 0))
 
-    def _start(self, peer: PeerId, function: Any) -> None:
+    def start(self, peer: PeerId, function: Any) -> None:
+        """Something that ends when the peer is killed."""
         scope = trio.CancelScope()
         self.scopes.setdefault(peer, []).append(scope)
 
@@ -204,6 +208,7 @@ async def open_lanes(
     config: LaneConfig,
     *,
     num_lanes: int = 1,
+    is_kept: bool = True,
     codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64"),
     seed: int = 1,
 ) -> AsyncIterator[LaneSwarm]:
@@ -211,6 +216,7 @@ async def open_lanes(
     with trio.fail_after(600.0):
         async with trio.open_nursery() as nursery:
             world = LaneSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, Rounds(num_lanes), codecs)
-            world.begin(num_lanes)
+            if is_kept:
+                world.begin(num_lanes)
             yield world
             nursery.cancel_scope.cancel()

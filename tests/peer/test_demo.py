@@ -8,8 +8,8 @@ import trio
 
 import peer.demo
 from averaging.network.http import bind_http, serve_http
-from peer.demo import demo_run_toml, fetch, read_final_status
-from peer.demo_core import EXPERTS
+from peer.demo import FEWEST_ROUNDS, demo_run_toml, fetch, read_final_status
+from peer.demo_core import EXPERTS, STAGES
 from peer.demo_observation import PeerReport
 from peer.demo_options import DemoOptions
 from peer.status import PeerStatus, write_final_status
@@ -36,6 +36,18 @@ def test_demo_of_experts_costs_a_token_what_the_default_model_costs(tmp_path: Pa
     assert config.experts is not None
     whole = tomllib.loads(demo_run_toml(200_000))["model"]["ffn_dim"]
     assert config.model.ffn_dim + config.experts.top_k * config.experts.ffn_dim == whole
+
+
+def test_demo_of_stages_has_two_lanes_of_the_default_model_and_rounds_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(demo_run_toml(1_228_800, STAGES), encoding="utf8")
+    config = load_run_config(path)
+    assert config.stages is not None
+    assert (config.run.shards, config.run.min_members, config.stages.num_stages) == ("pipeline", 6, 3)
+    assert config.pipeline is not None
+    assert config.round.target_tokens == 2 * config.pipeline.inner_steps * config.inner.batch_tokens
+    assert config.run.total_tokens // config.round.target_tokens >= FEWEST_ROUNDS
+    assert tomllib.loads(demo_run_toml(1, STAGES))["pipeline"]["inner_steps"] == 1
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -5,14 +5,17 @@ from dataclasses import replace
 from peer.demo_core import (
     DOWN_PATIENCE_S,
     EXPERTS,
+    STAGES,
     START_SHARE,
     VICTIM,
+    WHOLE_MODEL,
     Action,
     DemoState,
     Stage,
     round_counting_victim,
     step,
 )
+from peer.demo_observation import PeerReport
 from tests.peer.demo_world import observation, round_row
 
 START = DemoState(started_s=0.0, limit_s=600.0)
@@ -99,3 +102,16 @@ def test_a_demo_of_experts_has_two_holders_of_each_and_ends_when_all_four_have_l
     three = dict.fromkeys((1, 2, 3), 0)
     assert step(start, observation((round_row(1),), exits=three), 1.0)[0].stage is not Stage.ENDED
     assert step(start, observation((round_row(1),), exits={**three, 4: 0}), 1.0)[1] == (Action.FINISH,)
+
+
+def test_in_lanes_a_round_while_the_victim_is_dead_is_enough_and_its_own_word_counts_it_again() -> None:
+    assert (STAGES.num_peers, STAGES.num_stages, STAGES.slow_peer, WHOLE_MODEL.slow_peer) == (6, 3, None, 3)
+    down, others = replace(DOWN, cast=STAGES), ("one", "four")
+    assert step(down, observation((round_row(5, others),), exits={2: -9}), 101.0)[1] == ()
+    seen = observation((round_row(5, others), round_row(6, others)), exits={2: -9})
+    state, actions, _ = step(down, seen, 102.0)
+    assert (state.stage, actions) == (Stage.REJOINING, (Action.RESTART_VICTIM,))
+    uncounted = replace(seen, exits={}, reports={VICTIM: PeerReport(peer="two")})
+    assert step(state, uncounted, 110.0)[0].stage is Stage.REJOINING
+    counted = replace(uncounted, reports={VICTIM: PeerReport(peer="two", rounds_counted=1)})
+    assert step(state, counted, 111.0)[0].stage is Stage.REJOINED

@@ -59,6 +59,7 @@ def test_what_could_not_be_written_three_minutes_later_is_said_now(tmp_path: Pat
 
 
 def test_shards_that_no_demo_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="shards is 'layers'; expected data or expert"):
+    with pytest.raises(ConfigError, match="shards is 'layers'; expected data or expert or pipeline"):
         replace(_options(tmp_path), shards="layers").check()
-    replace(_options(tmp_path), shards="expert").check()
+    for shards in ("expert", "pipeline"):
+        replace(_options(tmp_path), shards=shards).check()

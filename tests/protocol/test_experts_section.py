@@ -14,7 +14,7 @@ EXPERTS = "[experts]\nnum_experts = 2\nffn_dim = 64\n"
 
 def expert_toml(*lines: str, section: str = EXPERTS) -> str:
     """The default file as an expert run; lines as 'key = value' replace or join those of the section [run] or [round]."""
-    text = default_run_toml().replace("# shards", "shards")
+    text = default_run_toml().replace('# shards = "expert"', 'shards = "expert"')
     text = text[: text.index("# [experts]")]
     for line in lines:
         key = line.split(" =")[0]

@@ -232,3 +232,42 @@ def test_a_square_told_twice_counts_once() -> None:
 def test_a_lane_has_one_member_a_stage() -> None:
     with pytest.raises(LocalProtocolError, match="3, each once"):
         lane.begin(CONFIG, (A, B, B), START, 0.0)
+
+
+def _slow_steps() -> LaneState:
+    """Two inner steps of five seconds each; of the third one stage has told its part."""
+    state = _begun()
+    for number in range(2):
+        state = _fed(state, *_squares(Point(4, number)), now_s=5.0 * (number + 1)).state
+    return _fed(state, SquareTold(A, 0, Point(4, 2), 1.0), now_s=11.0).state
+
+
+def _alive(state: LaneState, now_s: float) -> LaneState:
+    return _fed(state, *(MemberHeard(peer) for peer in (A, B, C)), now_s=now_s).state
+
+
+def test_members_that_answer_and_do_not_get_on_are_replaced_after_ten_of_the_slowest_steps() -> None:
+    state = _fed(_slow_steps(), SparesListed(((X, ANY), (Y, ANY))), now_s=11.0).state
+    assert lane.step(_alive(state, 59.0), Ticked(), 59.0).orders == ()
+    stuck = lane.step(_alive(state, 61.0), Ticked(), 61.0)
+    assert stuck.orders == (GoBack(1, START, 0, (A, X, Y)),)
+    assert "answer and do not get on" in stuck.orders[0].reason
+
+
+def test_a_lane_in_which_nobody_gets_on_ends_with_its_last_snapshot() -> None:
+    state = _fed(_two_steps(), *_snapshots(Point(4, 2)), now_s=1.0).state
+    ended = lane.step(_alive(state, 40.0), Ticked(), 40.0)
+    assert isinstance(ended.orders[0], Dissolve)
+    assert (ended.orders[0].at, ended.orders[0].tokens) == (Point(4, 2), 200)
+
+
+def test_between_rounds_a_lane_waits_for_the_commit_as_long_as_that_takes() -> None:
+    state = _fed(_two_steps(), *_snapshots(Point(4, 2)), *_squares(Point(4, 2)), *_snapshots(Point(4, 3))).state
+    assert state.at == Point(5, 0)
+    assert lane.step(_alive(state, 500.0), Ticked(), 500.0).orders == ()
+
+
+def test_silence_while_the_keeper_itself_was_not_running_is_nobodys_death() -> None:
+    late = lane.step(_begun(), Ticked(lag_s=4.0), 5.0)
+    assert late.state.phase == "running"
+    assert lane.step(late.state, Ticked(), 6.0).state.phase == "wanting"

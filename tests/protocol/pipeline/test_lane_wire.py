@@ -53,14 +53,16 @@ ANY_MESSAGE = st.one_of(
     st.builds(m.LaneResume, NUMBER, NUMBER),
     st.builds(m.LaneEnd, NUMBER, NUMBER, POINT, st.integers(1, MAX_TOKENS), PEERS, REASON),
     st.builds(m.LaneEnd, NUMBER, NUMBER, POINT, st.just(0), st.just(()), REASON),
-    st.builds(m.LanePing, NUMBER, NUMBER),
+    st.builds(m.LanePing, NUMBER, NUMBER, NUMBER),
     st.builds(m.LaneLeave, NUMBER, NUMBER, REASON),
+    st.builds(m.LaneSpare, STAGE, st.integers(0, m.MAX_ROUND)),
 )
 ANY_PARCEL = st.one_of(
     PASSED,
     st.builds(m.LaneCopy, NUMBER, NUMBER, POINT, STAGE, st.integers(1, m.MAX_COPY_BYTES)),
     st.builds(m.LaneFetch, NUMBER, NUMBER, POINT, STAGE),
-    st.builds(m.LaneAnswer, REASON),
+    st.builds(m.LaneAnswer, REASON, NUMBER),
+    st.builds(m.LaneGift, NUMBER, POINT, STAGE, st.integers(1, MAX_TOKENS), st.integers(1, m.MAX_COPY_BYTES)),
 )
 
 

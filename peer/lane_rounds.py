@@ -1,0 +1,209 @@
+"""The rounds of one stage, between what a lane brings and what the round service wants of a trainer (averaging/network/seams.py).
+
+A lane's share waits here for the commit of its round, and the lane with it. It is of the commit on which the lane began; where that
+is no longer the head, because the round came without the lane, its work is lost, which is said, and it goes on from the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+import torch
+import trio
+
+from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
+from averaging.rounds.unit import UnitChain
+from peer.lane_work import LaneShare
+from peer.stage_channel import StageReply
+from protocol.errors import ConfigError, TemporaryError
+from protocol.ids import CommitId, PeerId, short
+from protocol.pipeline.lane_stage import LaneConfig, Point
+from protocol.pipeline.schedule import Pass
+from protocol.stage_schema import stage_unit
+
+log = structlog.get_logger()
+
+
+class NoShare(TemporaryError):
+    """No lane has brought anything of this round here."""
+
+
+def together(shares: Sequence[LaneShare]) -> torch.Tensor:
+    """(N,) float32: the mean of what several lanes bring by one peer, by their tokens: it counts as they would one by one."""
+    if len(shares) == 1:
+        return shares[0].theta_N.to(torch.float32)
+    tokens = sum(share.tokens for share in shares)
+    mean_N = torch.zeros_like(shares[0].theta_N, dtype=torch.float64)
+    for share in shares:
+        mean_N += share.theta_N.to(torch.float64) * (share.tokens / tokens)
+    return mean_N.to(torch.float32)
+
+
+class StageRounds:
+    """The Trainer seam of one stage, and `average`, the lanes' seam.
+
+    Args:
+        chain: of the stage's unit.
+        num_lanes: that are kept in the run, 0 where it is not known: of so many the next round is.
+        is_in_lane: whether a lane is served, whose share will come.
+    """
+
+    def __init__(
+        self,
+        chain: UnitChain,
+        config: LaneConfig,
+        num_lanes: Callable[[], int] = lambda: 0,
+        is_in_lane: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.num_lanes = num_lanes
+        self.is_in_lane = is_in_lane
+        self.restarts: Callable[[], int] = lambda: 0
+        self.measured: Callable[[int, float], None] = lambda _round, _nats: None
+        """(round that a lane began, held-out loss of the parameters that it began with, nats per byte)."""
+
+        self.measured_round = -1
+        """The newest round whose first parameters were measured with this stage's part done."""
+
+        self._chain = chain
+        self._config = config
+        self._base: CommitId | None = None
+        self._share: LaneShare | None = None
+        self._gifts: dict[int, LaneShare] = {}
+        """Of lanes that are no more, by their numbers, for the round on the head."""
+
+        self._changed = trio.Event()
+        self._tokens_trained = 0
+        self._loss_nats: float | None = None
+        self._steps: list[float] = []
+        self._held_because = ""
+
+    # --- the lanes' side ---
+
+    def newest(self) -> tuple[torch.Tensor, int]:
+        """The stage's parameters that a lane begins or goes on with, (N,), and the run's tokens with them."""
+        self._base = self._chain.state.head
+        return self._chain.state.anchor_N, self._chain.head.total_tokens
+
+    def stepped(self, reply: StageReply) -> None:
+        """An inner step was taken here."""
+        now_s = trio.current_time()
+        self._steps = [at_s for at_s in self._steps if now_s - at_s < 10.0] + [now_s]
+        if reply.counts:
+            self._tokens_trained += self._config.step_tokens
+        if reply.loss_nats is not None:
+            self._loss_nats = reply.loss_nats
+
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """A pass was computed here; the last of those that measure tells the loss, at the last stage."""
+        config = self._config
+        if not work.is_backward and work.number == config.num_micro_batches + config.heldout_passes - 1 >= 0:
+            self.measured_round = max(self.measured_round, at.round)
+        if reply.heldout_nats is not None:
+            self.measured(at.round, reply.heldout_nats)
+
+    async def average(self, share: LaneShare) -> torch.Tensor:
+        """Bring it into the round; (N,), the parameters of the next one."""
+        if self._base != self._chain.state.head or share.tokens <= 0:
+            reason = "the round came without it" if share.tokens else "no step of it counts"
+            log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
+            return self._chain.state.anchor_N
+        if self._share is not None:  # of a lane that ended in this round; we serve another one since
+            self._gifts[self._share.lane] = self._share
+        self._share = share
+        self._change()
+        while self._share is share:
+            await self._changed.wait()
+        return self._chain.state.anchor_N
+
+    def take_gift(self, giver: PeerId, share: LaneShare) -> str:
+        """Bring the part of a lane that is no more into the round, too; why not, where it is not of this round and stage."""
+        if stage_unit(share.stage) != self._chain.state.unit:
+            return f"stage {share.stage}, here it is {self._chain.state.unit}"
+        if share.round != self._chain.state.index or share.lane in self._gifts:
+            return f"a part of round {share.round + 1}, here it is round {self._chain.state.index + 1}, or one that is here"
+        log.info("lane_gift", lane=share.lane, stage=share.stage, tokens=share.tokens, giver=short(giver))
+        self._gifts[share.lane] = share
+        self._change()
+        return ""
+
+    @property
+    def _all(self) -> list[LaneShare]:
+        """What is brought into the round here."""
+        return [*([self._share] if self._share is not None else []), *(gift for _, gift in sorted(self._gifts.items()))]
+
+    # --- the round service's side ---
+
+    async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
+        """Another state: what waits is not of it."""
+        self._spend(0)
+
+    async def snapshot(self) -> Snapshot:
+        """The share that waits; of a lane that is still working it is waited for.
+
+        Raises:
+            NoShare: none will come.
+        """
+        while self._share is None:
+            if not self.is_in_lane():
+                if self._gifts:
+                    break
+                raise NoShare("no lane has brought anything of this round here", "a lane")
+            with trio.move_on_after(1.0):
+                await self._changed.wait()
+        shares = self._all
+        tokens = sum(share.tokens for share in shares)
+        steps = tokens // self._config.step_tokens
+        return Snapshot(together(shares), tokens, steps, shares[0].round * self._config.inner_steps)
+
+    async def shift(
+        self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
+    ) -> None:
+        """A commit came: the lane that waits goes on from it."""
+        self._spend(credited_tokens)
+
+    async def set_anchor(self, anchor_N: torch.Tensor) -> None:
+        """Nothing: a lane goes back to its snapshots, and begins from the chain's state."""
+
+    async def evaluate(self, anchor_N: torch.Tensor) -> float:
+        """Nobody holds the whole model.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("a held-out loss of one stage", "one of the whole model")
+
+    async def evaluate_prose(self, anchor_N: torch.Tensor) -> float | None:
+        """None: as `evaluate`."""
+        return None
+
+    def progress(self) -> TrainerProgress:
+        """Counters as of now; tokens ready are those of the share that waits."""
+        now_s = trio.current_time()
+        recent = sum(1 for at_s in self._steps if now_s - at_s < 10.0)
+        return TrainerProgress(
+            tokens_ready=sum(share.tokens for share in self._all),
+            tokens_trained=self._tokens_trained,
+            loss_nats=self._loss_nats,
+            tokens_per_s=recent * self._config.step_tokens / 10.0,
+            restarts=self.restarts(),
+            state="held" if self._held_because else "training",
+            reason=self._held_because,
+            due_tokens=self.num_lanes() * self._config.inner_steps * self._config.step_tokens,
+        )
+
+    def hold(self, because: str) -> None:
+        """Nothing may be contributed, and why; an empty reason ends it."""
+        self._held_because = because
+
+    def _spend(self, credited_tokens: int) -> None:
+        shares, self._share, self._gifts = self._all, None, {}
+        lost = sum(share.tokens for share in shares) - credited_tokens
+        if lost > 0:
+            lanes, reason = [share.lane for share in shares], "the round's commit does not count it"
+            log.warning("lane_share_lost", lanes=lanes, tokens=lost, reason=reason)
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

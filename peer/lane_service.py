@@ -1,0 +1,213 @@
+"""The lanes of a run at one peer: it says where it is free, takes seats, and keeps lanes where that falls to it.
+
+What decides is in protocol/pipeline/lane_forming.py; lane_member.py serves a seat, lane_keeper.py keeps a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import torch
+import trio
+
+from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, whole_answer
+from peer.lane_keeper import LaneKeepers
+from peer.lane_member import LaneMember
+from peer.lane_outbox import give
+from peer.lane_work import LaneShare, LaneTools
+from protocol.errors import PeerUnreachable, PotluckError
+from protocol.ids import CommitId, PeerId, short
+from protocol.pipeline import lane_forming as forming
+from protocol.pipeline import lane_messages as said
+from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.lane_wire import encode_lane_message
+
+log = structlog.get_logger()
+
+TELL_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.25
+GONE_FOR_S: Final = 10.0
+"""A keeper that did not answer is not asked again for so long while others are there."""
+
+
+@dataclass(frozen=True)
+class LaneRole:
+    """What this peer is in the run's lanes.
+
+    Attributes:
+        stage: that it holds.
+        session: of its process.
+        genesis: of the run's spine.
+        holders: the live holders of a stage, ourselves with them where we are one.
+        index: of the newest commit of our stage.
+        why_not: why no seat is taken now, in words; empty where one is.
+    """
+
+    stage: int
+    session: int
+    genesis: CommitId
+    holders: Callable[[int], Sequence[PeerId]]
+    index: Callable[[], int]
+    why_not: Callable[[], str]
+
+
+class LaneService:
+    """`serve` before the network is started, then `run`."""
+
+    def __init__(self, tools: LaneTools, role: LaneRole) -> None:
+        self.reason = "no lane yet"
+        """Why this peer serves no lane, or which it serves."""
+
+        self._tools = tools
+        self._role = role
+        self._me = tools.network.peer_id
+        self._forming = forming.FormingState(tools.config)
+        self._num_begun = 0
+        self._is_keeping = False
+        self._keeper: PeerId | None = None
+        self._gone: dict[PeerId, float] = {}
+        self.keepers = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
+        self.member = LaneMember(tools, self._keeper_of)
+
+    @property
+    def num_lanes(self) -> int:
+        """That are kept in the run, as far as it is known here; 0 where it is not."""
+        return len(self.keepers.lanes) if self._is_keeping else self.member.num_lanes
+
+    def serve(self) -> None:
+        """Answer keepers, members and spares; before the network is started."""
+        self.keepers.serve()
+        self.member.serve()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.member.run)
+            nursery.start_soon(self._tell)
+            nursery.start_soon(self._keep, nursery)
+
+    # --- as one who may take a seat ---
+
+    def _keeper_of(self, lane: int) -> PeerId | None:
+        seat = self.member.seat
+        return seat.keeper if seat is not None and seat.lane == lane else self._keeper
+
+    async def _tell(self) -> None:
+        """While we are free, say so to who keeps lanes; where nobody does, begin to."""
+        while True:
+            seat, why_not = self.member.seat, self._role.why_not()
+            if seat is not None:
+                self.reason = f"stage {seat.stage} of lane {seat.lane}"
+                if why_not:
+                    self.member.leave(why_not)
+            elif why_not:
+                self.reason = why_not
+            else:
+                await self._tell_keeper()
+            await trio.sleep(TELL_EVERY_S)
+
+    async def _tell_keeper(self) -> None:
+        now_s = trio.current_time()
+        self._gone = {peer: at_s for peer, at_s in self._gone.items() if now_s - at_s < GONE_FOR_S}
+        order = forming.keeper_order(self._role.genesis, self._role.holders(0))
+        is_idle = self._keeper == self._me and not self.keepers.lanes  # two may have begun to keep lanes at once
+        asked = [self._keeper] if self._keeper is not None and not is_idle else []
+        for peer in dict.fromkeys((*asked, *order)):
+            if peer not in self._gone and await self._takes_us(peer):
+                if peer != self._keeper:
+                    log.info("lane_keeper", keeper=short(peer))
+                self._keeper, self._is_keeping = peer, self._is_keeping and (peer == self._me or not is_idle)
+                return
+        self._keeper = None
+        self.reason = "nobody keeps lanes: a holder of the first stage is waited for"
+        if self._role.stage == 0 and forming.may_begin_keeping(self._me, order, self._gone):
+            self._is_keeping, self._keeper = True, self._me
+            log.info("lanes_kept", reason="nobody who is there keeps lanes")
+
+    async def _takes_us(self, peer: PeerId) -> bool:
+        spare = said.LaneSpare(self._role.stage, self._role.index())
+        if peer == self._me:
+            return not self._spare_heard(peer, spare)
+        try:
+            reply = await self._tools.network.call(
+                peer, KEEPER_CHANNEL, encode_lane_message(spare), timeout_s=2 * CALL_WITHIN_S
+            )
+            answer = whole_answer(reply)
+        except PotluckError as error:
+            log.debug("spare_not_told", to=short(peer), reason=error.one_line())
+            if isinstance(error, PeerUnreachable):  # who is slow to answer may keep lanes all the same
+                self._gone[peer] = trio.current_time()
+            return False
+        if not answer.reason:
+            self.member.num_lanes = answer.num_lanes
+            self.reason = "free: a lane is waited for"
+        return not answer.reason
+
+    async def bring(self, share: LaneShare) -> None:
+        """Give another stage's part of a lane that is no more to somebody who holds that stage: its own holder is lost, and the second
+        copy was here.
+        """
+        gift = said.LaneGift(
+            share.lane,
+            Point(share.round, share.tokens // self._tools.config.step_tokens),
+            share.stage,
+            share.tokens,
+            4 * share.theta_N.numel(),
+        )
+        data = share.theta_N.to(torch.float32).numpy().tobytes()
+        reasons = []
+        for peer in self._role.holders(share.stage):
+            try:
+                reason = await give(self._tools.network, peer, gift, data)
+            except PotluckError as error:
+                reason = error.one_line()
+            if not reason:
+                log.info("lane_share_given", lane=share.lane, stage=share.stage, tokens=share.tokens, to=short(peer))
+                return
+            reasons.append(reason)
+        reason = "; ".join(reasons) or "nobody holds its stage"
+        log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
+
+    # --- as one who keeps lanes ---
+
+    def _spare_heard(self, peer: PeerId, spare: said.LaneSpare) -> str:
+        if not self._is_keeping:
+            return "no lanes are kept here"
+        told = forming.Spare(spare.stage, spare.index, trio.current_time())
+        self._forming = forming.heard(self._forming, peer, told)
+        return ""
+
+    def _spares(self) -> tuple[tuple[PeerId, frozenset[int]], ...]:
+        return forming.spares_listed(self._forming, trio.current_time())
+
+    async def _keep(self, nursery: trio.Nursery) -> None:
+        reason = ""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            if not self._is_keeping:
+                continue
+            lanes = self.keepers.lanes.values()
+            taken = {peer for lane in lanes for peer in lane.living}
+            self._forming = forming.without(self._forming, taken)
+            running = [lane.at for lane in lanes]
+            formed = forming.look(self._forming, self._role.index(), running, trio.current_time())
+            self._forming = formed.state
+            if formed.reason != reason:
+                reason = formed.reason
+                log.info("lanes_wait", reason=reason)
+            for members in formed.lanes:
+                number = forming.lane_number(self._me, self._role.session, self._num_begun)
+                self._num_begun += 1
+                log.info("lane_begins", lane=number, members=[short(peer) for peer in members])
+                nursery.start_soon(self._one, number, members, Point(self._role.index(), 0))
+
+    async def _one(self, number: int, members: tuple[PeerId, ...], at: Point) -> None:
+        try:
+            state = await self.keepers.keep(number, members, at)
+        except PotluckError as error:
+            log.warning("lane_not_kept", lane=number, reason=error.one_line())
+            return
+        log.info("lane_ended", lane=number, at=str(state.at), lost_tokens=state.lost_tokens)

@@ -1,0 +1,266 @@
+"""A pipeline peer's part from its state on: its stage's rounds, its training process, its seats in lanes, until the run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.data.shards import ShardCache
+from averaging.network.file_storage import FileStorage
+from averaging.network.offload import ThreadOffload
+from averaging.network.seams import DirectoryEntry
+from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, list_peers
+from averaging.rounds.peer_rounds import PeerRounds
+from averaging.rounds.service import STAYS_WITHIN_S, RoundService
+from averaging.rounds.spine_follower import SpineFollower
+from averaging.rounds.unit import UnitChain
+from averaging.unit_log import UnitLog
+from peer.assembly import stage_plan
+from peer.first_state import HELD_BECAUSE, FirstState
+from peer.joining import open_start_record
+from peer.lane_compute import LaneShape
+from peer.lane_network import OwnLoop
+from peer.lane_rounds import StageRounds
+from peer.lane_service import LaneRole, LaneService
+from peer.lane_work import LaneShare, LaneTools
+from peer.life import Joined, Life
+from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
+from peer.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.trainer import OWNER_HOLDS
+from protocol.errors import LocalProtocolError
+from protocol.ids import PeerId, RunId, UnitName
+from protocol.manifest import RunConfig
+from protocol.pipeline.lane_stage import LaneConfig
+from protocol.pipeline_section import PipelineSection
+from protocol.reports import HeldoutResult
+from protocol.rounds.chain import genesis_link
+from protocol.rounds.state import OpenRound
+from protocol.rounds.views import idle_patience_s, is_alive, is_over
+from protocol.stage_schema import StageMap, stage_of, stage_unit
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 0.5
+MEASURED_WITHIN_S: Final = 30.0
+LAST_ROUND_WITHIN_S: Final = 20.0
+"""For so long a stage that is a round behind the first one waits for its last round, once the run's tokens are committed."""
+
+
+class LaneControl:
+    """What the owner allows, as the lanes hear of it (peer/controls.py)."""
+
+    def __init__(self, process: StageProcess, rounds: StageRounds, first: FirstState) -> None:
+        self.process = process
+        self.first = first
+        self.rounds = rounds
+        self._is_paused = False
+
+    def why_not(self) -> str:
+        """Why no seat is taken now; empty where one is."""
+        if self._is_paused:
+            return "its owner paused it"
+        if self.first.is_missing:
+            return HELD_BECAUSE
+        return "" if self.process.is_ready else "the training process is starting"
+
+    async def pause(self) -> None:
+        """Take no seat, and give back the one that is held."""
+        self._is_paused = True
+
+    async def resume(self) -> None:
+        """Take seats again."""
+        self._is_paused = False
+
+    async def set_slowdown(self, factor: float) -> None:
+        """Work at 1 / factor of full speed."""
+        with suppress(StageProcessDied):  # the next one is started with what the plan says, and told at the next change
+            await self.process.ask("slow", {"factor": factor})
+
+    def hold(self, is_held: bool) -> None:
+        """Whether what was trained stays here for now."""
+        self.rounds.hold(OWNER_HOLDS if is_held else "")
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """A pipeline run, as one stage of it is held here."""
+
+    config: RunConfig
+    pipeline: PipelineSection
+    stages: StageMap
+    stage: int
+
+    @property
+    def form(self) -> LaneConfig:
+        """The numbers of a lane."""
+        return self.pipeline.lane_config(self.config.model, self.config.inner)
+
+    def shape(self, run_id: RunId) -> LaneShape:
+        """What goes between the stages."""
+        pipeline, context = self.pipeline, self.config.model.context_tokens
+        sequences = self.config.inner.batch_tokens // context // pipeline.micro_batches
+        codecs = (pipeline.forward_codec, pipeline.backward_codec)
+        return LaneShape(run_id, self.form, self.stages, (sequences, context), *codecs)
+
+
+def stage_run(config: RunConfig, unit: UnitName) -> StageRun:
+    """How this unit's run works.
+
+    Raises:
+        LocalProtocolError: it is no pipeline run.
+    """
+    pipeline, stages = config.pipeline, config.stages
+    if pipeline is None or stages is None:
+        raise LocalProtocolError(f"lanes in a run of {config.run.shards} shards", "a pipeline run")
+    return StageRun(config, pipeline, stages, stage_of(unit, stages))
+
+
+async def train_in_lanes(
+    joined: Joined, cache: ShardCache, chain: UnitChain, open_round: OpenRound, first: FirstState
+) -> None:
+    """Rounds, training process and lanes of the stage that is held here, until the run is over or we are asked to leave."""
+    board, run = joined.life.board, stage_run(joined.membership.manifest.config, chain.tools.unit)
+    follower = await _follower(joined, stage_unit(0)) if run.stage else None
+    rounds, stage_rounds = peer_rounds(joined, follower), StageRounds(chain, run.form)
+    service = unit_service(joined, chain, open_round, stage_rounds, rounds)
+    rounds.add(service)
+    board.trainer, board.service, board.follower = stage_rounds, service, follower
+    rounds.serve()
+    plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
+    async with open_stage_process(plan, joined.life.worker) as process:
+        control = LaneControl(process, stage_rounds, first)
+        lanes = board.lanes = _lanes(joined, run, rounds, service, stage_rounds, control)
+        stage_rounds.num_lanes = lambda: lanes.num_lanes
+        stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
+        stage_rounds.restarts = lambda: process.restarts
+        stage_rounds.measured = partial(_measured, joined, rounds)
+        lanes.serve()
+        await _run(joined, rounds, service, lanes, control)
+
+
+def _measured(joined: Joined, rounds: PeerRounds, round_: int, nats: float) -> None:
+    """A lane has measured the parameters with which it began this round, as they are sent from stage to stage."""
+    nodes = rounds.spine.tree.nodes.values() if rounds.spine is not None else ()
+    for link in (node.link for node in nodes):
+        if link.index == round_:
+            log.info("measured", index=round_, nats=round(nats, 4))
+            joined.life.board.heldout.append(HeldoutResult(link.commit, link.index, link.total_tokens, nats))
+
+
+async def _follower(joined: Joined, spine: UnitName) -> SpineFollower:
+    """The records of the first stage, which is the run's spine, where it is not held."""
+    start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
+    log_ = UnitLog(FileStorage(joined.life.folder / spine, ThreadOffload()))
+    follower = SpineFollower(spine, start, log_, joined.network, joined.verifier, joined.membership.run_id)
+    await follower.restore()
+    return follower
+
+
+def _lanes(
+    joined: Joined,
+    run: StageRun,
+    rounds: PeerRounds,
+    service: RoundService,
+    stage_rounds: StageRounds,
+    control: LaneControl,
+) -> LaneService:
+    process, me = control.process, joined.life.identity.peer_id
+    start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
+    genesis = genesis_link(start, stage_unit(0))
+    began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
+
+    def work_of(lane: int, stage: int) -> ProcessWork:
+        return ProcessWork(process, lane, stage_rounds.newest, stage_rounds)
+
+    def holders(stage: int) -> Sequence[PeerId]:
+        """Those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
+        now_s = joined.life.clock.monotonic_s()
+        state, patience_s = service.state, idle_patience_s(service.state)
+        told = {
+            **{p: (s,) for s, of in enumerate(began) for p in of},
+            **{p: held for p, held in joined.roster.listed_experts().items() if held},
+        }
+        listed = [peer for peer, held in told.items() if stage in held and peer != me]
+        return [
+            *(peer for peer in listed if is_alive(state, peer, now_s, patience_s)),
+            *([me] if stage == run.stage else []),
+        ]
+
+    role = LaneRole(
+        run.stage,
+        joined.life.session,
+        genesis.commit,
+        holders,
+        lambda: service.chain.state.index,
+        control.why_not,
+    )
+    form = run.shape(joined.membership.run_id)
+    found = list[LaneService]()
+
+    async def bring(share: LaneShare) -> None:
+        await found[0].bring(share)
+
+    tools = LaneTools(
+        OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift
+    )
+    found.append(LaneService(tools, role))
+    return found[0]
+
+
+async def _run(
+    joined: Joined, rounds: PeerRounds, service: RoundService, lanes: LaneService, control: LaneControl
+) -> None:
+    """Work in lanes and average until the run is over or we are asked to leave; then say goodbye."""
+    life, membership, reporter = joined.life, joined.membership, joined.reporter
+
+    async def listed(entries: Sequence[DirectoryEntry]) -> None:
+        await rounds.list_peers(tuple(p for p in joined.roster.take_records(entries) if p != membership.coordinator))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rounds.run)
+        nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
+        with life.departure.ends():
+            async with trio.open_nursery() as work:
+                work.start_soon(_begin, life, control)
+                work.start_soon(lanes.run)
+                await _until_over(rounds, service)
+                await _until_measured(service, lanes, control.rounds)
+                await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
+                work.cancel_scope.cancel()
+        with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
+            reporter.is_leaving = True
+            await rounds.leave()
+            await reporter.report_once()
+        nursery.cancel_scope.cancel()
+
+
+async def _begin(life: Life, control: LaneControl) -> None:
+    """Work once there is a state to work on, as its owner allows."""
+    await control.first.wait()
+    life.board.say("training", "training")
+    await life.controls.order(control)
+
+
+async def _until_measured(service: RoundService, lanes: LaneService, stage_rounds: StageRounds) -> None:
+    """Until our part in measuring the last parameters is done, where we are in a lane."""
+    with trio.move_on_after(MEASURED_WITHIN_S):
+        while lanes.member.seat is not None and stage_rounds.measured_round < service.chain.state.index:
+            await trio.sleep(LOOK_EVERY_S)
+
+
+async def _until_over(rounds: PeerRounds, service: RoundService) -> None:
+    """Until the run's tokens are committed and this stage has its last round, or will not have it any more."""
+    over_since_s: float | None = None
+    while True:
+        spine = rounds.spine
+        if spine is not None and spine.link.total_tokens >= service.config.total_tokens:
+            over_since_s = trio.current_time() if over_since_s is None else over_since_s
+            if is_over(service.state) or trio.current_time() - over_since_s > LAST_ROUND_WITHIN_S:
+                return
+        await trio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,145 @@
+"""The stage of this peer in a pipeline run, over its restarts: what its memory and its disk say, and the choice once the run has
+started. One stage a peer: its replicas vote on its rounds, and a lane has a peer for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from averaging.network.seams import Offload
+from peer.config import PeerConfig, whole_bytes
+from peer.membership_file import write_durably
+from protocol.errors import StorageError
+from protocol.ids import PeerId
+from protocol.manifest import RunConfig
+from protocol.pipeline.cutting import computed_costs, stages_that_fit
+from protocol.pipeline.placement import Placement, Server, stage_for_joiner
+from protocol.rounds.start import StartRecord
+from protocol.stage_schema import StageMap, stage_schema, stage_unit
+
+log = structlog.get_logger()
+
+FILE_NAME: Final = "stage"
+"""In the folder of a run: the stage that is held."""
+
+_WARM_UP_S: Final = 30.0
+_HORIZON_S: Final = 3600.0
+_BYTES_PER_S: Final = 1e6
+_STATE_BYTES: Final = 8
+_FAR_BYTES: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStages:
+    """What a peer knows when it decides which stage it holds.
+
+    Attributes:
+        fits: those that it has room for.
+        kept: held here before, in this run; None where none was.
+        founded: with which the run began here, by the host's start record.
+        others: all that are listed, with their stage, None where they have not decided.
+    """
+
+    stages: StageMap
+    fits: tuple[int, ...]
+    kept: int | None = None
+    founded: int | None = None
+    others: Mapping[PeerId, int | None] | None = None
+
+
+def choose_stage(known: KnownStages) -> tuple[int, str]:
+    """What is on our disk, else with what the run began here, else what the run lacks most of what we have room for; and why."""
+    if known.kept is not None:
+        return known.kept, "held here before"
+    if known.founded is not None:
+        return known.founded, "the run began with it here"
+    stages, costs = known.stages, computed_costs(known.stages.decoder)
+    all_stages = frozenset(range(stages.num_stages))
+    servers = tuple(
+        Server(peer, stage, 1.0, _BYTES_PER_S, all_stages)
+        for peer, stage in sorted((known.others or {}).items())
+        if stage is not None and stage in all_stages
+    )
+    sizes = tuple(_STATE_BYTES * stage_schema(stages, stage).num_elements for stage in sorted(all_stages))
+    even = tuple(max(costs.of(stages, stage), 1e-9) for stage in sorted(all_stages))
+    placement = Placement(even, sizes, servers, _WARM_UP_S, _HORIZON_S)
+    counts = ", ".join(map(str, placement.replicas()))
+    return stage_for_joiner(placement, known.fits), f"the run lacks it most: its stages have {counts} holders"
+
+
+def founded_stage(start: StartRecord, me: PeerId, num_stages: int) -> int | None:
+    """The stage that the start record gives to a founder; None to who came later."""
+    rosters = {unit.unit: unit.roster for unit in start.units}
+    return next((stage for stage in range(num_stages) if me in rosters.get(stage_unit(stage), ())), None)
+
+
+class OwnStage:
+    """What this peer holds of a pipeline run; `held` is empty until it has decided.
+
+    Raises:
+        MachineError: it has no room for any stage.
+    """
+
+    room: Final = 1
+    held: tuple[int, ...] = ()
+
+    def __init__(self, own: PeerConfig, config: RunConfig, stages: StageMap, folder: Path, offload: Offload) -> None:
+        self.num_parts = stages.num_stages
+        self._stages = stages
+        self._path = folder / FILE_NAME
+        self._offload = offload
+        self._kept = _load(self._path, stages.num_stages)
+        cap_bytes = whole_bytes(own.max_memory_gb) or _FAR_BYTES
+        memory = config.pipeline.memory(config.model, config.inner) if config.pipeline is not None else None
+        all_stages = tuple(range(stages.num_stages))
+        self._fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The stage that is held whatever others hold; none where that is open. Where not every stage fits, one of those that do."""
+        if self.held or self._kept is not None:
+            return self.held or (self._kept or 0,)
+        if len(self._fits) == self.num_parts:
+            return ()
+        place = int.from_bytes(sha256(str(self._path).encode()).digest()[:8], "big")
+        return (self._fits[place % len(self._fits)],)
+
+    async def settle(self, start: StartRecord, me: PeerId, listed: Mapping[PeerId, tuple[int, ...]]) -> tuple[int, ...]:
+        """Decide, once the run has started; `listed` are the other members that are there, with what they say that they hold.
+
+        Raises:
+            StorageError: the choice cannot be kept.
+        """
+        began = {peer: founded_stage(start, peer, self.num_parts) for peer in start.roster}
+        seen = listed or dict.fromkeys(start.roster, ())
+        others = {peer: held[0] if held else began.get(peer) for peer, held in seen.items() if peer != me}
+        known = KnownStages(self._stages, self._fits, self._kept, began.get(me), others)
+        stage, reason = choose_stage(known)
+        await self._offload.run(partial(_keep, self._path, stage))
+        self.held = (stage,)
+        log.info("stage_chosen", stage=stage, reason=reason)
+        return self.held
+
+
+def _keep(path: Path, stage: int) -> None:
+    try:
+        write_durably(path, json.dumps(stage).encode("ascii"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}", "a writable folder with space") from error
+
+
+def _load(path: Path, num_stages: int) -> int | None:
+    """What was kept; None where there is no such file, or none that can be read: another choice costs a download."""
+    try:
+        stage = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return stage if type(stage) is int and 0 <= stage < num_stages else None

@@ -1,0 +1,342 @@
+"""The training process of a pipeline peer, as its daemon sees it: kept alive, and asked one thing after another.
+
+When it dies, from whatever cause, everything that was asked of it fails, so its seat in a lane is given back, and another process is
+started. What it had is gone; the lane goes back to a snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import structlog
+import torch
+import trio
+
+from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply
+from peer.worker_channel import MAX_MESSAGE_BYTES, Area, SharedVectors, frame, mapping_bytes
+from peer.worker_process import EarlyWorker, WorkerProcess, shared_memory, start_worker
+from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError, TemporaryError
+from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.schedule import Pass
+from protocol.stage_schema import stage_schema
+
+log = structlog.get_logger()
+
+RESTART_PAUSE_S: Final = 0.5
+SLOW_RESTART_S: Final = 10.0
+MAX_QUICK_DEATHS: Final = 5
+ANSWER_WITHIN_S: Final = 300.0
+"""One that neither answers nor dies is killed: a pass of the largest stage, or the imports of its start, on a slow machine."""
+
+STOP_WITHIN_S: Final = 3.0
+_PART_BYTES: Final = 1 << 20
+NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+class StageProcessDied(TemporaryError):
+    """The process ended while it was asked something; it is being brought back."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    reply: StageReply | None = None
+    left: bytes = b""
+    answered: trio.Event = field(default_factory=trio.Event)
+
+
+class StageProcess:
+    """A training process that holds one stage; made by `open_stage_process`."""
+
+    def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
+        self.restarts = 0
+        self.is_ready = False
+        self._plan = plan
+        num_elements = stage_schema(plan.stages, plan.stage).num_elements
+        self._early = early.take() if early is not None else None
+        self._memory_fd = early.memory_fd if early is not None else shared_memory()
+        os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
+        self._vectors = SharedVectors(self._memory_fd, num_elements)
+        self._sending = trio.Lock()
+        self._stream: trio.SocketStream | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: dict[int, _Asked] = {}
+        self._number = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        return self._process.pid if self._process is not None else None
+
+    async def ask(
+        self,
+        op: StageOp,
+        fields: Mapping[str, object] = NO_FIELDS,
+        *,
+        blob: bytes = b"",
+        vector_N: torch.Tensor | None = None,
+    ) -> tuple[StageReply, bytes]:
+        """What came of an order, and the bytes that came with it.
+
+        Args:
+            fields: of the order, as `StageOrder` has them.
+            vector_N: (N,) for the process to read with this order.
+
+        Raises:
+            StageProcessDied: it is not there, or ended before it answered.
+            RemoteProtocolError: what others sent is refused.
+            LocalProtocolError: the stage cannot do it.
+        """
+        self._number += 1
+        number, asked = self._number, _Asked()
+        order = StageOrder.model_validate({"number": number, "op": op, "num_bytes": len(blob), **fields})
+        try:
+            with trio.fail_after(ANSWER_WITHIN_S):
+                async with self._sending:
+                    stream = self._stream
+                    if stream is None:
+                        raise _died(op)
+                    self._asked[number] = asked
+                    if vector_N is not None:
+                        self._vectors.write(Area.IN, vector_N)
+                    # an order that was begun is sent to its end, or what follows it would be read as the rest of it
+                    with trio.CancelScope(shield=True):
+                        await stream.send_all(frame(order))
+                        if blob:
+                            await stream.send_all(blob)
+                await asked.answered.wait()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise _died(op) from error
+        except trio.TooSlowError as error:
+            self.kill()
+            raise _died(op) from error
+        finally:
+            self._asked.pop(number, None)
+        if asked.reply is None:
+            raise _died(op)
+        _check(asked.reply)
+        return asked.reply, asked.left
+
+    def theta(self) -> torch.Tensor:
+        """(N,), a copy of what the process wrote last."""
+        return self._vectors.read(Area.OUT)
+
+    def kill(self) -> None:
+        """End the process; another one is started."""
+        if self._process is not None:
+            self._process.kill()
+
+    # --- supervision ---
+
+    async def supervise(self) -> None:
+        """Start the process and bring it back whenever it ends, until cancelled.
+
+        Raises:
+            MachineError: the system gives no first process.
+        """
+        quick_deaths = 0
+        while True:
+            began_s = trio.current_time()
+            await self._live()
+            quick_deaths = quick_deaths + 1 if trio.current_time() - began_s < SLOW_RESTART_S else 0
+            self.restarts += 1
+            log.warning("stage_process_died", restarts=self.restarts)
+            await trio.sleep(SLOW_RESTART_S if quick_deaths >= MAX_QUICK_DEATHS else RESTART_PAUSE_S)
+
+    async def _live(self) -> None:
+        try:
+            worker, self._early = self._early or start_worker(self._memory_fd), None
+        except OSError as error:
+            raise MachineError(
+                f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
+            ) from error
+        self._process = worker.process
+        worker.channel.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
+        try:
+            await stream.send_all(frame(self._plan))
+            self._stream, self.is_ready = stream, True
+            await self._listen(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        except LocalProtocolError as error:
+            log.warning("stage_process_unreadable", reason=error.one_line())
+        finally:
+            self._stream, self.is_ready = None, False
+            for asked in self._asked.values():
+                asked.answered.set()
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
+                await _end(worker)
+            self._process = None
+
+    async def _listen(self, stream: trio.SocketStream) -> None:
+        incoming = _Incoming(stream)
+        while (head := await incoming.exactly(4)) is not None:
+            length = int.from_bytes(head, "little")
+            if length > MAX_MESSAGE_BYTES:
+                raise LocalProtocolError(f"a message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
+            data = await incoming.exactly(length)
+            if data is None:
+                return
+            reply = StageReply.model_validate_json(data)
+            left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
+            if left is None:
+                return
+            asked = self._asked.get(reply.number)
+            if asked is not None:
+                asked.reply, asked.left = reply, left
+                asked.answered.set()
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        os.close(self._memory_fd)
+
+
+class _Incoming:
+    """A stream, read piece by piece."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def exactly(self, num_bytes: int) -> bytes | None:
+        """So many bytes; None where it ends before."""
+        while len(self._buffer) < num_bytes:
+            part = await self._stream.receive_some(_PART_BYTES)
+            if not part:
+                return None
+            self._buffer += part
+        found = bytes(self._buffer[:num_bytes])
+        del self._buffer[:num_bytes]
+        return found
+
+
+def _died(op: str) -> StageProcessDied:
+    return StageProcessDied(f"the training process ended at {op}", "an answer", "it is being brought back")
+
+
+def _check(reply: StageReply) -> None:
+    if reply.refused:
+        raise RemoteProtocolError(reply.refused, reply.expected)
+    if reply.failed:
+        raise LocalProtocolError(reply.failed, reply.expected)
+
+
+async def _end(worker: WorkerProcess) -> None:
+    """The end of the channel ends it; one that does not listen is killed."""
+    with trio.move_on_after(STOP_WITHIN_S):
+        while worker.process.poll() is None:
+            await trio.sleep(0.05)
+        return
+    worker.process.kill()
+    await trio.to_thread.run_sync(worker.process.wait)
+
+
+@asynccontextmanager
+async def open_stage_process(plan: StagePlan, early: EarlyWorker | None = None) -> AsyncIterator[StageProcess]:
+    """A running training process of one stage; it ends with the context."""
+    process = StageProcess(plan, early)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.supervise)
+            yield process
+            nursery.cancel_scope.cancel()
+    finally:
+        process.close()
+
+
+Newest = Callable[[], tuple[torch.Tensor, int]]
+"""A stage's newest outer parameters (N,), and the run's committed tokens with them."""
+
+
+class Told(Protocol):
+    """Who hears what the process says of its work."""
+
+    def stepped(self, reply: StageReply) -> None:
+        """An inner step was taken."""
+        ...
+
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """A pass was computed."""
+        ...
+
+
+class ProcessWork:
+    """One seat's compute in the training process (peer/lane_work.py)."""
+
+    def __init__(self, process: StageProcess, lane: int, newest: Newest, told: Told) -> None:
+        self._process = process
+        self._lane = lane
+        self._newest = newest
+        self._told = told
+        self._life = -1
+
+    async def open(self) -> None:
+        """As `StageWork`, each of these."""
+        self._life = self._process.restarts
+        anchor_N, schedule_tokens = self._newest()
+        await self._process.ask("open", {"lane": self._lane, "schedule_tokens": schedule_tokens}, vector_N=anchor_N)
+
+    async def arrived(self, message: bytes, epoch: int, at: Point, work: Pass) -> None:
+        """As `StageWork`."""
+        await self._ask("arrived", _pass_fields(epoch, at, work), blob=message)
+
+    async def run_pass(self, epoch: int, at: Point, work: Pass) -> bytes | None:
+        """As `StageWork`."""
+        reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
+        self._told.passed(at, work, reply)
+        return left or None
+
+    async def square(self) -> float:
+        """As `StageWork`."""
+        reply, _ = await self._ask("square")
+        return float.fromhex(reply.square)
+
+    async def take_step(self, at: Point, whole_square: float) -> bool:
+        """As `StageWork`."""
+        fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
+        reply, _ = await self._ask("take_step", fields)
+        self._told.stepped(reply)
+        return reply.counts
+
+    async def snapshot(self) -> bytes:
+        """As `StageWork`."""
+        _, data = await self._ask("snapshot")
+        return data
+
+    async def restore(self, snapshot: bytes) -> None:
+        """As `StageWork`."""
+        await self._ask("restore", blob=snapshot)
+
+    async def theta(self) -> torch.Tensor:
+        """As `StageWork`."""
+        await self._ask("theta")
+        return self._process.theta()
+
+    async def adopt(self, anchor_N: torch.Tensor) -> None:
+        """As `StageWork`."""
+        _, schedule_tokens = self._newest()
+        await self._process.ask("adopt", {"schedule_tokens": schedule_tokens}, vector_N=anchor_N)
+
+    async def _ask(
+        self, op: StageOp, fields: Mapping[str, object] = NO_FIELDS, *, blob: bytes = b""
+    ) -> tuple[StageReply, bytes]:
+        if self._life != self._process.restarts:
+            raise _died(op)
+        return await self._process.ask(op, fields, blob=blob)
+
+
+def _pass_fields(epoch: int, at: Point, work: Pass) -> dict[str, object]:
+    return {
+        "epoch": epoch,
+        "round": at.round,
+        "step": at.step,
+        "micro_batch": work.number,
+        "is_backward": work.is_backward,
+    }

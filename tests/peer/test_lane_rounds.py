@@ -1,0 +1,157 @@
+"""A lane's share in its round: it waits for the commit, counts once, and is lost, which is said, where the round came without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pytest
+import torch
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from averaging.rounds.unit import UnitChain
+from averaging.state import UnitState
+from peer.lane_rounds import NoShare, StageRounds
+from peer.lane_work import LaneShare
+from peer.stage_channel import StageReply
+from protocol.ids import CommitId, PeerId, UnitName
+from protocol.pipeline.lane_stage import LaneConfig
+
+CONFIG = LaneConfig("1f1b", 3, 4, 10, 5, 1024)
+FIRST, SECOND = CommitId(b"1" * 32), CommitId(b"2" * 32)
+
+
+@dataclass
+class _Head:
+    total_tokens: int = 4096
+
+
+@dataclass
+class _Chain:
+    """The two numbers of a chain that are looked at."""
+
+    state: UnitState
+    head: _Head
+
+
+def _chain() -> _Chain:
+    values_N = torch.arange(4, dtype=torch.float32)
+    return _Chain(UnitState(UnitName("stage-1"), FIRST, 3, 4096, values_N, torch.zeros(4)), _Head())
+
+
+def _rounds(chain: _Chain) -> StageRounds:
+    rounds = StageRounds(cast("UnitChain", chain), CONFIG)
+    rounds.newest()
+    return rounds
+
+
+def _share(tokens: int = 10240) -> LaneShare:
+    return LaneShare(7, 1, 3, tokens, torch.ones(4))
+
+
+def _commit(chain: _Chain) -> torch.Tensor:
+    chain.state = replace(chain.state, head=SECOND, anchor_N=torch.full((4,), 5.0))
+    return chain.state.anchor_N
+
+
+async def test_a_share_waits_for_its_commit_and_the_lane_goes_on_from_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_goes_on_from, rounds, 5.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rounds.progress().tokens_ready == 10240
+        snapshot = await rounds.snapshot()
+        assert (snapshot.tokens, snapshot.num_steps, snapshot.next_step) == (10240, 10, 30)
+        anchor_N = _commit(chain)
+        with capture_logs() as logs:
+            await rounds.shift(anchor_N, credited_tokens=10240, schedule_tokens=0)
+    assert not logs
+    assert rounds.progress().tokens_ready == 0
+
+
+async def test_a_commit_without_the_share_is_gone_on_from_too_and_what_is_lost_is_said(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_goes_on_from, rounds, 5.0)
+        await trio.testing.wait_all_tasks_blocked()
+        anchor_N = _commit(chain)
+        with capture_logs() as logs:
+            await rounds.shift(anchor_N, credited_tokens=0, schedule_tokens=0)
+    assert [(log["event"], log["tokens"]) for log in logs] == [("lane_share_lost", 10240)]
+
+
+async def test_a_share_of_a_round_that_is_over_is_lost_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    _commit(chain)
+    with capture_logs() as logs:
+        await _goes_on_from(rounds, 5.0)
+    assert logs[0]["reason"] == "the round came without it"
+    assert rounds.progress().tokens_ready == 0
+
+
+async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_waited_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    with pytest.raises(NoShare):
+        await rounds.snapshot()
+    rounds.is_in_lane = lambda: True
+    with trio.move_on_after(30.0) as waiting:
+        await rounds.snapshot()
+    assert waiting.cancelled_caught
+
+
+async def test_a_round_is_due_when_all_lanes_that_are_kept_have_brought_their_shares(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    assert rounds.progress().due_tokens == 0
+    rounds.num_lanes = lambda: 2
+    assert rounds.progress().due_tokens == 2 * 10 * 1024
+
+
+async def test_steps_that_count_are_counted_and_the_loss_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    rounds = _rounds(_chain())
+    rounds.stepped(StageReply(number=1, loss_nats=2.5))
+    rounds.stepped(StageReply(number=2, counts=False))
+    progress = rounds.progress()
+    assert (progress.tokens_trained, progress.loss_nats) == (1024, 2.5)
+    rounds.hold("its owner holds it back")
+    assert (rounds.progress().state, rounds.progress().reason) == ("held", "its owner holds it back")
+
+
+async def _goes_on_from(rounds: StageRounds, value: float) -> None:
+    assert torch.equal(await rounds.average(_share()), torch.full((4,), value))
+
+
+async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share_and_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    gift = LaneShare(9, 1, 3, 10240 // 4, torch.full((4,), 6.0))
+    assert rounds.take_gift(PeerId("stage-2"), gift) == ""
+    assert "one that is here" in rounds.take_gift(PeerId("stage-2"), gift)
+    assert "here it is round 4" in rounds.take_gift(PeerId("stage-2"), replace(gift, lane=8, round=2))
+    assert "stage 0" in rounds.take_gift(PeerId("stage-2"), replace(gift, stage=0))
+    alone = await rounds.snapshot()
+    assert (alone.tokens, alone.theta_N.tolist()) == (2560, [6.0] * 4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_goes_on_from, rounds, 5.0)
+        await trio.testing.wait_all_tasks_blocked()
+        both = await rounds.snapshot()
+        assert both.tokens == rounds.progress().tokens_ready == 12800
+        assert both.theta_N.tolist() == [2.0] * 4  # (4 x 1 + 1 x 6) / 5
+        with capture_logs() as logs:
+            await rounds.shift(_commit(chain), credited_tokens=12800, schedule_tokens=0)
+    assert not logs
+    assert rounds.progress().tokens_ready == 0

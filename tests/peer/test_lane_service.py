@@ -1,0 +1,85 @@
+"""Peers that hold stages make lanes of themselves, keep them, and make new ones of who is left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+import trio.testing
+
+from peer.lane_service import LaneRole, LaneService
+from protocol.ids import CommitId, PeerId
+from protocol.pipeline.lane_forming import keeper_order
+from tests.peer.lane_swarm import LaneSwarm, open_lanes
+from tests.peer.lane_world import NUM_STAGES, lane_config
+
+CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
+GENESIS = CommitId(b"g" * 32)
+FIRST = tuple(PeerId(f"stage0peer{number}") for number in range(2))
+KEEPER, SUCCESSOR = keeper_order(GENESIS, FIRST)
+
+
+@dataclass
+class _Services:
+    """Peers of a run, two a stage."""
+
+    world: LaneSwarm
+    of: dict[PeerId, LaneService] = field(default_factory=dict)
+
+    def begin(self, peer: PeerId, stage: int) -> None:
+        """A peer that holds a stage."""
+
+        def holders(of: int) -> list[PeerId]:
+            named = [PeerId(f"stage{of}peer{number}") for number in range(2)]
+            return [p for p in named if p in self.world.networks and p not in self.world.killed]
+
+        def index() -> int:
+            return sum(1 for _, of in self.world.rounds.anchors if of == stage)
+
+        role = LaneRole(stage, 1, GENESIS, holders, index, lambda: "")
+        service = self.of[peer] = LaneService(self.world.tools(peer), role)
+        service.serve()
+        self.world.start(peer, service.run)
+
+    def seated(self) -> list[PeerId]:
+        """Who serves a lane."""
+        return sorted(peer for peer, service in self.of.items() if service.member.seat is not None)
+
+
+@asynccontextmanager
+async def _open(num_lanes: int) -> AsyncIterator[_Services]:
+    async with open_lanes(CONFIG, num_lanes=num_lanes, is_kept=False) as world:
+        services = _Services(world)
+        for stage in range(NUM_STAGES):
+            for number in range(2):
+                services.begin(PeerId(f"stage{stage}peer{number}"), stage)
+        yield services
+
+
+async def test_six_peers_of_three_stages_make_two_lanes_and_average(autojump_clock: trio.testing.MockClock) -> None:
+    async with _open(2) as services:
+        await services.world.rounds.anchor(0)
+        assert len(services.seated()) == 6
+        assert {service.num_lanes for service in services.of.values()} == {2}
+        assert {len(service.keepers.lanes) for peer, service in services.of.items() if peer != KEEPER} == {0}
+
+
+async def test_a_keeper_keeps_its_lanes_when_one_joins_that_stands_before_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_lanes(CONFIG, is_kept=False) as world:
+        services = _Services(world)
+        services.begin(SUCCESSOR, 0)
+        for stage in (1, 2):
+            services.begin(PeerId(f"stage{stage}peer0"), stage)
+        with trio.fail_after(10.0):
+            while not services.of[SUCCESSOR].keepers.lanes:
+                await trio.sleep(0.05)
+        services.begin(KEEPER, 0)
+        with trio.fail_after(10.0):
+            while services.of[KEEPER].reason != "free: a lane is waited for":
+                await trio.sleep(0.05)
+        assert not services.of[KEEPER].keepers.lanes
+        assert len(services.of[SUCCESSOR].keepers.lanes) == 1

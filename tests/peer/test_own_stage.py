@@ -1,0 +1,73 @@
+"""Which stage a peer holds: what it held, what it began with, what the run lacks; and never one that it has no room for."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from averaging.network.offload import InlineOffload
+from peer.config import PeerConfig
+from peer.own_stage import KnownStages, OwnStage, choose_stage, founded_stage
+from protocol.errors import MachineError
+from protocol.ids import PeerId, Root
+from protocol.rounds.start import StartRecord, StartUnit
+from protocol.stage_schema import StageMap, stage_unit
+from tests.protocol.test_pipeline_section import pipeline_run
+
+CONFIG = pipeline_run()
+assert CONFIG.stages is not None
+STAGES: StageMap = CONFIG.stages
+ALL = (0, 1, 2)
+A, B, C, D = (PeerId(name) for name in "abcd")
+
+
+def _start(*rosters: tuple[PeerId, ...]) -> StartRecord:
+    units = tuple(StartUnit(stage_unit(s), b"f" * 32, Root(bytes(32)), roster) for s, roster in enumerate(rosters))
+    return StartRecord(b"r" * 32, units, (A, B, C), 1, 0)
+
+
+def _own(folder: Path, **settings: float) -> OwnStage:
+    return OwnStage(PeerConfig(state_dir=folder, **settings), CONFIG, STAGES, folder, InlineOffload())
+
+
+def test_what_is_on_our_disk_comes_before_what_the_run_began_with_and_that_before_what_it_lacks() -> None:
+    others: dict[PeerId, int | None] = {A: 0, B: 1}
+    assert choose_stage(KnownStages(STAGES, ALL, 1, 0, others))[0] == 1
+    assert choose_stage(KnownStages(STAGES, ALL, None, 0, others))[0] == 0
+    assert choose_stage(KnownStages(STAGES, ALL, None, None, others))[0] == 2
+
+
+def test_a_joiner_goes_where_replicas_lack_and_only_where_it_has_room() -> None:
+    others: dict[PeerId, int | None] = {A: 0, B: 1, C: 2, D: 2}
+    assert choose_stage(KnownStages(STAGES, ALL, others=others))[0] in (0, 1)
+    stage, reason = choose_stage(KnownStages(STAGES, (2,), others=others))
+    assert (stage, reason) == (2, "the run lacks it most: its stages have 1, 1, 2 holders")
+
+
+def test_a_founder_has_the_stage_that_the_start_record_gives_it() -> None:
+    start = _start((A,), (B,), (C,))
+    assert [founded_stage(start, peer, 3) for peer in (A, B, C, D)] == [0, 1, 2, None]
+
+
+def test_a_stage_is_kept_over_restarts(tmp_path: Path) -> None:
+    first = _own(tmp_path)
+    assert first.wanted == ()
+    assert trio.run(partial(first.settle, _start((A,), (B,), (C,)), D, {A: (0,), B: (1,), C: ()})) == (0,)
+    again = _own(tmp_path)
+    assert again.wanted == (0,)
+    assert trio.run(partial(again.settle, _start((A,), (B,), (C,)), D, {})) == (0,)
+
+
+def test_a_file_that_cannot_be_read_is_no_choice(tmp_path: Path) -> None:
+    (tmp_path / "stage").write_text("7")
+    assert _own(tmp_path).wanted == ()
+    (tmp_path / "stage").write_text("none")
+    assert _own(tmp_path).wanted == ()
+
+
+def test_a_peer_with_room_for_no_stage_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="room for one stage"):
+        _own(tmp_path, max_memory_gb=0.5)
