@@ -18,7 +18,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, short
 from protocol.rounds.chain import ChainLink, link_of, verify_certificate
-from protocol.rounds.lineage import MAX_DEPTH, CommitTree, TreeNode, best_head, tree_of
+from protocol.rounds.lineage import MAX_DEPTH, CommitTree, SpineView, TreeNode, best_head, tree_of
 from protocol.rounds.messages import CommitRecord
 from protocol.wire import commit_id, decode_certificate, decode_record
 
@@ -140,6 +140,11 @@ class ChainLog:
     def head(self) -> ChainLink:
         """Tip of the lineage to follow."""
         return self._head
+
+    @property
+    def spine_view(self) -> SpineView:
+        """The lineage to follow, as that of the unit which decides for the others (rule 23)."""
+        return SpineView(self._head.commit, self._tree)
 
     @property
     def num_forks(self) -> int:

@@ -375,7 +375,7 @@ async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
 
     tools = PlaceTools(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
     places = await host.offload.run(lambda: kept_places(tools))
-    view = KeeperView(host.tracker.unit_looks, is_admitted, host.tracker.note_kept, reach)
+    view = KeeperView(host.tracker.unit_looks, is_admitted, host.tracker.note_kept, reach, host.tracker.spine_view)
     keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
     network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)
     return keeper

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from coordinator.ledger_writer import LedgerWriter
     from protocol.identity import Signer, Verifier
     from protocol.manifest import RunManifest
+    from protocol.rounds.lineage import SpineView
 
 _log = structlog.get_logger()
 
@@ -229,6 +230,10 @@ class RunTracker:
             return ()
         live = live_peers(self._peers, self._clock.monotonic_s())
         return unit_looks(self._parts, {peer: self._peers[peer].report for peer in live})
+
+    def spine_view(self) -> SpineView | None:
+        """The lineage of the run's spine that is followed here; None before the start."""
+        return None if self._chain is None else self._chain.spine_view
 
     def note_kept(self, unit: UnitName, index: int) -> None:
         """Which round of a unit the host can give to whoever takes it up."""

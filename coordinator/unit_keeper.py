@@ -18,6 +18,7 @@ from averaging.rounds.trailing import trail
 from averaging.rounds.transfer import TransferService, read_request
 from averaging.unit_log import LOG_NAME
 from coordinator.unit_keeper_core import UnitLook, next_visit
+from protocol.coordination import NO_COMMIT
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName, short
 
@@ -25,13 +26,19 @@ if TYPE_CHECKING:
     from averaging.network.seams import Network, Storage, Stream
     from averaging.rounds.unit import UnitChain
     from averaging.state import UnitState
+    from protocol.rounds.lineage import SpineView
 
 _log = structlog.get_logger()
 
 _LOOK_EVERY_S: Final = 1.0
 _RETRY_S: Final = 5.0
 _REST_S: Final = 30.0
-"""Where a visit did not bring what holders told of: it was a lie, or lies on a lineage that is not to be followed."""
+"""Where a visit brought nothing of what holders told of: it was a lie, or lies on a lineage that is not to be followed."""
+
+_WAYS: Final = 4
+"""Rounds that come while a visit fetches those before them are fetched with it, before any report tells of them; so many times, for
+others are to be visited, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,14 @@ class KeeperView:
         is_member: whether a peer may be given anything.
         kept: hears which round of a unit can be given on.
         reach: makes known where peers listen, before they are asked.
+        spine: the followed lineage of the unit that decides for the run; None while there is none.
     """
 
     looks: Callable[[], Sequence[UnitLook]]
     is_member: Callable[[PeerId], Awaitable[bool]]
     kept: Callable[[UnitName, int], None]
     reach: Callable[[Sequence[PeerId]], Awaitable[None]]
+    spine: Callable[[], SpineView | None] = lambda: None
 
 
 class _Kept:
@@ -65,9 +74,14 @@ class _Kept:
     def __init__(self, chain: UnitChain) -> None:
         tools = chain.tools
         self._commits = tuple(link.commit for link in chain.links)
+        self._known = frozenset((*self._commits, NO_COMMIT))
         self._certificates = tuple(chain.certificates)
         self.index = chain.head.index
         self.service = TransferService(tools.unit, tools.log, tools.generations, tools.grid, self._after)
+
+    def has(self, commit: CommitId) -> bool:
+        """Whether a commit is of the lineage that is kept."""
+        return commit in self._known
 
     def _after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
         wanted = set(known)
@@ -107,7 +121,7 @@ class UnitKeeper:
         while True:
             now_s = trio.current_time()
             looks = [look for look in self._view.looks() if self._rests_until_s.get(look.unit, 0.0) <= now_s]
-            look = next_visit(looks, self._rounds, self._every_rounds)
+            look = next_visit(looks, self._rounds, self._every_rounds, self._elsewhere(looks))
             if look is None:
                 await trio.sleep(_LOOK_EVERY_S)
                 continue
@@ -116,6 +130,11 @@ class UnitKeeper:
             except PotluckError as error:
                 _log.warning("unit_not_kept", unit=look.unit, reason=error.one_line(), retry_in_s=_RETRY_S)
                 await trio.sleep(_RETRY_S)
+
+    def _elsewhere(self, looks: Sequence[UnitLook]) -> frozenset[UnitName]:
+        """The units whose holders stand on a commit that is not of the lineage that is kept."""
+        found = [(look, self._kept.get(look.unit)) for look in looks]
+        return frozenset(look.unit for look, kept in found if kept is not None and not kept.has(look.commit))
 
     async def _restore(self) -> None:
         while not self._view.looks():
@@ -162,12 +181,15 @@ class UnitKeeper:
             await _clear(place.storage)
             chain = await self._opened(place)
         await self._view.reach(look.holders)
+        before = chain.head.commit
         try:
-            await trail(self._network, chain, look.holders, may_leave=True)
+            for _ in range(_WAYS):
+                if not await trail(self._network, chain, look.holders, may_leave=True, spine=self._view.spine()):
+                    break
         finally:
             if chain.head.index:
                 self._note(chain)
-            if chain.head.index < look.index:
+            if chain.head.commit == before:
                 self._rests_until_s[look.unit] = trio.current_time() + _REST_S
 
     def _note(self, chain: UnitChain) -> None:

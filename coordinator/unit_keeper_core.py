@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.coordination import NO_ROOT
-from protocol.ids import PeerId, UnitName
+from protocol.coordination import NO_COMMIT, NO_ROOT
+from protocol.ids import CommitId, PeerId, UnitName
 from protocol.reports import PeerReport, UnitStanding
 
 
 @dataclass(frozen=True, slots=True)
 class UnitLook:
-    """A unit as its live holders tell of it: the newest round of any of them, and who they are, whoever is furthest first."""
+    """A unit as its live holders tell of it: the newest round of any of them, who they are, whoever is furthest first, and the commit
+    whose state that one told of.
+    """
 
     unit: UnitName
     index: int
     holders: tuple[PeerId, ...]
+    commit: CommitId = NO_COMMIT
 
 
 def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
     """All experts, or stages, of a run as these peers tell of them, also those that none of them holds."""
     looks = []
     for unit in parts:
-        told = {peer: part.index for peer, report in live.items() for part in standings(report) if part.unit == unit}
-        looks.append(look_of(unit, told))
+        found = {peer: part for peer, report in live.items() for part in standings(report) if part.unit == unit}
+        told = {peer: part.index for peer, part in found.items()}
+        looks.append(look_of(unit, told, {peer: part.state_commit for peer, part in found.items()}))
     return tuple(looks)
 
 
@@ -35,23 +39,32 @@ def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
     return (UnitStanding(report.unit, report.state_commit, report.state_root, report.index), *report.beside)
 
 
-def look_of(unit: UnitName, told: Mapping[PeerId, int]) -> UnitLook:
-    """A unit whose live holders tell of these rounds."""
+def look_of(unit: UnitName, told: Mapping[PeerId, int], commits: Mapping[PeerId, CommitId]) -> UnitLook:
+    """A unit whose live holders tell of these rounds and commits."""
     holders = tuple(sorted(told, key=lambda peer: (-told[peer], peer)))
-    return UnitLook(unit, max(told.values(), default=0), holders)
+    commit = commits[holders[0]] if holders else NO_COMMIT
+    return UnitLook(unit, max(told.values(), default=0), holders, commit)
 
 
-def next_visit(looks: Sequence[UnitLook], kept: Mapping[UnitName, int], every_rounds: int) -> UnitLook | None:
+def next_visit(
+    looks: Sequence[UnitLook],
+    kept: Mapping[UnitName, int],
+    every_rounds: int,
+    elsewhere: Collection[UnitName] = (),
+) -> UnitLook | None:
     """The unit to fetch now: the one that is furthest behind; None where all may wait.
 
     Args:
         kept: the round of each unit that is here, 0 where none is.
         every_rounds: so far it may get ahead while several hold it. What a single holder has is fetched after each round: with it the
             rest would be gone.
+        elsewhere: units whose holders stand on a commit that is not among those kept: where that is no newer round they follow another
+            side of a fork, and what is here may have to go.
     """
     ahead = {look.unit: look.index - kept.get(look.unit, 0) for look in looks if look.holders}
     due = [look for look in looks if ahead.get(look.unit, 0) >= (every_rounds if len(look.holders) > 1 else 1)]
-    return max(due, key=lambda look: (ahead[look.unit], -len(look.holders)), default=None)
+    apart = [look for look in looks if look.unit in elsewhere and ahead.get(look.unit, 1) <= 0]
+    return max([*due, *apart], key=lambda look: (ahead[look.unit], -len(look.holders)), default=None)
 
 
 def frozen_sentence(index: int, kept_index: int) -> str:

@@ -25,7 +25,7 @@ from averaging.state import STATE_BYTES_PER_VALUE, UnitState
 from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.chain import ChainLink, attested_roots, verify_certificate
-from protocol.rounds.lineage import TreeNode, best_head, tree_of
+from protocol.rounds.lineage import SpineView, TreeNode, best_head, tree_of
 from protocol.wire import commit_id, decode_certificate, decode_record
 
 log = structlog.get_logger()
@@ -52,14 +52,17 @@ class _Way:
         return tuple(node.link for node in self.nodes)
 
 
-async def trail(network: Network, chain: UnitChain, donors: Sequence[PeerId], *, may_leave: bool) -> bool:
+async def trail(
+    network: Network, chain: UnitChain, donors: Sequence[PeerId], *, may_leave: bool, spine: SpineView | None = None
+) -> bool:
     """Come to where the first donor stands that has anything new; True where our head has moved.
 
     Args:
         donors: who is asked, for commits one after another, for results and states all. None is believed further than its
             certificates go.
-        may_leave: whether commits of ours may be given up where the donor's lineage is the one to follow (rule 22); else nothing is
-            done where it is on another.
+        may_leave: whether commits of ours may be given up where the donor's lineage is the one to follow (rules 22 and 23); else
+            nothing is done where it is on another.
+        spine: as it is followed here, which decides at a fork before the work does; None where there is no word of it.
 
     Raises:
         StorageError: our disk did not take it; what came before is there.
@@ -77,7 +80,7 @@ async def trail(network: Network, chain: UnitChain, donors: Sequence[PeerId], *,
         except trio.TooSlowError:
             failed = UnreachableError(f"{short(donor)} took too long over its commits", "a faster donor")
         else:
-            if way is None or not (way.fork == chain.head.commit or (may_leave and _is_better(chain, way))):
+            if way is None or not (way.fork == chain.head.commit or (may_leave and _is_better(chain, way, spine))):
                 continue
             await _Trail(network, chain, (donor, *(other for other in donors if other != donor))).go(way)
             return True
@@ -129,13 +132,13 @@ def _continued(
     return tuple(found), last
 
 
-def _is_better(chain: UnitChain, way: _Way) -> bool:
+def _is_better(chain: UnitChain, way: _Way, spine: SpineView | None) -> bool:
     """Whether what a donor has after the fork is to be followed, and not what is here."""
     place = [link.commit for link in chain.links].index(way.fork)
     ours = zip(chain.links[place + 1 :], map(decode_certificate, chain.certificates[place:]), strict=True)
     theirs = [(node.link, node.certificate) for node in way.nodes if node.certificate is not None]
     tree = tree_of(chain.links[place]).add_all([*ours, *theirs])
-    return best_head(tree) == way.links[-1].commit
+    return best_head(tree, spine=spine) == way.links[-1].commit
 
 
 class _Trail:
@@ -176,11 +179,23 @@ class _Trail:
             except UnreachableError as error:
                 log.info("not_replayed", unit=tools.unit, reason=error.one_line())
         if state is None:
-            state = await self._downloaded(way, attested)
+            state = await self._fetched(way, attested, fork_state)
         prepared = await chain.prepared(way.fork, way.nodes, fork_state, state)
         if prepared.root != attested[target.commit]:
             raise RemoteProtocolError(f"another state at commit {target.index} than the run attests", "the attested")
         await chain.switch(prepared)
+
+    async def _fetched(self, way: _Way, attested: dict[CommitId, Root], fork_state: UnitState | None) -> UnitState:
+        """A whole state; where rounds come so fast that its donors have dropped it for a newer one meanwhile, all updates since the
+        fork instead, of which they keep more.
+        """
+        try:
+            return await self._downloaded(way, attested)
+        except UnreachableError as error:
+            if fork_state is None or len(way.nodes) > self._chain.num_kept_updates:
+                raise
+            log.info("not_downloaded", unit=self._chain.tools.unit, reason=error.one_line())
+            return await self._replayed(fork_state, way.nodes)
 
     async def _replayed(self, state: UnitState, nodes: Sequence[TreeNode]) -> UnitState:
         for node in nodes:

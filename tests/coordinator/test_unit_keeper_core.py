@@ -19,7 +19,8 @@ def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> N
         return PeerReport("training", "", UnitName("trunk"), beside=(standing,))
 
     live = {B: report(FIRST, 2), A: report(FIRST, 2), C: report(FIRST, 5)}
-    assert unit_looks((FIRST, SECOND), live) == (UnitLook(FIRST, 5, (C, A, B)), UnitLook(SECOND, 0, ()))
+    newest = UnitLook(FIRST, 5, (C, A, B), CommitId(b"c" * 32))
+    assert unit_looks((FIRST, SECOND), live) == (newest, UnitLook(SECOND, 0, ()))
     assert unit_looks((), live) == ()
 
 
@@ -29,6 +30,13 @@ def test_what_several_hold_may_wait_and_what_one_holds_may_not() -> None:
     assert next_visit([several, single], {FIRST: 4, SECOND: 5}, every_rounds=4) == several
     assert next_visit([several, single], {FIRST: 5, SECOND: 4}, every_rounds=4) == single
     assert next_visit([several, single], {SECOND: 2}, every_rounds=4) == several, "it is further behind"
+
+
+def test_holders_that_stand_on_another_side_are_visited_though_they_are_no_further() -> None:
+    look, ahead = UnitLook(FIRST, 5, (A, B)), UnitLook(SECOND, 6, (A, B))
+    assert next_visit([look], {FIRST: 7}, every_rounds=4, elsewhere=[FIRST]) == look
+    assert next_visit([look], {FIRST: 7}, every_rounds=4, elsewhere=[SECOND]) is None
+    assert next_visit([ahead], {SECOND: 5}, every_rounds=4, elsewhere=[SECOND]) is None, "a newer round may wait"
 
 
 @pytest.mark.parametrize("holders", [(), (A,), (A, B)])

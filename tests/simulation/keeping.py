@@ -13,6 +13,7 @@ from averaging.rounds.updates import UnitTools
 from averaging.unit_log import UnitLog
 from coordinator.unit_keeper import KeeperView, KeptPlace, UnitKeeper
 from coordinator.unit_keeper_core import UnitLook, look_of
+from protocol.coordination import NO_COMMIT
 from protocol.ids import PeerId, UnitName
 from tests.simulation.node import SimulatedOffload
 
@@ -61,7 +62,11 @@ class SimulatedKeeper:
         """As the reports of live holders say it."""
         world = self._world
         return [
-            look_of(unit, {node.peer: node.index_of(unit) for node in world.holders(unit)})
+            look_of(
+                unit,
+                {node.peer: node.index_of(unit) for node in world.holders(unit)},
+                {node.peer: node.head_of(unit) or NO_COMMIT for node in world.holders(unit)},
+            )
             for unit in world.layout.units[1:]
         ]
 

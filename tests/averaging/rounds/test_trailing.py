@@ -7,24 +7,31 @@ from collections.abc import Sequence
 import pytest
 import trio
 
+from averaging.network.seams import Stream
 from averaging.rounds.trailing import trail
+from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.rounds.unit import UnitChain
 from protocol.errors import RemoteProtocolError, TransportError, UnreachableError
-from protocol.ids import Root
+from protocol.ids import CommitId, PeerId, Root
 from protocol.rounds.chain import ChainLink
-from tests.averaging.rounds.round_world import MadeCommit, Party, RoundWorld, open_world
+from protocol.rounds.messages import NO_SPINE
+from protocol.rounds.requests import FetchRequest, FetchState
+from tests.averaging.rounds.round_world import GRID, UNIT, MadeCommit, Party, RoundWorld, open_world
+from tests.protocol.rounds.made_commits import made_spine
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
-async def grow(world: RoundWorld, parties: Sequence[Party], number: int, first_seed: int = 0) -> list[MadeCommit]:
-    """So many commits of these parties, each of which attests the state before it."""
+async def grow(
+    world: RoundWorld, parties: Sequence[Party], number: int, first_seed: int = 0, spine: CommitId = NO_SPINE
+) -> list[MadeCommit]:
+    """So many commits of these parties, each of which attests the state before it and cites this commit of the spine."""
     made: list[MadeCommit] = []
     for seed in range(first_seed, first_seed + number):
         chain, members = parties[0].chain, [world.parties.index(party) for party in parties]
         is_lone = 2 * len(members) <= len(chain.head.roster)
         root = chain.root if chain.head.index else None
-        commit = world.commit_on(chain.head, seed, members=members, is_lone=is_lone, attested_root=root)
+        commit = world.commit_on(chain.head, seed, members=members, is_lone=is_lone, attested_root=root, spine=spine)
         for party in parties:
             await party.apply(commit)
         made.append(commit)
@@ -73,6 +80,52 @@ async def test_the_lineage_of_the_holders_is_followed_and_a_newcomer_leaves_none
         assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
         assert stand(keeper.chain) == stand(holder.chain)
         await keeper.restart()
+        assert stand(keeper.chain) == stand(holder.chain)
+
+
+async def test_at_a_fork_the_side_made_with_the_followed_spine_is_kept_whatever_work_the_other_has() -> None:
+    spine = made_spine()
+    async with open_world(target_tokens=300) as world:
+        light, heavy, keeper = world.parties
+        await begin(light, heavy, keeper)
+        await grow(world, [light, heavy, keeper], 2)
+        await grow(world, [light], 1, 50, spine.left.commit)
+        await grow(world, [heavy], 8, 80, spine.right.commit)
+        donors, left, right = [heavy.peer, light.peer], spine.at(spine.left), spine.at(spine.right)
+        assert await trail(keeper.network, keeper.chain, [heavy.peer], may_leave=True, spine=left)
+        assert stand(keeper.chain) == stand(heavy.chain), "a unit that only one side has moved stands"
+        await grow(world, [light], 2, 60, spine.left.commit)
+        assert not await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=right)
+        assert not await trail(keeper.network, keeper.chain, donors, may_leave=True), "by work alone"
+        assert await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=left)
+        assert stand(keeper.chain) == stand(light.chain)
+        assert not await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=left)
+        assert await trail(keeper.network, keeper.chain, donors, may_leave=True, spine=right)
+        assert stand(keeper.chain) == stand(heavy.chain)
+
+
+async def test_rounds_that_come_so_fast_that_a_donor_drops_each_state_before_it_is_asked_for_leave_no_gap() -> None:
+    async with open_world() as world:
+        holder, keeper = world.parties[:2]
+        await begin(holder, keeper)
+        await grow(world, [holder], 4)
+        told = holder.chain.head
+        service = TransferService(UNIT, holder.log, holder.generations, GRID, holder.chain.certificates_after)
+        asked: list[FetchRequest] = []
+
+        async def serve(peer: PeerId, stream: Stream) -> None:
+            request = await read_request(stream)
+            asked.append(request)
+            if isinstance(request, FetchState) and holder.chain.head == told:
+                await grow(world, [holder], 4, 100)
+            await service.serve(peer, request, stream)
+
+        holder.network.serve_streams(FETCH_CHANNEL, serve)
+        assert await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
+        assert any(isinstance(request, FetchState) for request in asked), "the state is the shorter way"
+        assert keeper.chain.head == told
+        while await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True):
+            pass
         assert stand(keeper.chain) == stand(holder.chain)
 
 
