@@ -186,6 +186,7 @@ def _progressed(state: RoundState, event: Progressed) -> RoundState:
         tokens_ready=event.tokens_ready,
         can_contribute=event.can_contribute,
         upload_bytes_per_s=event.upload_bytes_per_s,
+        spine_ready=event.spine_ready,
     )
 
 

@@ -99,7 +99,8 @@ class PeerView:
         lost: its process refused or reset a connection since it was last heard.
         exchange_s: how long its uploads took, 0 when it has not told.
         silent: members of the running exchange whom it does not hear.
-        spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine.
+        spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine; spine_ready: the tokens
+            that it has ready for the spine's next round.
     """
 
     peer: PeerId
@@ -113,6 +114,7 @@ class PeerView:
     exchange_s: float = 0.0
     silent: tuple[PeerId, ...] = ()
     spine_head: CommitId | None = None
+    spine_ready: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,7 @@ class RoundState:
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
         exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard.
         spine: the spine as this peer follows it; None where this unit is the spine.
+        spine_ready: tokens that we have ready for its next round; None where we do not hold it.
     """
 
     config: RoundConfig
@@ -280,6 +283,7 @@ class RoundState:
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     spine: SpineView | None = None
+    spine_ready: int | None = None
     survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property
