@@ -1,12 +1,14 @@
 """A Chrome trace of one round from a peer's spans: pure. Such a file is read by ui.perfetto.dev and by chrome://tracing.
 
 The format is the "JSON Object Format" of the Trace Event Format document: complete events ("ph": "X") with microseconds, one process
-for the peer, a thread for local training and one for each kind of work of each unit.
+for the peer, a thread for local training and one for each kind of work of each unit. Events of one thread must lie apart or within one
+another, so that of what a unit does several times at once, as sending to two peers, each has a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 Row = Mapping[str, object]
@@ -14,6 +16,8 @@ Row = Mapping[str, object]
 TRAINING: Final = "training"
 LAST_OF_A_ROUND: Final = "adopt"
 FIRST_OF_A_ROUND: Final = "snapshot"
+TOLD: Final = {"unit": "unit", "round_index": "round", "num_bytes": "bytes", "detail": "detail"}
+"""What is told of a span beside its times, by its key, and as what."""
 
 
 def newest_round(spans: Sequence[Row]) -> list[Row]:
@@ -38,7 +42,9 @@ def newest_round(spans: Sequence[Row]) -> list[Row]:
 def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:
     """The content of the file, for these spans of one peer."""
     first_s = min((_begin(span) for span in spans), default=0.0)
-    lanes = {lane: number for number, lane in enumerate(sorted({_lane(span) for span in spans}, key=_lane_order), 1)}
+    placed = list(_placed(spans))
+    found = sorted({lane for lane, _, _ in placed}, key=_lane_order)
+    lanes = {lane: number for number, lane in enumerate(found, 1)}
     named: list[dict[str, object]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"peer {peer}"}}]
     for lane, number in lanes.items():
         named.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": lane}})
@@ -48,15 +54,33 @@ def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:
             "ph": "X",
             "name": span["name"],
             "cat": span["unit"] or TRAINING,
-            "ts": round((_begin(span) - first_s) * 1e6, 1),
-            "dur": round((_end(span) - _begin(span)) * 1e6, 1),
+            "ts": round((begin_s - first_s) * 1e6, 1),
+            "dur": round((_end(span) - begin_s) * 1e6, 1),
             "pid": 1,
-            "tid": lanes[_lane(span)],
-            "args": {"detail": span["detail"]},
+            "tid": lanes[lane],
+            "args": {told: span[key] for key, told in TOLD.items() if span.get(key)},
         }
-        for span in spans
+        for lane, begin_s, span in placed
     ]
     return {"traceEvents": named + events, "displayTimeUnit": "ms"}
+
+
+def _placed(spans: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
+    """Each with its lane, and when it begins there, in this order. A step of training is told when it is heard of, so that where that
+    was late it would reach into the one before.
+    """
+    until_s = defaultdict[str, list[float]](list)
+    for span in sorted(spans, key=_begin):
+        lane, begin_s, end_s = _lane(span), _begin(span), _end(span)
+        ends = until_s[lane]
+        if lane == TRAINING and ends:
+            begin_s = min(max(begin_s, ends[0]), end_s)
+            ends[0] = max(ends[0], end_s)
+            yield lane, begin_s, span
+            continue
+        track = next((number for number, end in enumerate(ends) if end <= begin_s), len(ends))
+        ends[track : track + 1] = [end_s]
+        yield f"{lane} {track + 1}" if track else lane, begin_s, span
 
 
 def _begin(span: Row) -> float:

@@ -63,6 +63,7 @@ class _Task:
     anchor_N: torch.Tensor
     schedule_tokens: int
     is_commit: bool = False
+    round_index: int = 0
 
 
 class Adopter:
@@ -152,7 +153,7 @@ class Adopter:
             mixed = self._mixed(contribution, tokens_ready)
             return adopt_commit(applied, record, self._me, contribution, grid, mixed)
 
-        await self._put(adopt, applied.state.anchor_N, link.total_tokens, is_commit=True)
+        await self._put(adopt, applied.state.anchor_N, link.total_tokens, commit=link)
         await self._fold()
 
     def _mixed(self, contribution: EncodedContribution | None, tokens_ready: int) -> Mixed | None:
@@ -181,11 +182,18 @@ class Adopter:
         await self._put(lambda tokens_ready: Adoption(shift_N, 0), state.anchor_N, state.total_tokens)
 
     async def _put(
-        self, adopt: Callable[[int], Adoption], anchor_N: torch.Tensor, schedule_tokens: int, *, is_commit: bool = False
+        self,
+        adopt: Callable[[int], Adoption],
+        anchor_N: torch.Tensor,
+        schedule_tokens: int,
+        *,
+        commit: ChainLink | None = None,
     ) -> None:
         if self._idle.is_set():
             self._idle = trio.Event()
-        self._waiting.append(_Task(adopt, anchor_N, self._run_tokens(schedule_tokens), is_commit))
+        index = commit.index if commit is not None else 0
+        run_tokens = self._run_tokens(schedule_tokens)
+        self._waiting.append(_Task(adopt, anchor_N, run_tokens, commit is not None, index))
         arrived, self._arrived = self._arrived, trio.Event()
         arrived.set()
         await trio.lowlevel.checkpoint()
@@ -220,7 +228,8 @@ class Adopter:
             adoption = await self._take(tasks, self._trainer.progress().tokens_ready)
         if adoption.remark:
             log.warning("local_work", reason=adoption.remark)
-        with spanned(self._record, "adopt", self._chain.tools.unit):
+        what = f"{adoption.credited_tokens} tokens of ours counted{', mixed in' if adoption.kept else ''}"
+        with spanned(self._record, "adopt", self._chain.tools.unit, what, tasks[-1].round_index):
             await self._tell(adoption, tasks[-1])
 
     async def _tell(self, adoption: Adoption, last: _Task) -> None:

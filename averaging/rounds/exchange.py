@@ -34,7 +34,7 @@ from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
-from averaging.rounds.spans import Record, nowhere, spanned
+from averaging.rounds.spans import Moving, Record, nowhere, spanned
 from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
@@ -239,8 +239,8 @@ class Exchange:
                 if reduction is not None:
                     reduction.closed.set()
 
-    def _spanned(self, name: str, detail: str = "") -> AbstractContextManager[None]:
-        return spanned(self._tools.record, name, self.proposal.unit, detail)
+    def _spanned(self, name: str, detail: str = "") -> AbstractContextManager[Moving]:
+        return spanned(self._tools.record, name, self.proposal.unit, detail, self.proposal.index)
 
     # --- the reducer's side ---
 
@@ -299,21 +299,22 @@ class Exchange:
         with trio.move_on_after(ANSWER_WITHIN_S):
             answer = await stream.receive_frame()
         if answer == _NEED:
-            with self._spanned("send", f"a result to {short(sender)}"):
+            with self._spanned("send", f"a result to {short(sender)}") as moving:
+                moving.num_bytes = len(reduction.result.data)
                 await _send_result(reduction.result, stream)
 
     async def _take(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
         if hello.contribution:
             offer = self._offers.admit(sender, self.proposal, reduction.part, hello)
             reduction.set_present(sender)
-            with self._spanned("receive", f"a contribution of {short(sender)}"):
-                await self._take_chunks(reduction, offer, stream)
+            with self._spanned("receive", f"a contribution of {short(sender)}") as moving:
+                await self._take_chunks(reduction, offer, stream, moving)
         else:
             reduction.set_absent(sender, "nothing to offer")
             await stream.send_frame(b"")
             await _expect(stream, _END, "an end mark: this member offers no chunks")
 
-    async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream) -> None:
+    async def _take_chunks(self, reduction: Reduction, offer: Offer, stream: Stream, moving: Moving) -> None:
         part = reduction.part
         numbers = range(part.first_chunk, part.stop_chunk)
         await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
@@ -328,6 +329,7 @@ class Exchange:
             tag, chunk = _CHUNK.unpack_from(frame)
             if tag != b"C" or chunk not in numbers:
                 raise RemoteProtocolError(f"frame {tag!r} for chunk {chunk}", "a chunk of the slice")
+            moving.num_bytes += len(frame) - _CHUNK.size
             await self._take_batch(reduction, offer, chunk, frame[_CHUNK.size :])
 
     async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
@@ -371,15 +373,17 @@ class Exchange:
             if held is None:
                 raise RemoteProtocolError("a reducer that hung up", "its list of chunks")
             if mine is not None:
-                with self._spanned("send", f"our contribution to {short(part.reducer)}"):
-                    await self._send_chunks(part, mine, held, stream)
+                with self._spanned("send", f"our contribution to {short(part.reducer)}") as moving:
+                    await self._send_chunks(part, mine, held, stream, moving)
             await stream.send_frame(_END)
             await self._take_result(part, stream)
         finally:
             with trio.move_on_after(1.0, shield=True):
                 await stream.aclose()
 
-    async def _send_chunks(self, part: SliceSpec, mine: EncodedContribution, held: bytes, stream: Stream) -> None:
+    async def _send_chunks(
+        self, part: SliceSpec, mine: EncodedContribution, held: bytes, stream: Stream, moving: Moving
+    ) -> None:
         """What the reducer does not have of ours, of any attempt (rule 9)."""
         wanted: list[int] = []
         for position, chunk in enumerate(range(part.first_chunk, part.stop_chunk)):
@@ -393,6 +397,7 @@ class Exchange:
             await stream.send_frame(frame)
             pace.sent(len(frame))
             for chunk in run:
+                moving.num_bytes += len(mine.chunks[chunk])
                 self._upload.sent(chunk, len(mine.chunks[chunk]), trio.current_time())
 
     async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
@@ -410,8 +415,8 @@ class Exchange:
             await stream.send_frame(_HAVE)
         else:
             await stream.send_frame(_NEED)
-            with self._spanned("receive", f"a result of {short(part.reducer)}"):
-                await self._take_result_chunks(part, named, stream)
+            with self._spanned("receive", f"a result of {short(part.reducer)}") as moving:
+                await self._take_result_chunks(part, named, stream, moving)
         if is_leader:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
 
@@ -426,7 +431,7 @@ class Exchange:
             raise RemoteProtocolError("a result of another reducer or attempt", "the one that was asked for")
         return header
 
-    async def _take_result_chunks(self, part: SliceSpec, named: NamedResult, stream: Stream) -> None:
+    async def _take_result_chunks(self, part: SliceSpec, named: NamedResult, stream: Stream, moving: Moving) -> None:
         tools = self._tools
         frames: list[memoryview] = []
         hashes: list[bytes] = []
@@ -436,6 +441,7 @@ class Exchange:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
             batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
             self._moved(frame)
+            moving.num_bytes += len(frame)
             hashes += await tools.examine(chunk, [data for _, data in batch])
             frames.append(frame)
         result = await tools.offload.run(partial(_joined, named, frames, hashes), cost_s=REDUCE_COST_S)

@@ -106,11 +106,14 @@ class Exchanging:
                 raise LocalProtocolError("a state that is not the attested one", "a healed one")
             self._check_head(base)
             anchor_N, root = chain.state.anchor_N, chain.root
-            with spanned(tools.record, "snapshot", self._config.unit):
+            index = chain.head.index + 1
+            with spanned(tools.record, "snapshot", self._config.unit, round_index=index):
                 snapshot = await tools.trainer.snapshot()
         self._check_head(base)
-        with spanned(tools.record, "encode", self._config.unit):
+        work = f"{snapshot.tokens} tokens in {snapshot.num_steps} steps"
+        with spanned(tools.record, "encode", self._config.unit, work, index) as moving:
             encoded, fed = await tools.offload.run(lambda: _encode(chain, anchor_N, snapshot), cost_s=ENCODE_COST_S)
+            moving.num_bytes = sum(map(len, encoded.chunks))
         # durable before its first byte leaves; a head that moves meanwhile makes it a contribution to nothing
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config

@@ -137,6 +137,12 @@ class PeerRounds:
         """The spine as it is followed here."""
         return self._spine
 
+    @property
+    def spine_ready(self) -> int | None:
+        """What our heartbeats say of it; None where it is not held."""
+        held = next((service for service in self._by_name if service.config.is_spine), None)
+        return held.state.tokens_ready if held is not None else None
+
     def serve(self) -> None:
         """Answer on the round, exchange and fetch channels from now on."""
         network = self._tools.network

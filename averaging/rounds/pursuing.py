@@ -102,7 +102,7 @@ class Pursuer:
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link
-        with spanned(self._tools.record, "apply", link.unit, f"round {link.index}"):
+        with spanned(self._tools.record, "apply", link.unit, round_index=link.index):
             applied = await self._chain.apply(link, action.certificate)
         # first the trainer's queue, then the machine: a delta that is asked for from here on waits for this adoption
         await self._adopter.commit(link, record, applied, contribution)

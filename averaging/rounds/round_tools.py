@@ -44,6 +44,11 @@ class Peerwide(Protocol):
         """The spine as it is followed here; None before it is known."""
         ...
 
+    @property
+    def spine_ready(self) -> int | None:
+        """Tokens that this peer has ready for the spine's next round; None where it does not hold the spine."""
+        ...
+
     async def send(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
         """Sign a message and have it brought to these peers; ourselves hear it, too, where named."""
         ...

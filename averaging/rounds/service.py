@@ -186,7 +186,8 @@ class RoundService:
         with a commit, for then the next opener is told what we have ready, and is not to hear once more of tokens that were counted.
         """
         spine = self._peer.spine
-        if spine is not None and spine is not self.state.spine and not self.config.is_spine:
+        has_moved = spine is not None and spine is not self.state.spine and not self.config.is_spine
+        if spine is not None and has_moved:
             # what is decided must not rest on a lineage that was left
             await self._step(SpineMoved(spine))
         if self._answers or self._heartbeats:
@@ -194,7 +195,8 @@ class RoundService:
             heartbeats, self._heartbeats = tuple(self._heartbeats.values()), {}
             await self._step(PeersAnswered(heard, heartbeats))
         # Who has found its own state wrong opens nothing from that moment on, whatever it is that happens next.
-        if isinstance(event, _WITH_PROGRESS) or (self.state.can_contribute and not self.chain.is_sound):
+        # What is ready for the spine's next round is told with its head.
+        if isinstance(event, _WITH_PROGRESS) or has_moved or (self.state.can_contribute and not self.chain.is_sound):
             await self._step(self._progress())
 
     def note_answer(self, peer: PeerId) -> None:
@@ -303,7 +305,10 @@ class RoundService:
         # a process that is starting has nothing to give, and a round that counts on it would wait for it
         can = progress.state in ("training", "paused") and self.chain.is_sound
         ready = max(0, progress.tokens_ready - self._adopter.pending_tokens)
-        return Progressed(ready, can, self._exchanging.upload_bytes_per_s, progress.due_tokens)
+        spine_ready = None if self.config.is_spine else self._peer.spine_ready
+        return Progressed(
+            ready, can, self._exchanging.upload_bytes_per_s, due_tokens=progress.due_tokens, spine_ready=spine_ready
+        )
 
     async def _step(self, event: Event) -> None:
         before = self.state

@@ -24,6 +24,8 @@ class Span:
         name: "compute" (a local step), "snapshot", "encode", "send", "reduce", "receive", "apply" or "adopt".
         unit: whose round it belongs to; empty for local steps.
         detail: with whom or of what, for people.
+        round_index: of the round that it belongs to, 0 where that is not known.
+        num_bytes: that were encoded, or went over the network; 0 where none did.
     """
 
     name: str
@@ -31,6 +33,15 @@ class Span:
     begin_s: float
     end_s: float
     detail: str = ""
+    round_index: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Moving:
+    """What is being moved: whoever moves it counts."""
+
+    num_bytes: int = 0
 
 
 Record = Callable[[Span], None]
@@ -58,10 +69,10 @@ class SpanRing:
 
 
 @contextmanager
-def spanned(record: Record, name: str, unit: str, detail: str = "") -> Iterator[None]:
-    """Record how long the block takes; one that fails is recorded, too."""
-    begin_s = trio.current_time()
+def spanned(record: Record, name: str, unit: str, detail: str = "", round_index: int = 0) -> Iterator[Moving]:
+    """Record how long the block takes, and the bytes that it counts; one that fails is recorded, too."""
+    begin_s, moving = trio.current_time(), Moving()
     try:
-        yield
+        yield moving
     finally:
-        record(Span(name, unit, begin_s, trio.current_time(), detail))
+        record(Span(name, unit, begin_s, trio.current_time(), detail, round_index, moving.num_bytes))

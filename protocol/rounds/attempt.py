@@ -40,6 +40,8 @@ from protocol.rounds.views import (
     may_hand_on,
     quorum_in_reach,
     ready_at,
+    ready_tokens,
+    until_first_unit,
 )
 from protocol.wire import encode_record
 
@@ -192,7 +194,11 @@ def results_changed(state: RoundState, now_s: float) -> Step:
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
-    target = config.stagger.next_target(_next_target(state, offered, len(roster), now_s), due_at_tokens(state), offered)
+    until_first = until_first_unit(state, now_s)
+    if until_first is not None:  # from now; what was trained since the snapshots belongs to the next round already
+        until_first += ready_tokens(state, now_s) - offered
+    whole = _next_target(state, offered, len(roster), now_s)
+    target = config.stagger.next_target(whole, due_at_tokens(state), offered, until_first)
     outer = outer_of_round(config.outer, config.momentum_from_tokens, state.link)
     record = make_record(state.link, proposal, led.ballot, results, roster, outer, target)
     settle = Settle(config.unit, state.link.commit, led.ballot, encode_record(record), ())

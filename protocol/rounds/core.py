@@ -187,6 +187,7 @@ def _progressed(state: RoundState, event: Progressed) -> RoundState:
         can_contribute=event.can_contribute,
         upload_bytes_per_s=event.upload_bytes_per_s,
         due_tokens=event.due_tokens,
+        spine_ready=event.spine_ready,
     )
 
 

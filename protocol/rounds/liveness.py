@@ -198,6 +198,7 @@ def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
         exchange_s=heartbeat.exchange_ms / 1000,
         silent=heartbeat.silent,
         spine_head=None if spine_head is None else spine_head.head,
+        spine_ready=0 if spine_head is None else spine_head.tokens_ready,
     )
 
 

@@ -101,7 +101,8 @@ class PeerView:
         lost: its process refused or reset a connection since it was last heard.
         exchange_s: how long its uploads took, 0 when it has not told.
         silent: members of the running exchange whom it does not hear.
-        spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine.
+        spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine; spine_ready: the tokens
+            that it has ready for the spine's next round.
     """
 
     peer: PeerId
@@ -115,6 +116,7 @@ class PeerView:
     exchange_s: float = 0.0
     silent: tuple[PeerId, ...] = ()
     spine_head: CommitId | None = None
+    spine_ready: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,7 @@ class RoundState:
         spine: the spine as this peer follows it; None where this unit is the spine.
         due_tokens: ready when all who work have ended their part of the round, as far as it is known here; 0 where the last commit's
             target says when a round is due. When one is opened is nobody's to agree on.
+        spine_ready: tokens that we have ready for its next round; None where we do not hold it.
     """
 
     config: RoundConfig
@@ -285,6 +288,7 @@ class RoundState:
     num_heartbeats: int = 0
     spine: SpineView | None = None
     due_tokens: int = 0
+    spine_ready: int | None = None
     survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property

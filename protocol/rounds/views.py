@@ -219,10 +219,28 @@ def ready_tokens(state: RoundState, now_s: float) -> int:
     would find its next round due as soon as one is over.
     """
     own = state.tokens_ready if state.can_contribute else 0
-    others = [head.tokens_ready for view in _caught_up(state, now_s) if (head := view.head) is not None]
+    return own + _most_of(state, [ready_at(view) for view in _caught_up(state, now_s)])
+
+
+def _most_of(state: RoundState, others: Sequence[int]) -> int:
+    """What those others have who have most, of as many as a round may have beside ourselves."""
     if len(others) >= state.config.max_members:
         others = sorted(others, reverse=True)[: state.config.max_members - 1]
-    return own + sum(others)
+    return sum(others)
+
+
+def until_first_unit(state: RoundState, now_s: float) -> int | None:
+    """Tokens that are still to be trained until the next round of the spine is due, negative where it was; None where this unit is the
+    spine or not staggered, or where somebody who is here has not told of it on the head that we know.
+    """
+    spine, stagger, own = state.spine, state.config.stagger, state.spine_ready
+    if spine is None or own is None or not stagger.place:
+        return None
+    views = _caught_up(state, now_s)
+    if any(view.spine_head != spine.head for view in views):
+        return None
+    ready = (own if state.can_contribute else 0) + _most_of(state, [view.spine_ready for view in views])
+    return stagger.first.due_at(spine.link.target_tokens, spine.link.index) - ready
 
 
 def due_at_tokens(state: RoundState) -> int:

@@ -108,7 +108,8 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
     if record.outer != outer or codecs != expected_codecs:
         found = f"refused a record with outer step {record.outer} and {codecs}"
         return f"{found}: not the run's, {outer} and {expected_codecs}"
-    fewest, most = config.stagger.shortest(config.target.fewest_tokens), config.target.most_tokens
+    stagger, target = config.stagger, config.target
+    fewest, most = stagger.shortest(target.fewest_tokens), stagger.longest(target.most_tokens)
     if not fewest <= record.next_target_tokens <= most:
         return (
             f"refused a record with {record.next_target_tokens} tokens for the next round; expected {fewest} to {most}"

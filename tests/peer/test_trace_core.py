@@ -42,3 +42,33 @@ def test_a_trace_has_one_lane_for_training_and_one_for_each_kind_of_work_of_a_un
         ("snapshot", 1_000_000.0, 100_000.0, lanes["fragment-0 snapshot"]),
     ]
     assert {event["cat"] for event in shown} == {"training", "fragment-0"}
+
+
+def test_what_a_unit_does_twice_at_once_has_two_lanes_since_events_of_one_may_not_cross() -> None:
+    crossing = [
+        _span("send", "fragment-0", 1.2, 1.8),
+        _span("send", "fragment-0", 1.5, 2.0),
+        _span("send", "fragment-0", 1.9, 2.1),
+    ]
+    events = chrome_trace(crossing, "calm otter")["traceEvents"]
+    assert isinstance(events, list)
+    lanes = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert list(lanes) == ["fragment-0 send", "fragment-0 send 2"]
+    tids = [event["tid"] for event in events if event["ph"] == "X"]
+    assert tids == [lanes["fragment-0 send"], lanes["fragment-0 send 2"], lanes["fragment-0 send"]]
+
+
+def test_a_step_of_training_that_was_heard_of_late_begins_where_the_one_before_ended() -> None:
+    steps = [_span("compute", "", 0.0, 1.0), _span("compute", "", 0.75, 2.0)]
+    events = chrome_trace(steps, "calm otter")["traceEvents"]
+    assert isinstance(events, list)
+    shown = [(event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert shown == [(0.0, 1_000_000.0), (1_000_000.0, 1_000_000.0)]
+
+
+def test_a_span_tells_its_unit_its_round_and_its_bytes_where_it_has_them() -> None:
+    sent = {**_span("send", "fragment-0", 1.0, 2.0), "detail": "to a", "round_index": 3, "num_bytes": 4096}
+    events = chrome_trace([sent, _span("compute", "", 1.0, 2.0)], "calm otter")["traceEvents"]
+    assert isinstance(events, list)
+    told = [event["args"] for event in events if event["ph"] == "X"]
+    assert told == [{"unit": "fragment-0", "round": 3, "bytes": 4096, "detail": "to a"}, {}]

@@ -276,6 +276,7 @@ class OneUnit:
     """A peer without other units: what one unit's rounds would share with them."""
 
     spine: SpineView | None = None
+    spine_ready: int | None = None
 
     def __init__(self, party: Party) -> None:
         self._party = party

@@ -19,6 +19,15 @@ async def test_what_a_block_takes_is_recorded_also_where_it_fails(autojump_clock
     ]
 
 
+async def test_bytes_that_a_block_has_counted_are_recorded_with_its_round() -> None:
+    ring = SpanRing()
+    with spanned(ring.record, "send", "fragment-0", "to a", 7) as moving:
+        moving.num_bytes += 100
+        moving.num_bytes += 20
+    (span,) = ring.newest()
+    assert (span.round_index, span.num_bytes) == (7, 120)
+
+
 def test_only_the_newest_spans_are_kept() -> None:
     ring = SpanRing(most=3)
     for number in range(5):

@@ -40,3 +40,33 @@ def test_units_that_are_opened_late_by_different_amounts_do_not_drift_towards_ea
             due_at = unit.next_target(1000, due_at, due_at + late[place])
         times.append(opened[-1])
     assert [time - 49_000 - late[place] for place, time in enumerate(times)] == [250, 500, 750, 1000]
+
+
+def test_units_that_fell_due_together_are_at_their_places_after_one_round() -> None:
+    units, due_at = [Stagger(place, 4) for place in range(4)], 1000
+    # everybody was restarted: all have the same tokens ready, and the first unit's next round is a round's work away
+    targets = [unit.next_target(1000, due_at, 1000, until_first=1000) for unit in units]
+    assert targets == [1000, 1250, 500, 750]
+    places = sorted(target % 1000 for target in targets)
+    assert places == [0, 250, 500, 750]
+
+
+def test_a_unit_at_its_place_keeps_its_target_and_one_beside_it_comes_back_by_the_shorter_way() -> None:
+    third = Stagger(2, 4)
+    assert third.next_target(1000, 1000, 1000, until_first=500) == 1000
+    assert third.next_target(1000, 1000, 1000, until_first=400) == 900
+    assert third.next_target(1000, 1000, 1000, until_first=620) == 1120
+    assert third.next_target(1000, 1000, 1030, until_first=470) == 970, (
+        "opened too late, as without looking at the first"
+    )
+    assert third.next_target(1000, 1000, 1000, until_first=-500) == 1000, (
+        "the first one's is under way, half a round late"
+    )
+
+
+def test_whatever_the_first_unit_does_targets_stay_between_a_half_and_one_and_a_half_of_a_rounds_work() -> None:
+    unit = Stagger(3, 5)
+    targets = {unit.next_target(1001, 1001, 1001, until_first) for until_first in range(-2500, 2500, 7)}
+    assert unit.shortest(1001) <= min(targets)
+    assert max(targets) <= unit.longest(1001) == 1501
+    assert ALONE.longest(1001) == 1001

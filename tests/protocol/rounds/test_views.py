@@ -22,6 +22,7 @@ from protocol.rounds.views import (
     quorum_in_reach,
     ready_tokens,
     silent_members,
+    until_first_unit,
 )
 from tests.protocol.rounds.made_commits import commit_on, made_spine
 from tests.protocol.rounds.round_table import SPINE, TARGET_TOKENS, Seat, Table, acquaint, heartbeat_of, state_root
@@ -102,12 +103,30 @@ def test_in_a_larger_swarm_silence_means_less_while_nothing_is_open_but_for_the_
 # --- beside the spine ---------------------------------------------------------------------------------------------------------
 
 
-def _hear_at(seat: Seat, other: Seat, link: ChainLink) -> None:
+def _hear_at(seat: Seat, other: Seat, link: ChainLink, ready: int = 0) -> None:
     """The other one's heartbeat, which tells of the spine as well."""
     root = state_root(link.commit)
-    head = UnitHead(SPINE, link.commit, link.index, link.total_tokens, 0, True, link.commit, root)
+    head = UnitHead(SPINE, link.commit, link.index, link.total_tokens, ready, True, link.commit, root)
     heartbeat = heartbeat_of(other)
     seat.hear(other, replace(heartbeat, heads=(*heartbeat.heads, head)))
+
+
+def test_when_the_first_units_round_is_due_is_known_once_all_have_told_of_it_on_one_head() -> None:
+    spine = made_spine()
+    table = Table(3, spine=spine.at(spine.left), stagger=Stagger(1, 4))
+    acquaint(table)
+    seat, one, two = table.live()
+    assert until_first_unit(seat.state, table.now_s) is None, "nothing is known of what we have ready ourselves"
+    seat.feed(Progressed(100, True, spine_ready=30))
+    _hear_at(seat, one, spine.left, 40)
+    _hear_at(seat, two, spine.trunk, 200)
+    assert until_first_unit(seat.state, table.now_s) is None, "one of them has what an earlier round counts"
+    _hear_at(seat, two, spine.left, 50)
+    assert until_first_unit(seat.state, table.now_s) == TARGET_TOKENS - 120
+    _hear_at(seat, two, spine.left, 500)
+    assert until_first_unit(seat.state, table.now_s) == TARGET_TOKENS - 570 < 0
+    first = replace(seat.state, config=replace(seat.state.config, stagger=Stagger(0, 4)))
+    assert until_first_unit(first, table.now_s) is None
 
 
 def test_who_trains_with_another_lineage_of_the_spine_is_not_caught_up() -> None:

@@ -24,6 +24,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import GatherBytes, LogAck, LogLeave, LogPromise, Send, SendHeartbeat
 from protocol.rounds.quorum import electorate
+from protocol.rounds.stagger import Stagger
 from protocol.rounds.voting import NOTICED_WITHIN_S, is_owed_bytes
 from protocol.wire import decode_record, encode_record
 from tests.protocol.rounds.made_commits import commit_on, made_spine, record_on
@@ -141,6 +142,17 @@ def test_a_record_that_does_not_follow_the_run_is_not_acked(change: dict[str, ob
     higher = replace(settle, ballot=Ballot(4, settle.ballot.peer), record=bad)
     assert seat.hear(table.opener(), higher) == ()
     assert why in seat.reasons[-1]
+
+
+@pytest.mark.parametrize(("tokens", "is_acked"), [(149, False), (150, True), (449, True), (450, False)])
+def test_a_staggered_units_next_target_may_be_cut_or_drawn_out_by_a_half_and_by_no_more(
+    tokens: int, is_acked: bool
+) -> None:
+    table = Table(3, stagger=Stagger(1, 4))
+    seat, settle = _settled(table)
+    record = encode_record(replace(decode_record(settle.record), next_target_tokens=tokens))
+    seat.hear(table.opener(), replace(settle, ballot=Ballot(4, settle.ballot.peer), record=record))
+    assert (f"{tokens} tokens for the next round; expected 150 to 449" in seat.reasons[-1]) is not is_acked
 
 
 def test_a_record_over_another_number_of_chunks_is_not_acked() -> None:
