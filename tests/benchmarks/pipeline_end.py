@@ -6,7 +6,7 @@ prints is {"peer", "addresses"}; it reads one with those of all ends, by name. T
     "steps N"   at stage0: the lane takes so many inner steps from now on; prints {"seconds"} when they are done
     "begin"     at stage0: the lane goes on for good; prints {}
     "leave"     give the seat back; prints {"left_s"}
-    "loss"      prints {"loss_nats"} of the last inner step, at the last stage
+    "loss N"    at the last stage: once so many inner steps were taken since the start, prints {"loss_nats"} of the last one
     "marks"     prints {"marks"}: the ends of the passes so far, as [clock, epoch, micro-batch, is_backward]
 """
 
@@ -54,6 +54,7 @@ SPARE_STAGE: Final = 1
 STAGE_OF: Final = {"stage0": 0, "stage1": 1, "stage2": 2, SPARE: SPARE_STAGE}
 IDENTITIES: Final = {name: Identity(name.encode().ljust(32, b"p")) for name in STAGE_OF}
 _CA_FILE: Final = "ca.der"
+_LOOK_S: Final = 0.02
 
 
 def write_credentials(folder: Path) -> None:
@@ -119,6 +120,7 @@ class End:
     def __init__(self, name: str) -> None:
         self.gate = Gate()
         self.loss_nats: float | None = None
+        self.num_steps = 0
         self.marks: list[tuple[float, int, int, bool]] = []
         self.is_gated = name == KEEPER
         self.member: LaneMember | None = None
@@ -126,6 +128,7 @@ class End:
     def stepped(self, reply: StageReply) -> None:
         """An inner step was taken."""
         self.loss_nats = reply.loss_nats
+        self.num_steps += 1
 
     async def ask(self, line: str) -> dict[str, object]:
         """The answer to a line of the input."""
@@ -139,6 +142,8 @@ class End:
                 self.member.leave("asked to")
                 return {"left_s": time.monotonic()}
             case "loss":
+                while self.num_steps < int(numbers[0]):  # the first stage is ahead of the last one
+                    await trio.sleep(_LOOK_S)
                 return {"loss_nats": self.loss_nats}
             case "marks":
                 return {"marks": self.marks}

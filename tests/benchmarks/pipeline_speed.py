@@ -102,6 +102,10 @@ class Pipeline:
     cpu_s: list[float] = field(default_factory=list)
     """Processor seconds of all processes for each inner step."""
 
+    num_steps: int = 0
+    loss_nats: float = 0.0
+    """Of the last of its steps, in nats a token."""
+
     def take(self, steps: int) -> float:
         """So many inner steps, measured; returns the seconds that each took."""
         before_s, first = self._cpu_s(), self.processes[KEEPER]
@@ -112,10 +116,10 @@ class Pipeline:
         if self.is_torch:
             self.loss_nats = _number(told, "loss_nats")
         else:
-            self.loss_nats = _number(_ask(self.processes[f"stage{plan.NUM_STAGES - 1}"], "loss"), "loss_nats")
+            self.num_steps += steps
+            last = self.processes[f"stage{plan.NUM_STAGES - 1}"]
+            self.loss_nats = _number(_ask(last, f"loss {self.num_steps}"), "loss_nats")
         return seconds
-
-    loss_nats: float = 0.0
 
     def _cpu_s(self) -> float:
         total_s = 0.0
