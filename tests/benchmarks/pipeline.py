@@ -1,7 +1,8 @@
-"""`python -m tests.benchmarks.pipeline --json FILE [--quick]`: what the parts of pipeline runs keep, each beside its oracle.
+"""`python -m tests.benchmarks.pipeline --json FILE [--quick] [--parts exact,speed]`: what pipeline runs keep, each beside its oracle.
 
-Everything is in one process: real stages in torch driven by the machines that decide, with messages, kills and speeds in virtual time.
-So equalities, bytes and shares are exact, and nothing here says how long a step takes on a machine or over a line.
+exact   in one process: real stages in torch driven by the machines that decide, with messages, kills and speeds in virtual time.
+        So equalities, bytes and shares are exact, and nothing of it says how long a step takes on a machine or over a line.
+speed   lanes of real processes beside torch's own pipeline, in real time, on a machine that does nothing else (pipeline_speed.py)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from protocol.ids import RunId
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import SCHEDULES
 from protocol.pipeline.synced import SyncedConfig
+from tests.benchmarks.pipeline_speed import speed_rows
 from tests.benchmarks.placement_trace import Rule, Simulation, Trace, nobody_moves, ours, petals
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.peer.lane_world import LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
@@ -26,6 +28,7 @@ from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
 
 BENCH: Final = "pipeline"
 STEP_SEEDS: Final = (3, 4, 5)
+PARTS: Final = ("exact", "speed")
 SPEEDS: Final = (1.0, 2.0, 4.0)
 
 
@@ -134,14 +137,28 @@ def placement(hours: float) -> list[Row]:
     ]
 
 
+def exact_rows(*, is_quick: bool) -> list[Row]:
+    """All that is the same on every machine."""
+    rows = [*lanes(2), *synced(4 if is_quick else 20), speeds(), *boundary_bytes()]
+    return rows + placement(8.0 if is_quick else 32.0)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if not set(parts) <= set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected some of {','.join(PARTS)}")
+    return parts
+
+
 def main(arguments: Sequence[str]) -> None:
     """All rows, as a table and as JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipeline", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--parts", type=_parts, default=PARTS, help="exact,speed, which is both")
     options = parser.parse_args(arguments)
-    rows = [*lanes(2), *synced(4 if options.quick else 20), speeds(), *boundary_bytes()]
-    rows += placement(8.0 if options.quick else 32.0)
+    rows = exact_rows(is_quick=options.quick) if "exact" in options.parts else []
+    rows += speed_rows(is_quick=options.quick) if "speed" in options.parts else []
     print_rows(rows, f"pipeline parts, {machine()}")
     if options.json:
         write_rows(rows, options.json)
