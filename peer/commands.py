@@ -22,11 +22,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck resume"))(resume)
     app.command(rich_help_panel=_PANEL, epilog=examples("potluck doctor", "potluck doctor potluck1:..."))(doctor)
     app.command(epilog=examples("potluck health", "potluck health --state-dir STATE_DIR"))(health)
-    demos = (
-        "potluck demo --dir demo --plot demo.png",
-        "potluck demo --shards expert",
-        "potluck demo --shards pipeline",
-    )
+    demos = ("potluck demo --dir demo --plot demo.png", "potluck demo --shards expert")
     app.command(epilog=examples(*demos))(demo)
     generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
     app.command(epilog=examples(generating))(generate)

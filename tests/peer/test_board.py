@@ -21,7 +21,7 @@ from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.state import OpenRound, PeerView
-from tests.protocol.rounds.round_table import Table
+from tests.protocol.rounds.round_table import UNIT, Table
 
 TOOLS = SimpleNamespace(generations=SimpleNamespace(refused="no space", num_refused=3, num_damaged=1))
 
@@ -175,7 +175,9 @@ async def test_a_state_that_differs_from_the_attested_one_is_told(autojump_clock
         head=seat.head, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=False, tools=TOOLS
     )
     state = replace(seat.state, open=OpenRound())
-    board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="round 2 is due")  # type: ignore[assignment]
+    board.service = SimpleNamespace(  # type: ignore[assignment]
+        unit=UNIT, chain=chain, state=state, reason="", waiting="round 2 is due"
+    )
     assert not board.read().is_sound
     assert board.read().round_waiting == "round 2 is due"
     assert board.read().trouble == "the disk refuses: no space"
@@ -197,7 +199,7 @@ async def test_next_round_and_the_time_left_of_the_run_are_told(autojump_clock: 
         head=newest, root=bytes(32), rooted=seat.head.commit, disk_bound_bytes=0, is_sound=True, tools=TOOLS
     )
     state = replace(seat.state, open=OpenRound(), committed_at_s=trio.current_time())
-    board.service = SimpleNamespace(chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
+    board.service = SimpleNamespace(unit=UNIT, chain=chain, state=state, reason="", waiting="")  # type: ignore[assignment]
     await trio.sleep(12.0)
     status = board.read()
     assert (status.eta_s, status.round_waited_s) == (None, pytest.approx(12.0))
