@@ -168,6 +168,10 @@ async def _no_round(share: LaneShare) -> torch.Tensor:
     raise SystemExit(f"a round of {share.tokens} tokens in a benchmark without any")
 
 
+async def _bring_nothing(share: LaneShare) -> None:
+    """What a lane leaves behind has no round to go to."""
+
+
 def _tools(network: Network, process: StageProcess, end: End, pipeline: plan.PipelineSection) -> LaneTools:
     def work_of(lane: int, stage: int) -> ProcessWork:
         work = WatchedWork(process, lane, lambda: (plan.anchor_of(stage), 0), end.stepped)
@@ -182,7 +186,7 @@ def _tools(network: Network, process: StageProcess, end: End, pipeline: plan.Pip
         pipeline.forward_codec,
         pipeline.backward_codec,
     )
-    return LaneTools(OwnLoop(network), ThreadOffload(), form, work_of, _no_round)
+    return LaneTools(OwnLoop(network), ThreadOffload(), form, work_of, _no_round, _bring_nothing)
 
 
 async def _keep(keepers: LaneKeepers, members: tuple[PeerId, ...]) -> None:
