@@ -7,12 +7,13 @@ between stages, or a snapshot. The stage's parameters cross in the shared vector
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from averaging.data.shards import TokenBytes
 from protocol.decoder_schema import DecoderConfig
+from protocol.errors import LocalProtocolError
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline_section import PipelineSection
@@ -125,4 +126,17 @@ class StageReply(_Message):
     counts: bool = True
     loss_nats: float | None = None
     heldout_nats: float | None = None
-    num_bytes: int = 0
+    num_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+def parse_reply(data: bytes) -> StageReply:
+    """What the training process said.
+
+    Raises:
+        LocalProtocolError: it cannot be read.
+    """
+    try:
+        return StageReply.model_validate_json(data)
+    except ValidationError as error:
+        found = f"an answer of the training process that cannot be read ({error.error_count()} fields)"
+        raise LocalProtocolError(found, "a StageReply", "it is started again") from error

@@ -18,7 +18,7 @@ import structlog
 import torch
 import trio
 
-from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply
+from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.worker_channel import MAX_MESSAGE_BYTES, Area, SharedVectors, frame, mapping_bytes
 from peer.worker_process import EarlyWorker, WorkerProcess, shared_memory, start_worker
 from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError, TemporaryError
@@ -184,7 +184,7 @@ class StageProcess:
             data = await incoming.exactly(length)
             if data is None:
                 return
-            reply = StageReply.model_validate_json(data)
+            reply = parse_reply(data)
             left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
             if left is None:
                 return
