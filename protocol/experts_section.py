@@ -53,8 +53,8 @@ class ExpertsSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class BesideExperts:
-    """What the rest of the file says that must fit an expert run."""
+class BesideParts:
+    """What the rest of the file says that must fit a run whose peers hold parts of the model: experts, or stages."""
 
     shards: Shards
     min_members: int
@@ -62,10 +62,11 @@ class BesideExperts:
     mode: str
     ramp_share: float
     local_steps: str
+    feedback: float
     target_tokens: int
 
 
-def expert_contradiction(experts: ExpertsSection | None, beside: BesideExperts) -> str:
+def expert_contradiction(experts: ExpertsSection | None, beside: BesideParts) -> str:
     """What in these numbers cannot work, with what would; "" where they can."""
     if beside.shards != "expert":
         problem = f'the section [experts] belongs to run.shards = "expert", not to "{beside.shards}"'
@@ -75,7 +76,7 @@ def expert_contradiction(experts: ExpertsSection | None, beside: BesideExperts) 
     return _impossible_numbers(experts, beside) or _not_with_experts(beside)
 
 
-def _impossible_numbers(experts: ExpertsSection, beside: BesideExperts) -> str:
+def _impossible_numbers(experts: ExpertsSection, beside: BesideParts) -> str:
     num_experts, holdings, members = experts.num_experts, experts.holdings, beside.min_members
     for name, count in (("top_k", experts.top_k), ("holdings", holdings)):
         if count > num_experts:
@@ -93,7 +94,7 @@ def _impossible_numbers(experts: ExpertsSection, beside: BesideExperts) -> str:
     return ""
 
 
-def _not_with_experts(beside: BesideExperts) -> str:
+def _not_with_experts(beside: BesideParts) -> str:
     if beside.mode != "overlap":
         return f'round.mode = "{beside.mode}" with run.shards = "expert": expected "overlap"'
     if beside.ramp_share or beside.local_steps:

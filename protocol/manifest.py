@@ -27,12 +27,12 @@ from protocol.default_run import DEFAULT_TOML
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.expert_schema import MixtureConfig, held_units
-from protocol.experts_section import BesideExperts, ExpertsSection, Shards, expert_contradiction
+from protocol.experts_section import BesideParts, ExpertsSection, Shards, expert_contradiction
 from protocol.host_sections import AdmissionSection, CheckpointSection
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.model_units import ModelUnits, default_fragments, model_units
-from protocol.pipeline_section import BesideStages, PipelineSection, pipeline_contradiction
+from protocol.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.plain_file import check_plain_file
 from protocol.rounds.outer_rule import LEAST_MOMENTUM_STEPS
 from protocol.rounds.target import RoundTarget
@@ -210,7 +210,7 @@ class RunConfig(Section):
                 f"round.target_tokens {self.round.target_tokens}: expected at least {least}, which the first local steps of "
                 f"{self.run.min_members} members take"
             )
-        if problem := self._outer_problem() or self._expert_problem() or self._stage_problem():
+        if problem := self._outer_problem() or self._parts_problem():
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
@@ -236,16 +236,21 @@ class RunConfig(Section):
             )
         return ""
 
-    def _expert_problem(self) -> str:
+    def _parts_problem(self) -> str:
         run, pace = self.run, self.round
-        numbers = (run.min_members, run.start_from, pace.mode, pace.ramp_share, pace.local_steps, pace.target_tokens)
-        return expert_contradiction(self.experts, BesideExperts(run.shards, *numbers))
-
-    def _stage_problem(self) -> str:
-        run, pace = self.run, self.round
-        numbers = (run.min_members, run.start_from, pace.mode, pace.ramp_share, pace.local_steps, pace.feedback)
-        beside = BesideStages(run.shards, self.model, self.inner, *numbers, pace.target_tokens)
-        return pipeline_contradiction(self.pipeline, beside)
+        beside = BesideParts(
+            shards=run.shards,
+            min_members=run.min_members,
+            start_from=run.start_from,
+            mode=pace.mode,
+            ramp_share=pace.ramp_share,
+            local_steps=pace.local_steps,
+            feedback=pace.feedback,
+            target_tokens=pace.target_tokens,
+        )
+        return expert_contradiction(self.experts, beside) or pipeline_contradiction(
+            self.pipeline, self.model, self.inner, beside
+        )
 
     @property
     def stages(self) -> StageMap | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from protocol.decoder_schema import DecoderConfig
 from protocol.errors import ConfigError
-from protocol.experts_section import Shards
+from protocol.experts_section import BesideParts
 from protocol.pipeline.cutting import StageMemory, computed_costs, cut, planned_memory
 from protocol.pipeline.lane_stage import LaneConfig
 from protocol.pipeline.schedule import most_in_flight
@@ -118,23 +117,9 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-@dataclass(frozen=True, slots=True)
-class BesideStages:
-    """What the rest of the file says that must fit a pipeline run."""
-
-    shards: Shards
-    model: DecoderConfig
-    inner: InnerSection
-    min_members: int
-    start_from: str
-    mode: str
-    ramp_share: float
-    local_steps: str
-    feedback: float
-    target_tokens: int
-
-
-def pipeline_contradiction(pipeline: PipelineSection | None, beside: BesideStages) -> str:
+def pipeline_contradiction(
+    pipeline: PipelineSection | None, model: DecoderConfig, inner: InnerSection, beside: BesideParts
+) -> str:
     """What in these numbers cannot work, with what would; "" where they can."""
     if beside.shards != "pipeline":
         problem = f'the section [pipeline] belongs to run.shards = "pipeline", not to "{beside.shards}"'
@@ -142,17 +127,17 @@ def pipeline_contradiction(pipeline: PipelineSection | None, beside: BesideStage
     if pipeline is None:
         return 'run.shards = "pipeline": expected a section [pipeline] with stages and inner_steps'
     try:
-        stages = pipeline.stage_map(beside.model)
+        stages = pipeline.stage_map(model)
     except ConfigError as error:
         return error.one_line()
-    return _impossible_numbers(pipeline, stages, beside) or _not_in_lanes(beside)
+    return _impossible_numbers(pipeline, stages, inner, beside) or _not_in_lanes(beside)
 
 
-def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, beside: BesideStages) -> str:
-    sequences = beside.inner.batch_tokens // beside.model.context_tokens
+def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: InnerSection, beside: BesideParts) -> str:
+    sequences = inner.batch_tokens // stages.decoder.context_tokens
     if sequences % pipeline.micro_batches:
         return (
-            f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {beside.inner.batch_tokens}, which are "
+            f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {inner.batch_tokens}, which are "
             f"{sequences} sequences: expected a number that divides them"
         )
     if stages.num_stages > beside.min_members:
@@ -160,7 +145,7 @@ def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, beside: Bes
             f"{stages.num_stages} stages in a run that starts with run.min_members {beside.min_members}: expected a peer for each, "
             f"min_members of at least {stages.num_stages}"
         )
-    of_a_lane = pipeline.inner_steps * beside.inner.batch_tokens
+    of_a_lane = pipeline.inner_steps * inner.batch_tokens
     if beside.target_tokens % of_a_lane:
         return (
             f"round.target_tokens {beside.target_tokens}: expected a multiple of {of_a_lane}, which a lane trains in a round "
@@ -169,7 +154,7 @@ def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, beside: Bes
     return ""
 
 
-def _not_in_lanes(beside: BesideStages) -> str:
+def _not_in_lanes(beside: BesideParts) -> str:
     shards = 'with run.shards = "pipeline"'
     if beside.mode != "blocking":
         return f'round.mode = "{beside.mode}" {shards}: expected "blocking", for a lane waits for its round'

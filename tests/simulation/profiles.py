@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from averaging.rounds.adoption import Mixing
 from averaging.rounds.membership import SETTLED_LIST_EVERY_S
@@ -153,6 +153,20 @@ _MANY_FAULTS = (*TAKING_OVER, *MENDING)
 _APART = (*_MANY_FAULTS, *SWITCHING, *ANSWERING)
 _SIDES = {"two sides": 4, "three sides": 2, "one way": 2, "pair": 2, "coordinator": 1, "crash": 1, "join": 1}
 
+_FEEDBACK = Profile(
+    "feedback",
+    {**_MIXED, **_SIDES, "crash": 6},
+    beside=("blackout", "disk rot"),
+    num_peers=(3, 6),
+    num_faults=(4, 8),
+    fault_s=(1.0, 110.0),
+    spread_s=60.0,
+    converge_s=600.0,
+    codec="int4",
+    error_feedback=0.95,
+    reaches=SWITCHING,
+)
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -210,34 +224,8 @@ PROFILES = {
             layout=EXPERTS,
             reaches=(*_APART, *FLIPPING),
         ),
-        Profile(
-            "feedback",
-            {**_MIXED, **_SIDES, "crash": 6},
-            beside=("blackout", "disk rot"),
-            num_peers=(3, 6),
-            num_faults=(4, 8),
-            fault_s=(1.0, 110.0),
-            spread_s=60.0,
-            converge_s=600.0,
-            codec="int4",
-            error_feedback=0.95,
-            reaches=SWITCHING,
-        ),
-        Profile(
-            "streaming-feedback",
-            {**_MIXED, **_SIDES, "crash": 6},
-            beside=("blackout", "disk rot"),
-            num_peers=(3, 6),
-            num_faults=(4, 8),
-            fault_s=(1.0, 110.0),
-            spread_s=60.0,
-            converge_s=600.0,
-            layout=FRAGMENTS,
-            mixing=Mixing(0.5, 500),
-            codec="int4",
-            error_feedback=0.95,
-            reaches=SWITCHING,
-        ),
+        _FEEDBACK,
+        replace(_FEEDBACK, name="streaming-feedback", layout=FRAGMENTS, mixing=Mixing(0.5, 500)),
         Profile("rot", {"bit rot": 4, "join": 1, "crash": 1}, num_faults=(3, 6)),
         Profile(
             "recovery",
