@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from collections.abc import Iterator
 
 import pytest
 
@@ -38,10 +39,20 @@ def _function(module: Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionD
     return next((function for function in plain if function.name == name), None)
 
 
+def _walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but annotations, which nobody evaluates: a name that stands only there is not looked up."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _walk_what_runs(child)
+
+
 def _names_used(name: str) -> set[str]:
     """What the code of one of our modules looks up by name, and what it defines itself."""
     (tree,) = [module.tree for module in modules() if _name(module) == name]
-    nodes = list(ast.walk(tree))
+    nodes = list(_walk_what_runs(tree))
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     return defined | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 

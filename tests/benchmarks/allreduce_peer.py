@@ -41,6 +41,7 @@ def install() -> None:
     import trio
 
     import peer.daemon
+    import peer.round_parts
     from averaging.rounds.service import RoundService
     from peer.reporting import Reporter
     from tests.benchmarks import allreduce_marks
@@ -70,7 +71,7 @@ def install() -> None:
 
     setattr(peer.daemon, "Reporter", SeenReporter)  # noqa: B010
     setattr(peer.daemon, "open_worker_trainer", given_trainer)  # noqa: B010 - mypy takes no plain assignment
-    setattr(peer.daemon, "RoundService", SeenService)  # noqa: B010
+    setattr(peer.round_parts, "RoundService", SeenService)  # noqa: B010
 
 
 def main() -> None:
