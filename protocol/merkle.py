@@ -1,22 +1,32 @@
-"""Merkle trees over SHA-256: one short root stands for a long list of chunks.
+"""Merkle trees over BLAKE3: one short root stands for a long list of chunks.
 
-Leaves and inner nodes are hashed under different prefixes, so that no inner node can be passed off as a leaf (RFC 6962, section
-2.1). A node without a neighbour is promoted unchanged.
+Leaves and inner nodes are hashed under different keys, so that no inner node can be passed off as a leaf (as the prefixes of RFC 6962,
+section 2.1, see to). A node without a neighbour is promoted unchanged.
+
+BLAKE3 (github.com/BLAKE3-team/BLAKE3-specs) is as strong as SHA-256 and uses vector instructions inside one message: 3.4 to 4.5 GB/s
+of one core where SHA-256 has 1.2 to 1.4 with instructions of its own, and about 0.4 without. A round hashes the encodings of each
+value four times and its state once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
+from typing import Final
+
+from blake3 import blake3
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import Root
 
+_LEAF_KEY: Final = b"potluck merkle leaf".ljust(32, b"\0")
+_NODE_KEY: Final = b"potluck merkle node".ljust(32, b"\0")
+
 
 def leaf_hash(*parts: bytes | memoryview) -> bytes:
     """The 32-byte hash of one leaf's content, which may lie in several parts."""
-    hasher = sha256(b"\0")
-    for part in parts:
+    first, *rest = parts or (b"",)
+    hasher = blake3(first, key=_LEAF_KEY)
+    for part in rest:
         hasher.update(part)
     return hasher.digest()
 
@@ -80,5 +90,5 @@ def _taken(path: list[bytes]) -> bytes:
 
 def _above(level: list[bytes]) -> list[bytes]:
     """The next level of a tree: pairs hashed, the last one promoted where it has no neighbour."""
-    paired = [sha256(b"\1" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
+    paired = [blake3(level[i] + level[i + 1], key=_NODE_KEY).digest() for i in range(0, len(level) - 1, 2)]
     return paired + level[len(level) & ~1 :]
