@@ -159,8 +159,10 @@ class BlockCodec(ABC):
         grid = _in_blocks(values_n.numpy(), self.block_elements)
         scales: FloatArray = _absolute_maxima(grid) / np.float32(self.largest_code)
         scales[scales < SMALLEST_NORMAL] = 0.0
-        # Values of a block without a scale are divided by infinity, which makes them zeros.
-        relative = grid / np.where(scales > 0, scales, np.float32(np.inf))[:, None]
+        # Values of a block without a scale are divided by infinity, which makes them zeros. torch divides, rounds and multiplies twice
+        # as fast as NumPy and more.
+        divisors = torch.from_numpy(np.where(scales > 0, scales, np.float32(np.inf)))
+        relative: FloatArray = torch.div(torch.from_numpy(grid), divisors[:, None]).numpy()
         written: tuple[bytes, bytes] = (scales.astype("<f4").tobytes(), self._codes(relative, num_elements))
         return written[0] + written[1]
 
@@ -168,7 +170,7 @@ class BlockCodec(ABC):
         """Code x scale, one multiplication a value."""
         require_length(self, data, num_elements)
         blocks = -(-num_elements // self.block_elements)
-        scales = _require_scales(np.frombuffer(data, dtype="<f4", count=blocks), self.name)
+        scales = _require_scales(np.frombuffer(data, dtype="<f4", count=blocks).astype(np.float32), self.name)
         codes = np.frombuffer(data, dtype=np.uint8, offset=4 * blocks)
         values = self._values(codes, num_elements)
         for block in np.flatnonzero(scales == 0):
@@ -177,18 +179,16 @@ class BlockCodec(ABC):
         if self._is_bounded and scales.max(initial=0) <= LARGEST_SAFE_SCALE:
             self._multiply(values, scales)
         else:
-            with np.errstate(over="ignore"):  # what overflows is refused
-                self._multiply(values, scales)
+            self._multiply(values, scales)
             require_finite(values, self.name)
         return torch.from_numpy(values)
 
     def _multiply(self, values: FloatArray, scales: FloatArray) -> None:
+        values_n, scales_b = torch.from_numpy(values), torch.from_numpy(scales)
         num_full = len(values) // self.block_elements
         end = num_full * self.block_elements
-        if num_full:
-            values[:end].reshape(num_full, self.block_elements)[:] *= scales[:num_full, None]
-        if end < len(values):
-            values[end:] *= scales[num_full:]
+        values_n[:end].view(num_full, self.block_elements).mul_(scales_b[:num_full, None])
+        values_n[end:].mul_(scales_b[num_full:])
 
     def encoded_bytes(self, num_elements: int) -> int:
         """4 bytes a block, and the codes."""
@@ -220,8 +220,7 @@ class Int8Codec(BlockCodec):
     _is_bounded = True
 
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
-        np.clip(np.rint(relative, out=relative), -127.0, 127.0, out=relative)
-        return relative.astype(np.int8).tobytes()[:num_elements]
+        return _rounded(relative).tobytes()[:num_elements]
 
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
         return codes.view(np.int8).astype(np.float32)
@@ -255,8 +254,7 @@ class Int4Codec(_FourBitCodec):
     _pairs = _pairs_of([0, 1, 2, 3, 4, 5, 6, 7, np.nan, -7, -6, -5, -4, -3, -2, -1])
 
     def _codes(self, relative: FloatArray, num_elements: int) -> bytes:
-        np.clip(np.rint(relative, out=relative), -7.0, 7.0, out=relative)
-        return _packed(relative.astype(np.int8).view(np.uint8), num_elements)
+        return _packed(_rounded(relative).view(np.uint8), num_elements)
 
 
 class E3m0Codec(_FourBitCodec):
@@ -278,6 +276,14 @@ class E3m0Codec(_FourBitCodec):
         codes = np.maximum(levels, 0).astype(np.uint8)
         codes |= np.where(codes > 0, bits >> 28 & 8, 0).astype(np.uint8)
         return _packed(codes, num_elements)
+
+
+def _rounded(relative: FloatArray) -> npt.NDArray[np.int8]:
+    """Half to even, in place. Nothing is clamped: a scale is the maximum / 127 (or 7) to within 2^-24, so that no quotient comes near
+    to half a code beyond it.
+    """
+    codes: npt.NDArray[np.int8] = torch.from_numpy(relative).round_().to(torch.int8).numpy()
+    return codes
 
 
 def _packed(codes: npt.NDArray[np.uint8], num_elements: int) -> bytes:
