@@ -20,6 +20,15 @@ RECORD_BYTES: Final = 16_384
 RECORDS_AT_ONCE: Final = 32
 """Half a millisecond of the loop's time on an idle core, one on a busy one."""
 
+MAX_RECORD_BYTES: Final = RECORD_BYTES + 512
+"""With its header, padding and tag (RFC 8446, section 5.2: at most 256 and 5 more)."""
+
+MOST_WAKE_BYTES: Final = 1 << 16
+SMALLEST_WAKE_BYTES: Final = 1 << 13
+"""To be woken costs the loop 0.1 to 0.2 ms, at 100 Mbit/s for every two or three packets: 30 MB took 0.50 CPU seconds, woken at
+32 kB 0.34.
+"""
+
 KEEPALIVE_IDLE_S: Final = 20
 KEEPALIVE_EVERY_S: Final = 5
 KEEPALIVE_PROBES: Final = 4
@@ -42,6 +51,7 @@ class TlsSocket:
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._connection = connection
         self._is_closed = False
+        self._wake_bytes = 1
 
     @property
     def is_closed(self) -> bool:
@@ -93,6 +103,7 @@ class TlsSocket:
             except ssl.SSLWantReadError:
                 if begin > first:
                     return begin
+                self._wake_at(len(buffer) - begin)
                 await self._wait(trio.lowlevel.wait_readable)
             except ssl.SSLWantWriteError:
                 if begin > first:
@@ -104,6 +115,18 @@ class TlsSocket:
                 begin += num_bytes
                 num_records += 1
         return begin
+
+    def _wake_at(self, num_missing: int) -> None:
+        """Be woken when the kernel holds a good part of the bytes that are still to come, not at each packet; an end wakes at once.
+
+        What OpenSSL has already of a record that is not whole is no longer with the kernel, and must not be waited for.
+        """
+        wake_bytes = max(1, min(num_missing - MAX_RECORD_BYTES, MOST_WAKE_BYTES))
+        if wake_bytes < SMALLEST_WAKE_BYTES:
+            wake_bytes = 1
+        if wake_bytes != self._wake_bytes:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
+            self._wake_bytes = wake_bytes
 
     async def _wait(self, until_ready: Callable[[ssl.SSLSocket], Awaitable[None]]) -> None:
         if self._is_closed:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import structlog
 import trio
 
@@ -42,6 +43,11 @@ Ending = Callable[[], Coroutine[Any, Any, None]]
 
 KeepUntilDone = Callable[[Ending], None]
 """Runs the ending of a stream that its owner has left."""
+
+
+def _room(num_bytes: int) -> memoryview:
+    """Writable, not cleared: it is handed on when it is full."""
+    return np.empty(num_bytes, dtype=np.uint8).data
 
 
 class TlsStream:
@@ -148,7 +154,7 @@ class TlsStream:
                         f"at most {MAX_FRAME_BYTES}",
                         "the stream was closed",
                     )
-                self._frame, self._num_received = memoryview(bytearray(length)), 0
+                self._frame, self._num_received = _room(length), 0
             frame = self._frame
             await self._fill(frame)
             self._frame, self._num_received = None, 0
