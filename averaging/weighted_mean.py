@@ -7,8 +7,15 @@ import torch
 from protocol.errors import LocalProtocolError
 
 
+def sum_dtype(result_codec: str) -> torch.dtype:
+    """What a mean is summed in that is written by this codec: float64 where it is written exactly, for in float32 the error of a sum
+    grows with its members (from 4.5e-8 with 2 to 8.5e-8 with 16). Any other codec rounds a thousand times more coarsely.
+    """
+    return torch.float64 if result_codec == "fp32" else torch.float32
+
+
 class WeightedSum:
-    """sum_i w_i x_i, added in the order of the calls; float32, or float64 for proofs. The caller keeps the order (by peer id)."""
+    """sum_i w_i x_i, added in the order of the calls; float32 or float64. The caller keeps the order (by peer id)."""
 
     def __init__(self, num_elements: int, dtype: torch.dtype = torch.float32) -> None:
         self._sum_n = torch.zeros(num_elements, dtype=dtype)
@@ -22,7 +29,9 @@ class WeightedSum:
         """
         if weight < 0 or weight > 1 << 53:
             raise LocalProtocolError(f"weight {weight}", "0 to 2^53 tokens")
-        scaled_n = values_n.mul_(float(weight)) if is_spent else torch.mul(values_n, float(weight))
+        own_n = values_n.to(self._sum_n.dtype)
+        may_change = is_spent or own_n is not values_n
+        scaled_n = own_n.mul_(float(weight)) if may_change else torch.mul(own_n, float(weight))
         self._sum_n.add_(scaled_n)
         self._weight += weight
 

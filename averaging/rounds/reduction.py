@@ -23,7 +23,7 @@ from averaging.codecs import Codec
 from averaging.energy import left_out, lost_ppm
 from averaging.rounds.batches import Batch, consecutive
 from averaging.rounds.contribution import split_hashes
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.envelope import open_envelope
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
@@ -319,13 +319,13 @@ class Reduction:
 
     def _mean(self, run: range, counted: _Counted) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)
-        total = WeightedSum(stop - begin)
+        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
         for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
             try:
                 total.add(weight, self._decode(offer, run), is_spent=True)
             except RemoteProtocolError as error:
                 raise _UndecodableError(peer, error) from error
-        return total.mean()
+        return total.mean().float()
 
     def _decode(self, offer: Offer, run: range) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)

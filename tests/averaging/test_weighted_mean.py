@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.errors import LocalProtocolError
 
 
@@ -34,3 +34,22 @@ def test_a_weight_of_zero_adds_nothing_and_all_zero_is_refused() -> None:
 def test_a_weight_out_of_bounds_is_refused(weight: int) -> None:
     with pytest.raises(LocalProtocolError):
         WeightedSum(2).add(weight, torch.ones(2))
+
+
+def test_the_error_of_a_mean_that_is_written_exactly_does_not_grow_with_its_members() -> None:
+    generator, errors = torch.Generator().manual_seed(2), {}
+    for num_members in (2, 16):
+        parts = [torch.randn(4096, generator=generator) for _ in range(num_members)]
+        total = WeightedSum(4096, sum_dtype("fp32"))
+        for values_n in parts:
+            total.add(1000, values_n)
+        exact_n = torch.stack(parts).double().mean(0)
+        errors[num_members] = float((total.mean().float() - exact_n).norm() / exact_n.norm())
+    assert errors[16] <= 1.2 * errors[2]
+
+
+def test_what_others_still_need_is_not_written_over() -> None:
+    for dtype in (torch.float32, torch.float64):
+        values_n = torch.ones(4)
+        WeightedSum(4, dtype).add(3, values_n)
+        assert torch.equal(values_n, torch.ones(4))

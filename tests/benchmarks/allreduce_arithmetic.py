@@ -8,7 +8,7 @@ import torch
 
 from averaging.codecs import codec_by_name
 from averaging.rounds.contribution import encode_chunks
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.tensor_schema import ChunkGrid
 from tests.benchmarks.allreduce_files import seed_of
 from tests.benchmarks.results import Row
@@ -20,14 +20,14 @@ MEMBERS: Final = (2, 3, 4, 8, 16)
 
 def relative_error(codec_name: str, num_members: int) -> float:
     """By the 2-norm, on normal noise, equal weights; two quantisations as in a round."""
-    codec, total = codec_by_name(codec_name), WeightedSum(NUM_ELEMENTS)
+    codec, total = codec_by_name(codec_name), WeightedSum(NUM_ELEMENTS, sum_dtype(codec_name))
     exact_N = torch.zeros(NUM_ELEMENTS, dtype=torch.float64)
     for rank in range(num_members):
         values_N = torch.randn(NUM_ELEMENTS, generator=torch.Generator().manual_seed(seed_of(rank)))
         exact_N += values_N
         total.add(1000, _decoded(codec_name, encode_chunks(values_N, codec, GRID)))
     exact_N /= num_members
-    mean_N = _decoded(codec_name, encode_chunks(total.mean(), codec, GRID)).double()
+    mean_N = _decoded(codec_name, encode_chunks(total.mean().float(), codec, GRID)).double()
     return float((mean_N - exact_N).norm() / exact_N.norm())
 
 

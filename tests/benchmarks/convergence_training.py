@@ -21,7 +21,7 @@ from averaging.error_feedback import Feedback, no_residual
 from averaging.genesis import genesis_anchor
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import encode_chunks, encode_contribution, encode_with_feedback
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from peer.local_training import learning_rate_at
 from protocol.decoder_schema import decoder_schema
 from protocol.tensor_schema import ChunkGrid, TensorSchema
@@ -236,7 +236,7 @@ class Training:
         way = self.trial.way
         codec, result = codec_by_name(way.codec), codec_by_name(way.result_codec)
         grid = ChunkGrid(unit.anchor_n.numel(), CHUNK)
-        total, num_bytes = WeightedSum(grid.num_elements), 0
+        total, num_bytes = WeightedSum(grid.num_elements, sum_dtype(way.result_codec)), 0
         for number, theta_n in enumerate(theta_Mn):
             if unit.feedbacks is None and way.codec == "fp32":
                 total.add(1, pseudo_gradient(unit.anchor_n, theta_n))
@@ -251,7 +251,7 @@ class Training:
                 unit.feedbacks[number] = feedback.counted(offered.root, range(grid.num_chunks))
             num_bytes = sum(map(len, offered.chunks))
             total.add(1, decoded(offered.chunks, codec, grid))
-        chunks = encode_chunks(total.mean(), result, grid)
+        chunks = encode_chunks(total.mean().float(), result, grid)
         share = (self.num_peers - 1) / self.num_peers
         unit.bytes_sent += share * (num_bytes + sum(map(len, chunks)))
         return decoded(chunks, result, grid)

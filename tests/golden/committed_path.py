@@ -12,7 +12,7 @@ from averaging.genesis import genesis_anchor
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import encode_contribution, result_root
 from averaging.state import UnitState, state_root
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.ids import CommitId, UnitName
 from protocol.rounds.messages import OuterStep
@@ -55,10 +55,10 @@ def committed_hash() -> str:
             update_N = torch.empty_like(anchor_N)
             for chunk in range(grid.num_chunks):
                 begin, stop = grid.bounds(chunk)
-                total = WeightedSum(stop - begin)
+                total = WeightedSum(stop - begin, sum_dtype(result_name))
                 for weight, offer in zip(WEIGHTS, offers, strict=True):
                     total.add(weight, codec.decode(offer.chunks[chunk], stop - begin))
-                encoded = result_codec.encode(total.mean())
+                encoded = result_codec.encode(total.mean().float())
                 digest.update(result_root([encoded]))
                 update_N[begin:stop] = result_codec.decode(encoded, stop - begin)
             anchor_N, momentum_N = apply_outer_step(anchor_N, momentum_N, update_N, outer)

@@ -11,7 +11,7 @@ from averaging.codecs import codec_by_name
 from averaging.delta import pseudo_gradient
 from averaging.genesis import genesis_anchor
 from averaging.outer_step import apply_outer_step
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from peer.local_training import LocalTrainer
 from protocol.ids import UnitName
 from protocol.rounds.messages import OuterStep
@@ -33,10 +33,10 @@ class Outer:
 
     def commit(self, offers: Sequence[tuple[int, torch.Tensor]], outer: OuterStep = NESTEROV) -> None:
         """One round: what members offer, (weight, theta) in the order of their ids, goes through the codec twice."""
-        total = WeightedSum(self.anchor_N.numel())
+        total = WeightedSum(self.anchor_N.numel(), sum_dtype(CODEC.name))
         for weight, theta_N in offers:
             total.add(weight, _sent(pseudo_gradient(self.anchor_N, theta_N)))
-        moved = apply_outer_step(self.anchor_N, self.momentum_N, _sent(total.mean()), outer)
+        moved = apply_outer_step(self.anchor_N, self.momentum_N, _sent(total.mean().float()), outer)
         self.anchor_N, self.momentum_N = moved
 
 

@@ -13,7 +13,7 @@ from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.exchange import hello_of
 from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
-from averaging.weighted_mean import WeightedSum
+from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, RunId, UnitName
@@ -117,10 +117,10 @@ def _straightforward(
     chunks = []
     for chunk in range(PART.first_chunk, PART.stop_chunk):
         begin, stop = grid.bounds(chunk)
-        total = WeightedSum(stop - begin)
+        total = WeightedSum(stop - begin, sum_dtype(codec.name))
         for offer, weight in zip(offers, weights, strict=True):
             total.add(weight, codec.decode(offer.chunks[chunk], stop - begin))
-        chunks.append(codec.encode(total.mean()))
+        chunks.append(codec.encode(total.mean().float()))
     return tuple(chunks)
 
 
