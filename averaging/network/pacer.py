@@ -21,6 +21,13 @@ CONGESTED_S: Final = 0.4
 """Extra ping time over the best seen that counts as a full queue."""
 PINGS_TO_SLOW_DOWN: Final = 2
 """One late ping is a busy machine, two in a row are a full queue."""
+MOST_IN_VAIN: Final = 4
+"""So many times in a row slower, and pings no shorter: what they wait behind is not our queue, but a busy processor or somebody else's
+traffic. The line is as long as it is then, and the rate goes up again. A quarter of the throughput empties a queue of 4 s
+meanwhile, for that is eight pings.
+"""
+SHORTER: Final = 0.75
+"""Of a ping that slowing down has helped, at most."""
 MIN_RATE_BYTES_PER_S: Final = 16_384.0
 MAX_RATE_BYTES_PER_S: Final = 1e9
 PINGS_A_WINDOW: Final = 600
@@ -46,6 +53,8 @@ class PacerState:
         best_before_s: the shortest of the window before.
         window_pings: how many this window has.
         late_pings: late ones in a row.
+        times_slowed: how often the rate fell since a ping was quiet or clearly shorter.
+        first_late_s: the ping at the first of these times.
     """
 
     rate_bytes_per_s: float
@@ -58,6 +67,8 @@ class PacerState:
     best_before_s: float = inf
     window_pings: int = 0
     late_pings: int = 0
+    times_slowed: int = 0
+    first_late_s: float = inf
 
     @property
     def burst_bytes(self) -> float:
@@ -105,11 +116,20 @@ def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerSta
         if late < PINGS_TO_SLOW_DOWN:
             # the throughput goes on being counted: the second late ping will ask for it
             return replace(state, late_pings=late), ""
-        rate = max(MIN_RATE_BYTES_PER_S, min(state.rate_bytes_per_s, throughput) * SHARE)
-        rate = min(rate, state.limit_bytes_per_s)
-        return replace(heard, rate_bytes_per_s=rate, late_pings=0), f"pings take {ping_s:.2f} s instead of {best:.2f} s"
+        return _slowed(replace(heard, late_pings=0), ping_s, throughput, best)
     rate = min(state.limit_bytes_per_s, state.rate_bytes_per_s * GROWTH)
-    return replace(heard, rate_bytes_per_s=rate, late_pings=0), ""
+    return replace(heard, rate_bytes_per_s=rate, late_pings=0, times_slowed=0), ""
+
+
+def _slowed(state: PacerState, ping_s: float, throughput: float, best_s: float) -> tuple[PacerState, str]:
+    """After late pings in a row: slower, unless that has not helped MOST_IN_VAIN times; then this ping is what the line takes."""
+    if state.times_slowed == 0 or ping_s <= state.first_late_s * SHORTER:
+        state = replace(state, times_slowed=0, first_late_s=ping_s)
+    if state.times_slowed >= MOST_IN_VAIN:
+        return replace(state, best_ping_s=ping_s, best_before_s=inf, window_pings=1, times_slowed=0), ""
+    rate = max(MIN_RATE_BYTES_PER_S, min(state.rate_bytes_per_s, throughput) * SHARE)
+    slower = replace(state, rate_bytes_per_s=min(rate, state.limit_bytes_per_s), times_slowed=state.times_slowed + 1)
+    return slower, f"pings take {ping_s:.2f} s instead of {best_s:.2f} s"
 
 
 def _with_ping(state: PacerState, ping_s: float) -> PacerState:
