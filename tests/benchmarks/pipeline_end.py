@@ -130,6 +130,9 @@ class End:
         self.loss_nats = reply.loss_nats
         self.num_steps += 1
 
+    def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
+        """A pass is done; when, `WatchedWork` notes."""
+
     async def ask(self, line: str) -> dict[str, object]:
         """The answer to a line of the input."""
         word, *numbers = line.split()
@@ -174,7 +177,7 @@ async def _bring_nothing(share: LaneShare) -> None:
 
 def _tools(network: Network, process: StageProcess, end: End, pipeline: plan.PipelineSection) -> LaneTools:
     def work_of(lane: int, stage: int) -> ProcessWork:
-        work = WatchedWork(process, lane, lambda: (plan.anchor_of(stage), 0), end.stepped)
+        work = WatchedWork(process, lane, lambda: (plan.anchor_of(stage), 0), end)
         work.end = end
         return work
 

@@ -70,6 +70,7 @@ def stage_plan(folder: Path, stage: int, pipeline: PipelineSection) -> StagePlan
         seed=SEED,
         total_tokens=1 << 50,
         train_shards=(folder / _TEXT,),
+        heldout_shards=(folder / _TEXT,),  # a lane measures where a round begins: once, before anything is timed
         device="cpu",
         num_threads=1,
     )
