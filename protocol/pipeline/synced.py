@@ -109,7 +109,14 @@ class Ticked:
     """Time passed."""
 
 
-Event = ReplicaJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Whether the step's end waits for somebody: who loads the weights of this step must have them before they move on."""
+
+    is_held: bool
+
+
+Event = ReplicaJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked | Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +209,7 @@ class SyncedState:
         met: who was a replica of this step at any time.
         declined: who has declined what since the last tick.
         sum_since_s: when sums were asked for last, monotonic.
+        is_held: no sums are asked for yet.
     """
 
     config: SyncedConfig
@@ -214,6 +222,7 @@ class SyncedState:
     met: frozenset[PeerId] = frozenset()
     declined: frozenset[tuple[PeerId, Work]] = frozenset()
     sum_since_s: float = 0.0
+    is_held: bool = False
 
     @property
     def counted(self) -> frozenset[int]:
@@ -254,6 +263,8 @@ def step(state: SyncedState, event: Event, now_s: float) -> Step:
             done = _sum_delivered(state, event)
         case Ticked():
             done = Step(replace(state, declined=frozenset()))
+        case Held():
+            done = Step(replace(state, is_held=event.is_held))
     after = _directed(done.state, now_s)
     return Step(after.state, done.orders + after.orders, done.remark, after.waiting)
 
@@ -352,6 +363,8 @@ def _directed(state: SyncedState, now_s: float) -> Step:
     wanted = {(number, stage) for number in state.counted for stage in range(state.config.num_stages)}
     if wanted != set(state.granted):
         return _asked(replace(state, phase="working"), now_s)
+    if state.is_held:
+        return Step(state, waiting="somebody loads the weights of this step")
     holders = [state.replicas[peer] for peer in dict.fromkeys(state.granted.values())]
     missing = [replica for replica in holders if replica.summed != state.granted_to(replica.peer)]
     if not missing:
