@@ -213,6 +213,7 @@ class SyncedOwner:
         match order:
             case group.Begin():
                 self._tell(order.peer, said.SyncedBegin(number, order.at, order.stage, order.donors))
+                self._tell(order.peer, lane_said.LanePing(number, 0, 1))  # who is told much hears no other
             case group.Beside():
                 for peer in order.peers:
                     self._tell(peer, said.SyncedBeside(number, order.peers))

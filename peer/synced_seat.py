@@ -272,6 +272,8 @@ class SyncedSeat:
                 self._do_later(partial(self._compute, order.work, self._forgotten))
             case replica.Reply():
                 self._reply(order.work, self._left[order.work])
+                if not order.work.is_backward:  # which is computed once more where it is asked for again
+                    del self._left[order.work]
             case replica.Decline():
                 self._decline(order.work, order.reason)
             case replica.Fold():

@@ -60,10 +60,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJoined:
-    """It holds the weights of this step, and nothing of the step itself."""
+    """It holds the weights of this step, and nothing of the step itself; `work_s` is what it has shown in earlier ones."""
 
     peer: PeerId
     stage: int
+    work_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +274,7 @@ def _joined(state: SyncedState, event: ReplicaJoined) -> Step:
     if not 0 <= event.stage < state.config.num_stages:
         return Step(state, remark=f"{short(event.peer)} has stage {event.stage}, of {state.config.num_stages}")
     state = _without(state, event.peer)
-    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage)}
+    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage, work_s=event.work_s)}
     again = (StartAgain(event.peer, "what it had summed before counts no more"),) if event.peer in state.met else ()
     return Step(replace(state, replicas=MappingProxyType(replicas), met=state.met | {event.peer}), again)
 
@@ -444,8 +445,12 @@ def _chosen(state: SyncedState, work: Work, late: set[PeerId]) -> Replica | None
         [] if fresh else [replica for replica in of_stage if replica.peer in late]
     )
 
+    # Who has shown nothing yet is taken for as fast as the fastest, or it would never come to show it.
+    shown = [replica.work_s for replica in of_stage if replica.work_s is not None]
+    guess_s = min(shown, default=state.config.first_guess_s)
+
     def until_done(replica: Replica) -> tuple[float, bytes]:
-        work_s = state.config.first_guess_s if replica.work_s is None else replica.work_s
+        work_s = guess_s if replica.work_s is None else replica.work_s
         drawn = f"{state.seed} {work.number} {work.stage} {work.is_backward} {replica.peer}".encode()
         return (len(replica.asked) + 1) * work_s, sha256(drawn).digest()
 

@@ -179,6 +179,7 @@ class Member:
         is_ready: it holds the weights of the present point.
         is_loading: it takes them from a donor.
         since_s: when it was told to, monotonic.
+        work_s: how long it takes for a piece of work, by the steps before; None before the first.
     """
 
     stage: int
@@ -186,6 +187,7 @@ class Member:
     is_loading: bool = False
     since_s: float = 0.0
     heard_s: float = 0.0
+    work_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ def _begun(state: GroupState, now_s: float) -> Step:
     orders = list[Order]()
     for peer, member in state.members.items():
         if member.is_ready:
-            done = _fed(state, synced.ReplicaJoined(peer, member.stage), now_s)
+            done = _fed(state, synced.ReplicaJoined(peer, member.stage, member.work_s), now_s)
             state, orders = done.state, [*orders, *done.orders]
     return Step(state, tuple(orders))
 
@@ -412,8 +414,11 @@ def _squared(state: GroupState, event: Squared, now_s: float) -> Step:
     take = TakeStep(state.at, whole, counted, peers, "every stage has added up its sums")
     is_taken = math.isfinite(whole) and counted > 0
     tokens = config.step_tokens * counted // config.steps.num_micro_batches if is_taken else 0
+    shown = {} if state.step is None else {peer: one.work_s for peer, one in state.step.replicas.items()}
+    members = {peer: replace(one, work_s=shown.get(peer, one.work_s)) for peer, one in state.members.items()}
     state = replace(
         state,
+        members=MappingProxyType(members),
         at=Point(state.at.round, state.at.step + 1),
         tokens=state.tokens + tokens,
         trained_tokens=state.trained_tokens + tokens,

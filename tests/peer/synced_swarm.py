@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 
 import torch
 import trio
@@ -47,12 +49,23 @@ class Rounds:
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     changed: trio.Event = field(default_factory=trio.Event)
 
+    def index(self, stage: int) -> int:
+        """Rounds of a stage that are over."""
+        return sum(1 for _, of in self.anchors if of == stage)
+
     async def average(self, peer: PeerId, share: LaneShare) -> torch.Tensor:
-        place = (share.round, share.stage)
+        place = (self.index(share.stage), share.stage)
         self.shares.setdefault(place, {})[peer] = share
+        try:
+            return await self._averaged(place)
+        finally:
+            if place not in self.anchors:  # its group has ended
+                del self.shares[place][peer]
+
+    async def _averaged(self, place: tuple[int, int]) -> torch.Tensor:
         while place not in self.anchors:
             shares = {p: one for p, one in self.shares[place].items() if p not in self.swarm.killed}
-            if set(shares) == self.swarm.seated(share.stage):
+            if set(shares) == self.swarm.seated(place[1]):
                 base = self.base(*place)
                 thetas = [(one.theta_N, one.tokens) for one in shares.values()]
                 assert all(torch.equal(theta_N, thetas[0][0]) for theta_N, _ in thetas), "replicas are not equal"
@@ -77,8 +90,37 @@ class Rounds:
         return torch.cat([self.anchors[place][0] for place in places])
 
 
+@dataclass
+class Ledger:
+    """What replicas add up, whatever anybody says about it.
+
+    Attributes:
+        sums: micro-batches in each sum that was brought to others, by the hash of its bytes.
+        taken: micro-batches in each step of each group, the same at every stage and replica.
+        violations: in words.
+    """
+
+    num_micro_batches: int
+    sums: dict[bytes, Counter[int]] = field(default_factory=dict)
+    taken: dict[tuple[int, Point], frozenset[int]] = field(default_factory=dict)
+    removed: dict[Point, set[int]] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+
+    def stepped(self, group: int, at: Point, summed: Counter[int], counted: int) -> None:
+        """A replica takes a step with the gradients of these micro-batches."""
+        numbers = frozenset(summed)
+        twice = sorted(number for number, times in summed.items() if times != 1)
+        if twice or len(numbers) != counted:
+            self.violations.append(f"{at}: {dict(summed)} for a step of {counted}, {twice} folded twice")
+        lost = set(range(self.num_micro_batches)) - numbers - self.removed.get(at, set())
+        if lost:
+            self.violations.append(f"{at}: {sorted(lost)} are lost")
+        if self.taken.setdefault((group, at), numbers) != numbers:
+            self.violations.append(f"{at}: {sorted(numbers)} here, {sorted(self.taken[group, at])} at others")
+
+
 class SlowWork(OffloadedSynced):
-    """Takes its time with each piece of work, and says what it is about to do."""
+    """Takes its time with each piece of work, says what it is about to do, and writes into the ledger what it adds up."""
 
     def __init__(
         self,
@@ -86,14 +128,37 @@ class SlowWork(OffloadedSynced):
         about: Callable[[Point, Pass], bool],
         pace_s: Callable[[], float],
         summing: Callable[[], None],
+        ledger: tuple[Ledger, int],
     ) -> None:
         super().__init__(work, InlineOffload())
         self._about, self._pace_s, self._summing = about, pace_s, summing
+        self._ledger, self._lane = ledger
+        self.summed = Counter[int]()
+
+    async def grant(self, number: int) -> None:
+        await super().grant(number)
+        self.summed[number] += 1
+
+    async def forget(self) -> None:
+        await super().forget()
+        self.summed = Counter()
 
     async def own_sum(self) -> bytes:
         self._summing()
         await trio.sleep(0.0)
-        return await super().own_sum()
+        data = await super().own_sum()
+        self._ledger.sums[sha256(data).digest()] = Counter(self.summed)
+        return data
+
+    async def total(self, sums: Sequence[bytes]) -> float:
+        square = await super().total(sums)
+        self.summed = sum((self._ledger.sums[sha256(data).digest()] for data in sums), Counter[int]())
+        return square
+
+    async def take_mean_step(self, at: Point, whole_square: float, counted: int) -> bool:
+        self._ledger.stepped(self._lane, at, self.summed, counted)
+        self.summed = Counter()
+        return await super().take_mean_step(at, whole_square, counted)
 
     async def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
         is_spoilt = self._about(at, work)
@@ -117,7 +182,7 @@ class SyncedSwarm:
         comes: how often a reply reaches its owner.
         pace_s: of a peer's pieces of work.
         done: how many it has begun.
-        spoilt: a micro-batch whose last stage finds that it is not finite.
+        spoilt: micro-batches whose last stage finds that they are not finite.
     """
 
     swarm: MemorySwarm
@@ -132,10 +197,11 @@ class SyncedSwarm:
     scopes: dict[PeerId, trio.CancelScope] = field(default_factory=dict)
     killed: set[PeerId] = field(default_factory=set)
     done: dict[PeerId, int] = field(default_factory=dict)
-    spoilt: tuple[Point, int] | None = None
+    spoilt: set[tuple[Point, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rounds = Rounds(self)
+        self.ledger = Ledger(self.config.num_micro_batches)
 
     @property
     def owner(self) -> SyncedOwner:
@@ -155,10 +221,7 @@ class SyncedSwarm:
         def holders(of: int) -> list[PeerId]:
             return [p for p in self.services if p.startswith(f"stage{of}") and p not in self.killed]
 
-        def index() -> int:
-            return sum(1 for _, of in self.rounds.anchors if of == stage)
-
-        role = LaneRole(stage, 1, GENESIS, holders, index, lambda: "")
+        role = LaneRole(stage, 1, GENESIS, holders, partial(self.rounds.index, stage), lambda: "")
         service = self.services[peer] = SyncedService(self._tools(peer), role)
         service.member._takes_reply = partial(self._take_reply, service)
         service.serve()
@@ -198,6 +261,7 @@ class SyncedSwarm:
                 partial(self._about, peer, stage),
                 lambda: self.pace_s.get(peer, 0.02),
                 lambda: self.summing(peer, stage),
+                (self.ledger, number),
             )
 
         return LaneTools(
@@ -211,7 +275,10 @@ class SyncedSwarm:
     def _about(self, peer: PeerId, stage: int, at: Point, work: Pass) -> bool:
         self.done[peer] = self.done.get(peer, 0) + 1
         self.about(peer, stage, at, work)
-        return stage == NUM_STAGES - 1 and (at, work.number) == self.spoilt
+        is_spoilt = stage == NUM_STAGES - 1 and (at, work.number) in self.spoilt
+        if is_spoilt:
+            self.ledger.removed.setdefault(at, set()).add(work.number)
+        return is_spoilt
 
     def _tokens_of(self, _number: int, at: Point, micro: int) -> torch.Tensor:
         """Whatever the group's number is."""
@@ -224,22 +291,28 @@ class SyncedSwarm:
         return trainer
 
 
-def names(replicas: int) -> Iterator[tuple[PeerId, int]]:
+def names(replicas: Sequence[int]) -> Iterator[tuple[PeerId, int]]:
     """Peers and their stages."""
-    for stage in range(NUM_STAGES):
-        for number in range(replicas):
+    for stage, num in enumerate(replicas):
+        for number in range(num):
             yield PeerId(f"stage{stage}peer{number}"), stage
 
 
 @asynccontextmanager
 async def open_synced(
-    config: LaneConfig, *, replicas: int = 2, codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64")
+    config: LaneConfig,
+    *,
+    replicas: Sequence[int] = (2, 2, 2),
+    codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64"),
+    seed: int = 1,
 ) -> AsyncIterator[SyncedSwarm]:
     """A swarm that begins by itself, in the time of whatever clock runs; everything ends with the block."""
     with trio.fail_after(600.0):
         async with trio.open_nursery() as nursery:
-            world = SyncedSwarm(MemorySwarm(nursery, random.Random(1)), nursery, config, codecs)
+            world = SyncedSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, codecs)
             for peer, stage in names(replicas):
                 world.open(peer, stage)
             yield world
             nursery.cancel_scope.cancel()
+        if world.ledger.violations:
+            raise AssertionError("; ".join(world.ledger.violations[:5]))

@@ -182,7 +182,7 @@ async def test_a_micro_batch_that_is_not_finite_is_removed_at_all_stages_and_the
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with open_synced(CONFIG) as world:
-        world.spoilt = (Point(0, 1), 1)
+        world.spoilt = {(Point(0, 1), 1)}
         await world.rounds.anchor(0)
         assert [commit.removed for commit in world.owner.commits[:3]] == [frozenset(), frozenset({1}), frozenset()]
         whole, part = CONFIG.step_tokens, CONFIG.step_tokens // NUM_MICRO_BATCHES

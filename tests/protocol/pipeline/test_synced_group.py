@@ -92,6 +92,10 @@ def test_a_step_is_taken_by_all_when_every_stage_has_added_up_its_sums() -> None
     assert take == TakeStep(START, 9.0, 1, (A, B, C))
     assert both.state.at == Point(0, 1)
     assert both.state.tokens == 100
+    assert both.state.step is not None
+    assert (
+        both.state.step.replicas[A].work_s == both.state.members[A].work_s == 0.0
+    )  # what it has shown is not forgotten
     assert "a square of" in both.remark
 
 
