@@ -1,7 +1,7 @@
 """python -m tests.simulation.synced_steps --seeds N --start S: synced steps of whole peers under faults that are drawn from a seed.
 
 Peers are killed and come anew, freeze, are cut off from each other, are slow, break their streams; replies are dropped after the work
-was done, or come twice; micro-batches are not finite. Always, whatever its owner says each gradient is in once at each stage or
+was done, or come twice; micro-batches are not finite. Always: each gradient is in a step once at every stage, or
 the micro-batch was removed at all of them; replicas of a stage bring equal parameters into a round; and rounds go on.
 """
 
