@@ -15,8 +15,8 @@ import trio
 from peer.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, RemoteProtocolError
 from protocol.ids import PeerId
-from protocol.pipeline.lane_messages import LaneAnswer, LaneMessage
-from protocol.pipeline.lane_wire import decode_parcel, encode_lane_message
+from protocol.pipeline.lane_messages import LaneAnswer
+from protocol.pipeline.lane_wire import Said, decode_parcel, encode_lane_message
 
 MEMBER_CHANNEL: Final = "lane"
 KEEPER_CHANNEL: Final = "lane-keeper"
@@ -25,7 +25,7 @@ CALL_WITHIN_S: Final = 0.5
 
 BEAT_S: Final = 0.4
 
-Answered = Callable[[LaneMessage, str], None]
+Answered = Callable[[Said, str], None]
 """(what was said, why it was refused: empty where it was not)."""
 
 
@@ -42,7 +42,7 @@ class CallLine:
         peer: PeerId,
         channel: str,
         answered: Answered,
-        beat: Callable[[], LaneMessage] | None = None,
+        beat: Callable[[], Said] | None = None,
     ) -> None:
         self.scope = trio.CancelScope()
         self._network = network
@@ -50,15 +50,15 @@ class CallLine:
         self._channel = channel
         self._answered = answered
         self._beat = beat
-        self._waiting = deque[LaneMessage]()
+        self._waiting = deque[Said]()
         self._has_more = trio.Event()
 
-    def put(self, message: LaneMessage) -> None:
+    def put(self, message: Said) -> None:
         """Say it after all that waits."""
         self._waiting.append(message)
         self._has_more.set()
 
-    def put_instead(self, message: LaneMessage) -> None:
+    def put_instead(self, message: Said) -> None:
         """Say it instead of all that waits."""
         self._waiting.clear()
         self.put(message)
@@ -83,7 +83,7 @@ class CallLine:
                     self._waiting.popleft()
                 self._answered(message, read_answer(reply))
 
-    async def _next(self) -> LaneMessage:
+    async def _next(self) -> Said:
         with trio.move_on_after(inf if self._beat is None else BEAT_S):
             while not self._waiting:
                 self._has_more = trio.Event()

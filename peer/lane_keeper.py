@@ -18,7 +18,7 @@ from protocol.ids import PeerId, short
 from protocol.pipeline import lane
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline.lane_stage import LaneConfig, Point
-from protocol.pipeline.lane_wire import decode_lane_message, encode_parcel
+from protocol.pipeline.lane_wire import Said, decode_lane_message, encode_parcel
 
 log = structlog.get_logger()
 
@@ -130,7 +130,7 @@ class _KeptLane:
 
     # --- what members say ---
 
-    def hear(self, sender: PeerId, message: said.LaneMessage) -> None:
+    def hear(self, sender: PeerId, message: Said) -> None:
         """A member's word.
 
         Raises:
@@ -191,7 +191,7 @@ class _KeptLane:
         self._nursery.start_soon(self._run_line, member, line)
         return line
 
-    def _answered(self, member: PeerId, message: said.LaneMessage, refused: str) -> None:
+    def _answered(self, member: PeerId, message: Said, refused: str) -> None:
         if isinstance(message, said.LaneEnd):
             self._hang_up({member})
         elif refused:
@@ -217,7 +217,7 @@ class _KeptLane:
                 line.scope.cancel()
 
 
-def _event(sender: PeerId, message: said.LaneMessage) -> lane.Event:
+def _event(sender: PeerId, message: Said) -> lane.Event:
     match message:
         case said.LaneSquare():
             return lane.SquareTold(sender, message.epoch, message.at, message.square)

@@ -20,27 +20,35 @@ from peer.lane_calls import MEMBER_CHANNEL
 from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_bytes, receive_in_time
 from peer.lane_seat import LaneSeat
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
-from protocol.errors import PotluckError, RemoteProtocolError, TransportError
+from peer.synced_seat import SyncedSeat
+from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId, short
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline import lane_stage
-from protocol.pipeline.lane_wire import decode_lane_message, decode_parcel, encode_parcel
+from protocol.pipeline import synced_messages as synced
+from protocol.pipeline.lane_wire import Parcel, Said, decode_lane_message, decode_parcel, encode_parcel
 from protocol.stage_schema import StageMap, stage_schema
 
 log = structlog.get_logger()
+
+TakesReply = Callable[[PeerId, synced.SyncedReply, bytes], None]
+"""(replica, what it says, what came of its work)."""
 
 SEAT_WITHIN_S: Final = 4.0
 """What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
 
 
 class LaneMember:
-    """Takes seats in lanes.
+    """Takes seats in lanes, and among the replicas of synced steps.
 
     Args:
         keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
+        takes_reply: what is done with the replies of replicas, where synced steps are owned here.
     """
 
-    def __init__(self, tools: LaneTools, keeper_of: Callable[[int], PeerId | None]) -> None:
+    def __init__(
+        self, tools: LaneTools, keeper_of: Callable[[int], PeerId | None], takes_reply: TakesReply | None = None
+    ) -> None:
         self.refused = Counter[PeerId]()
         """What was refused, by who sent it."""
 
@@ -49,12 +57,13 @@ class LaneMember:
 
         self._tools = tools
         self._keeper_of = keeper_of
-        self._seat: LaneSeat | None = None
+        self._takes_reply = takes_reply
+        self._seat: LaneSeat | SyncedSeat | None = None
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
 
     @property
-    def seat(self) -> LaneSeat | None:
+    def seat(self) -> LaneSeat | SyncedSeat | None:
         """The present one; None for a spare."""
         return self._seat
 
@@ -87,26 +96,46 @@ class LaneMember:
             return encode_parcel(said.LaneAnswer(error.one_line()[:200]))
         return encode_parcel(said.LaneAnswer(""))
 
-    def _hear(self, sender: PeerId, message: said.LaneMessage) -> None:
+    def _hear(self, sender: PeerId, message: Said) -> None:
         if isinstance(message, said.LaneSpare):
             raise RemoteProtocolError("a spare's word to a member", "one to its keeper")
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
-        if not isinstance(message, said.FromKeeper):
+        if not isinstance(message, said.FromKeeper | synced.SyncedFromOwner):
             raise RemoteProtocolError(f"{type(message).__name__} from a keeper", "a keeper's word")
         seat = self._seat if self._seat is not None and self._seat.lane == message.lane else None
         if isinstance(message, said.LanePing):
             self.num_lanes = message.num_lanes
         if isinstance(message, said.LaneBegin | said.LaneBack):
             self._placed(seat, sender, message)
-        elif seat is not None:
+        elif isinstance(message, synced.SyncedBegin) and seat is None:
+            self._take_replica(sender, message)
+        elif isinstance(seat, SyncedSeat) or (seat is not None and isinstance(message, said.FromKeeper)):
             seat.hear(message)
         elif not isinstance(message, said.LaneEnd):
             raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that this peer has a seat in")
         self._change()
 
-    def _placed(self, seat: LaneSeat | None, keeper: PeerId, message: said.LaneBegin | said.LaneBack) -> None:
+    def _take_replica(self, keeper: PeerId, message: synced.SyncedBegin) -> None:
+        """A seat among the replicas of a stage."""
+        if self._nursery is None or self._seat is not None:
+            found = "a peer that does not work yet" if self._seat is None else f"one with a seat in {self._seat.lane}"
+            raise RemoteProtocolError(f"a seat in group {message.lane} for {found}", "a free peer")
+        if message.stage >= self._tools.config.num_stages or message.at.step >= self._tools.config.inner_steps:
+            raise RemoteProtocolError(f"{message}", f"one of {self._tools.config.num_stages} stages, a step of a round")
+        try:
+            self._seat = SyncedSeat(self._tools, keeper, message)
+        except LocalProtocolError as error:
+            raise RemoteProtocolError(error.found, error.expected) from error
+        self._nursery.start_soon(self._sit, self._seat)
+        log.info("synced_joined", lane=message.lane, stage=message.stage, at=str(message.at))
+
+    def _placed(
+        self, seat: LaneSeat | SyncedSeat | None, keeper: PeerId, message: said.LaneBegin | said.LaneBack
+    ) -> None:
         """A seat is given, kept, or taken away."""
+        if isinstance(seat, SyncedSeat) or self._tools.is_synced:
+            raise RemoteProtocolError("a lane in a run of synced steps", "a replica's beginning")
         me = self._tools.network.peer_id
         if me not in message.members or len(message.members) != self._tools.config.num_stages:
             if seat is not None and message.epoch > seat.state.epoch:
@@ -137,9 +166,11 @@ class LaneMember:
         self._nursery.start_soon(self._sit, self._seat)
         log.info("lane_joined", lane=message.lane, stage=stage, epoch=message.epoch)
 
-    async def _sit(self, seat: LaneSeat) -> None:
-        shares = await seat.run()
-        self._seat = None
+    async def _sit(self, seat: LaneSeat | SyncedSeat) -> None:
+        try:
+            shares = await seat.run()
+        finally:
+            self._seat = None
         self._change()
         log.info("lane_over", lane=seat.lane, stage=seat.stage, reason=seat.reason, shares=len(shares))
         async with trio.open_nursery() as bringing:  # each waits for its own round
@@ -174,14 +205,25 @@ class LaneMember:
         if isinstance(parcel, said.LaneGift):
             await self._take_gift(sender, parcel, stream)
             return await receive_in_time(stream)
+        if isinstance(parcel, synced.SyncedReply):
+            await self._take_reply(sender, parcel, stream)
+            return await stream.receive_frame()
         seat = await self._seat_of(parcel)
         frames = list[bytes | None]()
         if seat is not None:
             with seat.until_it_goes_back():
-                if await seat.serve(sender, parcel, stream):
+                if await _served(seat, sender, parcel, stream):
                     await answer(stream)
                 frames.append(await stream.receive_frame())
         return frames[0] if frames else None
+
+    async def _take_reply(self, sender: PeerId, reply: synced.SyncedReply, stream: Stream) -> None:
+        """What came of work that this peer asked for as an owner."""
+        if self._takes_reply is None:
+            raise RemoteProtocolError("a reply to no owner of synced steps", "an owner")
+        data = await receive_bytes(stream, reply.num_bytes)
+        self._takes_reply(sender, reply, data)
+        await answer(stream)
 
     async def _take_gift(self, sender: PeerId, gift: said.LaneGift, stream: Stream) -> None:
         """A stage's part of a lane that is no more.
@@ -206,14 +248,15 @@ class LaneMember:
             raise RemoteProtocolError(reason, "a part of this round")
         await answer(stream)
 
-    async def _seat_of(self, parcel: said.LaneParcel) -> LaneSeat | None:
+    async def _seat_of(self, parcel: Parcel) -> LaneSeat | SyncedSeat | None:
         if isinstance(parcel, said.LaneAnswer | said.LaneGift):
             raise RemoteProtocolError("an answer to nothing", "a parcel")
+        epoch = 0 if isinstance(parcel, synced.SyncedParcel) else parcel.epoch
         with trio.move_on_after(SEAT_WITHIN_S):
             while True:
                 seat = self._seat
-                if seat is not None and seat.lane == parcel.lane and seat.state.epoch >= parcel.epoch:
-                    return seat if seat.state.epoch == parcel.epoch else None
+                if seat is not None and seat.lane == parcel.lane and seat.epoch >= epoch:
+                    return seat if seat.epoch == epoch else None
                 await self._changed.wait()
         return None
 
@@ -224,6 +267,15 @@ class LaneMember:
     def _count(self, sender: PeerId, error: RemoteProtocolError) -> None:
         self.refused[sender] += 1
         log.warning("lane_refused", sender=short(sender), reason=error.one_line())
+
+
+async def _served(seat: LaneSeat | SyncedSeat, sender: PeerId, parcel: Parcel, stream: Stream) -> bool:
+    """Whether what came is to be answered."""
+    if isinstance(seat, SyncedSeat):
+        return await seat.serve(sender, parcel, stream)
+    if isinstance(parcel, synced.SyncedParcel):
+        raise RemoteProtocolError(f"{type(parcel).__name__} to a member of a lane", "a lane's parcel")
+    return await seat.serve(sender, parcel, stream)
 
 
 def stage_size(stages: StageMap, stage: int) -> int:

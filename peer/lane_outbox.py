@@ -3,7 +3,7 @@
 One stream carries what goes to a peer, in order; each parcel is answered. What was not answered when a stream breaks goes over the
 next one, so a parcel may come twice, and its receiver takes it once.
 
-    sender   -> receiver   LanePassed or LaneCopy, then so many bytes in frames; the next one at once
+    sender   -> receiver   LanePassed, LaneCopy or another, then so many bytes in frames; the next one at once
     receiver -> sender     LaneAnswer for each, in order; after a refusal the stream ends
 """
 
@@ -24,6 +24,7 @@ from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemotePr
 from protocol.ids import PeerId
 from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed
 from protocol.pipeline.lane_wire import decode_parcel, encode_parcel
+from protocol.pipeline.synced_messages import SyncedParcel
 from protocol.received import MAX_TEXT
 
 PARCEL_CHANNEL: Final = "lane-parcels"
@@ -35,14 +36,18 @@ RETRY_AFTER_S: Final = 0.1
 _FRAME_BYTES: Final = 1 << 20
 
 
+Postable = LanePassed | LaneCopy | SyncedParcel
+"""What is sent on, and answered."""
+
+
 @dataclass(eq=False)
 class _Posted:
-    parcel: LanePassed | LaneCopy
+    parcel: Postable
     data: bytes
     answered: trio.Event = field(default_factory=trio.Event)
 
 
-Refused = Callable[[LanePassed | LaneCopy, str], None]
+Refused = Callable[[Postable, str], None]
 """(what was refused, why)."""
 
 
@@ -60,7 +65,7 @@ class Outbox:
         self._answered_s = -inf
         self._watch = trio.CancelScope()
 
-    def put(self, parcel: LanePassed | LaneCopy, data: bytes) -> trio.Event:
+    def put(self, parcel: Postable, data: bytes) -> trio.Event:
         """Send it after all that waits; the event is set when it was answered."""
         if not self._posted:
             self._answered_s = trio.current_time()
@@ -239,7 +244,7 @@ def _nothing() -> None:
 
 
 async def send_parcel(
-    stream: Stream, parcel: LanePassed | LaneCopy | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
+    stream: Stream, parcel: Postable | LaneGift, data: bytes, moved: Callable[[], None] = _nothing
 ) -> None:
     """A parcel and what follows it.
 

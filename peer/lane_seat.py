@@ -17,7 +17,7 @@ import trio
 
 from averaging.network.seams import Stream
 from peer.lane_calls import KEEPER_CHANNEL, CallLine
-from peer.lane_outbox import Outbox, fetch_copy, receive_bytes, send_parcel
+from peer.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.stage_snapshot import decode_snapshot, most_snapshot_bytes
 from protocol.errors import PotluckError, RemoteProtocolError
@@ -26,6 +26,7 @@ from protocol.pipeline import lane_messages as said
 from protocol.pipeline import lane_stage
 from protocol.pipeline.lane import neighbour
 from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.lane_wire import Said
 from protocol.pipeline.schedule import Pass
 from protocol.stage_schema import stage_schema
 
@@ -82,6 +83,11 @@ class LaneSeat:
         return self.state.stage
 
     @property
+    def epoch(self) -> int:
+        """Of its time line."""
+        return self.state.epoch
+
+    @property
     def _beside(self) -> PeerId:
         """Who keeps the second copy of our snapshots."""
         return self.members[neighbour(self.stage, len(self.members))]
@@ -107,7 +113,7 @@ class LaneSeat:
 
     # --- what the keeper says ---
 
-    def hear(self, message: said.FromKeeper) -> None:
+    def hear(self, message: Said) -> None:
         """The keeper's word; what is of a former time line the machine passes over."""
         self._heard_s = trio.current_time()
         match message:
@@ -165,7 +171,7 @@ class LaneSeat:
 
     # --- what the keeper is told ---
 
-    def _answered(self, message: said.LaneMessage, refused: str) -> None:
+    def _answered(self, message: Said, refused: str) -> None:
         self._heard_s = trio.current_time()
         if isinstance(message, said.LaneLeave):
             self.finish(message.reason)
@@ -288,7 +294,9 @@ class LaneSeat:
         except PotluckError as error:
             self.leave(error.one_line())
 
-    def _refused(self, parcel: said.LanePassed | said.LaneCopy, reason: str) -> None:
+    def _refused(self, parcel: Postable, reason: str) -> None:
+        if not isinstance(parcel, said.LanePassed | said.LaneCopy):
+            return
         if parcel.epoch == self.state.epoch and self.state.phase != "over":
             self.leave(f"what this stage sends is refused: {reason}")
 

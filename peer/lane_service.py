@@ -5,9 +5,9 @@ What decides is in protocol/pipeline/lane_forming.py; lane_member.py serves a se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import torch
@@ -54,6 +54,19 @@ class LaneRole:
     why_not: Callable[[], str]
 
 
+class Keepers(Protocol):
+    """What is kept here."""
+
+    @property
+    def lanes(self) -> Mapping[int, object]:
+        """By their numbers."""
+        ...
+
+    def serve(self) -> None:
+        """Answer members; before the network is started."""
+        ...
+
+
 class LaneService:
     """`serve` before the network is started, then `run`."""
 
@@ -69,7 +82,8 @@ class LaneService:
         self._is_keeping = False
         self._keeper: PeerId | None = None
         self._gone: dict[PeerId, float] = {}
-        self.keepers = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
+        self._lanes = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
+        self.keepers: Keepers = self._lanes
         self.member = LaneMember(tools, self._keeper_of)
 
     @property
@@ -189,7 +203,7 @@ class LaneService:
             await trio.sleep(LOOK_EVERY_S)
             if not self._is_keeping:
                 continue
-            lanes = self.keepers.lanes.values()
+            lanes = self._lanes.lanes.values()
             taken = {peer for lane in lanes for peer in lane.living}
             self._forming = forming.without(self._forming, taken)
             running = [lane.at for lane in lanes]
@@ -206,7 +220,7 @@ class LaneService:
 
     async def _one(self, number: int, members: tuple[PeerId, ...], at: Point) -> None:
         try:
-            state = await self.keepers.keep(number, members, at)
+            state = await self._lanes.keep(number, members, at)
         except PotluckError as error:
             log.warning("lane_not_kept", lane=number, reason=error.one_line())
             return

@@ -32,6 +32,8 @@ from peer.lane_work import LaneShare, LaneTools
 from peer.life import Joined, Life
 from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
+from peer.synced_process import ProcessSynced
+from peer.synced_service import SyncedService
 from peer.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId, RunId, UnitName
@@ -178,6 +180,9 @@ def _lanes(
     def work_of(lane: int, stage: int) -> ProcessWork:
         return ProcessWork(process, lane, stage_rounds.newest, stage_rounds)
 
+    def synced_of(lane: int, stage: int) -> ProcessSynced:
+        return ProcessSynced(process, lane, stage_rounds.newest, stage_rounds)
+
     def holders(stage: int) -> Sequence[PeerId]:
         """Those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
         now_s = joined.life.clock.monotonic_s()
@@ -206,10 +211,12 @@ def _lanes(
     async def bring(share: LaneShare) -> None:
         await found[0].bring(share)
 
+    is_synced = run.pipeline.mode == "synced"
     tools = LaneTools(
-        OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift
-    )
-    found.append(LaneService(tools, role))
+        OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift,
+        synced_of if is_synced else None,
+    )  # fmt: skip
+    found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
     return found[0]
 
 

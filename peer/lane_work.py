@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -12,6 +12,7 @@ import torch
 from averaging.network.seams import Offload
 from peer.lane_compute import LaneShape, LaneWork
 from peer.lane_network import LaneNetwork
+from peer.synced_compute import Served, SyncedCompute
 from protocol.ids import PeerId
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.schedule import Pass
@@ -88,6 +89,46 @@ class StageWork(Protocol):
         ...
 
 
+class SyncedWork(StageWork, Protocol):
+    """The compute of one replica of synced steps (peer/synced_compute.py), beside a seat's rounds and snapshots."""
+
+    async def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
+        """Do a piece of work from the bytes that came with it.
+
+        Raises:
+            RemoteProtocolError: bytes of something else; nothing was computed.
+        """
+        ...
+
+    async def grant(self, number: int) -> None:
+        """The micro-batch's gradients go into the sum."""
+        ...
+
+    async def drop(self, number: int) -> None:
+        """They count nowhere."""
+        ...
+
+    async def forget(self) -> None:
+        """The sum, and all gradients that lie apart."""
+        ...
+
+    async def own_sum(self) -> bytes:
+        """What was granted here, added up."""
+        ...
+
+    async def total(self, sums: Sequence[bytes]) -> float:
+        """Add up what the stage's replicas summed, in this order; the square of it.
+
+        Raises:
+            RemoteProtocolError: bytes that are no sum of this stage.
+        """
+        ...
+
+    async def take_mean_step(self, at: Point, whole_square: float, counted: int) -> bool:
+        """The inner step with the mean over so many micro-batches; whether its tokens count."""
+        ...
+
+
 def _no_gifts(_giver: PeerId, _share: LaneShare) -> str:
     return "nothing is brought into rounds for others here"
 
@@ -100,6 +141,7 @@ class LaneTools:
         work_of: (lane, stage) to what computes it.
         average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
         bring: another stage's share, of a lane that is no more, to who holds that stage.
+        synced_of: as `work_of`, in a run of synced steps; None in a run of lanes.
         take_gift: (who gives, a stage's part of a lane that is no more) to why it is not brought into the round here; empty where it
             is.
     """
@@ -111,6 +153,7 @@ class LaneTools:
     average: Callable[[LaneShare], Awaitable[torch.Tensor]]
     bring: Callable[[LaneShare], Awaitable[None]]
     take_gift: Callable[[PeerId, LaneShare], str] = _no_gifts
+    synced_of: Callable[[int, int], SyncedWork] | None = None
 
     @property
     def config(self) -> LaneConfig:
@@ -121,6 +164,11 @@ class LaneTools:
     def stages(self) -> StageMap:
         """Of the model."""
         return self.form.stages
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the run takes synced steps."""
+        return self.synced_of is not None
 
 
 class OffloadedWork:
@@ -168,3 +216,39 @@ class OffloadedWork:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._offload.run(work, cost_s=PASS_COST_S)
+
+
+class OffloadedSynced(OffloadedWork):
+    """The compute of a replica in this process, beside trio."""
+
+    def __init__(self, work: SyncedCompute, offload: Offload) -> None:
+        super().__init__(work, offload)
+        self._synced = work
+
+    async def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
+        """As `SyncedWork`, each of these."""
+        return await self._run(partial(self._synced.serve, at, work, forward, backward))
+
+    async def grant(self, number: int) -> None:
+        """As `SyncedWork`."""
+        await self._run(partial(self._synced.grant, number))
+
+    async def drop(self, number: int) -> None:
+        """As `SyncedWork`."""
+        await self._run(partial(self._synced.drop, number))
+
+    async def forget(self) -> None:
+        """As `SyncedWork`."""
+        await self._run(self._synced.forget)
+
+    async def own_sum(self) -> bytes:
+        """As `SyncedWork`."""
+        return await self._run(self._synced.own_sum)
+
+    async def total(self, sums: Sequence[bytes]) -> float:
+        """As `SyncedWork`."""
+        return await self._run(partial(self._synced.total, sums))
+
+    async def take_mean_step(self, at: Point, whole_square: float, counted: int) -> bool:
+        """As `SyncedWork`."""
+        return await self._run(partial(self._synced.take_mean_step, at, whole_square, counted))

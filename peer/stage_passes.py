@@ -46,10 +46,12 @@ class Apart:
     Attributes:
         grad_BTD: of what came in, for the stage before; None at the first one.
         gradients: of the stage's parameters in its own order, each of its parameter's shape.
+        loss: mean in nats a token, without its share, at the last stage alone.
     """
 
     grad_BTD: torch.Tensor | None
     gradients: tuple[torch.Tensor, ...]
+    loss: float | None = None
 
 
 class StagePasses:
@@ -160,12 +162,23 @@ class StagePasses:
         out = left * share if self._model.is_last else left
         wanted = self._parameters if self._model.is_first else [arrived, *self._parameters]
         found = torch.autograd.grad(out, wanted, grad_BTD)
-        return Apart(None, found) if self._model.is_first else Apart(found[0], found[1:])
+        loss = float(left.detach()) if self._model.is_last else None
+        return Apart(None, found, loss) if self._model.is_first else Apart(found[0], found[1:], loss)
 
     def fold(self, gradients: Iterable[torch.Tensor]) -> None:
         """Add gradients that were apart to the parameters'."""
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def fold_flat(self, sum_N: torch.Tensor) -> None:
+        """As `fold`, of (N,) with all parameters' gradients one after another."""
+        parts = torch.split(sum_N, [parameter.numel() for parameter in self._parameters])
+        self.fold(part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True))
+
+    def summed(self) -> torch.Tensor:
+        """(N,) what was added up so far, a copy, in the parameters' own dtype; zeros where there was nothing."""
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return torch.cat([grad.flatten() for grad in grads])
 
     def forget(self) -> None:
         """Every micro-batch, and every gradient that was summed up: the step is taken back, or over."""

@@ -12,6 +12,7 @@ from protocol.experts_section import BesideParts
 from protocol.pipeline.cutting import StageMemory, computed_costs, cut, planned_memory
 from protocol.pipeline.lane_stage import LaneConfig
 from protocol.pipeline.schedule import most_in_flight
+from protocol.pipeline.synced_messages import MAX_MICRO_BATCHES
 from protocol.section import Section
 from protocol.stage_schema import MAX_STAGES, StageMap, stage_schema
 from protocol.training_sections import InnerSection
@@ -32,6 +33,9 @@ class PipelineSection(Section):
         stages: how many; they are cut so that each computes about as much as the others. Else `layers` says it.
         layers: how many layers each stage has, first to last, as "1, 2, 1"; the embedding is with the first, the head with the last.
         inner_steps: of a lane in each round.
+        mode: "lanes" of one replica a stage, each of which works as one data peer (protocol/pipeline/lane.py), or "synced":
+            all replicas of all stages work as one, any of them on any micro-batch (protocol/pipeline/synced.py), which wants fast
+            links; it has no schedule and no snapshots beside a round's commit.
         schedule: in which order a stage takes its micro-batches.
         micro_batches: of an inner step, which is inner.batch_tokens.
         snapshot_every_steps: after so many inner steps each stage is copied to a neighbour: what a lane goes back to.
@@ -42,6 +46,7 @@ class PipelineSection(Section):
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
     layers: Annotated[str, Field(max_length=512)] = ""
     inner_steps: Annotated[int, Field(ge=1, le=1 << 20)]
+    mode: Literal["lanes", "synced"] = "lanes"
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     micro_batches: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     snapshot_every_steps: Annotated[int, Field(ge=1, le=1 << 20)] = 5
@@ -139,6 +144,11 @@ def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: Inne
         return (
             f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {inner.batch_tokens}, which are "
             f"{sequences} sequences: expected a number that divides them"
+        )
+    if pipeline.mode == "synced" and pipeline.micro_batches > MAX_MICRO_BATCHES:
+        return (
+            f'pipeline.micro_batches {pipeline.micro_batches} with mode = "synced": expected at most {MAX_MICRO_BATCHES}, '
+            "whose numbers fit into one message"
         )
     if stages.num_stages > beside.min_members:
         return (

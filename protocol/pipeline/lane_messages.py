@@ -33,7 +33,8 @@ MAX_COPY_BYTES: Final = 1 << 40
 _LARGEST: Final = (1 << 32) - 1
 
 
-def _require_where(lane: int, epoch: int, at: Point | None = None) -> None:
+def require_where(lane: int, epoch: int, at: Point | None = None) -> None:
+    """A lane, a time line and a point that a run can come to. Raises RemoteProtocolError, as the others here."""
     require(
         0 <= lane <= _LARGEST and 0 <= epoch <= _LARGEST, f"lane {lane}, time line {epoch}", "whole numbers of 32 bits"
     )
@@ -47,13 +48,14 @@ def _require_members(members: Sequence[PeerId]) -> None:
     require(is_each_once, f"a lane of {len(members)} members", f"1 to {MAX_STAGES}, each once")
 
 
-def _require_square(square: float) -> None:
+def require_square(square: float) -> None:
     """Not finite is a gradient that is not: all stages leave that step out."""
     require(square >= 0.0 or isnan(square), f"a square of {square}", "at least 0")
 
 
-def _require_parcel(lane: int, epoch: int, at: Point, num_bytes: int, most_bytes: int) -> None:
-    _require_where(lane, epoch, at)
+def require_parcel(lane: int, epoch: int, at: Point, num_bytes: int, most_bytes: int) -> None:
+    """As `require_where`, and so many bytes to come."""
+    require_where(lane, epoch, at)
     require(1 <= num_bytes <= most_bytes, f"{num_bytes} bytes to come", f"1 to {most_bytes}")
 
 
@@ -67,7 +69,7 @@ class LaneBegin:
     members: tuple[PeerId, ...]
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
+        require_where(self.lane, self.epoch, self.at)
         _require_members(self.members)
 
 
@@ -81,8 +83,8 @@ class LaneSquare:
     square: float
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
-        _require_square(self.square)
+        require_where(self.lane, self.epoch, self.at)
+        require_square(self.square)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class LaneStep:
     whole_square: float
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
-        _require_square(self.whole_square)
+        require_where(self.lane, self.epoch, self.at)
+        require_square(self.whole_square)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class LaneCopied:
     at: Point
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
+        require_where(self.lane, self.epoch, self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class LaneKeep:
     at: Point
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
+        require_where(self.lane, self.epoch, self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class LaneBack:
     members: tuple[PeerId, ...]
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
+        require_where(self.lane, self.epoch, self.at)
         _require_members(self.members)
         require(0 <= self.counted <= self.at.step, f"{self.counted} steps that count", f"at most {self.at.step}")
 
@@ -152,7 +154,7 @@ class LaneLoaded:
     epoch: int
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch)
+        require_where(self.lane, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class LaneLoadFailed:
     reason: str
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch)
+        require_where(self.lane, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class LaneResume:
     epoch: int
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch)
+        require_where(self.lane, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class LaneEnd:
     reason: str
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
+        require_where(self.lane, self.epoch, self.at)
         require_tokens(self.tokens)
         is_whole = 1 <= len(self.holders) <= MAX_STAGES if self.tokens else not self.holders
         require(is_whole, f"{self.tokens} tokens of {len(self.holders)} stages", "somebody for each stage, or nothing")
@@ -213,7 +215,7 @@ class LanePing:
     num_lanes: int = 0
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch)
+        require_where(self.lane, self.epoch)
         require(0 <= self.num_lanes <= _LARGEST, f"{self.num_lanes} lanes", "a whole number of 32 bits")
 
 
@@ -226,7 +228,7 @@ class LaneLeave:
     reason: str
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch)
+        require_where(self.lane, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ class LanePassed:
     num_bytes: int
 
     def __post_init__(self) -> None:
-        _require_parcel(self.lane, self.epoch, self.at, self.num_bytes, MAX_PASSED_BYTES)
+        require_parcel(self.lane, self.epoch, self.at, self.num_bytes, MAX_PASSED_BYTES)
         require(0 <= self.number <= _LARGEST, f"micro-batch {self.number}", "a whole number of 32 bits")
 
     @property
@@ -283,7 +285,7 @@ class LaneCopy:
     num_bytes: int
 
     def __post_init__(self) -> None:
-        _require_parcel(self.lane, self.epoch, self.at, self.num_bytes, MAX_COPY_BYTES)
+        require_parcel(self.lane, self.epoch, self.at, self.num_bytes, MAX_COPY_BYTES)
         require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
 
 
@@ -297,7 +299,7 @@ class LaneFetch:
     stage: int
 
     def __post_init__(self) -> None:
-        _require_where(self.lane, self.epoch, self.at)
+        require_where(self.lane, self.epoch, self.at)
         require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
 
 
@@ -329,7 +331,7 @@ class LaneGift:
     num_bytes: int
 
     def __post_init__(self) -> None:
-        _require_parcel(self.lane, 0, self.at, self.num_bytes, MAX_COPY_BYTES)
+        require_parcel(self.lane, 0, self.at, self.num_bytes, MAX_COPY_BYTES)
         require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
         require_tokens(self.tokens)
 

@@ -7,34 +7,41 @@ from typing import Final, cast
 
 from protocol.pb import lane_pb2
 from protocol.pipeline.lane_messages import LaneMessage, LaneParcel
+from protocol.pipeline.synced_messages import SyncedMessage, SyncedParcel
 from protocol.wire import decode_oneof, encode_oneof, oneof_classes
 
 MAX_LANE_MESSAGE_BYTES: Final = 16_384
-"""A lane of 64 members with names of 64 letters, and a reason."""
+"""A lane of 64 members with names of 64 letters, and a reason; or a synced step's numbers."""
 
-_MESSAGES: Final = oneof_classes(typing.get_args(LaneMessage))
-_PARCELS: Final = oneof_classes(typing.get_args(LaneParcel))
+Said = LaneMessage | SyncedMessage
+"""What is said in calls, of lanes and of synced steps."""
+
+Parcel = LaneParcel | SyncedParcel
+"""What stands before what follows on a stream, and what answers it."""
+
+_MESSAGES: Final = oneof_classes(typing.get_args(Said))
+_PARCELS: Final = oneof_classes(typing.get_args(Parcel))
 
 
-def encode_lane_message(message: LaneMessage) -> bytes:
+def encode_lane_message(message: Said) -> bytes:
     """The request of a call on a lane's channel."""
     return encode_oneof(lane_pb2.LaneMessage(), message)
 
 
-def decode_lane_message(data: bytes) -> LaneMessage:
+def decode_lane_message(data: bytes) -> Said:
     """What a call on a lane's channel says.
 
     Raises:
         RemoteProtocolError: not such a message, too long, of an unknown kind, or a value out of its bounds.
     """
-    return cast("LaneMessage", decode_oneof(lane_pb2.LaneMessage, _MESSAGES, data, MAX_LANE_MESSAGE_BYTES))
+    return cast("Said", decode_oneof(lane_pb2.LaneMessage, _MESSAGES, data, MAX_LANE_MESSAGE_BYTES))
 
 
-def encode_parcel(parcel: LaneParcel) -> bytes:
+def encode_parcel(parcel: Parcel) -> bytes:
     """The frame before what is large, and the frame that answers it."""
     return encode_oneof(lane_pb2.LaneParcel(), parcel)
 
 
-def decode_parcel(data: bytes) -> LaneParcel:
+def decode_parcel(data: bytes) -> Parcel:
     """What such a frame says. Raises as `decode_lane_message`."""
-    return cast("LaneParcel", decode_oneof(lane_pb2.LaneParcel, _PARCELS, data, MAX_LANE_MESSAGE_BYTES))
+    return cast("Parcel", decode_oneof(lane_pb2.LaneParcel, _PARCELS, data, MAX_LANE_MESSAGE_BYTES))

@@ -60,10 +60,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJoined:
-    """It holds the weights of this step, and nothing of the step itself."""
+    """It holds the weights of this step, and nothing of the step itself; `work_s` is what it has shown in earlier ones."""
 
     peer: PeerId
     stage: int
+    work_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,14 @@ class Ticked:
     """Time passed."""
 
 
-Event = ReplicaJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Whether the step's end waits for somebody: who loads the weights of this step must have them before they move on."""
+
+    is_held: bool
+
+
+Event = ReplicaJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked | Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,7 @@ class SyncedState:
         met: who was a replica of this step at any time.
         declined: who has declined what since the last tick.
         sum_since_s: when sums were asked for last, monotonic.
+        is_held: no sums are asked for yet.
     """
 
     config: SyncedConfig
@@ -214,6 +223,7 @@ class SyncedState:
     met: frozenset[PeerId] = frozenset()
     declined: frozenset[tuple[PeerId, Work]] = frozenset()
     sum_since_s: float = 0.0
+    is_held: bool = False
 
     @property
     def counted(self) -> frozenset[int]:
@@ -254,6 +264,8 @@ def step(state: SyncedState, event: Event, now_s: float) -> Step:
             done = _sum_delivered(state, event)
         case Ticked():
             done = Step(replace(state, declined=frozenset()))
+        case Held():
+            done = Step(replace(state, is_held=event.is_held))
     after = _directed(done.state, now_s)
     return Step(after.state, done.orders + after.orders, done.remark, after.waiting)
 
@@ -262,7 +274,7 @@ def _joined(state: SyncedState, event: ReplicaJoined) -> Step:
     if not 0 <= event.stage < state.config.num_stages:
         return Step(state, remark=f"{short(event.peer)} has stage {event.stage}, of {state.config.num_stages}")
     state = _without(state, event.peer)
-    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage)}
+    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage, work_s=event.work_s)}
     again = (StartAgain(event.peer, "what it had summed before counts no more"),) if event.peer in state.met else ()
     return Step(replace(state, replicas=MappingProxyType(replicas), met=state.met | {event.peer}), again)
 
@@ -352,6 +364,8 @@ def _directed(state: SyncedState, now_s: float) -> Step:
     wanted = {(number, stage) for number in state.counted for stage in range(state.config.num_stages)}
     if wanted != set(state.granted):
         return _asked(replace(state, phase="working"), now_s)
+    if state.is_held:
+        return Step(state, waiting="somebody loads the weights of this step")
     holders = [state.replicas[peer] for peer in dict.fromkeys(state.granted.values())]
     missing = [replica for replica in holders if replica.summed != state.granted_to(replica.peer)]
     if not missing:
@@ -431,8 +445,12 @@ def _chosen(state: SyncedState, work: Work, late: set[PeerId]) -> Replica | None
         [] if fresh else [replica for replica in of_stage if replica.peer in late]
     )
 
+    # Who has shown nothing yet is taken for as fast as the fastest, or it would never come to show it.
+    shown = [replica.work_s for replica in of_stage if replica.work_s is not None]
+    guess_s = min(shown, default=state.config.first_guess_s)
+
     def until_done(replica: Replica) -> tuple[float, bytes]:
-        work_s = state.config.first_guess_s if replica.work_s is None else replica.work_s
+        work_s = guess_s if replica.work_s is None else replica.work_s
         drawn = f"{state.seed} {work.number} {work.stage} {work.is_backward} {replica.peer}".encode()
         return (len(replica.asked) + 1) * work_s, sha256(drawn).digest()
 

@@ -182,6 +182,11 @@ def step(state: ReplicaState, event: Event) -> Step:
             return _told_to_sum(state, event.numbers)
 
 
+def not_done(state: ReplicaState, work: Work) -> ReplicaState:
+    """The state where work that was begun came to nothing, because what it was to be done with was refused."""
+    return replace(state, running=state.running - {work})
+
+
 def _emptied(state: ReplicaState) -> ReplicaState:
     return replace(state, running=frozenset(), apart=frozenset(), summed=frozenset())
 

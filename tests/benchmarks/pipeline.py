@@ -14,15 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import trio
+import trio.testing
+
 from averaging.codecs.boundary import Boundary, quantised
-from protocol.ids import RunId
+from protocol.ids import PeerId, RunId
+from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.pipeline.schedule import SCHEDULES
+from protocol.pipeline.schedule import SCHEDULES, Pass
 from protocol.pipeline.synced import SyncedConfig
 from tests.benchmarks.pipeline_speed import speed_rows
 from tests.benchmarks.placement_trace import Rule, Simulation, Trace, nobody_moves, ours, petals
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.peer.lane_world import LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
+from tests.peer.synced_swarm import open_synced
 from tests.peer.synced_world import TorchWorld, run_one_process
 from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
 
@@ -109,6 +114,33 @@ def speeds() -> Row:
     return at_least("replicas of speed 1 : 2 : 4, in virtual time", shares, 0.9, {"micro_batches": num})
 
 
+def speeds_over_network() -> Row:
+    """The same of whole peers: the middle one of three stages has these replicas, the others one that is fast. One step shows what
+    each can do; the next one is counted, from its first work to that of the step after it, so sums and the step itself are in it.
+    """
+    micro_batches, slow_s, shares = 48, 0.8, []
+    config = LaneConfig("1f1b", 3, micro_batches, 3, 3, micro_batches, suspect_after_s=4.0)
+
+    async def run() -> None:
+        async with open_synced(config, replicas=(1, len(SPEEDS), 1)) as world:
+            world.pace_s = dict.fromkeys(world.services, 0.001)
+            world.pace_s |= {PeerId(f"stage1peer{n}"): slow_s / speed for n, speed in enumerate(SPEEDS)}
+            began_s = dict[int, float]()
+
+            def about(_peer: PeerId, stage: int, at: Point, _work: Pass) -> None:
+                if stage == 1:
+                    began_s.setdefault(at.step, trio.current_time())
+
+            world.about = about
+            await world.rounds.anchor(0)
+            ideal_s = 2 * micro_batches * slow_s / sum(SPEEDS)  # each goes forward and backward
+            shares.append(ideal_s / (began_s[2] - began_s[1]))
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.0))
+    settings: dict[str, object] = {"micro_batches": micro_batches, "seconds_a_pass": [slow_s / s for s in SPEEDS]}
+    return at_least("replicas of speed 1 : 2 : 4, peers on the network in memory", shares, 0.9, settings)
+
+
 def boundary_bytes() -> list[Row]:
     """Bytes a token and value of the model's width, one direction, heads with them."""
     batch = MicroBatch(RunId(bytes(32)), 0, 0, 0, 0)
@@ -139,7 +171,7 @@ def placement(hours: float) -> list[Row]:
 
 def exact_rows(*, is_quick: bool) -> list[Row]:
     """All that is the same on every machine."""
-    rows = [*lanes(2), *synced(4 if is_quick else 20), speeds(), *boundary_bytes()]
+    rows = [*lanes(2), *synced(4 if is_quick else 20), speeds(), speeds_over_network(), *boundary_bytes()]
     return rows + placement(8.0 if is_quick else 32.0)
 
 

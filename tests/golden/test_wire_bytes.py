@@ -42,6 +42,8 @@ from protocol.short_report import shortened
 from protocol.wire import commit_id, decode_body, encode_body, encode_fetch, encode_message, encode_record, genesis_id
 from tests.protocol.pipeline.test_lane_messages import MESSAGES as MESSAGES_OF_LANES
 from tests.protocol.pipeline.test_lane_messages import PARCELS
+from tests.protocol.pipeline.test_synced_messages import MESSAGES as MESSAGES_OF_SYNCED
+from tests.protocol.pipeline.test_synced_messages import PARCELS as PARCELS_OF_SYNCED
 from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
 
 GOLDEN = Path(__file__).with_name("wire_bytes.json")
@@ -105,7 +107,7 @@ def _wire() -> dict[str, str]:
 
 
 def _lanes() -> dict[str, str]:
-    """What a lane's members and its keeper say to each other."""
+    """What a lane's members and its keeper say to each other, and replicas of synced steps and their owner."""
     said = {
         f"lane message {number} {type(message).__name__}": encode_lane_message(message)
         for number, message in enumerate(MESSAGES_OF_LANES)
@@ -113,7 +115,9 @@ def _lanes() -> dict[str, str]:
     brought = {
         f"lane parcel {number} {type(parcel).__name__}": encode_parcel(parcel) for number, parcel in enumerate(PARCELS)
     }
-    return {name: data.hex() for name, data in {**said, **brought}.items()}
+    synced = {f"{type(one).__name__} {n}": encode_lane_message(one) for n, one in enumerate(MESSAGES_OF_SYNCED)}
+    synced |= {f"{type(one).__name__} {n}": encode_parcel(one) for n, one in enumerate(PARCELS_OF_SYNCED)}
+    return {name: data.hex() for name, data in {**said, **brought, **synced}.items()}
 
 
 def _coordination() -> dict[str, str]:

@@ -48,6 +48,15 @@ def test_a_pipeline_run_has_a_unit_for_each_stage_and_says_so_in_its_manifest() 
     assert b'"pipeline":{"inner_steps":10,"stages":3}' in manifest.canonical_bytes()
 
 
+def test_a_run_of_synced_steps_says_so_and_one_of_lanes_says_nothing() -> None:
+    synced = pipeline_run(pipeline={"mode": "synced"})
+    assert synced.pipeline is not None
+    assert synced.pipeline.mode == "synced"
+    assert b'"mode":"synced"' in _manifest(synced).canonical_bytes()
+    with pytest.raises(ConfigError, match="at most 2048"):
+        pipeline_run(pipeline={"mode": "synced", "micro_batches": 4096}, inner={"batch_tokens": 4096 * 256})
+
+
 def test_a_run_without_stages_keeps_its_id() -> None:
     assert b"pipeline" not in _manifest(parse_run_config(default_run_toml())).canonical_bytes()
 

@@ -14,6 +14,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pb import lane_pb2
 from protocol.pipeline import lane_messages as m
+from protocol.pipeline import synced_messages as synced
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import (
     MAX_LANE_MESSAGE_BYTES,
@@ -25,6 +26,7 @@ from protocol.pipeline.lane_wire import (
 from protocol.received import MAX_TEXT
 from protocol.rounds.bounds import MAX_TOKENS
 from protocol.stage_schema import MAX_STAGES
+from tests.protocol.pipeline import test_synced_messages as of_synced
 from tests.protocol.pipeline.test_lane_messages import AT, MEMBERS, MESSAGES, PARCELS
 
 NUMBER = st.integers(0, (1 << 32) - 1)
@@ -69,6 +71,8 @@ ANY_PARCEL = st.one_of(
 def test_every_kind_of_message_and_parcel_is_among_those_tested_here() -> None:
     assert {type(message) for message in MESSAGES} == set(typing.get_args(m.LaneMessage))
     assert {type(parcel) for parcel in PARCELS} == set(typing.get_args(m.LaneParcel))
+    assert {type(message) for message in of_synced.MESSAGES} == set(typing.get_args(synced.SyncedMessage))
+    assert {type(parcel) for parcel in of_synced.PARCELS} == set(typing.get_args(synced.SyncedParcel))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -85,10 +89,29 @@ def test_every_parcel_that_can_be_made_survives_the_wire(parcel: m.LaneParcel) -
     assert decode_parcel(encode_parcel(parcel)) == parcel
 
 
+def test_what_is_said_of_synced_steps_survives_the_wire() -> None:
+    for message in of_synced.MESSAGES:
+        assert decode_lane_message(encode_lane_message(message)) == message
+    for parcel in of_synced.PARCELS:
+        assert decode_parcel(encode_parcel(parcel)) == parcel
+
+
+def test_the_largest_commit_of_a_step_fits_into_a_message() -> None:
+    share = synced.MAX_MICRO_BATCHES // synced.MAX_REPLICAS
+    names = [PeerId(f"{n:064d}") for n in range(synced.MAX_REPLICAS)]
+    parts = [synced.SyncedPart(name, tuple(range(n * share, (n + 1) * share))) for n, name in enumerate(names)]
+    commit = synced.SyncedCommit(0xFFFFFFFF, Point(m.MAX_ROUND, m.MAX_STEP), tuple(parts))
+    assert decode_lane_message(encode_lane_message(commit)) == commit
+
+
 def test_random_and_damaged_bytes_never_raise_anything_but_a_protocol_error() -> None:
     chooser = random.Random(5)
-    wires = [(decode_lane_message, encode_lane_message(message)) for message in MESSAGES]
-    wires += [(decode_parcel, encode_parcel(parcel)) for parcel in PARCELS if parcel != m.LaneAnswer("")]  # type: ignore[list-item]
+    wires = [(decode_lane_message, encode_lane_message(message)) for message in (*MESSAGES, *of_synced.MESSAGES)]
+    wires += [
+        (decode_parcel, encode_parcel(parcel))
+        for parcel in (*PARCELS, *of_synced.PARCELS)
+        if parcel != m.LaneAnswer("")
+    ]  # type: ignore[list-item]
     for _ in range(3000):
         decode, raw = chooser.choice(wires)
         data = bytearray(raw)

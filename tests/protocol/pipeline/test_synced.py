@@ -150,6 +150,16 @@ def test_every_micro_batch_counts_once_at_every_stage_or_at_none_under_drawn_fau
         assert bool(commit.removed) <= bool(faults.spoilt)
 
 
+def test_who_has_shown_nothing_yet_is_tried_beside_those_who_are_fast() -> None:
+    config = SyncedConfig(num_stages=2, num_micro_batches=6, in_flight=6)
+    state = _fed(
+        SyncedState(config, 1), ReplicaJoined(C, 1, work_s=0.1), ReplicaJoined(D, 1), ReplicaJoined(A, 0)
+    ).state
+    forward = [Finished(A, Work(number, 0, False)) for number in range(6)]
+    asked = _fed(state, *forward).state.replicas
+    assert len(asked[C].asked) == len(asked[D].asked) == 3
+
+
 def test_a_step_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1 stage"):
         SyncedConfig(num_stages=2, num_micro_batches=0, in_flight=1)
