@@ -287,14 +287,15 @@ def checkpoint_merge(
     ensure_free(target)
     parts = read_parts([path, *(also or ())])
     text = ExpertText(parts, state_dir)
-    tensors, told = merge_with_text(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps)
-    exported = write_merged(parts, tensors, target)
+    merged = merge_with_text(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps)
+    exported = write_merged(parts, merged.tensors, target)
     lacking = (
         f" without experts {', '.join(map(str, parts.missing))}, which were never trained," if parts.missing else ""
     )
     size = f"{sum(exported.files.values()) / 1e6:.2f} MB"
     where = f"round {parts.manifest.index} of {printable(parts.manifest.run_name)}, {len(parts.experts)} experts"
-    typer.echo(f"verified and merged{lacking} {told}: {where}, {size} to {target}: {', '.join(exported.files)}")
+    typer.echo(f"verified and merged{lacking} {merged.told}: {where}, {size} to {target}: {', '.join(exported.files)}")
+    typer.echo(merged.quality.sentence)
 
 
 def _looked(side: ModuleType, folder: Path) -> Look:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from averaging.data.assignment import window_starts
+from averaging.data.assignment import heldout_starts, window_starts
 from averaging.data.expert_shards import expert_shards
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, parse_dataset
+from averaging.data.texts import Split
 from averaging.vectors import picked
 from coordinator.checkpoint_export import Exported, export_tensors
 from coordinator.checkpoints import CheckpointManifest, load_checkpoint
@@ -163,13 +164,19 @@ class ExpertText:
         self._state_dir = state_dir or parts.path.absolute().parent.parent
         self._folder = self._state_dir / DATA_FOLDER
         dataset = self._dataset()
-        self._readers = {expert: self._reader(dataset, expert) for expert in parts.experts}
+        self._readers = {expert: self._reader(dataset, expert, "train") for expert in parts.experts}
+        self._heldout = {expert: self._reader(dataset, expert, "heldout") for expert in parts.experts}
 
     def windows(self, expert: int, step: int, count: int) -> torch.Tensor:
         """(count, T + 1) int64, the same for the same step."""
         length, reader = self._parts.decoder.context_tokens + 1, self._readers[expert]
         starts = window_starts(0, f"expert {expert}", step, count, reader.num_tokens, length)
-        return torch.from_numpy(np.stack([reader.read(start, length) for start in starts]).astype(np.int64))
+        return _stacked(reader, starts, length)
+
+    def heldout(self, expert: int, count: int) -> torch.Tensor:
+        """(count, T + 1) int64 of what is kept for evaluation, evenly over it, always the same ones."""
+        length, reader = self._parts.decoder.context_tokens + 1, self._heldout[expert]
+        return _stacked(reader, heldout_starts(count, reader.num_tokens, length), length)
 
     def _dataset(self) -> DatasetManifest:
         """What the run's signed manifest names: with it the router that chose each expert's documents."""
@@ -189,15 +196,19 @@ class ExpertText:
             )
         return dataset
 
-    def _reader(self, dataset: DatasetManifest, expert: int) -> TokenReader:
+    def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
         cache = ShardCache(self._folder)
-        entries = expert_shards(dataset, expert)[:MOST_SHARDS]
+        entries = expert_shards(dataset, expert, split)[:MOST_SHARDS]
         for entry in entries:
             path = cache.path(entry.sha256)
             # looked at as a reader of the host's own folder: `has` would remove a damaged file
             if (data := cache.read(entry.sha256)) is None or not entry.is_whole(data):
                 raise StorageError(f"{path} is lost or damaged", "a shard of the run's data", "restore a copy")
         return TokenReader([cache.path(entry.sha256) for entry in entries], dataset.token_bytes)
+
+
+def _stacked(reader: TokenReader, starts: Sequence[int], length: int) -> torch.Tensor:
+    return torch.from_numpy(np.stack([reader.read(start, length) for start in starts]).astype(np.int64))
 
 
 def write_merged(parts: MergingParts, tensors: Mapping[str, torch.Tensor], target: Path) -> Exported:

@@ -14,7 +14,7 @@ from coordinator.heldout_core import expert_kind
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
 from coordinator.unit_holders import UnitHolders
-from protocol.ids import CommitId, PeerId, Root
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.names import peer_name
 from protocol.pace import PACE_ROUNDS, PacePoint, time_left_s
 from protocol.reports import PeerReport
@@ -218,6 +218,20 @@ def _unit_json(unit: UnitHolders) -> Json:
     }
 
 
+def unit_bytes(peers: Mapping[PeerId, PeerEntry]) -> dict[UnitName, tuple[int, int]]:
+    """Bulk payload of each unit, up and down, of all peers that are known, since their processes started; nothing in a run of one."""
+    moved: dict[UnitName, tuple[int, int]] = {}
+    for entry in peers.values():
+        for own in entry.report.unit_bytes:
+            up, down = moved.get(own.unit, (0, 0))
+            moved[own.unit] = up + own.bytes_up, down + own.bytes_down
+    return dict(sorted(moved.items()))
+
+
+def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
+    return {unit: {"bytes_up": up, "bytes_down": down} for unit, (up, down) in unit_bytes(peers).items()}
+
+
 def now_json(picture: RunPicture, now_s: float) -> Json:
     """What changes between rounds: the part of /api/status that is sent again and again."""
     state, counted = picture.state, counted_by_peer(timed.row for timed in picture.rounds)
@@ -241,6 +255,7 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         ],
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "units": [_unit_json(unit) for unit in picture.units],
+        "unit_bytes": _unit_bytes_json(picture.peers),
     }
 
 

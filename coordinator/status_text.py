@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import log
 
 from protocol.looks import rows_of
-from protocol.tables import duration, printable, several
+from protocol.tables import duration, in_bytes, printable, several
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -68,6 +68,13 @@ def _missing_line(row: Mapping[str, object]) -> str:
     return f"missing: {span} of {row.get('name')}, for {duration(row.get('missing_s'))}: {row.get('reason')}"
 
 
+def _bytes_line(units: Mapping[object, object]) -> str:
+    """What the peers moved of each unit, since they started."""
+    moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
+    told = [f"{unit} {in_bytes(row.get('bytes_up'))} up, {in_bytes(row.get('bytes_down'))} down" for unit, row in moved]
+    return f"moved by the peers: {'; '.join(told)}"
+
+
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
     held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
@@ -101,6 +108,8 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     if units := rows_of(status.get("units")):
         names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)
+    if isinstance(moved := status.get("unit_bytes"), dict) and moved:
+        lines.append(_bytes_line(moved))
     if checkpoints:
         lines.append(f"newest checkpoint: round {checkpoints[-1].get('index')} in {checkpoints[-1].get('path')}")
     # States, names and reasons come from strangers: a terminal shall not obey them.

@@ -32,11 +32,14 @@ from coordinator.run_view import (
 )
 from coordinator.unit_holders import (
     UnitHolders,
+    check_claims,
+    claim_sentence,
     empty_since,
     founding_units,
     frozen_units,
     newest_rounds,
     units_held,
+    unproven,
     without_rosters,
 )
 from coordinator.unit_keeper_core import UnitLook, frozen_sentence, unit_looks
@@ -44,6 +47,7 @@ from protocol.coordination import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
+from protocol.names import peer_name
 from protocol.reports import PeerReport, ReportReply
 from protocol.rounds.chain import genesis_link
 from protocol.rounds.round_row import round_row
@@ -110,6 +114,7 @@ class RunTracker:
         self._parts = run.manifest.parts
         self._newest_rounds: dict[UnitName, int] = {}
         self._empty_since_s: dict[UnitName, float] = {}
+        self._unproven: dict[PeerId, tuple[UnitName, ...]] = {}
         self._frozen: frozenset[UnitName] = frozenset()
         self._kept_rounds: dict[UnitName, int] = {}
         self._restart: Restart | None = None
@@ -171,15 +176,17 @@ class RunTracker:
         """Take in a peer's report: who is there, verified commits, losses.
 
         Raises:
-            RemoteProtocolError: a certificate in it does not verify.
+            RemoteProtocolError: a certificate in it does not verify, or it names an expert that the run has not.
             StorageError: the ledger refused; the peer will send the same again.
         """
+        check_claims(report, self._parts)
         async with self._turn:
             if self._chain is None and report.start_record:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
             self._newest_rounds = newest_rounds(self._newest_rounds, report, self._parts)
+            self._tell_unproven(peer, unproven(report, self._parts))
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
@@ -238,6 +245,11 @@ class RunTracker:
     def note_kept(self, unit: UnitName, index: int) -> None:
         """Which round of a unit the host can give to whoever takes it up."""
         self._kept_rounds[unit] = index
+
+    def _tell_unproven(self, peer: PeerId, units: tuple[UnitName, ...]) -> None:
+        if units and self._unproven.get(peer) != units:
+            _log.warning("holder_not_counted", reason=claim_sentence(peer_name(peer), units))
+        self._unproven[peer] = units
 
     def _tell_frozen(self, now_s: float) -> None:
         """An expert, or a stage, has lost its last holder, or has one again."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from coordinator.unit_keeper_core import frozen_sentence
 from protocol.coordination import NO_COMMIT
+from protocol.errors import RemoteProtocolError
 from protocol.expert_choice import Holding, holders, share_out
 from protocol.ids import PeerId, UnitName
 from protocol.reports import PeerReport
@@ -82,9 +83,39 @@ def frozen_units(empty: Mapping[UnitName, float], now_s: float) -> frozenset[Uni
     return frozenset(unit for unit, since_s in empty.items() if now_s - since_s >= FROZEN_AFTER_S)
 
 
+def check_claims(report: PeerReport, parts: Sequence[UnitName]) -> None:
+    """Refuse a report that names experts, or stages, that the run has not.
+
+    Raises:
+        RemoteProtocolError: it names one.
+    """
+    for part in report.experts:
+        if part >= len(parts):
+            expected = f"0 to {len(parts) - 1}" if parts else "none: this run has no experts"
+            raise RemoteProtocolError(f"a report that names expert {part}", expected, "start this peer again")
+
+
+def unproven(report: PeerReport, parts: Sequence[UnitName]) -> tuple[UnitName, ...]:
+    """What a peer that takes part says that it holds without telling where it stands there: nobody is to count on it."""
+    standing = {report.unit, *(each.unit for each in report.beside)}
+    claimed = (parts[part] for part in report.experts if part < len(parts)) if report.head else ()
+    return tuple(unit for unit in claimed if unit not in standing)
+
+
+def claim_sentence(name: str, units: Sequence[UnitName]) -> str:
+    """What the host says of such a peer."""
+    told = ", ".join(units)
+    return f"{name} says that it holds {told} and tells of no state there: it does not count as a holder"
+
+
 def units_held(
     parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport], newest: Mapping[UnitName, int]
 ) -> tuple[UnitHolders, ...]:
-    """All experts, or stages, of a run with those who hold them now; none of a run without."""
-    peers = holders(len(parts), {peer: report.experts for peer, report in live.items() if report.head})
+    """All experts, or stages, of a run with those who hold them now and tell where they stand there; none of a run without."""
+    proven = {
+        peer: [part for part in report.experts if part < len(parts) and parts[part] not in unproven(report, parts)]
+        for peer, report in live.items()
+        if report.head
+    }
+    peers = holders(len(parts), proven)
     return tuple(UnitHolders(unit, roster, newest.get(unit, 0)) for unit, roster in zip(parts, peers, strict=True))

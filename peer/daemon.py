@@ -37,6 +37,7 @@ from peer.damaged_logs import lost_index, set_aside
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
 from peer.first_state import HELD_BECAUSE, FirstState
+from peer.handing_over import hand_over
 from peer.joining import (
     Membership,
     admit,
@@ -79,7 +80,7 @@ from peer.unit_trainer import UnitTrainer
 from peer.worker_process import EarlyWorker
 from protocol.identity import Ed25519Verifier
 from protocol.identity_file import HeldIdentity, open_identity
-from protocol.ids import PeerId
+from protocol.ids import PeerId, UnitName
 from protocol.invite import Invite, decode_invite
 from protocol.rounds.start import StartRecord
 from protocol.rounds.state import OpenRound
@@ -371,10 +372,27 @@ async def _rounds(
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
-            reporter.is_leaving = True
             await rounds.leave()
+        if not is_over():
+            await _hand_over(joined, rounds, services)
+        with trio.move_on_after(GOODBYE_WITHIN_S):
+            reporter.is_leaving = True
             await reporter.report_once()
         nursery.cancel_scope.cancel()
+
+
+async def _hand_over(joined: Joined, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
+    """The last rounds of experts that nobody else holds go to the host, where it is there to take them."""
+    board, coordinator = joined.life.board, joined.membership.coordinator
+    status, heads = board.read(), {each.unit: each.chain.head for each in services}
+    alone = [UnitName(place.unit) for place in status.units if place.holders == 1]
+    parts = joined.membership.manifest.parts
+    lone = {unit: heads[unit].commit for unit in alone if unit in parts and heads[unit].index}
+    if not lone or status.is_host_away or joined.reporter.last_reply is None:
+        return
+    board.say("leaving", "the host takes the last rounds of what nobody else holds")
+    missed = await hand_over(lone, partial(rounds.stood_at, coordinator), joined.reporter.report_once)
+    log.info("handed_over", units=sorted(set(lone) - set(missed)), not_taken=sorted(missed))
 
 
 async def _begin_training(life: Life, chains: Sequence[UnitChain], trainer: WorkerTrainer, first: FirstState) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -38,6 +39,55 @@ def routed_loss(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -> f
 def merged_loss(model: nn.Module, windows_WT: torch.Tensor) -> float:
     """Mean loss in nats a token of a model that is told no expert: a merged one, or a dense one. Raises as `routed_loss`."""
     return _mean([(_loss(model, windows_WT, None), len(windows_WT))])
+
+
+@dataclass(frozen=True, slots=True)
+class MergedQuality:
+    """What a merged model's routers are worth, on windows of held-out documents that the run's router sent to experts.
+
+    Attributes:
+        routed_nats: loss in nats a token, each window by its own expert.
+        merged_nats: the same windows through the merged model, which is told no expert.
+        agreement: share of the windows, 0 to 1, whose top expert is the one that they were assigned to: the one with the largest
+            gates over all of their tokens and layers.
+    """
+
+    routed_nats: float
+    merged_nats: float
+    agreement: float
+
+    @property
+    def sentence(self) -> str:
+        """In one line, without its end."""
+        return (
+            f"held-out text: {self.merged_nats:.3f} nats a token, {self.routed_nats:.3f} with each document sent to its own expert; "
+            f"{self.agreement:.0%} of its windows go mostly to that one"
+        )
+
+
+def merged_quality(model: MixtureDecoder, windows: Mapping[int, torch.Tensor]) -> MergedQuality:
+    """Measure a merged model.
+
+    Args:
+        windows: of each of its experts (W, T + 1) int64 of held-out documents that are its own.
+
+    Raises:
+        LocalProtocolError: there are none.
+    """
+    routed_nats = routed_loss(model, windows)
+    whole_WT = torch.cat([windows[expert] for expert in sorted(windows)])
+    hits = sum(int((_top_experts(model, own_WT[:, :-1]) == expert).sum()) for expert, own_WT in windows.items())
+    return MergedQuality(routed_nats, merged_loss(model, whole_WT), hits / len(whole_WT))
+
+
+@torch.no_grad()
+def _top_experts(model: MixtureDecoder, inputs_WT: torch.Tensor) -> torch.Tensor:
+    """(W,) int64: of each window the expert with the largest gates over tokens and layers, the lower number among equals."""
+    rows = []
+    for part_WT in torch.split(inputs_WT, AT_ONCE) if len(inputs_WT) else ():
+        gates_WX = torch.stack([routed.gates(model.mixture.top_k).sum(1) for routed in model.routed(part_WT)[1]])
+        rows.append(gates_WX.sum(0).argmax(-1))
+    return torch.tensor(model.experts)[torch.cat(rows)] if rows else torch.empty(0, dtype=torch.int64)
 
 
 def dense_of_equal_cost(decoder: DecoderConfig, mixture: MixtureConfig) -> DecoderConfig:

@@ -9,11 +9,13 @@ others stay what they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 from torch.nn import functional
 
+from peer.expert_evaluation import MergedQuality, merged_quality
 from peer.mixture import MixtureDecoder, MixtureLayer, Router, balance_loss, router_z_loss
 from peer.model import load_flat
 from protocol.decoder_schema import DecoderConfig
@@ -34,12 +36,29 @@ TUNE_WINDOWS: Final = 8
 """Of each expert in a step of tuning."""
 
 
+HELDOUT_WINDOWS: Final = 64
+"""Of each expert's held-out text that a merged model is measured on."""
+
+
 class ExpertText(Protocol):
     """Text of experts' own documents."""
 
     def windows(self, expert: int, step: int, count: int) -> torch.Tensor:
         """(count, T + 1) int64, the same for the same step."""
         ...
+
+    def heldout(self, expert: int, count: int) -> torch.Tensor:
+        """(count, T + 1) int64 of what is kept for evaluation, always the same ones."""
+        ...
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merged model: its tensors by the names of peer/mixture.py, how its routers came about in some words, and their worth."""
+
+    tensors: Mapping[str, torch.Tensor]
+    told: str
+    quality: MergedQuality
 
 
 def merge_with_text(
@@ -49,8 +68,8 @@ def merge_with_text(
     experts: Mapping[int, torch.Tensor],
     text: ExpertText,
     tune_steps: int,
-) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of a merged model by the names of peer/mixture.py, and in some words how its routers came about.
+) -> Merged:
+    """One model of a run's parts, its routers made of the experts' text and tuned for so many steps, and measured on held-out text.
 
     Raises:
         LocalProtocolError: as `merge`.
@@ -63,7 +82,8 @@ def merge_with_text(
     )
     loss_nats = tune_routers(model, batches)
     told = f"with routers tuned for {tune_steps} steps to {loss_nats:.3f} nats a token" if tune_steps else ""
-    return dict(model.state_dict()), told or "with routers made of each expert's text"
+    quality = merged_quality(model, {expert: text.heldout(expert, HELDOUT_WINDOWS) for expert in experts})
+    return Merged(dict(model.state_dict()), told or "with routers made of each expert's text", quality)
 
 
 def holder_model(

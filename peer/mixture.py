@@ -58,6 +58,16 @@ class Routed:
     logits_BTX: torch.Tensor
     sent_X: torch.Tensor
 
+    def gates(self, top_k: int) -> torch.Tensor:
+        """(B, T, X): how much of each token each expert has, 0 where it was not chosen; a token's sum to 1."""
+        return gates_of(self.logits_BTX, top_k)
+
+
+def gates_of(logits_BTX: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Softmax over the logits of the top_k experts of each token, (B, T, X) of the logits' type; 0 for all others."""
+    chosen_BTK, places_BTK = logits_BTX.topk(top_k, dim=-1)
+    return torch.zeros_like(logits_BTX).scatter(-1, places_BTK, chosen_BTK.float().softmax(-1).to(logits_BTX.dtype))
+
 
 class MixtureLayer(Layer):
     """The decoder's layer with experts beside its feed-forward. `router` is there in a merged model alone."""
@@ -80,14 +90,13 @@ class MixtureLayer(Layer):
         if self.router is None:
             raise LocalProtocolError("a model that is not merged, without an expert", "the expert of the documents")
         logits_BTX: torch.Tensor = self.router(y_BTD)
-        chosen_BTK, places_BTK = logits_BTX.topk(self._top_k, dim=-1)
-        gates_BTX = torch.zeros_like(logits_BTX).scatter(-1, places_BTK, chosen_BTK.float().softmax(-1).to(y_BTD.dtype))
+        shares_BTX = gates_of(logits_BTX, self._top_k)
         mixed = shared
         for place, module in enumerate(self.experts.values()):
             # Every expert looks at every token, and what was not sent to it counts 0: so a token's values do not hang on which other
             # tokens an expert has, and an expert that is taken out changes nothing for those that it never had.
-            mixed = mixed + gates_BTX[..., place : place + 1] * module(y_BTD)
-        sent_X = (gates_BTX > 0).flatten(0, 1).sum(0)
+            mixed = mixed + shares_BTX[..., place : place + 1] * module(y_BTD)
+        sent_X = (shares_BTX > 0).flatten(0, 1).sum(0)
         return x_BTD + mixed, Routed(logits_BTX, sent_X)
 
 
@@ -102,6 +111,7 @@ class MixtureDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.mixture = config, mixture
+        self.experts = tuple(sorted(experts))
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
             MixtureLayer(config, mixture, experts, is_merged=is_merged) for _ in range(config.num_layers)

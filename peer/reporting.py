@@ -24,7 +24,7 @@ from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.reports import HeldoutResult, PeerReport, ReportReply, UnitStanding, cut_certificates
+from protocol.reports import HeldoutResult, PeerReport, ReportReply, UnitBytes, UnitStanding, cut_certificates
 from protocol.rounds.chain import ChainLink
 from protocol.short_report import likeness, shortened
 from protocol.wire import encode_certificate
@@ -108,6 +108,7 @@ def make_report(
         experts=board.experts.wanted if board.experts is not None else (),
         expert_room=board.experts.room if board.experts is not None else 0,
         incarnation=board.incarnation,
+        unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
     )
 
 

@@ -201,6 +201,15 @@ class PeerStatus(BaseModel):
         return direct / total if total else None
 
     @property
+    def unit_bytes(self) -> dict[str, tuple[int, int]]:
+        """Bulk payload of each unit, up and down, sorted by name; nothing in a run of one unit, whose bulk is all its own."""
+        if not self.units:
+            return {}
+        names = sorted({count.unit for count in self.bulk if count.unit})
+        of = {name: [count for count in self.bulk if count.unit == name] for name in names}
+        return {name: (sum(c.bytes_up for c in own), sum(c.bytes_down for c in own)) for name, own in of.items()}
+
+    @property
     def round_share(self) -> float:
         """How much of the way to the next round is behind us, 0 to 1: by tokens or, where anything is ready, by time."""
         if not self.round_target_tokens or not self.round_tokens_ready:

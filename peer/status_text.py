@@ -38,6 +38,14 @@ def of_the_run(status: PeerStatus) -> str:
     return share if status.eta_s is None else f"{share}, {duration(status.eta_s)} to go"
 
 
+def _bytes_by_unit(status: PeerStatus) -> str:
+    """What each unit's rounds and states took of the line, since the process started."""
+    told = [
+        f"{printable(unit)} {in_bytes(up)} up, {in_bytes(down)} down" for unit, (up, down) in status.unit_bytes.items()
+    ]
+    return f"of it {'; '.join(told)}"
+
+
 def status_lines(status: PeerStatus) -> list[str]:
     """Who it is, where it stands and why, what it did, what it takes of the machine."""
     target = (
@@ -50,6 +58,7 @@ def status_lines(status: PeerStatus) -> list[str]:
         f"training {whole(status.tokens_per_s)} tokens/s, {bits(status.loss)} bits per byte",
         f"yours: {status.tokens_trained:,} tokens trained, counted in {several(status.rounds_counted, 'round')}",
         f"traffic {in_bytes(status.bytes_up)} up, {in_bytes(status.bytes_down)} down",
+        *([_bytes_by_unit(status)] if status.unit_bytes else []),
         f"disk {in_bytes(status.disk_bytes)}, at most {in_bytes(status.disk_bound_bytes)}",
         f"memory {in_bytes(status.memory_bytes)}",
     ]

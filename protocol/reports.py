@@ -80,6 +80,20 @@ class UnitStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitBytes:
+    """Payload of bulk streams of one unit since the peer's process started: contributions, results and states."""
+
+    unit: UnitName
+    bytes_up: int
+    bytes_down: int
+
+    def __post_init__(self) -> None:
+        require(len(self.unit) <= MAX_TEXT, f"a unit name of {len(self.unit)} letters", f"at most {MAX_TEXT}")
+        for count in (self.bytes_up, self.bytes_down):
+            require(0 <= count <= _MAX_COUNT, f"{count} bytes of a unit", "0 to 2^60")
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReport:
     """What a peer says of itself, every few seconds, signed.
 
@@ -103,6 +117,7 @@ class PeerReport:
         experts: in a run of experts, those that it holds; before the start those that it wants whatever others hold.
         expert_room: how many it would hold.
         incarnation: the disk that it votes with; 0 where it does not say.
+        unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
     """
 
     state: str
@@ -132,6 +147,7 @@ class PeerReport:
     experts: tuple[int, ...] = ()
     expert_room: int = 0
     incarnation: int = 0
+    unit_bytes: tuple[UnitBytes, ...] = ()
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -147,7 +163,7 @@ class PeerReport:
         # NaN and infinity would poison the loss curve of everybody.
         require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
-        sizes["units"] = len(self.beside), _MAX_UNITS
+        sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
@@ -218,6 +234,8 @@ def encode_report(report: PeerReport) -> bytes:
     )
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
+    for moved in report.unit_bytes:
+        body.unit_bytes.add(unit=moved.unit, bytes_up=moved.bytes_up, bytes_down=moved.bytes_down)
     if report.loss_nats is not None:
         body.loss_nats = report.loss_nats
     for result in report.heldout:
@@ -274,6 +292,7 @@ def decode_report(data: bytes) -> PeerReport:
         experts=tuple(body.experts[: MAX_EXPERTS + 1]),
         expert_room=body.expert_room,
         incarnation=body.incarnation,
+        unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
     )
 
 

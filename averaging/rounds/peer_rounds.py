@@ -32,7 +32,7 @@ from protocol.errors import (
     TransportError,
 )
 from protocol.identity import Verifier
-from protocol.ids import PeerId, RunId, UnitName, short
+from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import cadence
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
@@ -50,7 +50,7 @@ from protocol.rounds.messages import (
     Settle,
 )
 from protocol.rounds.orders import SendHeartbeat
-from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchResult
+from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
 from protocol.rounds.short_beat import SAY_WHOLE
 from protocol.rounds.state import OpenRound
 from protocol.rounds.views import own_head, silent_members
@@ -110,6 +110,7 @@ class PeerRounds:
         self._memory = BeatMemory()
         self._own_beat: OwnBeat | None = None
         self._lender: Lender | None = None
+        self._stood_at: dict[tuple[PeerId, UnitName], CommitId] = {}
 
     def lend(self, me: Member, offload: Offload, shapes: Mapping[UnitName, UnitShape]) -> None:
         """Reduce for units that are not held here when asked to, before `run`; `shapes` are those of all units of the run."""
@@ -380,11 +381,21 @@ class PeerRounds:
         request = await read_request(stream)
         service, follower = self._services.get(request.unit), self._follower
         if service is not None:
+            self._note_where(sender, request)
             await service.serve_fetch(sender, request, stream)
         elif follower is not None and request.unit == follower.unit and isinstance(request, FetchCommits):
             await follower.serve_commits(request, stream)
         elif self._lender is not None and isinstance(request, FetchResult):
             await self._lender.serve_result(request, stream)
+
+    def _note_where(self, sender: PeerId, request: FetchRequest) -> None:
+        # who has only verified a commit asks on from that one alone (trailing.py): its bytes are still to be taken
+        if isinstance(request, FetchCommits) and len(request.known) > 1:
+            self._stood_at[sender, request.unit] = request.known[0]
+
+    def stood_at(self, peer: PeerId, unit: UnitName) -> CommitId | None:
+        """The head of a unit with which a peer asked us last for the commits after it; None where it never did."""
+        return self._stood_at.get((peer, unit))
 
     # --- the spine ------------------------------------------------------------------------------------------------------------
 

@@ -114,15 +114,17 @@ const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
 function experts() {
   const units = now.units || [], by = names();
   const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
-  const heads = [[areStages ? "stage" : "expert"], [areStages ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], [areStages ? "" : "bits per byte", "n"]];
-  table("experts", heads, units.map((u, i) => {
+  const heads = [[areStages ? "stage" : "expert"], [areStages ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"], [areStages ? "" : "bits per byte", "n"]];
+  const moved = now.unit_bytes || {}, bytesOf = (unit, way) => unit in moved ? inBytes(moved[unit][way]) : "";
+  const shared = "trunk" in moved ? [["trunk", "everybody", String(now.index), "", bytesOf("trunk", "bytes_up"), bytesOf("trunk", "bytes_down"), ""]] : [];
+  table("experts", heads, shared.concat(units.map((u, i) => {
     const name = make("span"), dot = make("i", null, "dot"), curve = full.heldout_experts[u.unit] || [];
     dot.style.background = expertColour(i);
     name.append(dot, u.unit);
     const held = u.holders.map(p => by[p] || p.slice(-6)).join(", ");
     return [name, held || (u.frozen ? make("span", `frozen: ${u.why}`, "bad") : "nobody yet"), String(u.index), String(u.kept_index),
-      curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
-  }));
+      bytesOf(u.unit, "bytes_up"), bytesOf(u.unit, "bytes_down"), curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
+  })));
 }
 
 function happened() {

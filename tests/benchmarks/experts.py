@@ -7,7 +7,8 @@ each expert with as many tokens, three seeds. All but routed experts read as muc
 margin is a way's loss less the routed one's, in nats a byte, of the same seed and windows. X7 is the simulation's.
 
 Every training that is finished is a line of the file of runs: what is there is not trained again, so that an interrupted benchmark
-goes on where it was. `--quick` trains a tenth of the steps with one seed: it shows that all of it works, and its losses mean little.
+goes on where it was; `--seed 0`, then `--seed 1`, train one seed at a time. `--quick` trains a tenth of the steps with one seed: it
+shows that all of it works, and its losses mean little.
 """
 
 from __future__ import annotations
@@ -171,6 +172,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, help="where finished trainings are kept; FILE.runs without it")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps, one seed")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument(
+        "--seed", type=int, help="train this one alone; rows are of all seeds that the file of runs has"
+    )
     parser.add_argument("--steps", type=int, help="of each peer, instead of the regime's")
     return parser.parse_args(arguments)
 
@@ -184,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
         regime = replace(regime, num_steps=options.steps)
     seeds = range(1 if options.quick else options.seeds)
     runs = Runs(options.runs or options.json.with_name(options.json.name + ".runs"))
-    train_all(list(trials_of(regime, seeds)), runs)
+    train_all(list(trials_of(regime, seeds if options.seed is None else (options.seed,))), runs)
     rows = check_rows() + Table(regime, seeds, runs).rows()
     write_rows(rows, options.json)
     print_rows(rows, "experts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,13 +95,13 @@ def test_transformers_finds_the_logits_of_the_mixture_that_was_merged(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     parts = read_parts([checkpoint])
     text = ExpertText(parts)
-    tensors, told = merge_with_text(DECODER, MIXTURE, parts.trunk_N, parts.experts, text, tune_steps)
-    assert ("tuned for 3 steps" in told) == bool(tune_steps)
-    assert set(write_merged(parts, tensors, tmp_path / "out").files) == ALL_FILES
+    merged = merge_with_text(DECODER, MIXTURE, parts.trunk_N, parts.experts, text, tune_steps)
+    assert ("tuned for 3 steps" in merged.told) == bool(tune_steps)
+    assert set(write_merged(parts, merged.tensors, tmp_path / "out").files) == ALL_FILES
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values())
     own = MixtureDecoder(DECODER, MIXTURE, [0, 1], is_merged=True)
-    own.load_state_dict(tensors, strict=False)
+    own.load_state_dict(merged.tensors, strict=False)
     tokens_BT = text.windows(0, 9, 3)[:, :12]
     with torch.no_grad():
         expected = own(tokens_BT)
@@ -115,6 +116,9 @@ def test_the_command_says_what_it_merged_and_leaves_no_half_of_it(
     told = capsys.readouterr().out
     assert told.startswith("verified and merged with routers tuned for 2 steps to ")
     assert "round 3 of potluck run, 2 experts" in told
+    assert re.search(
+        r"\nheld-out text: \d+\.\d{3} nats a token, \d+\.\d{3} with .* own expert; \d+% of its windows go", told
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == ALL_FILES
     with pytest.raises(ConfigError, match="a new or an empty folder"):
         checkpoint_merge(checkpoint, tmp_path / "out")

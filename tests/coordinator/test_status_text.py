@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 
 from coordinator.ledger import LossPoint
-from coordinator.run_view import Missing, status_json
+from coordinator.run_view import Missing, PeerEntry, status_json
 from coordinator.status_text import status_lines
 from coordinator.unit_holders import UnitHolders
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.names import peer_name
-from tests.coordinator.test_run_view import A, picture, timed
+from protocol.reports import UnitBytes
+from tests.coordinator.test_run_view import A, B, peer, picture, timed
 
 
 def test_lines_say_progress_loss_peers_round_and_checkpoint() -> None:
@@ -55,6 +56,16 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
         in lines
     )
     assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
+
+
+def test_lines_say_what_all_peers_together_moved_of_each_unit() -> None:
+    trunk, expert = UnitName("trunk"), UnitName("expert-0")
+    first = replace(peer(), unit_bytes=(UnitBytes(trunk, 2_000_000, 1_000_000), UnitBytes(expert, 500, 0)))
+    second = replace(peer(), unit_bytes=(UnitBytes(trunk, 1_000_000, 0),))
+    shown = replace(picture(), peers={A: PeerEntry(first, 95.0), B: PeerEntry(second, 95.0)})
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert "moved by the peers: expert-0 500 B up, 0 B down; trunk 3.0 MB up, 1.0 MB down" in lines
+    assert not any("moved by" in line for line in status_lines(status_json(picture(), 100.0)))
 
 
 def test_empty_or_strange_status_is_no_error() -> None:

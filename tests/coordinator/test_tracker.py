@@ -401,3 +401,14 @@ async def test_who_makes_too_many_lone_commits_on_one_base_is_refused_and_who_pa
         reply = await host.tracker.report(PEERS[1].peer_id, replace(_told(trunk, 1), certificates=everything))
         assert reply.want_from_index == 1
         assert len(host.ledger.commits(UNIT)) == MAX_ON_BASE
+
+
+async def test_a_report_of_an_expert_that_the_run_has_not_is_one_clear_line_and_changes_nothing(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        with pytest.raises(RemoteProtocolError, match="a report that names expert 3; expected none"):
+            await host.tracker.report(PEERS[0].peer_id, replace(READY, experts=(3,)))
+        assert host.tracker.peers == {}
+        await _all_ready(host)
+        assert host.tracker.state.phase is Phase.TRAINING

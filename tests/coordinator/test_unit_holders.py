@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from coordinator.unit_holders import (
     FROZEN_AFTER_S,
     UnitHolders,
+    check_claims,
+    claim_sentence,
     empty_since,
     founding_units,
     frozen_units,
     newest_rounds,
     units_held,
+    unproven,
     without_rosters,
 )
+from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.reports import PeerReport, UnitStanding
 from protocol.rounds.start import StartUnit
@@ -46,6 +54,34 @@ def test_holders_are_those_who_are_there_and_take_part_and_rounds_the_newest_tha
     assert newest == {FIRST: 4, SECOND: 4}
     held = units_held(PARTS, {A: _report(1), B: _report(1), C: _report(0, head=CommitId(b""))}, newest)
     assert held == (UnitHolders(FIRST, (), 4), UnitHolders(SECOND, (A, B), 4))
+
+
+def test_who_claims_an_expert_that_it_does_not_hold_is_no_holder_and_is_named() -> None:
+    liar = replace(_report(0, index=2), experts=(0, 1))
+    assert unproven(liar, PARTS) == (SECOND,)
+    assert unproven(_report(0, 1), PARTS) == ()
+    assert unproven(replace(liar, head=CommitId(b"")), PARTS) == ()  # before the start it says what it wants
+    held = units_held(PARTS, {A: liar, B: _report(0)}, {})
+    assert [unit.holders for unit in held] == [(A, B), ()]
+    assert claim_sentence("calm-otter", (SECOND,)) == (
+        "calm-otter says that it holds expert-1 and tells of no state there: it does not count as a holder"
+    )
+
+
+def test_a_holder_of_the_stage_that_all_progress_is_told_by_counts_there() -> None:
+    stages = (UnitName("stage-0"), UnitName("stage-1"))
+    first = replace(_report(0), unit=stages[0], beside=())
+    assert [unit.holders for unit in units_held(stages, {A: first}, {})] == [(A,), ()]
+
+
+def test_an_expert_out_of_range_is_one_clear_line() -> None:
+    check_claims(_report(0, 1), PARTS)
+    with pytest.raises(
+        RemoteProtocolError, match=r"a report that names expert 2; expected 0 to 1; start this peer again"
+    ):
+        check_claims(_report(2), PARTS)
+    with pytest.raises(RemoteProtocolError, match=r"expert 0; expected none: this run has no experts"):
+        check_claims(_report(0), ())
 
 
 def test_an_expert_that_nobody_holds_for_a_while_is_frozen_until_somebody_does() -> None:

@@ -31,6 +31,7 @@ from protocol.reports import (
     HeldoutResult,
     PeerReport,
     ReportReply,
+    UnitBytes,
     UnitStanding,
     encode_report,
     encode_report_reply,
@@ -154,6 +155,7 @@ def _coordination() -> dict[str, str]:
         "report of experts": encode_report(
             replace(report, experts=(0, 3), expert_room=2, beside=(UnitStanding(UnitName("expert-3"), BASE, ROOT, 7),))
         ),
+        "report of bytes": encode_report(replace(report, unit_bytes=(UnitBytes(UnitName("expert-3"), 900, 7),))),
         "directory record with experts": PeerRecord(
             b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",), (0, 3)
         ).encode(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from peer.expert_evaluation import dense_of_equal_cost, merged_loss, routed_loss
+from peer.expert_evaluation import dense_of_equal_cost, merged_loss, merged_quality, routed_loss
 from peer.mixture import MixtureDecoder
 from peer.model import Decoder
 from protocol.decoder_schema import DecoderConfig, decoder_schema
@@ -50,6 +50,38 @@ def test_a_merged_and_a_dense_model_are_told_no_expert() -> None:
     for nothing in (lambda: merged_loss(model, windows[:0]), lambda: routed_loss(model, {})):
         with pytest.raises(LocalProtocolError, match="a loss of no windows"):
             nothing()
+
+
+def _sending_all_to(expert: int) -> MixtureDecoder:
+    """Routers that know one expert, whatever a token is: its row is the direction that all tokens have in common."""
+    model = _model()
+    with torch.no_grad():
+        model.embed.weight.copy_(model.embed.weight.abs() + 4.0)
+        for name, weight in model.named_parameters():
+            if name.endswith("router.weight"):
+                weight.zero_()
+                weight[expert] = 1.0
+    return model
+
+
+def test_a_merged_model_is_told_by_its_loss_beside_the_routed_one_and_by_where_its_windows_go() -> None:
+    windows = {0: _windows(30), 1: _windows(10)}
+    for expert, share in ((0, 0.75), (1, 0.25)):
+        model = _sending_all_to(expert)
+        quality = merged_quality(model, windows)
+        assert quality.agreement == share
+        assert quality.routed_nats == pytest.approx(routed_loss(model, windows))
+        assert quality.merged_nats == pytest.approx(merged_loss(model, torch.cat([windows[0], windows[1]])))
+        assert quality.merged_nats != quality.routed_nats
+    assert "25% of its windows go mostly to that one" in quality.sentence
+    with pytest.raises(LocalProtocolError, match="a loss of no windows"):
+        merged_quality(model, {})
+
+
+def test_a_merged_model_without_some_expert_is_measured_by_the_numbers_of_those_that_it_has() -> None:
+    torch.manual_seed(1)
+    model = MixtureDecoder(DECODER, MIXTURE, [1], is_merged=True)
+    assert merged_quality(model, {1: _windows(4)}).agreement == 1.0
 
 
 def test_a_dense_model_of_equal_cost_has_as_many_values_as_a_holder_of_one_expert() -> None:

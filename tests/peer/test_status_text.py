@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from peer.status import PeerStatus
+from peer.status import BulkTraffic, PeerStatus, UnitPlace
 from peer.status_text import next_round, status_lines
 
 STATUS = PeerStatus(
@@ -50,6 +50,22 @@ def test_lines_say_who_where_why_what_and_what_it_takes() -> None:
         "differs from the one",
     ):
         assert said in text
+
+
+def test_bytes_of_each_unit_are_told_where_there_are_several() -> None:
+    def moved(unit: str, way: str, up: int) -> BulkTraffic:
+        return BulkTraffic(way=way, channel="scatter", unit=unit, codec="int8", bytes_up=up, bytes_down=7)
+
+    bulk = (
+        moved("trunk", "direct", 3_000_000),
+        moved("trunk", "libp2p", 1_000_000),
+        moved("expert-1", "direct", 9),
+        moved("", "direct", 1),
+    )
+    expert = UnitPlace(unit="expert-1", index=3, holders=2, tokens_ready=0, waiting="")
+    status = STATUS.model_copy(update={"bulk": bulk, "units": (expert,)})
+    assert "of it expert-1 9 B up, 7 B down; trunk 4.0 MB up, 14 B down" in status_lines(status)
+    assert status.model_copy(update={"units": ()}).unit_bytes == {}
 
 
 def test_what_is_not_training_is_told_with_how_long_it_has_been_so() -> None:

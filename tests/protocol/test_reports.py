@@ -18,6 +18,7 @@ from protocol.reports import (
     HeldoutResult,
     PeerReport,
     ReportReply,
+    UnitBytes,
     UnitStanding,
     cut_certificates,
     decode_report,
@@ -62,6 +63,10 @@ def test_report_survives_the_wire() -> None:
         beside=(UnitStanding(UnitName("expert-0"), COMMIT, Root(b"e" * 32), 12),),
     )
     assert decode_report(encode_report(holder)) == holder
+    moved = replace(
+        REPORT, unit_bytes=(UnitBytes(UnitName("trunk"), 1 << 40, 7), UnitBytes(UnitName("expert-0"), 0, 1))
+    )
+    assert decode_report(encode_report(moved)) == moved
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,7 @@ def test_report_survives_the_wire() -> None:
         {"experts": (0,) * 257},
         {"expert_room": 257},
         {"beside": (UnitStanding(UnitName("expert-1"), COMMIT, Root(b"e" * 32)),) * 1025},
+        {"unit_bytes": (UnitBytes(UnitName("expert-1"), 1, 1),) * 1025},
     ],
 )
 def test_report_out_of_bounds_is_refused(values: dict[str, object]) -> None:

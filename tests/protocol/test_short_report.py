@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from protocol.ids import CommitId, Root, UnitName
-from protocol.reports import HeldoutResult, PeerReport, UnitStanding, decode_report, encode_report
+from protocol.reports import HeldoutResult, PeerReport, UnitBytes, UnitStanding, decode_report, encode_report
 from protocol.short_report import likeness, made_whole, shortened
 
 COMMIT = CommitId(b"c" * 32)
@@ -33,7 +33,14 @@ WHOLE = PeerReport(
     expert_room=2,
     incarnation=1 << 62,
 )
-MOVED = {"tokens_per_s": 1.0, "tokens_ready": 1, "loss_nats": None, "bytes_up": 1, "bytes_down": 1}
+MOVED = {
+    "tokens_per_s": 1.0,
+    "tokens_ready": 1,
+    "loss_nats": None,
+    "bytes_up": 1,
+    "bytes_down": 1,
+    "unit_bytes": (UnitBytes(UnitName("expert-1"), 5, 6),),
+}
 BROUGHT = {
     "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),
     "certificates": (b"certificate",),

@@ -408,6 +408,22 @@ async def test_commits_of_each_unit_are_served_and_of_one_that_is_not_held_nothi
             assert await fetch_commits(asker.network, life.party.peer, NOT_HELD, known) == []
 
 
+async def test_where_a_peer_stands_is_known_by_what_it_asked_with_once_it_has_the_bytes(autojump_clock: Clock) -> None:
+    async with open_world(target_tokens=NEVER_DUE, units=BOTH) as world:
+        spine = world.commits(2)
+        await apply_to(chain_of(world.parties[0], UNIT), *spine)
+        async with units_life(world) as life:
+            asker, genesis, head = world.parties[1], world.genesis.head, spine[1].link.commit
+            for known, found in (((genesis,), None), ((spine[0].link.commit, genesis), spine[0].link.commit)):
+                await fetch_commits(asker.network, life.party.peer, UNIT, known)
+                assert life.rounds.stood_at(asker.peer, UNIT) == found
+            await fetch_commits(asker.network, life.party.peer, UNIT, (head,))  # verified, and nothing more
+            assert life.rounds.stood_at(asker.peer, UNIT) == spine[0].link.commit
+            await fetch_commits(asker.network, life.party.peer, NOT_HELD, (head, genesis))
+            assert life.rounds.stood_at(asker.peer, NOT_HELD) is None
+            assert life.rounds.stood_at(world.parties[2].peer, UNIT) is None
+
+
 async def test_an_exchange_of_a_unit_that_is_not_held_is_reset(autojump_clock: Clock) -> None:
     async with two_units() as life:
         member = life.world.parties[1]
