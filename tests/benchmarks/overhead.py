@@ -160,7 +160,8 @@ def take_pair(
     peer_s = bare_s = 0.0
     for is_bare in (is_bare_first, not is_bare_first):
         if not is_bare:
-            step_s = mean_step_s(read_times(times), *_block())
+            begin_s, end_s = _block()
+            step_s = mean_step_s(read_times(times), begin_s, end_s)
             if step_s is None:
                 raise MachineError("a peer's block with fewer than two steps", "some")
             peer_s = step_s
