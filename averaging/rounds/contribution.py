@@ -14,7 +14,9 @@ from averaging.delta import pseudo_gradient
 from averaging.error_feedback import FedDelta, Feedback, encode_fed
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
-from protocol.merkle import leaf_hash, merkle_root
+from protocol.merkle import leaf_hash, merkle_root, range_path
+from protocol.rounds.messages import Proposal, SliceSpec
+from protocol.rounds.requests import ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 
 
@@ -126,3 +128,13 @@ def check_result(
 def result_root(chunks: Sequence[bytes | memoryview]) -> Root:
     """The hash by which a record names a slice's result."""
     return merkle_root([leaf_hash(chunk) for chunk in chunks])
+
+
+def hello_of(proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None) -> ExchangeHello:
+    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing."""
+    named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
+    if mine is None:
+        return ExchangeHello(*named, b"", b"")
+    hashes = mine.hashes[part.first_chunk : part.stop_chunk]
+    path = range_path(mine.hashes, part.first_chunk, part.stop_chunk)
+    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))

@@ -29,8 +29,9 @@ import trio
 from averaging.chunk_runs import run_chunks
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
-from averaging.rounds.batches import FramePace, runs_of, split_batch
-from averaging.rounds.contribution import EncodedContribution
+from averaging.rounds.batches import split_batch
+from averaging.rounds.contribution import EncodedContribution, hello_of
+from averaging.rounds.even_sending import EvenSending, send_evenly, send_joined
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
@@ -40,7 +41,7 @@ from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId, short
-from protocol.merkle import merkle_root, range_path
+from protocol.merkle import merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.requests import ExchangeHello
@@ -55,9 +56,15 @@ _END: Final = b"E"
 _NEED: Final = b"N"
 _HAVE: Final = b"H"
 OPEN_WITHIN_S: Final = 5.0
+OPEN_EARLY_S: Final = 10.0
+"""A stream is opened so long before there is something to say on it; a reducer waits 20 s for the first word."""
+
 RETRY_AFTER_S: Final = 0.5
 ANSWER_WITHIN_S: Final = 20.0
 """A member says so soon whether it needs a result's bytes."""
+
+CONTRIBUTIONS_FIRST_S: Final = 10.0
+"""A member puts off a result for so long at most: half of what its reducer waits for the answer."""
 
 REDUCE_COST_S: Final = 0.002
 """What summing a slice costs in virtual time."""
@@ -115,6 +122,9 @@ class Exchange:
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
         self._upload = UploadMeter()
+        self._even = EvenSending()
+        self._even_results = EvenSending()
+        self._began_s = 0.0
         self._num_running = 0
         self._has_ended = False
         self._taking = set[trio.CancelScope]()
@@ -137,7 +147,8 @@ class Exchange:
 
     async def run(self) -> None:
         """Until cancelled."""
-        self._upload.begin(trio.current_time())
+        self._began_s = trio.current_time()
+        self._upload.begin(self._began_s)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -165,6 +176,8 @@ class Exchange:
             offer.chunks.update(enumerate(contribution.chunks))
             for reduction in self._reductions.values():
                 reduction.wake()
+            for part in self._scopes:
+                self._want(part)
         self._is_offer_known.set()
 
     def mend(self, proposal: Proposal) -> None:
@@ -216,8 +229,16 @@ class Exchange:
                 self._reductions[part.first_chunk] = reduction
                 self._nursery.start_soon(self._in_scope, scope, part, self._reduce, reduction)
             else:
+                self._want(part)
                 self._nursery.start_soon(self._in_scope, scope, part, self._trade, part)
             self._num_running += 1
+
+    def _want(self, part: SliceSpec) -> None:
+        """All that is to be sent counts, also where its reducer is not to be reached."""
+        if self._contribution is None or part.reducer == self._tools.me.peer:
+            return
+        for chunk in range(part.first_chunk, part.stop_chunk):
+            self._upload.want(chunk, len(self._contribution.chunks[chunk]))
 
     async def _in_scope(
         self, scope: trio.CancelScope, part: SliceSpec, work: Callable[..., Awaitable[None]], argument: object
@@ -301,7 +322,7 @@ class Exchange:
         if answer == _NEED:
             with self._spanned("send", f"a result to {short(sender)}") as moving:
                 moving.num_bytes = len(reduction.result.data)
-                await _send_result(reduction.result, stream)
+                await send_joined(stream, reduction.result.data, reduction.result.chunks, self._even_results)
 
     async def _take(self, sender: PeerId, hello: ExchangeHello, reduction: Reduction, stream: Stream) -> None:
         if hello.contribution:
@@ -347,14 +368,12 @@ class Exchange:
 
     async def _trade(self, part: SliceSpec) -> None:
         """Bring our chunks to a reducer and take its result; try again while the attempt lasts."""
-        await self._is_offer_known.wait()
-        if self._contribution is not None:
-            for chunk in range(part.first_chunk, part.stop_chunk):
-                self._upload.want(chunk, len(self._contribution.chunks[chunk]))
         while True:
             try:
-                await self._trade_once(part)
-                return
+                if await self._trade_once(part):
+                    return
+                await self._is_offer_known.wait()
+                continue
             except TransportError as error:
                 log.debug("exchange_stream_broke", reducer=short(part.reducer), reason=error.one_line())
                 self._tools.probe(part.reducer)
@@ -362,11 +381,16 @@ class Exchange:
                 log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
             await trio.sleep(RETRY_AFTER_S)
 
-    async def _trade_once(self, part: SliceSpec) -> None:
-        tools, mine = self._tools, self._contribution
+    async def _trade_once(self, part: SliceSpec) -> bool:
+        """Whether it is done. The stream is opened while our delta is still made, and left where that takes very long."""
+        tools = self._tools
         stream = await tools.network.open_stream(part.reducer, EXCHANGE_CHANNEL, timeout_s=OPEN_WITHIN_S)
         try:
-            proposal = self.proposal
+            with trio.move_on_after(OPEN_EARLY_S):
+                await self._is_offer_known.wait()
+            if not self._is_offer_known.is_set():
+                return False
+            proposal, mine = self.proposal, self._contribution
             stream.count_as(proposal.unit, self._offers.codec.name)
             await stream.send_frame(encode_body(hello_of(proposal, part, mine)))
             held = await stream.receive_frame()
@@ -377,6 +401,7 @@ class Exchange:
                     await self._send_chunks(part, mine, held, stream, moving)
             await stream.send_frame(_END)
             await self._take_result(part, stream)
+            return True
         finally:
             with trio.move_on_after(1.0, shield=True):
                 await stream.aclose()
@@ -391,14 +416,19 @@ class Exchange:
                 self._upload.spare(chunk)
             else:
                 wanted.append(chunk)
-        pace = FramePace(trio.current_time())
-        for run in runs_of(wanted, mine.chunks, lambda: pace.max_bytes(trio.current_time())):
-            frame = b"".join((_CHUNK.pack(b"C", run.start), *mine.chunks[run.start : run.stop]))
-            await stream.send_frame(frame)
-            pace.sent(len(frame))
-            for chunk in run:
-                moving.num_bytes += len(mine.chunks[chunk])
-                self._upload.sent(chunk, len(mine.chunks[chunk]), trio.current_time())
+        await send_evenly(
+            stream,
+            wanted,
+            mine.chunks,
+            lambda run: b"".join((_CHUNK.pack(b"C", run.start), *mine.chunks[run.start : run.stop])),
+            self._even,
+            partial(self._have_left, mine.chunks, moving),
+        )
+
+    def _have_left(self, chunks: Sequence[bytes], moving: Moving, run: range) -> None:
+        for chunk in run:
+            moving.num_bytes += len(chunks[chunk])
+            self._upload.sent(chunk, len(chunks[chunk]), trio.current_time())
 
     async def _take_result(self, part: SliceSpec, stream: Stream) -> None:
         tools = self._tools
@@ -414,11 +444,21 @@ class Exchange:
         if await tools.holds_result(named):  # the same sum of the same members, of an attempt before
             await stream.send_frame(_HAVE)
         else:
+            await self._contributions_first()
             await stream.send_frame(_NEED)
             with self._spanned("receive", f"a result of {short(part.reducer)}") as moving:
                 await self._take_result_chunks(part, named, stream, moving)
         if is_leader:
             await tools.learn(ResultReady(proposal.unit, proposal.base, proposal.ballot, signed))
+
+    async def _contributions_first(self) -> None:
+        """Put off a result while contributions to our own slices come in, for as long as this exchange has lasted at most: everybody
+        waits for the last slice that closes, and results that come earlier only take its line.
+        """
+        most_s = min(CONTRIBUTIONS_FIRST_S, trio.current_time() - self._began_s)
+        with trio.move_on_after(most_s):
+            for reduction in list(self._reductions.values()):
+                await reduction.closed.wait()
 
     def _opened(self, part: SliceSpec, signed: bytes) -> ResultHeader:
         """What a reducer signed for the leader of the attempt."""
@@ -448,31 +488,10 @@ class Exchange:
         await tools.keep_result(named, result)
 
 
-def hello_of(proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None) -> ExchangeHello:
-    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing."""
-    named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
-    if mine is None:
-        return ExchangeHello(*named, b"", b"")
-    hashes = mine.hashes[part.first_chunk : part.stop_chunk]
-    path = range_path(mine.hashes, part.first_chunk, part.stop_chunk)
-    return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))
-
-
 def _joined(named: NamedResult, frames: Sequence[memoryview], hashes: Sequence[bytes]) -> SliceBytes:
     if merkle_root(hashes) != named.result_hash:
         raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
     return SliceBytes(b"".join(frames), tuple(hashes))
-
-
-async def _send_result(result: SliceResult, stream: Stream) -> None:
-    view, begin = memoryview(result.data), 0
-    pace = FramePace(trio.current_time())
-    numbers = range(len(result.chunks))
-    for run in runs_of(numbers, result.chunks, lambda: pace.max_bytes(trio.current_time())):
-        stop = begin + sum(len(chunk) for chunk in result.chunks[run.start : run.stop])
-        await stream.send_frame(view[begin:stop])
-        pace.sent(stop - begin)
-        begin = stop
 
 
 async def _expect(stream: Stream, frame: bytes, what: str) -> None:

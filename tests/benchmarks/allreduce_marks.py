@@ -170,8 +170,8 @@ def threads_cpu_s() -> Mapping[str, float]:
     """Processor seconds of the main thread (trio) and of the threads with a name of their own (asyncio) so far."""
     found: dict[str, float] = {}
     for thread in threading.enumerate():
-        if thread.name.startswith("Trio thread"):
-            continue  # what is done there is told by name
+        if thread.name.startswith("Trio thread") or " from " in thread.name:
+            continue  # trio's own, named by what is done there, which is told apart
         name = "trio" if thread is threading.main_thread() else thread.name.lower()
         with suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -94,5 +95,8 @@ def print_rows(rows: Sequence[Row], title: str) -> None:
 
 
 def machine() -> dict[str, object]:
-    """The machine and how busy it is at this moment."""
-    return {"cpus": os.cpu_count(), "load": [round(load, 2) for load in os.getloadavg()]}
+    """The machine, how busy it is at this moment, and how its kernel paces TCP."""
+    about: dict[str, object] = {"cpus": os.cpu_count(), "load": [round(load, 2) for load in os.getloadavg()]}
+    with suppress(OSError):  # another system's kernel tells it elsewhere
+        about["tcp"] = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    return about

@@ -11,7 +11,7 @@ import trio
 
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
-from averaging.rounds import exchange
+from averaging.rounds import contribution
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange, ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
@@ -181,7 +181,7 @@ def contribution_of(party: Party, seed: int) -> EncodedContribution:
 
 def hello_of(proposal: Proposal, mine: EncodedContribution, number: int = 0, **changes: object) -> ExchangeHello:
     """What opens a stream with a contribution to the reducer of a slice, the first one by default."""
-    return replace(exchange.hello_of(proposal, proposal.slices[number], mine), **changes)  # type: ignore[arg-type]
+    return replace(contribution.hello_of(proposal, proposal.slices[number], mine), **changes)  # type: ignore[arg-type]
 
 
 def chunk_frame(chunk: int, data: bytes) -> bytes:

@@ -10,7 +10,7 @@ import trio.testing
 
 from averaging.network.seams import MAX_FRAME_BYTES
 from averaging.rounds.contribution import EncodedContribution
-from averaging.rounds.exchange import EXCHANGE_CHANNEL
+from averaging.rounds.exchange import EXCHANGE_CHANNEL, OPEN_EARLY_S
 from averaging.rounds.result_word import word_of
 from protocol.errors import LocalProtocolError, PeerUnreachable
 from protocol.merkle import leaf_hash
@@ -238,6 +238,62 @@ async def test_a_member_that_does_not_say_whether_it_needs_the_result_is_not_wai
             answers = await talk(world.parties[1], world.parties[0], hello_of(proposal, mine), all_frames(mine)[:-1])
         assert len(answers) == 2, "the list of chunks and the word, and then the end"
         assert sides[0].num_serving == 0
+
+
+async def test_streams_to_reducers_are_open_before_our_contribution_is_ready(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        proposal = world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        async with trio.open_nursery() as nursery:
+            late = sides[1].begin(proposal, has_offer=False)
+            for each in (late, *(side.begin(proposal) for side in (sides[0], sides[2]))):
+                nursery.start_soon(each.run)
+            await trio.sleep(5.0)
+            assert sides[0].num_serving == 2, "the late one's stream is there, and its contribution is not"
+            late.offer(sides[1].contribution)
+            offered_s = trio.current_time()
+            await until_over([late])
+            assert trio.current_time() - offered_s < 1.0
+            nursery.cancel_scope.cancel()
+        assert sides[0].omitted() == []
+
+
+async def test_a_stream_that_waits_too_long_for_our_contribution_is_left_and_opened_again(
+    autojump_clock: Clock,
+) -> None:
+    async with three_sides() as (world, sides):
+        proposal = world.proposal(ONE_SLICE, reduce_within_s=60.0)
+        async with trio.open_nursery() as nursery:
+            late = sides[1].begin(proposal, has_offer=False)
+            for each in (late, *(side.begin(proposal) for side in (sides[0], sides[2]))):
+                nursery.start_soon(each.run)
+            await trio.sleep(OPEN_EARLY_S + 2.0)
+            assert sides[0].num_serving == 1
+            late.offer(sides[1].contribution)
+            await until_over([late])
+            nursery.cancel_scope.cancel()
+        assert sides[0].omitted() == []
+        assert sides[1].kept[0][1] == sides[0].kept[0][1]
+
+
+async def test_results_wait_while_contributions_to_our_own_slice_come_and_no_longer_than_they_took_so_far(
+    autojump_clock: Clock,
+) -> None:
+    """The third member brings the second one's slice late: the second one's line is for that, and not for the first one's result."""
+    async with three_sides() as (world, sides):
+        mine, proposal = contribution_of(world.parties[2], 2), world.proposal(TWO_SLICES, reduce_within_s=60.0)
+        async with running(sides[:2], proposal):
+            await trio.sleep(2.0)
+            first = [*(chunk_frame(number, mine.chunks[number]) for number in range(4)), END, NEED]
+            await talk(world.parties[2], world.parties[0], hello_of(proposal, mine), first)
+            closed_s = trio.current_time()
+            assert 0 in sides[0].kept
+            await trio.sleep(1.5)
+            assert 0 not in sides[1].kept
+            await trio.sleep(1.0)
+            assert 0 in sides[1].kept, f"after {closed_s:.1f} s of waiting it comes"
+            second = [*(chunk_frame(number, mine.chunks[number]) for number in (4, 5)), END, NEED]
+            await talk(world.parties[2], world.parties[1], hello_of(proposal, mine, 1), second)
+        assert sides[1].kept[0][1] == sides[0].kept[0][1]
 
 
 # --- slices that move ---------------------------------------------------------------------------------------------------------

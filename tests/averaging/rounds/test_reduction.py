@@ -10,8 +10,7 @@ import trio
 import trio.testing
 
 from averaging.codecs import Codec, codec_by_name, codec_names
-from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
-from averaging.rounds.exchange import hello_of
+from averaging.rounds.contribution import EncodedContribution, encode_contribution, hello_of, result_root
 from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
 from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.envelope import NEVER_MS, seal

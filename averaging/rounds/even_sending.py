@@ -1,0 +1,99 @@
+"""Streams that go out beside one another keep together: who is ahead lets the others catch up.
+
+Everybody waits for the reducer that closes its slice last, and then for its result. So each of the streams that share a line is to get
+what it needs to end with the others. Left to themselves they do not: one that lost packets at its start got a fifteenth of the line
+until the others had ended, while its receiver's line was empty. Four members at 100 Mbit/s, 25M int8 values: 5.5 s without this and
+without contributions going first (`Exchange`), 4.15 s with both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Final
+
+import trio
+
+from averaging.network.seams import Stream
+from averaging.rounds.batches import FramePace, runs_of
+
+MOST_AHEAD: Final = 0.05
+"""A stream that has carried more of what it is to carry than the one furthest behind, by this share of it, holds back."""
+
+MOST_HELD_BACK_S: Final = 0.05
+"""At each frame. A frame that was long on its way says little of how long it should wait: with no limit lines were idle meanwhile."""
+
+
+class EvenSending:
+    """How far each stream is, and how long one that is ahead holds back before its next frame.
+
+    It holds back for as long as its last frame took to leave, so it goes on at half its speed at least: where the one behind is slow
+    for a reason of its own, such as a thin line at its receiver, the others lose no more than that.
+    """
+
+    def __init__(self) -> None:
+        self._wanted_bytes: dict[object, int] = {}
+        self._sent_bytes: dict[object, int] = {}
+
+    def begin(self, stream: object, num_bytes: int) -> None:
+        """A stream is to carry so many bytes; none of them is left out of the comparison."""
+        if num_bytes > 0:
+            self._wanted_bytes[stream], self._sent_bytes[stream] = num_bytes, 0
+
+    def end(self, stream: object) -> None:
+        """It has carried them, or will not."""
+        self._wanted_bytes.pop(stream, None)
+        self._sent_bytes.pop(stream, None)
+
+    def sent(self, stream: object, num_bytes: int, took_s: float) -> float:
+        """A frame of so many bytes has left, which took so long; returns the seconds to wait before the next one."""
+        if stream not in self._wanted_bytes:
+            return 0.0
+        self._sent_bytes[stream] += num_bytes
+        behind = min(self._share(each) for each in self._wanted_bytes)
+        return min(took_s, MOST_HELD_BACK_S) if self._share(stream) - behind > MOST_AHEAD else 0.0
+
+    def _share(self, stream: object) -> float:
+        return self._sent_bytes[stream] / self._wanted_bytes[stream]
+
+
+async def send_evenly(
+    stream: Stream,
+    numbers: Sequence[int],
+    chunks: Sequence[bytes],
+    frame_of: Callable[[range], bytes | memoryview],
+    even: EvenSending,
+    left: Callable[[range], None] = lambda run: None,
+) -> None:
+    """Send these chunks, several in a frame, together with the other streams of `even`.
+
+    Args:
+        numbers: of the chunks, ascending; places in `chunks`.
+        frame_of: what goes out for chunks that follow one another.
+        left: told of chunks that have left.
+
+    Raises:
+        TransportError: the stream broke.
+    """
+    pace = FramePace(trio.current_time())
+    even.begin(stream, sum(len(chunks[number]) for number in numbers))
+    try:
+        for run in _paced(numbers, chunks, pace):
+            frame, began_s = frame_of(run), trio.current_time()
+            await stream.send_frame(frame)
+            pace.sent(len(frame))
+            left(run)
+            await trio.sleep(even.sent(stream, len(frame), trio.current_time() - began_s))
+    finally:
+        even.end(stream)
+
+
+async def send_joined(stream: Stream, data: bytes, chunks: Sequence[bytes], even: EvenSending) -> None:
+    """Send all chunks, which lie one after the other in `data`, with nothing between them. Raises as `send_evenly` does."""
+    view, begins = memoryview(data), list(accumulate(map(len, chunks), initial=0))
+    numbers = range(len(chunks))
+    await send_evenly(stream, numbers, chunks, lambda run: view[begins[run.start] : begins[run.stop]], even)
+
+
+def _paced(numbers: Sequence[int], chunks: Sequence[bytes], pace: FramePace) -> Iterable[range]:
+    return runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time()))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from averaging.network.seams import Stream
+from averaging.rounds.even_sending import MOST_AHEAD, MOST_HELD_BACK_S, EvenSending, send_evenly, send_joined
+
+Clock = trio.testing.MockClock
+
+CHUNKS = [bytes([n]) * 1000 for n in range(100)]
+
+
+class Line(Stream):
+    """Takes so many bytes a second."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.frames: list[bytes] = []
+        self.ended_s = 0.0
+
+    async def send_frame(self, data: bytes | memoryview) -> None:
+        await trio.sleep(len(data) / self.bytes_per_s)
+        self.frames.append(bytes(data))
+        self.ended_s = trio.current_time()
+
+
+async def _send(lines: list[Line], even: EvenSending) -> None:
+    async with trio.open_nursery() as nursery:
+        for line in lines:
+            nursery.start_soon(send_joined, line, b"".join(CHUNKS), CHUNKS, even)
+
+
+def test_a_stream_that_is_ahead_holds_back_as_long_as_its_last_frame_took_up_to_a_limit() -> None:
+    even = EvenSending()
+    even.begin("fast", 1000)
+    even.begin("slow", 1000)
+    assert even.sent("fast", 50, 0.02) == 0.0, "not further ahead than one may be"
+    assert even.sent("fast", 50, 0.02) == 0.02
+    assert even.sent("fast", 50, 3.0) == MOST_HELD_BACK_S
+    assert even.sent("slow", 120, 3.0) == 0.0, "who is behind goes on"
+    assert even.sent("fast", 10, 0.02) == 0.0
+
+
+def test_streams_are_compared_by_their_share_and_not_by_their_bytes() -> None:
+    even = EvenSending()
+    even.begin("large", 1_000_000)
+    even.begin("small", 100)
+    assert even.sent("large", 40_000, 0.1) == 0.0
+    assert even.sent("small", 50, 0.1) > 0.0
+    assert MOST_AHEAD == 0.05
+
+
+def test_nobody_waits_for_a_stream_that_ended_or_has_nothing_to_carry() -> None:
+    even = EvenSending()
+    even.begin("gone", 1000)
+    even.begin("empty", 0)
+    even.begin("left", 1000)
+    even.end("gone")
+    assert even.sent("left", 900, 0.1) == 0.0
+    assert even.sent("empty", 0, 0.1) == 0.0
+    even.end("empty")
+
+
+async def test_all_chunks_arrive_in_their_order(autojump_clock: Clock) -> None:
+    line = Line(1e6)
+    await send_joined(line, b"".join(CHUNKS), CHUNKS, EvenSending())
+    assert b"".join(line.frames) == b"".join(CHUNKS)
+    assert len(line.frames) < len(CHUNKS), "several a frame"
+
+
+async def test_a_fast_stream_beside_a_slow_one_goes_at_half_its_speed_at_least(autojump_clock: Clock) -> None:
+    fast, slow = Line(100_000.0), Line(10_000.0)
+    await _send([fast, slow], EvenSending())
+    assert 1.0 < fast.ended_s < 2.1, "1 s alone"
+    assert 9.99 < slow.ended_s < 10.1, "the slow one never waits"
+
+
+async def test_who_is_told_hears_of_chunks_when_they_have_left_and_a_broken_stream_is_not_waited_for(
+    autojump_clock: Clock,
+) -> None:
+    class Broken(Line):
+        async def send_frame(self, data: bytes | memoryview) -> None:
+            await super().send_frame(data)
+            if len(self.frames) == 3:
+                raise OSError("gone")
+
+    even, left, line = EvenSending(), list[int](), Broken(1e6)
+    numbers = [1, 2, 3, 7, 8, 9, 10, 50]
+    with pytest.raises(OSError, match="gone"):
+        await send_evenly(line, numbers, CHUNKS, lambda run: b"".join(CHUNKS[run.start : run.stop]), even, left.extend)
+    assert left == numbers[: len(left)]
+    assert 0 < len(left) < len(numbers)
+    even.begin("other", 100)
+    assert even.sent("other", 100, 1.0) == 0.0
