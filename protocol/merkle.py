@@ -11,6 +11,7 @@ value four times and its state once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
@@ -31,32 +32,52 @@ def leaf_hash(*parts: bytes | memoryview) -> bytes:
     return hasher.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class MerkleTree:
+    """All of a tree, for whom several ranges of it are asked.
+
+    Attributes:
+        levels: hashes of 32 bytes in order, from the leaves to the root alone.
+    """
+
+    levels: tuple[Sequence[bytes], ...]
+
+    @classmethod
+    def over(cls, leaves: Sequence[bytes]) -> MerkleTree:
+        """The tree over leaf hashes (32 bytes each), in order.
+
+        Raises:
+            LocalProtocolError: no leaves; an empty list has no root.
+        """
+        if not leaves:
+            raise LocalProtocolError("a Merkle root over no leaves", "at least one leaf")
+        levels: list[Sequence[bytes]] = [leaves]
+        while len(levels[-1]) > 1:
+            levels.append(_above(levels[-1]))
+        return cls(tuple(levels))
+
+    @property
+    def root(self) -> Root:
+        """The hash at the top."""
+        return Root(self.levels[-1][0])
+
+    def path(self, first: int, stop: int) -> tuple[bytes, ...]:
+        """What `range_root` needs beside the leaf hashes [first, stop) to come to the root: at most two hashes a level, those left and
+        right of the range, from the leaves upwards.
+        """
+        path: list[bytes] = []
+        for level in self.levels[:-1]:
+            if first % 2:
+                path.append(level[first - 1])
+            if stop % 2 and stop < len(level):
+                path.append(level[stop])
+            first, stop = first // 2, -(-stop // 2)
+        return tuple(path)
+
+
 def merkle_root(leaves: Sequence[bytes]) -> Root:
-    """The root over leaf hashes (32 bytes each), in order.
-
-    Raises:
-        LocalProtocolError: no leaves; an empty list has no root.
-    """
-    if not leaves:
-        raise LocalProtocolError("a Merkle root over no leaves", "at least one leaf")
-    level = list(leaves)
-    while len(level) > 1:
-        level = _above(level)
-    return Root(level[0])
-
-
-def range_path(leaves: Sequence[bytes], first: int, stop: int) -> tuple[bytes, ...]:
-    """What `range_root` needs beside the leaf hashes [first, stop) to come to the root of all: at most two hashes a level, those left
-    and right of the range, from the leaves upwards.
-    """
-    level, path = list(leaves), list[bytes]()
-    while len(level) > 1:
-        if first % 2:
-            path.append(level[first - 1])
-        if stop % 2 and stop < len(level):
-            path.append(level[stop])
-        level, first, stop = _above(level), first // 2, -(-stop // 2)
-    return tuple(path)
+    """The root over leaf hashes (32 bytes each), in order. Raises as `MerkleTree.over` does."""
+    return MerkleTree.over(leaves).root
 
 
 def range_root(num_leaves: int, first: int, leaves: Sequence[bytes], path: Sequence[bytes]) -> Root:
@@ -88,7 +109,7 @@ def _taken(path: list[bytes]) -> bytes:
     return path.pop(0)
 
 
-def _above(level: list[bytes]) -> list[bytes]:
+def _above(level: Sequence[bytes]) -> list[bytes]:
     """The next level of a tree: pairs hashed, the last one promoted where it has no neighbour."""
     paired = [blake3(level[i] + level[i + 1], key=_NODE_KEY).digest() for i in range(0, len(level) - 1, 2)]
-    return paired + level[len(level) & ~1 :]
+    return [*paired, *level[len(level) & ~1 :]]

@@ -14,7 +14,7 @@ from averaging.delta import pseudo_gradient
 from averaging.error_feedback import FedDelta, Feedback, encode_fed
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
-from protocol.merkle import leaf_hash, merkle_root, range_path
+from protocol.merkle import MerkleTree, leaf_hash, merkle_root
 from protocol.rounds.messages import Proposal, SliceSpec
 from protocol.rounds.requests import ExchangeHello
 from protocol.tensor_schema import ChunkGrid
@@ -27,16 +27,25 @@ class EncodedContribution:
     Attributes:
         theta_N: (N,) float32, the local parameters at the snapshot: rule 20 needs them when the commit is applied.
         chunks: encoded chunks, in grid order.
-        hashes: their leaf hashes.
+        tree: over their leaf hashes.
         header: the signed ContributionHeader envelope.
     """
 
     theta_N: torch.Tensor
     tokens: int
     chunks: tuple[bytes, ...]
-    hashes: tuple[bytes, ...]
-    root: Root
+    tree: MerkleTree
     header: bytes = b""
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        """Of the chunks, in order."""
+        return self.tree.levels[0]
+
+    @property
+    def root(self) -> Root:
+        """Of the chunks."""
+        return self.tree.root
 
 
 def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[bytes, ...]:
@@ -72,7 +81,7 @@ def encode_with_feedback(
 
 def _contribution(theta_N: torch.Tensor, tokens: int, chunks: tuple[bytes, ...]) -> EncodedContribution:
     hashes = tuple(leaf_hash(chunk) for chunk in chunks)
-    return EncodedContribution(theta_N, tokens, chunks, hashes, merkle_root(hashes))
+    return EncodedContribution(theta_N, tokens, chunks, MerkleTree.over(hashes))
 
 
 def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:
@@ -136,5 +145,5 @@ def hello_of(proposal: Proposal, part: SliceSpec, mine: EncodedContribution | No
     if mine is None:
         return ExchangeHello(*named, b"", b"")
     hashes = mine.hashes[part.first_chunk : part.stop_chunk]
-    path = range_path(mine.hashes, part.first_chunk, part.stop_chunk)
+    path = mine.tree.path(part.first_chunk, part.stop_chunk)
     return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))

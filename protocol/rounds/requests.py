@@ -20,7 +20,7 @@ class ExchangeHello:
     Attributes:
         contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
-        path: what they need to make the header's root (protocol/merkle.py, `range_path`), 32 bytes each.
+        path: what they need to make the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
     """
 
     unit: UnitName

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.merkle import leaf_hash, merkle_root, range_path, range_root
+from protocol.merkle import MerkleTree, leaf_hash, merkle_root, range_root
 
 
 def _leaves(count: int) -> list[bytes]:
@@ -48,17 +48,17 @@ def test_any_range_and_its_path_make_the_root_of_all_in_two_hashes_a_level() -> 
     for count in range(1, 20):
         leaves = _leaves(count)
         for first, stop in _ranges(count):
-            path = range_path(leaves, first, stop)
+            path = MerkleTree.over(leaves).path(first, stop)
             assert len(path) <= 2 * (count - 1).bit_length()
             assert range_root(count, first, leaves[first:stop], path) == merkle_root(leaves)
-    assert range_path(leaves, 0, len(leaves)) == ()
+    assert MerkleTree.over(leaves).path(0, len(leaves)) == ()
 
 
 def test_another_leaf_another_place_or_another_path_makes_another_root() -> None:
     leaves = _leaves(11)
     root = merkle_root(leaves)
     for first, stop in _ranges(11):
-        part, path = leaves[first:stop], range_path(leaves, first, stop)
+        part, path = leaves[first:stop], MerkleTree.over(leaves).path(first, stop)
         for position in range(len(part)):
             changed = [*part[:position], leaf_hash(b"other"), *part[position + 1 :]]
             assert range_root(11, first, changed, path) != root
@@ -69,7 +69,7 @@ def test_another_leaf_another_place_or_another_path_makes_another_root() -> None
 
 def test_a_path_of_another_length_and_a_range_beyond_the_leaves_are_refused() -> None:
     leaves = _leaves(11)
-    path = range_path(leaves, 3, 6)
+    path = MerkleTree.over(leaves).path(3, 6)
     for wrong in (path[:-1], (*path, leaves[0])):
         with pytest.raises(RemoteProtocolError, match="path"):
             range_root(11, 3, leaves[3:6], wrong)

@@ -22,6 +22,7 @@ from averaging.rounds.adoption import (
 from averaging.rounds.contribution import EncodedContribution, encode_chunks, encode_contribution, encode_with_feedback
 from averaging.rounds.unit import AppliedCommit, PreparedSwitch
 from protocol.ids import Root
+from protocol.merkle import MerkleTree
 from tests.averaging.rounds.round_world import (
     CODEC,
     GRID,
@@ -395,7 +396,7 @@ async def _fed(*, is_counted_here: bool, is_saved: bool = True, has_gone_on: boo
             later, later_fed = encode_with_feedback(world.genesis.anchor_N, theta_N, TOKENS, INT4, feedback)
             lost_root = Root(b"l" * 32)
             feedback = feedback.offered(lost_root, later_fed)
-            offers[lost_root] = replace(later, root=lost_root)
+            offers[lost_root] = replace(later, tree=MerkleTree.over([lost_root]))
         is_lost = is_counted_here or has_gone_on
         lost = [world.commit_on(world.start, 20, members=[0], roots=_roots(lost_root), is_lone=True)] if is_lost else []
         for commit in lost:
