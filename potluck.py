@@ -276,8 +276,9 @@ def checkpoint_merge(
         Path | None, typer.Option("--state-dir", help="The host's folder; else the one that the checkpoint lies in.")
     ] = None,
     tune_steps: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Train the routers, and nothing else, for so many steps.")
-    ] = 0,
+        int,
+        typer.Option(min=0, max=100_000, help="Train the routers, and nothing else, for so many steps; 0 leaves it."),
+    ] = 40,
 ) -> None:
     """Verify an expert run's checkpoint and write trunk and experts as one mixture, in Hugging Face's GraniteMoeShared layout."""
     from coordinator.checkpoint_export import ensure_free

@@ -35,6 +35,9 @@ SAMPLE_WINDOWS: Final = 64
 TUNE_WINDOWS: Final = 8
 """Of each expert in a step of tuning."""
 
+LEARN_FROM: Final = 2
+"""Experts of a token that its routers are tuned with, at least."""
+
 
 HELDOUT_WINDOWS: Final = 64
 """Of each expert's held-out text that a merged model is measured on."""
@@ -169,14 +172,19 @@ def _mean_inputs(model: MixtureDecoder, tokens_BT: torch.Tensor, expert: int) ->
 
 
 def tune_routers(model: MixtureDecoder, batches_BT: Iterable[torch.Tensor], rate: float = 1e-2) -> float:
-    """Train the routers alone, AdamW, one step a batch (B, T) int64; the last loss in nats per token, NaN without a batch."""
+    """Train the routers alone, AdamW, one step a batch (B, T) int64; the last loss in nats per token, NaN without a batch.
+
+    A token passes two experts while they learn, also where it will pass one: the share of a single one is 1 whatever its router says,
+    so the loss would tell the routers nothing, and what is left, the balance of experts, made a merged model worse (README.md).
+    """
     rows = [router.weight for router in _routers(model)]
+    top_k = min(max(LEARN_FROM, model.mixture.top_k), len(model.experts))
     optimizer = torch.optim.AdamW(rows, lr=rate, weight_decay=0.0)
     loss_nats = float("nan")
     for tokens_BT in batches_BT:
-        logits_BTV, chosen = model.routed(tokens_BT[:, :-1])
+        logits_BTV, chosen = model.routed(tokens_BT[:, :-1], top_k=top_k)
         loss = functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten())
-        aside = BALANCE_WEIGHT * balance_loss(chosen, model.mixture.top_k) + Z_WEIGHT * router_z_loss(chosen)
+        aside = BALANCE_WEIGHT * balance_loss(chosen, top_k) + Z_WEIGHT * router_z_loss(chosen)
         gradients = torch.autograd.grad(loss + aside, rows)
         for row, gradient in zip(rows, gradients, strict=True):
             row.grad = gradient

@@ -80,8 +80,12 @@ class MixtureLayer(Layer):
         self.experts = nn.ModuleDict({str(expert): Expert(config.dim, mixture.ffn_dim) for expert in sorted(experts)})
         self.router = Router(len(experts), config.dim) if is_merged else None
 
-    def mix(self, x_BTD: torch.Tensor, table: torch.Tensor, expert: int | None) -> tuple[torch.Tensor, Routed | None]:
-        """(B, T, D) to (B, T, D), causal; through one expert, or through those that the router chooses where `expert` is None."""
+    def mix(
+        self, x_BTD: torch.Tensor, table: torch.Tensor, expert: int | None, top_k: int | None = None
+    ) -> tuple[torch.Tensor, Routed | None]:
+        """(B, T, D) to (B, T, D), causal; through one expert, or through those that the router chooses where `expert` is None, as many
+        as the model says or `top_k`.
+        """
         x_BTD = x_BTD + self.attend(self.attn_norm(x_BTD), table)
         y_BTD = self.ffn_norm(x_BTD)
         shared = self.feed(y_BTD)
@@ -90,7 +94,7 @@ class MixtureLayer(Layer):
         if self.router is None:
             raise LocalProtocolError("a model that is not merged, without an expert", "the expert of the documents")
         logits_BTX: torch.Tensor = self.router(y_BTD)
-        shares_BTX = gates_of(logits_BTX, self._top_k)
+        shares_BTX = gates_of(logits_BTX, top_k or self._top_k)
         mixed = shared
         for place, module in enumerate(self.experts.values()):
             # Every expert looks at every token, and what was not sent to it counts 0: so a token's values do not hang on which other
@@ -129,13 +133,15 @@ class MixtureDecoder(nn.Module):
         """
         return self.routed(tokens_BT, expert)[0]
 
-    def routed(self, tokens_BT: torch.Tensor, expert: int | None = None) -> tuple[torch.Tensor, list[Routed]]:
-        """As `forward`, and what each layer's router chose."""
+    def routed(
+        self, tokens_BT: torch.Tensor, expert: int | None = None, top_k: int | None = None
+    ) -> tuple[torch.Tensor, list[Routed]]:
+        """As `forward`, and what each layer's router chose; with `top_k`, so many experts a token instead of the model's number."""
         x_BTD, chosen = self.embed(tokens_BT), []
         for layer in self.layers:
             if not isinstance(layer, MixtureLayer):
                 raise LocalProtocolError(f"a layer of kind {type(layer).__name__}", "a layer with experts")
-            x_BTD, routed = layer.mix(x_BTD, self.rotation, expert)
+            x_BTD, routed = layer.mix(x_BTD, self.rotation, expert, top_k)
             if routed is not None:
                 chosen.append(routed)
         weight = self.embed.weight if self.head is None else self.head.weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from peer.merging import holder_model, merge, tune_routers, without_expert
 from peer.mixture import MixtureDecoder
@@ -69,6 +70,35 @@ def test_tuning_lowers_the_loss_and_moves_routers_alone() -> None:
     assert tune_routers(merged, batches) < first_nats
     moved = {name for name, value in merged.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {f"layers.{layer}.router.weight" for layer in range(2)}
+
+
+@torch.no_grad()
+def _continued(model: MixtureDecoder, number: int) -> torch.Tensor:
+    """Documents of an expert's letters that go on as it says itself, (24, 16)."""
+    tokens_BT = _documents(number, 24)[:, :4]
+    while tokens_BT.shape[1] < 16:
+        tokens_BT = torch.cat([tokens_BT, model(tokens_BT, number)[:, -1:].argmax(-1)], dim=1)
+    return tokens_BT
+
+
+def test_routers_learn_also_where_a_token_passes_one_expert_alone() -> None:
+    """One gate is always 1 and tells its router nothing: with the loss of one expert these routers would stay the wrong way round."""
+    sure = {number: 8.0 * expert_M for number, expert_M in EXPERTS.items()}
+    merged = merge(DECODER, MIXTURE, 4.0 * TRUNK_N, sure, SAMPLES)
+    for name, value in merged.state_dict().items():
+        if name.endswith("router.weight"):
+            value.neg_()
+    documents_BT = torch.cat([_continued(merged, number) for number in range(3)])
+
+    @torch.no_grad()
+    def loss_nats() -> float:
+        return float(
+            functional.cross_entropy(merged(documents_BT[:, :-1]).flatten(0, 1), documents_BT[:, 1:].flatten())
+        )
+
+    before_nats = loss_nats()
+    tune_routers(merged, [documents_BT] * 60)
+    assert loss_nats() < 0.8 * before_nats
 
 
 def test_what_was_never_sent_to_an_expert_stays_bit_equal_without_it() -> None:
