@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from peer.trace import write_trace
 from protocol.errors import PotluckError
+from tests.e2e.processes import Running
 
 KINDS = {"compute", "snapshot", "encode", "send", "reduce", "receive", "apply", "adopt"}
 LIMIT_S = 100.0
@@ -26,11 +29,11 @@ class Event:
     end_s: float
 
 
-def wait_for_whole_trace(folder: Path, target: Path) -> Mapping[str, list[Event]]:
-    """Look at the peer of a state folder, as `potluck status --trace` does, until there was a round with spans of all kinds and with
-    local steps between its snapshot and its adoption; all events of that trace by name.
+def wait_for_whole_trace(peer: Running, folder: Path, target: Path) -> Mapping[str, list[Event]]:
+    """Look at a running peer with this state folder, as `potluck status --trace` does, until there was a round with spans of all kinds
+    and with local steps between its snapshot and its adoption; all events of that trace by name.
     """
-    seen: dict[str, list[Event]] = {}
+    said = "nothing"
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         try:
@@ -44,8 +47,11 @@ def wait_for_whole_trace(folder: Path, target: Path) -> Mapping[str, list[Event]
             if seen.keys() >= KINDS and any(True for _ in trained_meanwhile(seen)):
                 return seen
             said = f"spans {sorted(seen)}, none trained on in" if seen.keys() >= KINDS else f"spans {sorted(seen)}"
-        time.sleep(LOOK_EVERY_S)
-    raise AssertionError(f"no round with {sorted(KINDS)} within {LIMIT_S:.0f} s: {said}")
+        if peer.process.poll() is not None:
+            break
+        with suppress(subprocess.TimeoutExpired):
+            peer.process.wait(timeout=LOOK_EVERY_S)
+    raise AssertionError(f"no round with {sorted(KINDS)} of a living peer: {said}\n{peer.said()[-2000:]}")
 
 
 def trained_meanwhile(seen: Mapping[str, list[Event]]) -> Iterator[Event]:

@@ -117,9 +117,9 @@ def _start(arguments: Sequence[str], out: int, err: int) -> subprocess.Popen[byt
     )
 
 
-def run_of_two(folder: Path, meanwhile: Callable[[], object] | None = None) -> None:
+def run_of_two(folder: Path, meanwhile: Callable[[Running], object] | None = None) -> None:
     """Host the run.toml in `folder` for two peers, "a" and "b", to its end; state folders by these names and "host". `meanwhile` is
-    done once they were started.
+    done with "a" once they were started.
     """
     hosting = ("host", str(folder / "run.toml"), "--state-dir", str(folder / "host"), *LOOPBACK)
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def run_of_two(folder: Path, meanwhile: Callable[[], object] | None = None) -> N
             for name in ("a", "b")
         ]
         if meanwhile is not None:
-            meanwhile()
+            meanwhile(peers[0])
         for peer in peers:
             assert peer.exit_code() == 0, peer.said()
         said = host.said() + "".join(peer.said() for peer in peers)

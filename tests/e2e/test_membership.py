@@ -104,7 +104,7 @@ def _swarm(folder: Path, forked: Forked, *names: str) -> Iterator[Swarm]:
 @pytest.mark.timeout(240)
 def test_the_trace_of_a_live_round_has_all_that_a_round_is_made_of_and_training_goes_on_meanwhile(swarm: Swarm) -> None:
     swarm.wait_rounds(1, "one", "two", "bad")
-    seen = wait_for_whole_trace(swarm.folder / "one", swarm.folder / "trace.json")
+    seen = wait_for_whole_trace(swarm.peers["one"], swarm.folder / "one", swarm.folder / "trace.json")
     assert {event.unit for event in seen["compute"]} == {"training"}
     assert {event.unit for name in KINDS - {"compute"} for event in seen[name]} == {"fragment-0"}
 

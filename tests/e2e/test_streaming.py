@@ -50,7 +50,7 @@ def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_liv
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(6):
         (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
-    run_of_two(tmp_path, lambda: wait_for_whole_trace(tmp_path / "a", tmp_path / "trace.json"))
+    run_of_two(tmp_path, lambda a: wait_for_whole_trace(a, tmp_path / "a", tmp_path / "trace.json"))
     (checkpoint,) = (tmp_path / "host" / "checkpoints").glob("0*")
     manifest = verify_checkpoint(checkpoint)
     assert manifest.total_tokens >= 6_000
