@@ -81,7 +81,8 @@ def heldout_loss(regime: Regime, anchor_N: torch.Tensor, text: Text, num_windows
     places = np.array(heldout_starts(num_windows, len(text), length))[:, None] + np.arange(length)
     windows = torch.from_numpy(text[places].astype(np.int64))
     with torch.no_grad():
-        return sum(float(model.loss(part[None])) * len(part) for part in windows.split(AT_ONCE)) / num_windows
+        parts = [windows[begin : begin + AT_ONCE] for begin in range(0, num_windows, AT_ONCE)]
+        return sum(float(model.loss(part[None])) * len(part) for part in parts) / num_windows
 
 
 def fragments_of(schema: TensorSchema, num_fragments: int) -> list[torch.Tensor]:
