@@ -15,6 +15,7 @@ import trio
 
 from averaging.network.seams import Trainer
 from averaging.rounds.service import RoundService
+from averaging.rounds.spans import EVALUATE, spanned
 from averaging.rounds.unit import UnitChain
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
@@ -370,7 +371,8 @@ async def _of_experts(
 
 async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:
     try:
-        with trio.move_on_after(EVALUATE_WITHIN_S):
+        told = spanned(board.spans.record, EVALUATE, "", f"round {link.index}", link.index)
+        with trio.move_on_after(EVALUATE_WITHIN_S), told:
             board.heldout.append(await measure(anchor_N, link))
             del board.heldout[:-MAX_HELDOUT_KEPT]
     except PotluckError as error:

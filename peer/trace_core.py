@@ -1,8 +1,9 @@
 """A Chrome trace of one round from a peer's spans: pure. Such a file is read by ui.perfetto.dev and by chrome://tracing.
 
 The format is the "JSON Object Format" of the Trace Event Format document: complete events ("ph": "X") with microseconds, one process
-for the peer, a thread for local training and one for each kind of work of each unit. Events of one thread must lie apart or within one
-another, so that of what a unit does several times at once, as sending to two peers, each has a thread of its own.
+for the peer, a thread for local training, one for held-out losses, which training stands still for, and one for each kind of work of
+each unit. Events of one thread must lie apart or within one another, so that of what a unit does several times at once, as sending to
+two peers, each has a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Final
 Row = Mapping[str, object]
 
 TRAINING: Final = "training"
+MEASURING: Final = "training evaluate"
+MEASURED: Final = "evaluate"
 LAST_OF_A_ROUND: Final = "adopt"
 FIRST_OF_A_ROUND: Final = "snapshot"
 TOLD: Final = {"unit": "unit", "round_index": "round", "num_bytes": "bytes", "detail": "detail"}
@@ -92,8 +95,10 @@ def _end(span: Row) -> float:
 
 
 def _lane(span: Row) -> str:
-    return f"{span['unit']} {span['name']}" if span["unit"] else TRAINING
+    if not span["unit"]:
+        return MEASURING if span["name"] == MEASURED else TRAINING
+    return f"{span['unit']} {span['name']}"
 
 
-def _lane_order(lane: str) -> tuple[bool, str]:
-    return lane != TRAINING, lane
+def _lane_order(lane: str) -> tuple[bool, bool, str]:
+    return lane != TRAINING, not lane.startswith(MEASURING), lane

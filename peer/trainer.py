@@ -22,7 +22,7 @@ import torch
 import trio
 
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
-from averaging.rounds.spans import Record, Span, nowhere
+from averaging.rounds.spans import COMPUTE, Record, Span, nowhere
 from peer.local_training import TrainingPlan
 from peer.worker_channel import (
     MAX_MESSAGE_BYTES,
@@ -447,7 +447,7 @@ class WorkerTrainer:
         else:
             self._last, now_s = event, trio.current_time()
             if event.busy_s:
-                self.record(Span("compute", "", now_s - event.busy_s, now_s))
+                self.record(Span(COMPUTE, "", now_s - event.busy_s, now_s))
             self._speed.append((now_s, self._trained_before + event.tokens_trained))
             if event.loss_nats is not None:
                 self._losses.append(event.loss_nats)

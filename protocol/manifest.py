@@ -32,15 +32,16 @@ from protocol.host_sections import AdmissionSection, CheckpointSection
 from protocol.identity import Signer, Verifier
 from protocol.ids import PROTOCOL_VERSION, RunId, UnitName
 from protocol.model_units import ModelUnits, default_fragments, model_units
+from protocol.pacing import PacingNumbers
+from protocol.pacing import contradiction as pacing_contradiction
 from protocol.pipeline_section import PipelineSection, pipeline_contradiction
 from protocol.plain_file import check_plain_file
-from protocol.rounds.outer_rule import LEAST_MOMENTUM_STEPS
 from protocol.rounds.target import RoundTarget
 from protocol.section import Count, Fraction, Section
 from protocol.stage_schema import StageMap, stage_schema
 from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
 from protocol.tensor_schema import TensorSchema
-from protocol.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+from protocol.traffic import MOST_INTERVAL_S, LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.training_sections import InnerSection, OuterSection
 from protocol.validation_text import explained
 
@@ -115,7 +116,7 @@ class RoundSection(Section):
     """
 
     target_tokens: Count
-    longest_interval_s: Annotated[float, Field(ge=1.0, le=86400.0)] = 60.0
+    longest_interval_s: Annotated[float, Field(ge=1.0, le=MOST_INTERVAL_S)] = 60.0
     codec: Literal["fp32", "fp16", "int8", "int4", "e3m0", "topk"] = "int8"
     result_codec: Literal["", "fp32", "fp16", "int8", "int4", "e3m0", "top6", "top12", "top25"] = ""
     chunk_elements: Annotated[int, Field(ge=256, le=1 << 18)] = 16384
@@ -204,13 +205,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"run.min_members {self.run.min_members}: expected at most run.max_members {self.run.max_members}"
             )
-        least = self.run.min_members * self.round_target.first_tokens
-        if least > self.round.target_tokens and (self.round.ramp_share or self.round.local_steps):
-            raise ValueError(
-                f"round.target_tokens {self.round.target_tokens}: expected at least {least}, which the first local steps of "
-                f"{self.run.min_members} members take"
-            )
-        if problem := self._outer_problem() or self._parts_problem():
+        if problem := self._mean_problem() or pacing_contradiction(self._pacing()) or self._parts_problem():
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
@@ -220,20 +215,10 @@ class RunConfig(Section):
                 raise ValueError(problem)
         return self
 
-    def _outer_problem(self) -> str:
-        outer, ramp_share = self.outer, self.round.ramp_share
+    def _mean_problem(self) -> str:
+        outer = self.outer
         if outer.kind == "mean" and outer.momentum:
             return f'outer.momentum {outer.momentum} with kind = "mean": expected 0, or kind = "nesterov"'
-        if outer.momentum_from_steps is not None and not outer.momentum:
-            return (
-                f'outer.momentum_from_steps {outer.momentum_from_steps} belongs to a momentum, with kind = "nesterov"'
-            )
-        if outer.momentum and ramp_share and outer.momentum_from_steps is None:
-            return (
-                f"outer.momentum {outer.momentum} with round.ramp_share {ramp_share}: deltas of short rounds point the same way, and "
-                f"momentum multiplies them: expected momentum_from_steps = {LEAST_MOMENTUM_STEPS} beside it, or "
-                'kind = "mean", learning_rate 1.0 and momentum 0.0'
-            )
         return ""
 
     def _parts_problem(self) -> str:
@@ -320,6 +305,17 @@ class RunConfig(Section):
         num_values, chunk = self.held_elements, self.round.chunk_elements
         up, down = (update_bytes(codec, num_values, chunk) for codec in (self.round.codec, self.result_codec))
         return max(round_bytes(up, down, self.run.max_members, reduces=True))
+
+    def _pacing(self) -> PacingNumbers:
+        outer, has_stages = self.outer, self.pipeline is not None
+        return PacingNumbers(
+            self.round_target,
+            self.run.total_tokens,
+            self.inner.batch_tokens,
+            1 if has_stages else self.run.min_members,
+            outer.momentum,
+            outer.momentum_from_steps,
+        )
 
     def _streaming(self) -> StreamingNumbers:
         return StreamingNumbers(

@@ -15,14 +15,20 @@ MOST_SPANS: Final = 4096
 which a small model makes thousands a round.
 """
 
+COMPUTE: Final = "compute"
+"""A local step."""
+
+EVALUATE: Final = "evaluate"
+"""A held-out loss, which the training process measures between two steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Something that took from `begin_s` to `end_s`, seconds of trio's clock.
 
     Attributes:
-        name: "compute" (a local step), "snapshot", "encode", "send", "reduce", "receive", "apply" or "adopt".
-        unit: whose round it belongs to; empty for local steps.
+        name: COMPUTE, EVALUATE, "snapshot", "encode", "send", "reduce", "receive", "apply" or "adopt".
+        unit: whose round it belongs to; empty for the first two.
         detail: with whom or of what, for people.
         round_index: of the round that it belongs to, 0 where that is not known.
         num_bytes: that were encoded, or went over the network; 0 where none did.

@@ -17,7 +17,9 @@ from peer.demo_processes import Running, last_line
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.host_sections import CheckpointSection
+from protocol.manifest import RoundSection, RunConfig, RunSection
+from protocol.training_sections import InnerSection
 from tests.benchmarks.allreduce_files import order, ready_file, result_file
 from tests.benchmarks.allreduce_marks import AFTERWARDS, spans
 from tests.benchmarks.allreduce_peer import FOLDER_VARIABLE, TOKENS

@@ -103,7 +103,7 @@ class GivenTrainer:
         self._desk = desk
         self._anchor_N = anchor_N
         self._theta_N = anchor_N
-        self._delta_N: torch.Tensor | None = None
+        self._delta_N = torch.empty(0)
         self._ready = 0
         self._last: dict[str, float] | None = None
         self._trained = 1  # who has trained nothing yet is taken to be starting
@@ -180,8 +180,8 @@ class GivenTrainer:
             await trio.sleep(LOOK_EVERY_S)
 
     async def _trial(self, number: int, begins_unix_s: float) -> None:
-        desk, marks, before_N = self._desk, self._desk.marks, self._anchor_N
-        self._theta_N = await trio.to_thread.run_sync(torch.sub, before_N, self._delta_N)
+        desk, marks, before_N, delta_N = self._desk, self._desk.marks, self._anchor_N, self._delta_N
+        self._theta_N = await trio.to_thread.run_sync(lambda: torch.sub(before_N, delta_N))
         marks.begin()
         await trio.sleep(max(0.0, begins_unix_s - time.time()))
         head = desk.service.chain.head.commit

@@ -28,7 +28,7 @@ import torch
 
 from averaging.data.corpus import python_stdlib_documents
 from tests.benchmarks.convergence_training import Corpus, Training, data_parallel_bytes
-from tests.benchmarks.convergence_ways import POINTS, REGIMES, SYNC, Regime, Target, Trial, Way
+from tests.benchmarks.convergence_ways import MORE, POINTS, REGIMES, SYNC, Point, Regime, Target, Trial, Way
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "convergence"
@@ -100,19 +100,20 @@ def best_rate(runs: Runs, regime: Regime, seed: int) -> float | None:
     return min(losses)[1] if losses else None
 
 
-def trials_of(regime: Regime, seeds: Sequence[int], runs: Runs) -> Iterator[Trial]:
+def trials_of(regime: Regime, seeds: Sequence[int], points: Sequence[Point], runs: Runs) -> Iterator[Trial]:
     """The reference at each of its rates, then everything at the best of them, seed by seed."""
     yield from (Trial(regime, SYNC, seeds[0], rate) for rate in regime.rates)
     rate = best_rate(runs, regime, seeds[0])
     if rate is not None:
-        yield from (Trial(regime, way, seed, rate) for seed in seeds for way in (SYNC, *(p.way for p in POINTS)))
+        yield from (Trial(regime, way, seed, rate) for seed in seeds for way in (SYNC, *(p.way for p in points)))
 
 
 def train_all(regimes: Sequence[Regime], seeds: Sequence[int], only: str, runs: Runs) -> None:
     """Everything that is planned and not in the file."""
     text: Corpus | None = None
+    points = (*POINTS, *MORE) if only else POINTS
     for regime in regimes:
-        for trial in trials_of(regime, seeds, runs):
+        for trial in trials_of(regime, seeds, points, runs):
             if runs.loss(trial) is not None or not any(part in trial.way.name for part in only.split("|")):
                 continue
             text = text or corpus()
@@ -151,10 +152,13 @@ class Table:
 
     def rows(self) -> list[Row]:
         """Gap and bytes of each way, then the targets."""
-        ways = (SYNC, *(point.way for point in POINTS))
+        ways = (SYNC, *(point.way for point in (*POINTS, *MORE)))
         rows = [row for way in ways for row in self._gap_rows(way)]
         return rows + [
-            row for point in POINTS for target in point.targets for row in self._target_rows(point.way, target)
+            row
+            for point in (*POINTS, *MORE)
+            for target in point.targets
+            for row in self._target_rows(point.way, target)
         ]
 
     def _gap_rows(self, way: Way) -> list[Row]:

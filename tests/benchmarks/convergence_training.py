@@ -81,7 +81,8 @@ def heldout_loss(regime: Regime, anchor_N: torch.Tensor, text: Text, num_windows
     places = np.array(heldout_starts(num_windows, len(text), length))[:, None] + np.arange(length)
     windows = torch.from_numpy(text[places].astype(np.int64))
     with torch.no_grad():
-        return sum(float(model.loss(part[None])) * len(part) for part in windows.split(AT_ONCE)) / num_windows
+        parts = [windows[begin : begin + AT_ONCE] for begin in range(0, num_windows, AT_ONCE)]
+        return sum(float(model.loss(part[None])) * len(part) for part in parts) / num_windows
 
 
 def fragments_of(schema: TensorSchema, num_fragments: int) -> list[torch.Tensor]:
@@ -264,7 +265,7 @@ class Training:
         unit.anchor_n, unit.momentum_n = apply_outer_step(unit.anchor_n, unit.momentum_n, unit.update_n, way.outer)
         model = self.workers.model
         shift_MN = torch.zeros(self.num_peers, model.schema.num_elements)
-        if way.mixing:
+        if way.mixing or way.is_replaced:
             theta_Mn = model.theta()[:, unit.places_n]
             shift_MN[:, unit.places_n] = (1.0 - way.mixing) * (unit.anchor_n - theta_Mn)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from protocol.decoder_schema import DecoderConfig
@@ -96,7 +96,9 @@ class Way:
         result: the codec of means, "" for the same as of contributions.
         beta: of error feedback, 0 without.
         delay: local steps between a snapshot and the commit that it went into.
-        mixing: the share of theta that a commit leaves in place; else theta moves by what the commit moved.
+        mixing: the share of theta that a commit leaves in place; 0: theta moves by what the commit moved, as the product does with
+            commits that come later than delay_steps.
+        is_replaced: with a mixing of 0 theta is the new anchor, and the work since the snapshot is given up: alpha = 0 in the product.
         num_fragments: the model travels in so many units on staggered schedules.
         alone_steps: one peer trains so many before the others begin, with its own tokens only.
     """
@@ -113,11 +115,16 @@ class Way:
     num_fragments: int = 1
     alone_steps: int = 0
     optimizer: str = "adamw"
+    is_replaced: bool = False
 
     @property
     def result_codec(self) -> str:
         """Of means."""
         return self.result or self.codec
+
+
+_LATER: Final = {"is_replaced": False}
+"""Fields that ways did not always have, and what they are without."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,9 @@ class Trial:
         """The same for the same numbers, whatever the way is called."""
         numbers = self.numbers()
         way = {name: value for name, value in asdict(self.way).items() if name != "name"}
+        for name, value in _LATER.items():  # what is trained already keeps its key
+            if way[name] == value:
+                del way[name]
         return hashlib.sha256(json.dumps({**numbers, "way": way}, sort_keys=True).encode()).hexdigest()[:16]
 
     def numbers(self) -> dict[str, object]:
@@ -187,6 +197,10 @@ class Point:
 MUON_RAMP: Final = Way("ramp 1..80, Muon, e3m0", ramp=RAMP, codec="e3m0", optimizer="muon")
 MUON_STEEP: Final = Way("ramp 1..100, Muon, e3m0", ramp=STEEP, codec="e3m0", optimizer="muon")
 
+MUON_E3M0: Final = Way("H 50, Muon, e3m0", codec="e3m0", optimizer="muon")
+MUON_FP32: Final = Way("H 50, Muon, fp32", optimizer="muon")
+STREAMING: Final = Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, mixing=0.5, num_fragments=4)
+
 POINTS: Final = (
     Point(RAMP_E3M0, (Target(SYNC, 3.0, 100), Target(RAMP_FP32, 0.3))),
     Point(MUON_RAMP, (Target(SYNC, 3.0, 100), Target(SYNC, 0.0), Target(SYNC_MUON, 3.0))),
@@ -195,10 +209,7 @@ POINTS: Final = (
     Point(FP32),
     Point(Way("H 50, int8", codec="int8"), (Target(FP32, 0.3),)),
     Point(Way("H 50, int4", codec="int4"), (Target(FP32, 0.3),)),
-    Point(
-        Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, mixing=0.5, num_fragments=4),
-        (Target(FP32, 0.0),),
-    ),
+    Point(STREAMING, (Target(FP32, 0.0),)),
     Point(
         Way("ramp 1..20, Muon, e3m0", ramp=MANY, codec="e3m0", optimizer="muon"),
         (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0)),
@@ -210,8 +221,28 @@ POINTS: Final = (
         Way("ramp 1..20, topk and top6, feedback", ramp=MANY, codec="topk", result="top6", beta=0.95),
         (Target(SYNC, 6.0, 400), Target(RAMP_FP32, 1.0)),
     ),
-    Point(Way("H 50, Muon, e3m0", codec="e3m0", optimizer="muon"), (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0))),
+    Point(MUON_E3M0, (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0))),
     Point(Way("H 50, one step late, fp32", delay=1)),
     Point(Way("alone", kind="solo")),
 )
 """The most telling first: what is left out by a time that is over stands at the end."""
+
+
+_BLOCKING: Final = (Target(FP32, 0.0),)
+_MUON_BLOCKING: Final = (Target(FP32, 0.0), Target(MUON_FP32, 0.0))
+_QUARTER: Final = replace(STREAMING, name="H 50, streaming, alpha 0.25, e3m0", mixing=0.25)
+_NOTHING: Final = replace(STREAMING, name="H 50, streaming, alpha 0, e3m0", mixing=0.0, is_replaced=True)
+_MOVED: Final = replace(STREAMING, name="H 50, streaming, moved, e3m0", mixing=0.0)
+
+MORE: Final = (
+    Point(_QUARTER, _BLOCKING),
+    Point(_NOTHING, _BLOCKING),
+    Point(_MOVED, _BLOCKING),
+    Point(replace(STREAMING, name="H 50, streaming, alpha 0.5, fp32", codec="fp32"), _BLOCKING),
+    Point(MUON_FP32),
+    Point(replace(STREAMING, name="H 50, streaming, Muon, alpha 0.5, e3m0", optimizer="muon"), _MUON_BLOCKING),
+    Point(replace(_QUARTER, name="H 50, streaming, Muon, alpha 0.25, e3m0", optimizer="muon"), _MUON_BLOCKING),
+    Point(replace(_NOTHING, name="H 50, streaming, Muon, alpha 0, e3m0", optimizer="muon"), _MUON_BLOCKING),
+    Point(replace(_MOVED, name="H 50, streaming, Muon, moved, e3m0", optimizer="muon"), _MUON_BLOCKING),
+)
+"""Other ways to mix, trained only where they are asked for (`--only "streaming|Muon, fp32"`), and shown wherever they were."""

@@ -92,7 +92,7 @@ def wrap_signing(doom: Doom) -> None:
         doom.hear(identity.peer_id, arguments[-1])
         return seal(identity, *arguments)
 
-    if peer.life.seal is not seal:
+    if vars(peer.life).get("seal") is not seal:
         raise LocalProtocolError("peer.life signs by something else", "protocol.envelope.seal, which is wrapped here")
     setattr(peer.life, "seal", heard)  # noqa: B010
 

@@ -323,9 +323,9 @@ class Training:
         length = self._trial.regime.decoder.context_tokens + 1
         windows = {domain: self._corpus.windows(domain, length) for domain in self._corpus.domains}
         if not self._has_experts:
-            model = Decoder(self._held.dense)
-            load_flat(model, decoder_schema(self._held.dense), self._dense)
-            losses = {domain: merged_loss(model, rows) for domain, (rows, _) in windows.items()}
+            dense = Decoder(self._held.dense)
+            load_flat(dense, decoder_schema(self._held.dense), self._dense)
+            losses = {domain: merged_loss(dense, rows) for domain, (rows, _) in windows.items()}
             return Outcome(_mean(losses), losses, None, None, None, time.process_time() - begin_s)
         model, owners = self._merged(), {d: self._owners(d, of) for d, (_, of) in windows.items()}
         losses = {domain: self._routed(model, rows, owners[domain]) for domain, (rows, _) in windows.items()}

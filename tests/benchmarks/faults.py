@@ -23,7 +23,9 @@ from typing import Final
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import PotluckError
-from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.host_sections import CheckpointSection
+from protocol.manifest import RoundSection, RunConfig, RunSection
+from protocol.training_sections import InnerSection
 from tests.benchmarks.fault_rows import fault_rows, hivemind_rows
 from tests.benchmarks.fault_trials import Fault, Stage, Trial
 from tests.benchmarks.fault_watch import Watch

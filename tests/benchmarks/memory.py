@@ -31,7 +31,9 @@ from peer.model import Decoder
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.host_sections import CheckpointSection
+from protocol.manifest import RoundSection, RunConfig, RunSection
+from protocol.training_sections import InnerSection
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import child_named, family_of, open_children
 from tests.benchmarks.results import Row, machine, print_rows, write_rows

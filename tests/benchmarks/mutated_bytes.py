@@ -42,6 +42,9 @@ class _Spoiling:
     async def receive_frame(self) -> bytes | None:
         return await self.stream.receive_frame()
 
+    async def receive_view(self) -> memoryview | None:
+        return await self.stream.receive_view()
+
     def count_as(self, unit: str, codec: str) -> None:
         self.stream.count_as(unit, codec)
 
@@ -105,7 +108,8 @@ class Swarm:
         async def serve(peer: PeerId, stream: Stream) -> None:
             request = await read_request(stream)
             is_lie = is_meant(request) and not hows
-            await service.serve(peer, request, _Spoiling(stream, spoil) if is_lie else stream)
+            answered: Stream = _Spoiling(stream, spoil) if is_lie else stream
+            await service.serve(peer, request, answered)
 
         liar.network.serve_streams(FETCH_CHANNEL, serve)
         return hows

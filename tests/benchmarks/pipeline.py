@@ -17,7 +17,7 @@ from typing import Final
 import trio
 import trio.testing
 
-from averaging.codecs.boundary import Boundary, quantised
+from averaging.codecs.boundary import Boundary, BoundaryCodec, quantised
 from protocol.ids import PeerId, RunId
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.micro_batch import MicroBatch
@@ -80,11 +80,12 @@ def synced(steps: int) -> list[Row]:
     """Three stages of two replicas against one process."""
     config = SyncedConfig(num_stages=3, num_micro_batches=3, in_flight=6)
     rows = []
-    for metric, faults, codec in (
+    rounds: tuple[tuple[str, Faults, BoundaryCodec | None], ...] = (
         ("synced: 3 stages x 2 replicas, killed in mid-pass", Faults(killed=0.02), None),
         ("... 20% of messages lost", Faults(lost=0.2), None),
         ("... killed, with int8 between them", Faults(killed=0.02), "int8"),
-    ):
+    )
+    for metric, faults, codec in rounds:
         off, removed, kills = [], 0, 0
         for seed in STEP_SEEDS:
             cross = partial(quantised, codec=codec) if codec else (lambda values: values)
@@ -145,7 +146,8 @@ def boundary_bytes() -> list[Row]:
     """Bytes a token and value of the model's width, one direction, heads with them."""
     batch = MicroBatch(RunId(bytes(32)), 0, 0, 0, 0)
     rows = []
-    for codec, limit in (("int8", 1.03), ("int4", 0.53)):
+    limits: dict[BoundaryCodec, float] = {"int8": 1.03, "int4": 0.53}
+    for codec, limit in limits.items():
         shares = [
             Boundary(codec, "forward", 1, batch, (4, 128, dim)).message_bytes / (4 * 128 * dim) for dim in (128, 2048)
         ]

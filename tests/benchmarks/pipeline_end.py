@@ -46,6 +46,7 @@ from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
+from protocol.pipeline_section import PipelineSection
 from tests.benchmarks import pipeline_plan as plan
 
 KEEPER: Final = "stage0"
@@ -175,7 +176,7 @@ async def _bring_nothing(share: LaneShare) -> None:
     """What a lane leaves behind has no round to go to."""
 
 
-def _tools(network: Network, process: StageProcess, end: End, pipeline: plan.PipelineSection) -> LaneTools:
+def _tools(network: Network, process: StageProcess, end: End, pipeline: PipelineSection) -> LaneTools:
     def work_of(lane: int, stage: int) -> ProcessWork:
         work = WatchedWork(process, lane, lambda: (plan.anchor_of(stage), 0), end)
         work.end = end
@@ -201,7 +202,7 @@ async def _line() -> str:
     return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
 
 
-async def _run(folder: Path, name: str, pipeline: plan.PipelineSection, address: str) -> None:
+async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str) -> None:
     end, keeper = End(name), IDENTITIES[KEEPER].peer_id
     stage = plan.stage_plan(folder, STAGE_OF[name], pipeline)
     async with (

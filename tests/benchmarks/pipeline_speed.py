@@ -54,7 +54,7 @@ def _tell(process: Process, line: str) -> None:
 def _hear(process: Process) -> dict[str, object]:
     line = _pipes(process)[1].readline()
     if not line:
-        raise SystemExit(f"a stage ended with {process.wait()}: {process.args}")
+        raise SystemExit(f"a stage ended with {process.wait()}: {process.args!r}")
     told: dict[str, object] = json.loads(line)
     return told
 

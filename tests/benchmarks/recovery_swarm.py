@@ -12,7 +12,9 @@ from typing import Final
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.host_sections import CheckpointSection
+from protocol.manifest import RoundSection, RunConfig, RunSection
+from protocol.training_sections import InnerSection
 from tests.benchmarks.fault_watch import COMMITTED, Watch
 from tests.benchmarks.places import LOOPBACK, Place, Places
 from tests.benchmarks.processes import Children

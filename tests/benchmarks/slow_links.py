@@ -27,8 +27,10 @@ from typing import Final
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import MachineError
-from protocol.manifest import CheckpointSection, InnerSection, RoundSection, RunConfig, RunSection
+from protocol.host_sections import CheckpointSection
+from protocol.manifest import RoundSection, RunConfig, RunSection
 from protocol.traffic import round_bytes, update_bytes
+from protocol.training_sections import InnerSection
 from tests.benchmarks.fault_watch import COMMITTED, GONE, PROPOSED
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import NEVER_TOKENS, Commit, commits_of

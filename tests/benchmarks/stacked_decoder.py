@@ -66,8 +66,11 @@ class StackedDecoder:
         q, k, v = (self._linear(y, f"{name}.{part}.weight") for part in ("wq", "wk", "wv"))
         q, k, v = (part.view(-1, num_tokens, part.shape[-1] // config.head_dim, config.head_dim) for part in (q, k, v))
         q, k = rotate(q, self._rotation), rotate(k, self._rotation)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mixed = functional.scaled_dot_product_attention(
-            *(part.transpose(1, 2) for part in (q, k, v)),
+            q,
+            k,
+            v,
             is_causal=True,
             enable_gqa=config.num_kv_heads != config.num_heads,
         )

@@ -126,7 +126,15 @@ async def _check_unit(run_folder: Path, manifest: RunManifest, start: bytes, fou
     log, generations = UnitLog(storage), Generations(storage, grid, offload)
     codec = codec_by_name(manifest.config.round.codec)
     tools = UnitTools(
-        manifest.run_id, WHOLE_MODEL, verifier, codec, grid, offload, log, generations, result_codec(manifest.config)
+        manifest.run_id,
+        WHOLE_MODEL,
+        verifier,
+        codec,
+        grid,
+        offload,
+        log,
+        generations,
+        results=result_codec(manifest.config),
     )
     links: dict[bytes, ChainLink] = {(first := genesis_link(start, WHOLE_MODEL)).commit: first}
     for parent, raw in (await log.load()).certificates:

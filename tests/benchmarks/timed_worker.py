@@ -25,7 +25,7 @@ from typing import Final
 import torch
 
 import peer.worker
-from peer.local_training import LocalTrainer
+from peer.local_training import Counters, LocalTrainer
 from peer.worker import Worker
 
 TIMES_VARIABLE: Final = "TRAINING_TIMES"
@@ -60,11 +60,12 @@ class TrainingTimes:
         self._clock_s = clock_s
         self._trained_s = 0.0
 
-    def step(self, step: Callable[[], None]) -> None:
+    def step(self, step: Callable[[], Counters]) -> Counters:
         """Training."""
         begin_s = self._clock_s()
-        step()
+        counters = step()
         self._trained_s += self._clock_s() - begin_s
+        return counters
 
     def idle(self, idle: Callable[[], bool], idle_s: float) -> bool:
         """Waiting, of which so much is asked for: orders that take longer than that are no training."""
@@ -103,10 +104,10 @@ def install(times: TrainingTimes, paced_s: float | None) -> None:
     step, idle = LocalTrainer.step, Worker._idle
     began_s = 0.0
 
-    def timed_step(trainer: LocalTrainer, goes_on: Callable[[], bool]) -> None:
+    def timed_step(trainer: LocalTrainer, goes_on: Callable[[], bool]) -> Counters:
         nonlocal began_s
         began_s = time.perf_counter()
-        times.step(lambda: step(trainer, goes_on))
+        return times.step(lambda: step(trainer, goes_on))
 
     def timed_idle(worker: Worker, idle_s: float) -> bool:
         asked_s = idle_s if paced_s is None else began_s + paced_s - time.perf_counter()

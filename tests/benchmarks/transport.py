@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,10 +105,11 @@ def open_pair(way: str, folder: Path) -> Iterator[Pair]:
 def rows_of(pairs: dict[str, Pair], settings: dict[str, object]) -> list[Row]:
     """Both figures of each way, with libp2p's as baseline."""
     rows = []
-    for name, unit, pick, is_more_better in (
+    figures: tuple[tuple[str, str, Callable[[Pair], list[float]], bool], ...] = (
         ("speed", "MB/s", lambda pair: pair.mb_per_s, True),
         ("processor", "s/GB", lambda pair: pair.cpu_s_per_gb, False),
-    ):
+    )
+    for name, unit, pick, is_more_better in figures:
         baseline = statistics.median(pick(pairs["libp2p"]))
         for way, pair in pairs.items():
             values = pick(pair)

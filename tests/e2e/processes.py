@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +117,10 @@ def _start(arguments: Sequence[str], out: int, err: int) -> subprocess.Popen[byt
     )
 
 
-def run_of_two(folder: Path) -> None:
-    """Host the run.toml in `folder` for two peers, "a" and "b", to its end; state folders by these names and "host"."""
+def run_of_two(folder: Path, meanwhile: Callable[[Running], object] | None = None) -> None:
+    """Host the run.toml in `folder` for two peers, "a" and "b", to its end; state folders by these names and "host". `meanwhile` is
+    done with "a" once they were started.
+    """
     hosting = ("host", str(folder / "run.toml"), "--state-dir", str(folder / "host"), *LOOPBACK)
     with ExitStack() as stack:
         host = stack.enter_context(running_potluck(folder, "host process", *hosting))
@@ -129,6 +131,8 @@ def run_of_two(folder: Path) -> None:
             )
             for name in ("a", "b")
         ]
+        if meanwhile is not None:
+            meanwhile(peers[0])
         for peer in peers:
             assert peer.exit_code() == 0, peer.said()
         said = host.said() + "".join(peer.said() for peer in peers)

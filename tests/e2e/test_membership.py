@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.live_trace import KINDS, wait_for_whole_trace
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, Running, run_potluck, running_potluck
 from tests.e2e.test_host_away import CALM, RUN_TOML
 from tests.forked import Forked
@@ -98,6 +99,14 @@ def _swarm(folder: Path, forked: Forked, *names: str) -> Iterator[Swarm]:
             swarm.join(name)
         yield swarm
         assert all("Traceback" not in one.said() for one in (host, *swarm.peers.values()))
+
+
+@pytest.mark.timeout(240)
+def test_the_trace_of_a_live_round_has_all_that_a_round_is_made_of_and_training_goes_on_meanwhile(swarm: Swarm) -> None:
+    swarm.wait_rounds(1, "one", "two", "bad")
+    seen = wait_for_whole_trace(swarm.peers["one"], swarm.folder / "one", swarm.folder / "trace.json")
+    assert {event.unit for event in seen["compute"]} == {"training"}
+    assert {event.unit for name in KINDS - {"compute"} for event in seen[name]} == {"fragment-0"}
 
 
 @pytest.mark.timeout(240)

@@ -484,6 +484,8 @@ async def test_each_commit_is_measured_by_one_member_and_the_last_one_before_the
     await _measure(service, trainer, board, story)
     assert [result.index for result in board.heldout] == [ours.index, last.index]
     assert board.heldout[0].nats == 1.5
+    spans = [(span.name, span.unit, span.round_index) for span in board.spans.newest()]
+    assert spans == [("evaluate", "", ours.index), ("evaluate", "", last.index)]
 
 
 async def test_prose_is_measured_beside_the_held_out_text_where_there_is_any(autojump_clock: Clock) -> None:

@@ -44,6 +44,16 @@ def test_a_trace_has_one_lane_for_training_and_one_for_each_kind_of_work_of_a_un
     assert {event["cat"] for event in shown} == {"training", "fragment-0"}
 
 
+def test_a_heldout_loss_has_a_lane_beside_training_which_stands_still_meanwhile() -> None:
+    spans = [*ROUND, _span("evaluate", "", 0.9, 2.5)]
+    events = chrome_trace(newest_round(spans), "calm otter")["traceEvents"]
+    assert isinstance(events, list)
+    lanes = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert list(lanes)[:2] == ["training", "training evaluate"]
+    (measured,) = [event for event in events if event["name"] == "evaluate"]
+    assert (measured["ts"], measured["dur"], measured["tid"]) == (900_000.0, 1_600_000.0, lanes["training evaluate"])
+
+
 def test_what_a_unit_does_twice_at_once_has_two_lanes_since_events_of_one_may_not_cross() -> None:
     crossing = [
         _span("send", "fragment-0", 1.2, 1.8),

@@ -281,12 +281,16 @@ def _nesterov(*more: str) -> str:
     return text
 
 
-def test_momentum_in_the_short_rounds_of_a_ramp_is_refused_with_the_steps_from_which_it_works() -> None:
+def test_momentum_in_the_short_rounds_of_a_ramp_is_refused_with_the_numbers_with_which_it_works() -> None:
     with pytest.raises(
-        ConfigError, match=r"outer\.momentum 0\.9 with round\.ramp_share 0\.02.*momentum_from_steps = 64"
+        ConfigError,
+        match=r"outer\.momentum 0\.9 with round\.ramp_share 0\.02.*momentum_from_steps = 64.*target_tokens of at least 262144",
     ):
         parse_run_config(_nesterov())
-    config = parse_run_config(_nesterov("momentum_from_steps = 64"))
+    from_64 = _nesterov("momentum_from_steps = 64")
+    with pytest.raises(ConfigError, match=r"longest rounds are of 30 local steps.*at most 30, or .* at least 262144"):
+        parse_run_config(from_64)
+    config = parse_run_config(from_64.replace("122_880", "262_144"))
     assert config.momentum_from_tokens == 64 * config.inner.batch_tokens
 
 
@@ -334,6 +338,10 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
             'local_steps = "auto" with mode = "streaming": expected rounds of one size',
         ),
         (['mode = "eager"'], "round.mode is 'eager'"),
+        (
+            ["ramp_share = 0.0001"],
+            "no round would grow: expected more than 4096, which the first local steps of 2 members",
+        ),
         (["link_mbit_per_s = 0.2"], "expected a link of at least 0.206, round.longest_interval_s of at least 62, or"),
     ],
 )

@@ -48,6 +48,16 @@ def test_a_link_that_takes_longer_than_a_round_may_is_refused_with_the_numbers_t
     assert too_slow(replace(SLOW, longest_interval_s=213.0)) == ""
 
 
+def test_an_interval_that_no_manifest_may_have_is_not_named_as_one_that_would_work() -> None:
+    found = too_slow(replace(SLOW, mbit_per_s=0.002, longest_interval_s=86_400.0))
+    assert "expected a link of at least 0.003, or a codec" in found
+    assert "longest_interval_s of at least" not in found
+
+
+def test_a_link_that_is_just_too_slow_does_not_seem_to_be_fast_enough() -> None:
+    assert "takes this link 61 s of round.longest_interval_s 60:" in too_slow(replace(SLOW, mbit_per_s=3.53))
+
+
 @pytest.mark.parametrize(
     ("each_way_bytes", "interval_s", "needed"),
     [(7_500_000, 60.0, 1.0), (7_500_001, 60.0, 1.01), (75_000, 600.0, 0.001), (1_234_000_000, 10.0, 988.0)],

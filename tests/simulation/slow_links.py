@@ -57,6 +57,7 @@ class Links:
         loss: share of the messages and frames that are lost.
         step_s: of a local step.
         values: of the model.
+        then_bits_per_s: of each peer's line once `changes_after` rounds were measured; None where it stays as it is.
     """
 
     bits_per_s: float
@@ -65,6 +66,13 @@ class Links:
     step_s: float = 0.4
     num_peers: int = 4
     values: int = 51_528_704
+    then_bits_per_s: float | None = None
+    changes_after: int = 0
+
+    def rate(self, num_rounds: int) -> float:
+        """Bits a second upwards, now that so many rounds were measured."""
+        is_later = self.then_bits_per_s is not None and num_rounds >= self.changes_after
+        return self.then_bits_per_s if is_later and self.then_bits_per_s is not None else self.bits_per_s
 
     @property
     def scale(self) -> float:
@@ -97,6 +105,7 @@ class Told:
         rounds: as their leaders measured them.
         deaths: who took whom for dead, on which base.
         num_partial: rounds without somebody's work.
+        targets: at how many tokens the round after a commit is due, by the commit's index, as anybody has it.
         lasted_s: virtual time.
     """
 
@@ -105,6 +114,7 @@ class Told:
     rounds: list[MeasuredRound] = field(default_factory=list)
     deaths: set[str] = field(default_factory=set)
     num_partial: int = 0
+    targets: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     lasted_s: float = 0.0
 
     def steady(self, num_rounds: int) -> Sequence[MeasuredRound]:
@@ -171,14 +181,14 @@ class LinkedWorld(World):
 
 
 @contextmanager
-def _slow(swarm: MemorySwarm, links: Links) -> Iterator[None]:
+def _slow(swarm: MemorySwarm, links: Links, told: Told) -> Iterator[None]:
     """Bulk leaves each peer one frame after another, at its line's rate."""
     real, free_s = swarm.frame_delay_s, defaultdict[PeerId, float](float)
 
     def frame_delay_s(sender: PeerId, receiver: PeerId, num_bytes: int) -> tuple[float, bool]:
         delay_s, _ = real(sender, receiver, 0)  # packets are lost here, and connections live
         now_s = trio.current_time()
-        free_s[sender] = max(now_s, free_s[sender]) + num_bytes * links.scale * 8 / links.bits_per_s
+        free_s[sender] = max(now_s, free_s[sender]) + num_bytes * links.scale * 8 / links.rate(len(told.rounds))
         return delay_s + free_s[sender] - now_s, False
 
     with replaced(swarm, frame_delay_s=frame_delay_s):
@@ -195,6 +205,7 @@ def _listening(told: Told) -> Iterator[None]:
         link = taken.state.link
         dropped = [order.peer for order in taken.actions if isinstance(order, DropMember)]
         told.deaths |= {f"{before.config.me.peer} of {peer} after {link.index}" for peer in dropped}
+        told.targets[link.index].add(link.target_tokens)
         if link is not before.link and link.record is not None and len(link.record.contributors) < told.num_peers:
             told.num_partial += 1
         return taken
@@ -239,7 +250,7 @@ async def _play(links: Links, pace: Pace, told: Told, until: Callable[[Told], bo
             world.swarm.speeds[node.peer] = LinkSpeed(links.latency_s, 1e9)
         nursery.start_soon(world.host.serve)
         with ExitStack() as stack:
-            stack.enter_context(_slow(world.swarm, links))
+            stack.enter_context(_slow(world.swarm, links, told))
             for node in world.nodes:
                 world.boot(node)
             await _until(world, lambda: until(told) or trio.current_time() >= limit_s)

@@ -3,22 +3,67 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.simulation.slow_links import Links, Pace, run
+from tests.simulation.slow_links import Links, Pace, Told, run
 
-LINKS = Links(50e6, num_peers=2)
+BEFORE, SETTLING, STEADY = 12, 5, 6
+"""Rounds until the lines change; from then until rounds are as long as the new ones ask for; and those that are looked at."""
 
 
-@pytest.mark.parametrize("is_blocking", [False, True])
-def test_measured_rounds_come_to_the_fewest_steps_that_keep_the_utilisation(is_blocking: bool) -> None:
-    told = run(LINKS, Pace(None, 0.95, is_blocking), lambda told: len(told.rounds) >= 14, 20_000.0)
-    # each round is as long as the exchange of the one before it asks for, and exchanges differ by a third
-    exchange_s = statistics.fmean(one.exchange_s for one in told.steady(9)[:-1])
-    fewest = exchange_s * (19.0 if is_blocking else 1 / 0.95) / LINKS.step_s
-    assert abs(told.steps(8) - fewest) <= max(1.0, 0.02 * fewest)
-    assert told.utilisation(8) > (0.94 if is_blocking else 0.98)
+@dataclass(frozen=True)
+class Change:
+    """Lines of all peers that become others in the middle of the run, bits a second; how far rounds may be off before and then."""
+
+    is_blocking: bool
+    first: float
+    then: float
+    most_off: tuple[float, float]
+
+    @property
+    def exchanges(self) -> float:
+        """A round lasts so many exchanges, at least."""
+        return 19.0 if self.is_blocking else 1 / 0.95
+
+    def play(self) -> Told:
+        links = Links(self.first, num_peers=2, then_bits_per_s=self.then, changes_after=BEFORE)
+        pace, num_rounds = Pace(None, 0.95, self.is_blocking), BEFORE + SETTLING + STEADY
+        return run(links, pace, lambda told: len(told.rounds) >= num_rounds, 40_000.0)
+
+    def check(self, told: Told, most_off: float) -> None:
+        """Of the last rounds: the fewest steps that keep the utilisation, and none far from the others."""
+        # each round is as long as the exchange of the one before it asks for, and exchanges differ by a third
+        exchange_s = statistics.fmean(one.exchange_s for one in told.steady(STEADY + 1)[:-1])
+        fewest = self.exchanges * exchange_s / told.step_s
+        assert abs(told.steps(STEADY) - fewest) <= max(1.0, most_off * fewest)
+        assert told.utilisation(STEADY) > (0.94 if self.is_blocking else 0.98)
+        tokens = [one.tokens for one in told.steady(STEADY)]
+        assert max(tokens) <= 1.33 * statistics.median(tokens)
+        assert min(tokens) >= statistics.median(tokens) / 1.33
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # behind a slow line rounds follow one another without a pause, a twentieth shorter, for the twenty rounds that it takes until
+        # their target is there, too
+        Change(False, 50e6, 10e6, (0.02, 0.05)),
+        Change(False, 10e6, 50e6, (0.05, 0.02)),
+        Change(True, 50e6, 10e6, (0.02, 0.02)),
+    ],
+    ids=["overlap, slower", "overlap, faster", "blocking, slower"],
+)
+def test_measured_rounds_come_to_the_fewest_steps_that_keep_the_utilisation_and_again_when_the_lines_change(
+    change: Change,
+) -> None:
+    told = change.play()
+    change.check(replace(told, rounds=told.rounds[:BEFORE]), change.most_off[0])
+    change.check(told, change.most_off[1])
+    assert len(told.targets) >= BEFORE + SETTLING + STEADY
+    assert {len(targets) for targets in told.targets.values()} == {1}, "of one round all have the same target"
+    assert (told.deaths, told.num_partial) == (set(), 0)
 
 
 def test_at_a_thousandth_of_a_gigabit_with_losses_rounds_go_on_and_nobody_is_taken_for_dead() -> None:
