@@ -63,10 +63,11 @@ from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.own_parts import own_parts
+from peer.present_holders import ASK_WITHIN_S, present
 from peer.reach import find_outbound_only
 from peer.reporting import ExpertLosses, Reporter, evaluate_commits
 from peer.revocations import Revocations
-from peer.roster import Roster, recent_voters
+from peer.roster import CREDENTIAL_CHANNEL, Roster, recent_voters
 from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.same_disk import take_incarnation
 from peer.screen import run_screen
@@ -293,7 +294,11 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
         return ()
     await _members_listed(joined.network, joined.membership, joined.roster)
     me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
-    held = await joined.experts.settle(decode_body(StartRecord, start), me, listed)
+    record = decode_body(StartRecord, start)
+    if not joined.experts.wanted and me not in record.roster:
+        ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
+        listed = await present(listed, joined.roster.taking_connections(), ask)
+    held = await joined.experts.settle(record, me, listed)
     joined.roster.own_experts = held
     return held
 
