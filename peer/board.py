@@ -27,7 +27,7 @@ from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
 from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
-from protocol.reports import HeldoutResult
+from protocol.reports import HeldoutResult, SampleLosses
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from peer.coordinator_client import CoordinatorClient
     from peer.lane_service import LaneService
     from peer.own_parts import OwnParts
+    from peer.own_text import OwnText
 
 log = structlog.get_logger()
 
@@ -89,6 +90,8 @@ class Board:
     last_round: LastRound | None = None
     own_roots: deque[bytes] = field(default_factory=lambda: deque(maxlen=ROOTS_REMEMBERED))
     heldout: list[HeldoutResult] = field(default_factory=list)
+    samples: list[SampleLosses] = field(default_factory=list)
+    text: OwnText | None = None
     download: DownloadProgress | None = None
     disk_bytes: int = 0
     restarted: str = ""
@@ -293,6 +296,7 @@ class Board:
             allowed_reason=self.allowed.reason,
             cpu_celsius=self.cpu_celsius,
             apart=self.apart_told,
+            text_round=self.text.from_round if self.text is not None else 0,
         )
         updates = {
             **asdict(self.machine.read()),

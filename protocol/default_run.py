@@ -65,6 +65,7 @@ keep_every = 10                # and for ever one in so many
 # num_experts = 2              # each beside the feed-forward of every layer, for documents of its own
 # ffn_dim = 352                # of each
 # holdings = 1                 # how many a peer holds at most
+# reassign_every_rounds = 20   # send documents to the experts that know them best, by losses; the host's text must stay as it is
 
 # [pipeline]                   # with shards = "pipeline", is_tied = false and mode = "blocking"
 # stages = 3                   # cut to be even; or layers = "1, 2, 1", so many of the model's to each
