@@ -244,6 +244,10 @@ async def _train(joined: Joined) -> None:
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)
+        if text.from_round:
+            # what was read last may be with nobody any more
+            with trio.move_on_after(ASK_WITHIN_S):
+                await joined.reporter.report_once()
         await text.begin(partial(_fetch_data, joined, cache), joined.experts.wanted)
         chains = await _open_chains(joined, cache, text)
         open_rounds, first = await _catch_up(joined, chains)
@@ -286,9 +290,7 @@ async def _open_chains(joined: Joined, cache: ShardCache, text: OwnText) -> tupl
     start = open_start_record(sealed_start, membership.manifest)
     held = await _settle_experts(joined, start)
     if held:
-        await text.begin(
-            partial(_fetch_data, joined, cache), held
-        )  # what was not wanted before all founders were there
+        await text.begin(partial(_fetch_data, joined, cache), held)  # not wanted before all founders were there
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)

@@ -59,9 +59,13 @@ class OwnText:
         self.heard_unix_s = 0
         """When the newest entry was signed that was heard of, whatever became of it."""
 
+        self._names = frozenset(file.sha256 for file in first.files)
+        """Files of the data set that is read."""
+
         self._coming: _Entry | None = None
         self._ready: tuple[_Entry, DatasetManifest] | None = None
         self._news = trio.Event()
+        self._fetching = trio.CancelScope()
 
     async def restore(self) -> None:
         """Read what was read last, as far as it is on this disk; a damaged entry costs nothing for long: the host tells it again."""
@@ -89,6 +93,7 @@ class OwnText:
             self.heard_unix_s = entry.says.signed_unix_s
             self._coming = entry
             self._news.set()
+            self._fetching.cancel()
 
     def _opened(self, sealed: bytes) -> _Entry:
         manifest = self._manifest
@@ -99,13 +104,17 @@ class OwnText:
         return _Entry(sealed, says)
 
     async def begin(self, fetch: Fetch, experts: Sequence[int]) -> None:
-        """Before training: bring what these experts read. Who comes when an entry was signed begins with it, whatever its round.
+        """Before training: bring what these experts read. Who comes when an entry was signed begins with it, whatever its round; where
+        nobody has it, with what was read before.
 
         Raises:
-            UnreachableError: nobody has a file of it.
+            UnreachableError: nobody has a file of that either.
         """
         if self._coming is not None and experts:
-            await self._prepare(fetch, experts)
+            try:
+                await self._prepare(fetch, experts)
+            except (UnreachableError, StorageError) as error:
+                log.warning("reassigned_text_not_here", reason=error.one_line())
             self._take_up_ready()
         await fetch(self.dataset.files_of(experts))
 
@@ -115,10 +124,13 @@ class OwnText:
             if self._coming is None:
                 await self._news.wait()
             try:
-                await self._prepare(fetch, experts)
+                # once there is a newer entry, what is fetched may be with nobody any more
+                with trio.CancelScope() as self._fetching:
+                    await self._prepare(fetch, experts)
             except (UnreachableError, StorageError) as error:
                 log.warning("reassigned_text_not_here", reason=error.one_line())
-                await trio.sleep(TRY_AGAIN_S)
+                with trio.move_on_after(TRY_AGAIN_S):
+                    await self._news.wait()
 
     async def _prepare(self, fetch: Fetch, experts: Sequence[int]) -> None:
         """Fetch and check what comes, and keep the entry; one that does not match what was signed is refused."""
@@ -182,12 +194,11 @@ class OwnText:
             read: tells the training process.
         """
         if self._ready is not None and index >= self._ready[0].says.from_round:
-            before = self.dataset
+            before = self._names
             await read(self._ready[1])
             self._take_up_ready()
             log.info("reassigned_text_read", from_round=self.from_round, index=index)
-            unread = {file.sha256 for file in before.files} - {file.sha256 for file in self.dataset.files}
-            await self._offload.run(partial(self._cache.drop, unread))
+            await self._offload.run(partial(self._cache.drop, before - self._names))
         return self.from_round
 
     def _take_up_ready(self) -> None:
@@ -197,4 +208,5 @@ class OwnText:
 
     def _take_up(self, entry: _Entry, dataset: DatasetManifest) -> None:
         self.dataset, self.from_round = dataset, entry.says.from_round
+        self._names = frozenset((entry.says.manifest_sha256, *(file.sha256 for file in dataset.files)))
         self.heard_unix_s = max(self.heard_unix_s, entry.says.signed_unix_s)

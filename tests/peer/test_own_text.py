@@ -157,6 +157,21 @@ async def test_a_restart_reads_the_same_without_the_host(world: _World, autojump
     assert world.fetched == []
 
 
+async def test_who_is_restarted_while_nobody_has_what_was_signed_last_goes_on_with_what_is_here(
+    world: _World, autojump_clock: object
+) -> None:
+    text = world.text()
+    async with _training(world, text):
+        await _taken(text, world.sealed())
+        await text.follow(6, _Reads())
+    world.is_away = True
+    again = world.text()
+    await again.restore()
+    again.take(world.sealed(world.first, signed_unix_s=1_700_000_009, number=2, from_round=9))
+    await again.begin(world.fetch, HELD)
+    assert (again.dataset, again.from_round) == (world.anew, 6)
+
+
 async def test_who_comes_later_begins_with_it_and_fetches_nothing_else(world: _World, autojump_clock: object) -> None:
     text = world.text()
     text.take(world.sealed())
@@ -175,6 +190,26 @@ async def test_where_nobody_has_it_yet_it_is_tried_again_and_read_late(world: _W
         await trio.sleep(TRY_AGAIN_S + 1)
         assert await text.follow(9, read) == 6
         assert read.datasets == [world.anew]
+
+
+async def test_a_newer_entry_ends_the_fetching_of_one_that_nobody_may_have_any_more(
+    world: _World, autojump_clock: object
+) -> None:
+    text, read = world.text(), _Reads()
+    newer = world.sealed(signed_unix_s=1_700_000_009, number=2, from_round=9)
+
+    async def fetch(files: Sequence[HashedFile]) -> None:
+        if any(file.sha256 == "ab" * 32 for file in files):
+            await trio.sleep_forever()
+        await world.fetch(files)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(text.keep, fetch, HELD)
+        await _taken(text, world.sealed(manifest_sha256="ab" * 32))
+        await _taken(text, newer)
+        assert await text.follow(9, read) == 9
+        nursery.cancel_scope.cancel()
+    assert read.datasets == [world.anew]
 
 
 async def test_an_entry_that_was_signed_earlier_changes_nothing(world: _World, autojump_clock: object) -> None:
