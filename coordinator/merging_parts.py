@@ -207,8 +207,14 @@ class ExpertText:
             ConfigError: the host has dropped it.
             StorageError: the ledger or the data set is lost or damaged.
         """
-        index = self._parts.manifest.index
-        with open_ledger(self._state_dir / LEDGER_FILE) as ledger:
+        index, path = self._parts.manifest.index, self._state_dir / LEDGER_FILE
+        if not path.exists():
+            raise StorageError(
+                f"{path} is not there: nothing tells which documents round {index} read",
+                "the host's whole folder",
+                "name it with --state-dir",
+            )
+        with open_ledger(path) as ledger:
             texts = read_texts(self._state_dir, manifest, ledger)
         if texts and texts[0].entry.number > 1 and index < texts[0].entry.from_round:
             raise ConfigError(

@@ -27,6 +27,7 @@ from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, To
 from averaging.data.sources import open_source
 from averaging.data.tokenizer import ByteTokenizer, Tokenizer
 from averaging.data.vocabulary import FileTokenizer
+from averaging.network.file_storage import sync_folder
 from coordinator.reassigning_core import owners_after
 from coordinator.run_files import DATA_FOLDER, RunFiles, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
@@ -153,6 +154,7 @@ def _bring_in(unfinished: Path, folder: Path, dataset: DatasetManifest) -> None:
     (unfinished / MANIFEST_NAME).unlink()
     data = dataset.canonical_bytes()
     write_whole(folder / sha256(data).hexdigest(), data)
+    sync_folder(folder)
 
 
 @dataclass

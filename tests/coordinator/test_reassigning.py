@@ -13,14 +13,18 @@ import pytest
 from averaging.data.document_router import fit_router, refit_router
 from averaging.data.expert_shards import expert_shards, read_router
 from averaging.data.shards import DatasetManifest, ShardCache, TokenReader
-from averaging.data.tokenizer import decode_tokens
+from averaging.data.sources import open_source
+from averaging.data.tokenizer import ByteTokenizer, decode_tokens
+from averaging.data.vocabulary import FileTokenizer
 from averaging.network.clocks import VirtualClock
 from averaging.network.offload import InlineOffload
 from coordinator.ledger import open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.reassigning import Reassigner
-from coordinator.run_files import RunFiles, open_run
+from coordinator.run_files import RunFiles, open_run, run_tokenizer
+from coordinator.run_router import packed_texts, sample_of
 from coordinator.run_texts import RunTexts, read_owners, read_texts
+from protocol.errors import StorageError
 from protocol.ids import CommitId, UnitName
 from protocol.reassignment import LEAD_ROUNDS
 from protocol.reports import PeerReport, SampleLosses
@@ -43,10 +47,11 @@ class _World:
 
     def kinds(self) -> list[str]:
         """Of each document of the sample, "code" or "prose"."""
-        (entry,) = self.run.dataset.part("sample")
-        window = self.run.dataset.router.sample_tokens if self.run.dataset.router else 0
-        tokens = TokenReader([self.run.folder / "data" / entry.sha256]).read(0, entry.num_tokens)
-        return ["code" if decode_tokens(row).startswith("def") else "prose" for row in tokens.reshape(-1, window)]
+        config = self.run.manifest.config
+        read = packed_texts(config, open_source(config.data, self.run.folder.parent))
+        kept = run_tokenizer(self.run)
+        sample = sample_of(config, read, FileTokenizer(kept.data, "it", kept.end) if kept else ByteTokenizer())
+        return ["code" if text.startswith(b"def") else "prose" for text in (sample.prefixes if sample else ())]
 
     def by_kind(self) -> dict[int, list[float]]:
         """Losses as of experts that know one kind of text each."""
@@ -55,9 +60,10 @@ class _World:
 
 
 @contextmanager
-def _world(folder: Path) -> Iterator[_World]:
+def _world(folder: Path, tokenizer: str = "bytes") -> Iterator[_World]:
     """A run whose first router mixes two kinds of text."""
     path = run_file(folder, "reassign_every_rounds = 2", 'router = "router"')
+    path.write_text(path.read_text().replace("[data]", f'[data]\ntokenizer = "{tokenizer}"'))
     documents = [file.read_bytes() for file in sorted((folder / "texts").iterdir())]
     mixing = refit_router(fit_router(documents, 2), documents, [number % 2 for number in range(len(documents))])
     (folder / "router").write_bytes(mixing.to_bytes())
@@ -112,6 +118,43 @@ async def test_documents_go_where_their_loss_is_lowest_and_a_start_finds_it_agai
         taken, owners = world.texts.taken, world.texts.owners
     with _world_again(tmp_path) as again:
         assert (again.taken, again.owners) == (taken, owners)
+
+
+async def test_text_of_a_tokenizer_is_packed_with_the_runs_own(tmp_path: Path, autojump_clock: object) -> None:
+    with _world(tmp_path, "bpe") as world:
+        index = 0
+        while world.texts.newest is None:
+            index += 2
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        first, anew = world.run.dataset, world.texts.newest.dataset
+        assert anew.tokenizer == first.tokenizer is not None
+        assert anew.dataset_id != first.dataset_id
+        assert anew.text_bytes is not None
+        assert first.text_bytes is not None
+        assert anew.text_bytes.heldout == first.text_bytes.heldout
+
+
+async def test_a_ledger_that_refuses_leaves_everything_as_it_was_and_the_next_losses_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], autojump_clock: object
+) -> None:
+    class Full:
+        async def run(self, _: object) -> None:
+            raise StorageError("the ledger could not be used (disk full)", "space", "free some")
+
+    with _world(tmp_path) as world:
+        ledger, world.reassigner.ledger = world.reassigner.ledger, Full()  # type: ignore[assignment]
+        for index in (2, 4, 6):
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        assert world.texts.newest is None
+        assert world.texts.owners == ()
+        assert "documents_not_reassigned" in capsys.readouterr().out
+        world.reassigner.ledger = ledger
+        for index in range(8, 30, 2):
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        assert world.texts.newest is not None
 
 
 @contextmanager
