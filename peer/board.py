@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
+import trio
 
 from averaging.network.disk_room import DiskMeter
 from averaging.network.seams import BulkCount, Clock, Network, Trainer
@@ -92,6 +93,9 @@ class Board:
     heldout: list[HeldoutResult] = field(default_factory=list)
     samples: list[SampleLosses] = field(default_factory=list)
     text: OwnText | None = None
+    lone_round: trio.Event = field(default_factory=trio.Event)
+    """Set by a round of an expert that nobody else votes on: the host is to have it before this peer may be gone."""
+
     download: DownloadProgress | None = None
     disk_bytes: int = 0
     restarted: str = ""
@@ -177,6 +181,8 @@ class Board:
         link = fields.get("link")
         if event == "committed" and isinstance(link, ChainLink) and link.record is not None:
             log.info("round_came_beside", unit=link.unit, index=link.index, members=len(link.record.contributors))
+            if link.roster == (self.peer,):
+                self.lone_round.set()
 
     def _committed(self, link: ChainLink) -> None:
         record = link.record

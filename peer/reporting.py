@@ -279,8 +279,18 @@ class Reporter:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
+            self._board.lone_round = trio.Event()
             was_heard = self._is_nothing_new() or await self.report_once()
-            await trio.sleep(CATCH_UP_EVERY_S if was_heard and self._is_fetching else REPORT_EVERY_S)
+            await self._rest(is_asked=was_heard and self._is_fetching)
+
+    async def _rest(self, *, is_asked: bool) -> None:
+        """Until the next report: for longer where the coordinator waits for nothing, neither for commits that it has asked for nor for
+        a round that is nowhere but here.
+        """
+        await trio.sleep(CATCH_UP_EVERY_S)
+        if not is_asked:
+            with trio.move_on_after(REPORT_EVERY_S - CATCH_UP_EVERY_S):
+                await self._board.lone_round.wait()
 
     def _is_nothing_new(self) -> bool:
         """Whether the coordinator knows all that we have to say, and heard it lately."""

@@ -598,3 +598,24 @@ async def test_losses_of_a_sample_are_told_until_they_have_arrived_and_an_entry_
     assert await reporter.report_once()
     assert (client.reports[-1].sample_losses, client.reports[-1].reassigned_unix_s) == ((sample,), 1_700_000_000)
     assert (board.samples, taken, board.read().text_round) == ([], [b"sealed"], 4)
+
+
+async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:
+    reporter, client, board = _reporter()
+    link = replace(_link(3), unit=UnitName("expert-1"), record=decode_record(_record_bytes()))
+    for roster, within_s in (((ME, OTHER), REPORT_EVERY_S), ((ME,), CATCH_UP_EVERY_S)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reporter.run)
+            await trio.testing.wait_all_tasks_blocked()
+            told, begin_s = len(client.reports), trio.current_time()
+            board.publish_beside("committed", {"link": replace(link, roster=roster)})
+            while len(client.reports) == told:
+                await trio.sleep(0.01)
+            assert trio.current_time() - begin_s == pytest.approx(within_s, abs=0.02)
+            nursery.cancel_scope.cancel()
+
+
+def _record_bytes() -> bytes:
+    chain = Chain()
+    chain.commit((10, 10, 10))
+    return decode_certificate(chain.certificates[0]).record
