@@ -44,6 +44,7 @@ from coordinator.ledger_writer import LedgerWriter
 from coordinator.look import LOG_NAME
 from coordinator.metrics import Counts, Moment
 from coordinator.qr_code import qr_lines
+from coordinator.reassigning import Reassigner
 from coordinator.rpc import RpcServer, ServerTls, open_rpc_server
 from coordinator.run_events import EventBook, RunEvent
 from coordinator.run_files import (
@@ -56,6 +57,8 @@ from coordinator.run_files import (
     run_tokenizer,
     start_units,
 )
+from coordinator.run_texts import RunTexts, read_owners, read_texts
+from coordinator.run_view import RunPicture
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.status_page import RunSource, status_app
 from coordinator.tracker import RunTracker, TrackedRun
@@ -97,6 +100,8 @@ class Host:
     tracker: RunTracker
     tokenizer: RunTokenizer | None
     disk: DiskMeter
+    texts: RunTexts
+    base: Path
     events: EventBook = field(default_factory=EventBook)
 
 
@@ -157,13 +162,15 @@ async def _open_host(run_file: Path, config: HostConfig, say: Say) -> AsyncItera
             writer = LedgerWriter(ledger, offload)
             verifier = Ed25519Verifier()
             checkpoints = (folder / CHECKPOINT_FOLDER).absolute()
-            shares = run.dataset.heldout_shares
-            tracked = TrackedRun(run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints, shares)
+            texts = await offload.run(lambda: _run_texts(run, ledger))
+            fixed = (run.manifest, run.manifest.run_id, units, held.identity, verifier, checkpoints)
+            tracked = TrackedRun(*fixed, texts.heldout_at)
             tracker = RunTracker(tracked, writer, clock, offload)
             await tracker.restore()
             tokenizer = await offload.run(lambda: run_tokenizer(run))
             disk = DiskMeter(folder, offload)
-            yield Host(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk)
+            base = run_file.parent
+            yield Host(config, held, run, ledger, writer, clock, offload, tracker, tokenizer, disk, texts, base)
 
 
 async def _serve(host: Host, say: Say) -> None:
@@ -200,6 +207,8 @@ async def _serve(host: Host, say: Say) -> None:
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
                         work.start_soon(keeper.run)
+                    if host.texts.book.every_rounds:
+                        work.start_soon(_reassigner(host).keep)
 
 
 @dataclass
@@ -273,6 +282,7 @@ async def _open_rpc(
         verifier=Ed25519Verifier(),
         peer_id=host.held.identity.peer_id,
         bootstrap=node.addresses,
+        texts=host.texts,
     )
     service = CoordinatorService(hosted, host.tracker, host.writer, host.clock)
     names = (TLS_SERVER_NAME, addresses.public_host)
@@ -294,7 +304,7 @@ def _look(host: Host, node: _Node, server: RpcServer) -> Moment:
         bulk_bytes_down=traffic.bulk_bytes_down,
         bulk=traffic.bulk,
     )
-    return Moment(host.tracker.picture(), counts, host.clock.monotonic_s(), host.disk.room)
+    return Moment(_picture(host), counts, host.clock.monotonic_s(), host.disk.room)
 
 
 async def _tick(host: Host) -> None:
@@ -305,7 +315,7 @@ async def _tick(host: Host) -> None:
 
 
 def _note(host: Host) -> None:
-    host.events.note(host.tracker.picture(), host.clock.monotonic_s(), int(host.clock.unix_s()))
+    host.events.note(_picture(host), host.clock.monotonic_s(), int(host.clock.unix_s()))
 
 
 def _events(host: Host, most: int) -> tuple[RunEvent, ...]:
@@ -337,6 +347,28 @@ def _checkpointer(host: Host, network: Network, keeper: UnitKeeper | None) -> Ch
     kept = manifest.config.checkpoint
     rules = CheckpointRules(kept.every_rounds, kept.keep, kept.keep_every)
     return Checkpointer(place, rules, host.tracker, host.writer, _fetch_over(network, host.tracker))
+
+
+def _run_texts(run: RunFiles, ledger: Ledger) -> RunTexts:
+    return RunTexts(run, read_texts(run.folder, run.manifest, ledger), read_owners(run, ledger))
+
+
+def _picture(host: Host) -> RunPicture:
+    return replace(host.tracker.picture(), documents=host.texts.sentence)
+
+
+def _reassigner(host: Host) -> Reassigner:
+    tracker, signer = host.tracker, host.held.identity
+    return Reassigner(
+        host.run,
+        host.base,
+        host.texts,
+        host.writer,
+        signer,
+        host.clock,
+        host.offload,
+        lambda: tracker.state.index,
+    )
 
 
 def _first_state(host: Host, unit: UnitName) -> UnitState:

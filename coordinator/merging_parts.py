@@ -22,12 +22,15 @@ from coordinator.checkpoint_export import Exported, export_tensors
 from coordinator.checkpoints import CheckpointManifest, load_checkpoint
 from coordinator.granite_layout import granite_config, granite_tensors
 from coordinator.hosted_runs import MANIFEST_FILE
+from coordinator.ledger import LEDGER_FILE, open_ledger
+from coordinator.run_texts import read_texts
 from protocol.decoder_schema import DecoderConfig
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
 from protocol.identity import Ed25519Verifier
 from protocol.ids import UnitName
-from protocol.manifest import open_manifest
+from protocol.manifest import RunManifest, open_manifest
+from protocol.reassignment import in_force
 from protocol.tensor_schema import TensorSchema, TensorSpec
 
 DATA_FOLDER: Final = "data"
@@ -194,7 +197,32 @@ class ExpertText:
                 f"{self._parts.manifest.run_id[:8]}, which the checkpoint is of",
                 remedy,
             )
-        return dataset
+        section = manifest.config.experts
+        return self._since(manifest, dataset) if section is not None and section.reassign_every_rounds else dataset
+
+    def _since(self, manifest: RunManifest, first: DatasetManifest) -> DatasetManifest:
+        """The data set that was read at the checkpoint's round, where documents are sent to experts anew.
+
+        Raises:
+            ConfigError: the host has dropped it.
+            StorageError: the ledger or the data set is lost or damaged.
+        """
+        index, path = self._parts.manifest.index, self._state_dir / LEDGER_FILE
+        if not path.exists():
+            raise StorageError(
+                f"{path} is not there: nothing tells which documents round {index} read",
+                "the host's whole folder",
+                "name it with --state-dir",
+            )
+        with open_ledger(path) as ledger:
+            texts = read_texts(self._state_dir, manifest, ledger)
+        if texts and texts[0].entry.number > 1 and index < texts[0].entry.from_round:
+            raise ConfigError(
+                f"the text of round {index} is not kept in {self._state_dir} any more",
+                f"a checkpoint of round {texts[0].entry.from_round} or later",
+                "merge a newer one: documents were sent to experts anew since",
+            )
+        return in_force([(text.entry.from_round, text.dataset) for text in texts], index, first)[1]
 
     def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
         cache = ShardCache(self._folder)

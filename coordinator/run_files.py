@@ -3,7 +3,7 @@
 identity.key       the host's identity (protocol/identity_file.py)
 authority.key      32 secret bytes of the run's certificate authority, mode 0600
 authority.der      its certificate
-data/              packed shards and dataset.json
+data/              packed shards and dataset.json; beside them what was packed since (coordinator/run_texts.py)
 manifest.signed    the signed run manifest: written last, so its presence means that the run is complete
 ledger.sqlite3     coordinator/ledger.py; beside it .count (coordinator/ledger_damage.py) and, while in use, SQLite's -wal and -shm
 checkpoints/       coordinator/checkpoints.py
@@ -28,7 +28,7 @@ from averaging.data.texts import Split
 from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from coordinator.hosted_runs import MANIFEST_FILE
-from coordinator.run_router import check_router, packed_texts, routing_of
+from coordinator.run_router import check_router, packed_texts, routing_of, sample_of
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.envelope import open_envelope
@@ -219,6 +219,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
             seen=yardsticks.add,
             start=start,
             routing=routing,
+            sample=sample_of(config, read, tokenizer),
         )
         _check_enough(config, dataset)
         check_each_expert(dataset, config.model.context_tokens + 1)

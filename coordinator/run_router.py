@@ -9,8 +9,10 @@ from typing import Final
 
 from averaging.data.document_router import router_from_bytes, router_root
 from averaging.data.document_routing import Routing, routed, without_empty
+from averaging.data.routing_sample import RoutingSample, routing_sample, window_tokens
 from averaging.data.sources import Source
 from averaging.data.texts import Text
+from averaging.data.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 from protocol.manifest import RunConfig
 from protocol.plain_file import check_plain_file
@@ -59,6 +61,17 @@ def routing_of(config: RunConfig, base: Path, read: Callable[[], Iterator[Text]]
         least_documents=experts.min_documents,
         router_file=data,
     )
+
+
+def sample_of(config: RunConfig, read: Callable[[], Iterator[Text]], tokenizer: Tokenizer) -> RoutingSample | None:
+    """The documents on which experts are compared; None in a run that never sends documents elsewhere. Blocks, for one reading.
+
+    Raises:
+        ConfigError: too few documents are long enough.
+    """
+    if config.experts is None or not config.experts.reassign_every_rounds:
+        return None
+    return routing_sample(read, tokenizer, window_tokens(config.model.context_tokens))
 
 
 def _router_file(path: Path, num_experts: int) -> bytes:

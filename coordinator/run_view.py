@@ -81,6 +81,7 @@ class RunPicture:
         num_forks: lineages beside the head's that may still be followed.
         min_members: how many ready peers the run starts with.
         units: the experts of a run that has any, with their holders.
+        documents: since when they lie with experts as they do; empty as at the run's start.
     """
 
     run_name: str
@@ -101,6 +102,7 @@ class RunPicture:
     num_forks: int = 0
     min_members: int = 0
     units: Sequence[UnitHolders] = ()
+    documents: str = ""
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -241,6 +243,7 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         "phase": state.phase.value,
         "reason": picture.reason,
         "restarted": picture.restarted,
+        "documents": picture.documents,
         "bans": picture.num_bans,
         "forks": picture.num_forks,
         "head": (state.head or b"").hex(),

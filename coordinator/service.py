@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from averaging.network.seams import Clock
     from coordinator.ledger import Ledger
     from coordinator.ledger_writer import LedgerWriter
+    from coordinator.run_texts import RunTexts
     from coordinator.tracker import RunTracker
     from protocol.credential import CertificateAuthority
     from protocol.identity import Verifier
@@ -68,7 +69,9 @@ CallFrom = Callable[[bytes, str], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class HostedRun:
-    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data."""
+    """What a newcomer is given, and the keys that make it. `dataset` is the canonical JSON of the packed data, `texts`
+    what was packed since.
+    """
 
     run_id: RunId
     signed_manifest: bytes
@@ -79,6 +82,7 @@ class HostedRun:
     verifier: Verifier
     peer_id: PeerId
     bootstrap: Callable[[], tuple[str, ...]]
+    texts: RunTexts | None = None
 
 
 class CoordinatorService:
@@ -135,6 +139,7 @@ class CoordinatorService:
                 start_record=self._tracker.start_record,
                 coordinator_peer_id=run.peer_id,
                 bootstrap=run.bootstrap(),
+                reassignment=run.texts.newer_than(0) if run.texts is not None else b"",
             )
         )
 
@@ -209,17 +214,30 @@ class CoordinatorService:
         revocations = await self._ledger.run(lambda ledger: self._revocations(ledger, report.revocations, now_unix_s))
         self._tracker.note_bans(len(revocations))
         told = PeerReport("left", "banned by the host", report.unit) if is_banned else report
+        if self._run.texts is not None:
+            self._run.texts.check(told)
         reply = await self._tracker.report(sender, told)
         is_asked = has_others(revocations, report.known_revocations)
         return encode_report_reply(
             replace(
                 reply,
                 like=likeness(told),
+                reassignment=self._take_text(told),
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
             )
         )
+
+    def _take_text(self, report: PeerReport) -> bytes:
+        """Losses that decide where documents go are taken; returns the newest re-assignment where the peer has not heard of it."""
+        texts, chain = self._run.texts, self._tracker.chain
+        if texts is None:
+            return b""
+        commits = {sample.commit for sample in report.sample_losses} if chain is not None else ()
+        found = {commit: chain.link(commit) for commit in commits} if chain is not None else {}
+        texts.take(report, {commit: link.index for commit, link in found.items() if link is not None})
+        return texts.newer_than(report.reassigned_unix_s)
 
     def _whole(self, sender: PeerId, report: PeerReport) -> PeerReport:
         """What a short report says, by the last one of its sender. Raises RemoteProtocolError where that is not like it."""

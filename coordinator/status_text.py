@@ -108,6 +108,8 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     if units := rows_of(status.get("units")):
         names = {row.get("peer"): row.get("name") for row in peers}
         lines.extend(_unit_line(row, names) for row in units)
+    if status.get("documents"):
+        lines.append(f"documents: {status['documents']}")
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
     if checkpoints:

@@ -6,7 +6,7 @@ Everything that must not be lost is in the ledger before it is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,7 +71,7 @@ _READ_COST_S: Final = 1e-5
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
     """What is fixed about a run: its manifest, the units as they start, who signs for the host, and of a run of experts the share of
-    each in the held-out text.
+    each in the held-out text of a round, and since when it lies so.
     """
 
     manifest: RunManifest
@@ -80,7 +80,7 @@ class TrackedRun:
     signer: Signer
     verifier: Verifier
     checkpoint_folder: Path
-    heldout_shares: tuple[float, ...] = ()
+    heldout_at: Callable[[int], tuple[int, tuple[float, ...]]] = lambda _: (0, ())
 
     @property
     def spine(self) -> UnitName:
@@ -453,7 +453,8 @@ class RunTracker:
             link = fresh.get(result.commit) or chain.link(result.commit)
             if link is not None:
                 known = (*self._loss_points, *points)
-                points += heldout_points(peer, result, link, known, self._run.heldout_shares)
+                text_round, shares = self._run.heldout_at(link.index)
+                points += heldout_points(peer, result, link, known, shares, text_round)
         return points
 
     def _train_points(self, chain: ChainLog, growth: Growth) -> Sequence[LossPoint]:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-_LOOK_EVERY_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.25
+"""What a single holder told of is fetched so soon."""
+
 _RETRY_S: Final = 5.0
 _REST_S: Final = 30.0
 """Where a visit brought nothing of what holders told of: it was a lie, or lies on a lineage that is not to be followed."""

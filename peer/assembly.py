@@ -12,7 +12,7 @@ import torch
 
 from averaging.codecs import Codec, codec_by_name
 from averaging.data.expert_shards import expert_shards
-from averaging.data.shards import ShardCache
+from averaging.data.shards import DatasetManifest, ShardCache
 from averaging.data.texts import Split
 from averaging.generations import Generations
 from averaging.network.file_storage import FileStorage, clear_unfinished
@@ -30,7 +30,7 @@ from averaging.unit_log import LOG_NAME, UnitLog
 from peer.config import PeerConfig, whole_bytes
 from peer.damaged_logs import has_begun_anew
 from peer.joining import Membership, check_start
-from peer.local_training import TrainingPlan
+from peer.local_training import TextPlan, TrainingPlan
 from peer.restart import Restored, restored, units_sentence
 from peer.same_disk import remember_unit
 from peer.stage_channel import StagePlan
@@ -190,14 +190,36 @@ def training_plan(
     own: PeerConfig,
     me: PeerId,
     membership: Membership,
-    cache: ShardCache,
+    text: TextPlan,
     chains: Sequence[UnitChain],
     experts: tuple[int, ...] = (),
     *,
     is_paused: bool,
 ) -> TrainingPlan:
-    """What the training process does, from where this peer's data was left."""
-    config, dataset = membership.manifest.config, membership.dataset
+    """What the training process does, from where this peer's data was left, on this text."""
+    config = membership.manifest.config
+    return TrainingPlan(
+        **{name: getattr(text, name) for name in TextPlan.model_fields},
+        model=config.model,
+        inner=config.inner,
+        seed=config.run.seed,
+        peer=me,
+        total_tokens=config.run.total_tokens,
+        device=own.device,
+        num_threads=own.num_threads,
+        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
+        max_memory_bytes=whole_bytes(own.max_memory_gb),
+        slowdown=own.slowdown,
+        is_paused=is_paused,
+        first_step=max(chain.data_position(me) for chain in chains),
+        num_fragments=config.num_fragments,
+        mixture=config.mixture,
+        experts=experts,
+    )
+
+
+def text_plan(dataset: DatasetManifest, cache: ShardCache, experts: Sequence[int] = ()) -> TextPlan:
+    """What the holder of these experts reads of a data set."""
 
     def of_experts(split: Split) -> tuple[tuple[Path, ...], ...]:
         """The text of each expert that is held here; nothing where the data set was packed for none."""
@@ -209,12 +231,7 @@ def training_plan(
 
     # prose is measured by the first expert that is held here: on what it was sent, for the text of others is not here
     first = experts[0] if experts and dataset.router is not None else None
-    return TrainingPlan(
-        model=config.model,
-        inner=config.inner,
-        seed=config.run.seed,
-        peer=me,
-        total_tokens=config.run.total_tokens,
+    return TextPlan(
         train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
         heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
         prose_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("prose", first)),
@@ -222,21 +239,13 @@ def training_plan(
         train_bytes_per_token=dataset.bytes_per_token("train"),
         heldout_bytes_per_token=dataset.bytes_per_token("heldout"),
         prose_bytes_per_token=dataset.bytes_per_token("prose", first),
-        device=own.device,
-        num_threads=own.num_threads,
-        max_gpu_memory_bytes=whole_bytes(own.max_gpu_memory_gb),
-        max_memory_bytes=whole_bytes(own.max_memory_gb),
-        slowdown=own.slowdown,
-        is_paused=is_paused,
-        first_step=max(chain.data_position(me) for chain in chains),
-        num_fragments=config.num_fragments,
-        mixture=config.mixture,
-        experts=experts,
         expert_shards=of_experts("train"),
         expert_heldout_shards=of_experts("heldout"),
         expert_heldout_bytes_per_token=tuple(dataset.bytes_per_token("heldout", expert) for expert in experts)
         if dataset.router is not None
         else (),
+        sample_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("sample")),
+        sample_tokens=dataset.router.sample_tokens if dataset.router is not None else 0,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
+import trio
 
 from averaging.network.disk_room import DiskMeter
 from averaging.network.seams import BulkCount, Clock, Network, Trainer
@@ -27,7 +28,7 @@ from protocol.credential import credential_ends_unix_s
 from protocol.errors import RefusedError
 from protocol.ids import CommitId, PeerId
 from protocol.names import peer_name
-from protocol.reports import HeldoutResult
+from protocol.reports import HeldoutResult, SampleLosses
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
 from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from peer.coordinator_client import CoordinatorClient
     from peer.lane_service import LaneService
     from peer.own_parts import OwnParts
+    from peer.own_text import OwnText
 
 log = structlog.get_logger()
 
@@ -89,6 +91,11 @@ class Board:
     last_round: LastRound | None = None
     own_roots: deque[bytes] = field(default_factory=lambda: deque(maxlen=ROOTS_REMEMBERED))
     heldout: list[HeldoutResult] = field(default_factory=list)
+    samples: list[SampleLosses] = field(default_factory=list)
+    text: OwnText | None = None
+    lone_round: trio.Event = field(default_factory=trio.Event)
+    """Set by a round of an expert that nobody else votes on: the host is to have it before this peer may be gone."""
+
     download: DownloadProgress | None = None
     disk_bytes: int = 0
     restarted: str = ""
@@ -174,6 +181,8 @@ class Board:
         link = fields.get("link")
         if event == "committed" and isinstance(link, ChainLink) and link.record is not None:
             log.info("round_came_beside", unit=link.unit, index=link.index, members=len(link.record.contributors))
+            if link.roster == (self.peer,):
+                self.lone_round.set()
 
     def _committed(self, link: ChainLink) -> None:
         record = link.record
@@ -293,6 +302,7 @@ class Board:
             allowed_reason=self.allowed.reason,
             cpu_celsius=self.cpu_celsius,
             apart=self.apart_told,
+            text_round=self.text.from_round if self.text is not None else 0,
         )
         updates = {
             **asdict(self.machine.read()),

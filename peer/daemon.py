@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from averaging.data.shard_exchange import SHARD_CHANNEL, serve_shards
-from averaging.data.shards import ShardCache
+from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.clocks import SystemClock
 from averaging.network.disk_room import DiskMeter
@@ -28,7 +28,7 @@ from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
 from averaging.unwrapped import run_unwrapped
 from peer.addresses import check_listen_address
-from peer.assembly import open_chains, training_plan, whole_anchor
+from peer.assembly import open_chains, text_plan, training_plan, whole_anchor
 from peer.board import Board
 from peer.config import PeerConfig
 from peer.controls import open_controls
@@ -63,10 +63,12 @@ from peer.membership_upkeep import MembershipUpkeep
 from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.own_parts import own_parts
+from peer.own_text import OwnText
+from peer.present_holders import ASK_WITHIN_S, present
 from peer.reach import find_outbound_only
-from peer.reporting import ExpertLosses, Reporter, evaluate_commits
+from peer.reporting import ExpertLosses, ExpertText, Reporter, evaluate_commits
 from peer.revocations import Revocations
-from peer.roster import Roster, recent_voters
+from peer.roster import CREDENTIAL_CHANNEL, Roster, recent_voters
 from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.same_disk import take_incarnation
 from peer.screen import run_screen
@@ -235,25 +237,34 @@ async def _train(joined: Joined) -> None:
     """Fetch what training needs, find the run's newest state, train and average on it."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
+    text = OwnText(life.folder, membership.manifest, membership.dataset, cache, ThreadOffload())
+    await text.restore()
+    text.take(membership.reassignment)
+    life.board.text = text
     joined.network.serve_streams(SHARD_CHANNEL, serve_shards(partial(_read_shard, cache), joined.roster.is_member))
     async with trio.open_nursery() as nursery:
         _keep_up(joined, nursery)
-        await _fetch_data(joined, cache, joined.experts.wanted)
-        chains = await _open_chains(joined, cache)
+        if text.from_round:
+            # what was read last may be with nobody any more
+            with trio.move_on_after(ASK_WITHIN_S):
+                await joined.reporter.report_once()
+        await text.begin(partial(_fetch_data, joined, cache), joined.experts.wanted)
+        chains = await _open_chains(joined, cache, text)
         open_rounds, first = await _catch_up(joined, chains)
         if membership.manifest.config.stages is not None:
             await train_in_lanes(joined, cache, chains[0], open_rounds[0], first)
             nursery.cancel_scope.cancel()
             return
         is_paused = first.is_missing or not life.controls.decision.may_compute
-        plan = training_plan(
-            life.config, life.identity.peer_id, membership, cache, chains, joined.experts.held, is_paused=is_paused
-        )
+        held, me = joined.experts.held, life.identity.peer_id
+        reads = text_plan(text.dataset, cache, held)
+        plan = training_plan(life.config, me, membership, reads, chains, held, is_paused=is_paused)
+        nursery.start_soon(text.keep, partial(_fetch_data, joined, cache, told=_unsaid), held)
         async with open_worker_trainer(plan, whole_anchor(chains), life.worker) as trainer:
             trainer.hold(life.controls.decision.is_held)
             if first.is_missing:
                 trainer.hold(True, HELD_BECAUSE)
-            await _average(joined, chains, open_rounds, trainer, first)
+            await _average(joined, chains, open_rounds, trainer, first, cache)
         nursery.cancel_scope.cancel()
 
 
@@ -271,7 +282,7 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     nursery.start_soon(upkeep.keep_credential, joined.client.renew)
 
 
-async def _open_chains(joined: Joined, cache: ShardCache) -> tuple[UnitChain, ...]:
+async def _open_chains(joined: Joined, cache: ShardCache, text: OwnText) -> tuple[UnitChain, ...]:
     """What this machine has of the run, from its signed start on, with the text of the experts that it takes up now."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
     search = StartSearch(life.folder, membership, joined.network, joined.roster, ThreadOffload(), life.board)
@@ -279,7 +290,7 @@ async def _open_chains(joined: Joined, cache: ShardCache) -> tuple[UnitChain, ..
     start = open_start_record(sealed_start, membership.manifest)
     held = await _settle_experts(joined, start)
     if held:
-        await _fetch_data(joined, cache, held)  # what was not wanted before all founders were there
+        await text.begin(partial(_fetch_data, joined, cache), held)  # not wanted before all founders were there
     given = [cache.path(entry.sha256) for entry in membership.dataset.part("start")]
     me, restarted = life.identity.peer_id, life.board.has_restarted
     chains = await open_chains(life.folder, membership, start, joined.verifier, me, restarted, given, held)
@@ -293,7 +304,11 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
         return ()
     await _members_listed(joined.network, joined.membership, joined.roster)
     me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
-    held = await joined.experts.settle(decode_body(StartRecord, start), me, listed)
+    record = decode_body(StartRecord, start)
+    if not joined.experts.wanted and me not in record.roster:
+        ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
+        listed = await present(listed, joined.roster.taking_connections(), ask)
+    held = await joined.experts.settle(record, me, listed)
     joined.roster.own_experts = held
     return held
 
@@ -326,6 +341,7 @@ async def _average(
     open_rounds: Sequence[OpenRound],
     trainer: WorkerTrainer,
     first: FirstState,
+    cache: ShardCache,
 ) -> None:
     """The rounds of all units, with everything that they need, until the run is over."""
     board, rounds = joined.life.board, peer_rounds(joined)
@@ -339,7 +355,7 @@ async def _average(
     trainer.record = board.spans.record
     board.trainer, board.service, board.others = trainer, services[0], tuple(services[1:])
     rounds.serve()
-    await _rounds(joined, rounds, services, trainer, first)
+    await _rounds(joined, rounds, services, trainer, first, cache)
 
 
 async def _rounds(
@@ -348,6 +364,7 @@ async def _rounds(
     services: Sequence[RoundService],
     trainer: WorkerTrainer,
     first: FirstState,
+    cache: ShardCache,
 ) -> None:
     """Train and average until the run is over or we are asked to leave; then say goodbye, while everything runs that says it."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
@@ -367,8 +384,7 @@ async def _rounds(
         nursery.start_soon(list_peers, joined.network, membership.run_id, listed, LIST_EVERY_S, SETTLED_LIST_EVERY_S)
         with life.departure.ends():
             whole = partial(whole_anchor, chains)
-            held = joined.experts.held
-            losses = ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate) if held else None
+            losses = _expert_losses(joined, trainer, cache) if joined.experts.held else None
             await evaluate_commits(service, trainer, life.identity.peer_id, life.board, is_over, whole, losses)
             await finish(joined, service)
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):
@@ -379,6 +395,21 @@ async def _rounds(
             reporter.is_leaving = True
             await reporter.report_once()
         nursery.cancel_scope.cancel()
+
+
+def _expert_losses(joined: Joined, trainer: WorkerTrainer, cache: ShardCache) -> ExpertLosses:
+    """How the experts that are held here are measured, on the text that is read here by then."""
+    text, held, section = joined.life.board.text, joined.experts.held, joined.membership.manifest.config.experts
+
+    async def read(dataset: DatasetManifest) -> None:
+        await trainer.read_text(text_plan(dataset, cache, held))
+
+    async def follow(index: int) -> int:
+        return await text.follow(index, read) if text is not None else 0
+
+    every = section.reassign_every_rounds if section is not None else 0
+    anew = ExpertText(follow, trainer.evaluate_sample, every) if every else None
+    return ExpertLosses(held, joined.roster.listed_experts, trainer.evaluate, anew)
 
 
 async def _hand_over(joined: Joined, rounds: PeerRounds, services: Sequence[RoundService]) -> None:
@@ -407,10 +438,14 @@ async def _begin_training(life: Life, chains: Sequence[UnitChain], trainer: Work
     await life.controls.order(trainer)
 
 
-async def _fetch_data(joined: Joined, cache: ShardCache, experts: Sequence[int]) -> None:
-    """What of the run's data is not here yet, of an expert run that of these experts alone: from the host and from whoever is listed
-    while we fetch.
-    """
+def _unsaid(_: str) -> None:
+    """What is fetched while training goes on is no state of the peer."""
+
+
+async def _fetch_data(
+    joined: Joined, cache: ShardCache, files: Sequence[HashedFile], told: Callable[[str], None] | None = None
+) -> None:
+    """What of these files is not here yet: from the host and from whoever is listed while we fetch."""
     membership, network, roster = joined.membership, joined.network, joined.roster
     listed = list(await _members_listed(network, membership, roster))
 
@@ -419,8 +454,7 @@ async def _fetch_data(joined: Joined, cache: ShardCache, experts: Sequence[int])
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(list_peers, network, membership.run_id, relisted)
-        say = partial(joined.life.board.say, "joining")
-        files = membership.dataset.files_of(experts)
+        say = told or partial(joined.life.board.say, "joining")
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
 

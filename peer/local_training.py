@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -29,38 +30,27 @@ from protocol.model_units import ModelUnits, model_units
 from protocol.training_sections import InnerSection
 
 HELDOUT_WINDOWS: Final = 64
+EVALUATED_WINDOWS: Final = 16
+"""At a time."""
+
 MEASURED_STEPS: Final = 2
 MIN_LEARNING_RATE_SHARE: Final = 0.1
 
 
-class TrainingPlan(BaseModel):
-    """Everything that a training process is started with.
+class TextPlan(BaseModel):
+    """What a training process reads, of one data set.
 
     Attributes:
-        total_tokens: of the run, for the learning-rate schedule.
-        first_step: the data position to go on from.
-        schedule_tokens: the run's committed tokens at the anchor to begin from, for the learning rate.
         train_bytes_per_token and its like: mean length of a token. Losses leave this process in nats per byte, so that
             they can be compared whatever the tokens are; for the byte tokenizer that is nats per token.
-        micro_batch: sequences at a time; 0 to find it by measuring.
-        num_threads: torch threads, 0 for torch's own choice.
-        trains: False for a process that holds the state and obeys, and never takes a step.
-        max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
-        max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
-        num_fragments: in which the model is averaged (protocol/model_units.py), 0 for the whole at once.
-        mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
-        expert_shards: the training text of each of these, in the same order, and `expert_heldout_shards` what is kept of it for
-            evaluation; empty where all are trained on all of the text.
+        expert_shards: the training text of each expert that is held here, in the order of their numbers, and `expert_heldout_shards`
+            what is kept of it for evaluation; empty where all are trained on all of the text.
         expert_heldout_bytes_per_token: of each of these, mean length of a token of what is kept for evaluation.
+        sample_shards: windows of `sample_tokens` tokens on which experts are compared; none in a run that does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: DecoderConfig
-    inner: InnerSection
-    seed: int
-    peer: str
-    total_tokens: int
     train_shards: tuple[Path, ...]
     heldout_shards: tuple[Path, ...]
     prose_shards: tuple[Path, ...] = ()
@@ -68,6 +58,34 @@ class TrainingPlan(BaseModel):
     train_bytes_per_token: float = 1.0
     heldout_bytes_per_token: float = 1.0
     prose_bytes_per_token: float = 1.0
+    expert_shards: tuple[tuple[Path, ...], ...] = ()
+    expert_heldout_shards: tuple[tuple[Path, ...], ...] = ()
+    expert_heldout_bytes_per_token: tuple[float, ...] = ()
+    sample_shards: tuple[Path, ...] = ()
+    sample_tokens: int = 0
+
+
+class TrainingPlan(TextPlan):
+    """Everything that a training process is started with, what it reads among it.
+
+    Attributes:
+        total_tokens: of the run, for the learning-rate schedule.
+        first_step: the data position to go on from.
+        schedule_tokens: the run's committed tokens at the anchor to begin from, for the learning rate.
+        micro_batch: sequences at a time; 0 to find it by measuring.
+        num_threads: torch threads, 0 for torch's own choice.
+        trains: False for a process that holds the state and obeys, and never takes a step.
+        max_gpu_memory_bytes: that torch may take of the card, 0 for all of it.
+        max_memory_bytes: that all of the peer's processes may hold together, 0 for any.
+        num_fragments: in which the model is averaged (protocol/model_units.py), 0 for the whole at once.
+        mixture: of a run of experts, and `experts` those that are held here, in the order of their numbers.
+    """
+
+    model: DecoderConfig
+    inner: InnerSection
+    seed: int
+    peer: str
+    total_tokens: int
     device: str = "auto"
     num_threads: int = 0
     slowdown: float = 1.0
@@ -81,9 +99,10 @@ class TrainingPlan(BaseModel):
     num_fragments: int = 0
     mixture: MixtureConfig | None = None
     experts: tuple[int, ...] = ()
-    expert_shards: tuple[tuple[Path, ...], ...] = ()
-    expert_heldout_shards: tuple[tuple[Path, ...], ...] = ()
-    expert_heldout_bytes_per_token: tuple[float, ...] = ()
+
+    def reading(self, text: TextPlan) -> TrainingPlan:
+        """The same training on another text."""
+        return self.model_copy(update={name: getattr(text, name) for name in TextPlan.model_fields})
 
     @property
     def units(self) -> ModelUnits:
@@ -160,12 +179,21 @@ class LocalTrainer:
         self._model = _model_of(plan).to(self._device)
         self._parameters = parameters_in_order(self._model, self.schema)
         self._optimizer = make_optimizer(plan.inner, self.schema, self._parameters)
-        self._train = _readers(plan, plan.train_shards, plan.expert_shards)
-        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
-        self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
+        self._open_text(plan)
         self._schedule_tokens = 0
         self.micro_batch = plan.micro_batch
         self.counters = Counters(step=plan.first_step, ready=(0,) * len(self.units.schemas))
+
+    def _open_text(self, plan: TrainingPlan) -> None:
+        self._train = _readers(plan, plan.train_shards, plan.expert_shards)
+        self._heldout = _readers(plan, plan.heldout_shards, plan.expert_heldout_shards)
+        self._prose = TokenReader(plan.prose_shards, plan.token_bytes)
+        self._sample = TokenReader(plan.sample_shards, plan.token_bytes)
+
+    def read_text(self, text: TextPlan) -> None:
+        """From the next step on windows come from this text; the data position stays."""
+        self.plan = self.plan.reading(text)
+        self._open_text(self.plan)
 
     @property
     def sequences_per_step(self) -> int:
@@ -271,10 +299,16 @@ class LocalTrainer:
         return torch.from_numpy(rows).to(self._device)
 
     def _loss(self, tokens_BT: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+        logits_BTV = self._logits(tokens_BT, expert)
+        return functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
+
+    def _logits(self, tokens_BT: torch.Tensor, expert: int | None) -> torch.Tensor:
         enabled, model, inputs_BT = self._dtype is not None, self._model, tokens_BT[:, :-1]
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled):
-            logits_BTV = model(inputs_BT, expert) if isinstance(model, MixtureDecoder) else model(inputs_BT)
-        return functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
+            logits_BTV: torch.Tensor = (
+                model(inputs_BT, expert) if isinstance(model, MixtureDecoder) else model(inputs_BT)
+            )
+        return logits_BTV
 
     # --- between steps ---
 
@@ -360,19 +394,35 @@ class LocalTrainer:
         expert = expert_of_step(self.plan.experts, 0)
         return self._evaluate(self._prose, anchor_N, expert) / self.plan.prose_bytes_per_token
 
+    def evaluate_sample(self, anchor_N: torch.Tensor, expert: int) -> tuple[float, ...]:
+        """Of an expert that is held here with other parameters: mean loss of each window of the sample, nats a token."""
+        window = self.plan.sample_tokens
+        starts = tuple(range(0, self._sample.num_tokens, window)) if window else ()
+        losses: list[float] = []
+        with self._standing_in(anchor_N), torch.no_grad():
+            for begin in range(0, len(starts), EVALUATED_WINDOWS):
+                tokens_BT = self._batch(self._sample, starts[begin : begin + EVALUATED_WINDOWS], window)
+                logits_BVT = self._logits(tokens_BT, expert).float().transpose(1, 2)
+                losses += functional.cross_entropy(logits_BVT, tokens_BT[:, 1:], reduction="none").mean(dim=1).tolist()
+        return tuple(losses)
+
     def _evaluate(self, reader: TokenReader, anchor_N: torch.Tensor, expert: int | None = None) -> float:
-        # theta steps aside: on the CPU the anchor is computed with where it lies, and nothing is copied
+        window = self.plan.model.context_tokens + 1
+        starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, window)
+        size = EVALUATED_WINDOWS
+        with self._standing_in(anchor_N), torch.no_grad():
+            parts = [starts[i : i + size] for i in range(0, len(starts), size)]
+            losses = [float(self._loss(self._batch(reader, part, window), expert)) * len(part) for part in parts]
+        return sum(losses) / len(starts)
+
+    @contextmanager
+    def _standing_in(self, anchor_N: torch.Tensor) -> Iterator[None]:
+        """Other parameters for theta, which steps aside: on the CPU they are computed with where they lie, and nothing is copied."""
         theta = [parameter.data for parameter in self._parameters]
         try:
             for parameter, anchor in zip(self._parameters, parts_of(anchor_N, self.schema), strict=True):
                 parameter.data = anchor.to(self._device)
-            window = self.plan.model.context_tokens + 1
-            starts = heldout_starts(HELDOUT_WINDOWS, reader.num_tokens, window)
-            with torch.no_grad():
-                size = 16
-                parts = [starts[i : i + size] for i in range(0, len(starts), size)]
-                losses = [float(self._loss(self._batch(reader, part, window), expert)) * len(part) for part in parts]
-            return sum(losses) / len(starts)
+            yield
         finally:
             for parameter, own in zip(self._parameters, theta, strict=True):
                 parameter.data = own

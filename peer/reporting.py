@@ -25,7 +25,16 @@ from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
 from protocol.ids import CommitId, PeerId, UnitName
-from protocol.reports import HeldoutResult, PeerReport, ReportReply, UnitBytes, UnitStanding, cut_certificates
+from protocol.reassignment import is_measured
+from protocol.reports import (
+    HeldoutResult,
+    PeerReport,
+    ReportReply,
+    SampleLosses,
+    UnitBytes,
+    UnitStanding,
+    cut_certificates,
+)
 from protocol.rounds.chain import ChainLink
 from protocol.short_report import likeness, shortened
 from protocol.wire import encode_certificate
@@ -47,6 +56,9 @@ _NOT_STARTED: Final = "gathering"
 _UNDER_WAY: Final = "training"
 
 MAX_HELDOUT_KEPT: Final = 32
+MAX_SAMPLES_KEPT: Final = 8
+"""As many as a report holds."""
+
 EVALUATE_WITHIN_S: Final = 120.0
 
 
@@ -109,6 +121,8 @@ def make_report(
         experts=board.experts.wanted if board.experts is not None else (),
         expert_room=board.experts.room if board.experts is not None else 0,
         incarnation=board.incarnation,
+        reassigned_unix_s=board.text.heard_unix_s if board.text is not None else 0,
+        sample_losses=tuple(board.samples),
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
     )
 
@@ -205,8 +219,11 @@ class Reporter:
         sent = set(report.certificates)
         self._told.update(commit for commit, raw in asides.items() if raw in sent)
         self._board.heldout[:] = [h for h in self._board.heldout if h not in report.heldout]
+        self._board.samples[:] = [s for s in self._board.samples if s not in report.sample_losses]
         self._note(reply)
         await self._take_revocations(reply)
+        if self._board.text is not None:
+            self._board.text.take(reply.reassignment)
         return True
 
     def _asides(self) -> Mapping[CommitId, bytes]:
@@ -263,8 +280,18 @@ class Reporter:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
+            self._board.lone_round = trio.Event()
             was_heard = self._is_nothing_new() or await self.report_once()
-            await trio.sleep(CATCH_UP_EVERY_S if was_heard and self._is_fetching else REPORT_EVERY_S)
+            await self._rest(is_asked=was_heard and self._is_fetching)
+
+    async def _rest(self, *, is_asked: bool) -> None:
+        """Until the next report: for longer where the coordinator waits for nothing, neither for commits that it has asked for nor for
+        a round that is nowhere but here.
+        """
+        await trio.sleep(CATCH_UP_EVERY_S)
+        if not is_asked:
+            with trio.move_on_after(REPORT_EVERY_S - CATCH_UP_EVERY_S):
+                await self._board.lone_round.wait()
 
     def _is_nothing_new(self) -> bool:
         """Whether the coordinator knows all that we have to say, and heard it lately."""
@@ -272,7 +299,7 @@ class Reporter:
         if reply is None or reply.phase != _UNDER_WAY or reply.asks_revocations or self._is_fetching:
             return False
         is_same = reply.like == likeness(report) and self._told_numbers == _numbers(report)
-        brings = report.heldout or report.certificates or report.start_record
+        brings = report.heldout or report.sample_losses or report.certificates or report.start_record
         return is_same and not brings and trio.current_time() - self._told_at_s < IDLE_REPORT_S - REPORT_EVERY_S / 2
 
     def _is_asked(self) -> bool:
@@ -291,6 +318,21 @@ def _place_to_evaluate(link: ChainLink, peer: PeerId) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertText:
+    """Which text is read at a round, and by what documents are sent elsewhere.
+
+    Attributes:
+        follow: told of the trunk's newest round before anything is measured at it -> from which round the text is that is read.
+        measure_sample: (whole model (N,) float32, expert) -> nats a token of each window on which experts are compared.
+        every_rounds: at every so manieth round of the trunk the sample is measured.
+    """
+
+    follow: Callable[[int], Awaitable[int]]
+    measure_sample: Callable[[torch.Tensor, int], Awaitable[tuple[float, ...]]]
+    every_rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertLosses:
     """How the experts that are held here are measured, each by one of its holders.
 
@@ -298,11 +340,13 @@ class ExpertLosses:
         held: here, in the order of their numbers.
         listed: who holds which, as far as the directory says. Two who see others in it may both measure; the host takes the first.
         measure: (whole model (N,) float32, expert) -> nats per byte.
+        text: of a run that sends documents to experts anew.
     """
 
     held: tuple[int, ...]
     listed: Callable[[], Mapping[PeerId, tuple[int, ...]]]
     measure: Callable[[torch.Tensor, int], Awaitable[float]]
+    text: ExpertText | None = None
 
     def ours(self, link: ChainLink, me: PeerId) -> tuple[int, ...]:
         """Those of a commit that are ours to measure: of its roster the holder that comes first by hash does it."""
@@ -334,9 +378,14 @@ async def evaluate_commits(
     while not (is_over() and done == service.chain.head.commit):
         link, state = service.chain.head, service.chain.state
         if link.commit != done and state.head == link.commit:
+            text = experts.text if experts is not None else None
+            text_round = await text.follow(link.index) if text is not None else 0
             is_ours, ours = evaluator_of(link) == me, experts.ours(link, me) if experts is not None else ()
             if board.allowed.may_compute and experts is not None and ours:
-                await _evaluate(partial(_of_experts, trainer, experts, ours, has_prose=is_ours), link, whole(), board)
+                of_experts = partial(_of_experts, trainer, experts, ours, has_prose=is_ours, text_round=text_round)
+                await _evaluate(of_experts, link, whole(), board)
+                if text is not None and is_measured(link.index, text.every_rounds):
+                    await _measure_sample(text, ours, link, whole(), board)
             elif board.allowed.may_compute and experts is None and is_ours:
                 await _evaluate(partial(_of_model, trainer), link, whole(), board)
             done = link.commit
@@ -362,11 +411,25 @@ async def _of_experts(
     link: ChainLink,
     *,
     has_prose: bool,
+    text_round: int,
 ) -> HeldoutResult:
     found = tuple([(expert, await experts.measure(anchor_N, expert)) for expert in ours])
     prose_nats = await trainer.evaluate_prose(anchor_N) if has_prose else None
     nats = math.fsum(nats for _, nats in found) / len(found)
-    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found)
+    return HeldoutResult(link.commit, link.index, link.total_tokens, nats, prose_nats, found, text_round)
+
+
+async def _measure_sample(
+    text: ExpertText, ours: Sequence[int], link: ChainLink, anchor_N: torch.Tensor, board: Board
+) -> None:
+    """Whose documents are whose is decided by these losses, on the host."""
+    try:
+        with trio.move_on_after(EVALUATE_WITHIN_S):
+            for expert in ours:
+                board.samples.append(SampleLosses(link.commit, expert, await text.measure_sample(anchor_N, expert)))
+            del board.samples[:-MAX_SAMPLES_KEPT]
+    except PotluckError as error:
+        log.info("sample_not_measured", index=link.index, reason=error.one_line())
 
 
 async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:

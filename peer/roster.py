@@ -135,6 +135,10 @@ class Roster:
         """What the members that the directory names say that they hold of a run's experts, nothing where they have not decided."""
         return {peer: self._experts.get(peer, ()) for peer in self.listed() if peer != self._coordinator}
 
+    def taking_connections(self) -> frozenset[PeerId]:
+        """The members that the directory names with an address of theirs."""
+        return frozenset(peer for peer, addresses in self._addresses.items() if addresses)
+
     def serve(self, network: Network) -> None:
         """Show our credential to whoever asks."""
         self._network = network

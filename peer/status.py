@@ -119,6 +119,7 @@ class PeerStatus(BaseModel):
             nothing is wrong.
         writes_refused: what the disk refused to this process, and `generations_damaged` states on it that were found to be no good.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
+        text_round: of a run of experts, from which round on documents lie with them as they are read here; 0 as at the run's start.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -190,6 +191,7 @@ class PeerStatus(BaseModel):
     writes_refused: int = 0
     generations_damaged: int = 0
     apart: str = ""
+    text_round: int = 0
     units: tuple[UnitPlace, ...] = ()
     last_round: LastRound | None = None
 

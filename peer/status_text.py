@@ -70,6 +70,8 @@ def status_lines(status: PeerStatus) -> list[str]:
         lines.append(f"trouble: {printable(status.trouble)}")
     if status.round_waiting:
         lines.append(f"rounds: {printable(status.round_waiting)}")
+    if status.text_round:
+        lines.append(f"documents: sent to experts anew from round {status.text_round} on")
     for unit in status.units:
         lines.append(f"{unit.unit}: round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}")
     if status.host_heard_ago_s is not None and status.credential_left_s is not None:

@@ -23,7 +23,7 @@ import trio
 
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.spans import COMPUTE, Record, Span, nowhere
-from peer.local_training import TrainingPlan
+from peer.local_training import TextPlan, TrainingPlan
 from peer.worker_channel import (
     MAX_MESSAGE_BYTES,
     Area,
@@ -37,8 +37,9 @@ from peer.worker_channel import (
     mapping_bytes,
     parse_event,
 )
+from peer.worker_errors import DoesNotFit, WorkerDied, all_finite, misfit_reason
 from peer.worker_process import EarlyWorker, shared_memory, start_worker
-from protocol.errors import LocalProtocolError, MachineError, TemporaryError
+from protocol.errors import LocalProtocolError, MachineError
 
 log = structlog.get_logger()
 
@@ -58,18 +59,6 @@ LEAST_PATIENCE_S: Final = 20.0
 MOST_PATIENCE_S: Final = 300.0
 SECOND_LOOK_S: Final = 2.0
 """How long a command may go unanswered, in steps and in seconds: an evaluation may take as long as many steps."""
-
-
-class WorkerDied(TemporaryError):
-    """The worker ended while a command was under way; it is being brought back."""
-
-
-class LossNotFinite(TemporaryError):
-    """The held-out loss of these parameters is not a number; those of a later commit may have one."""
-
-
-class DoesNotFit(TemporaryError):
-    """Nothing is trained or measured: the model does not fit into the memory of the card that its owner allows."""
 
 
 class WorkerTrainer:
@@ -188,7 +177,16 @@ class WorkerTrainer:
         """Loss over the run's prose in nats per byte; None where it has none. Raises as `evaluate`."""
         return await self._loss_of(Command(op="evaluate_prose"), anchor_N) if self._plan.prose_shards else None
 
+    async def evaluate_sample(self, anchor_N: torch.Tensor, expert: int) -> tuple[float, ...]:
+        """Loss of each window of the sample with one expert that is held here, nats a token. Raises as `evaluate`."""
+        reply = await self._measured(Command(op="evaluate_sample", expert=expert), anchor_N)
+        return all_finite(reply.losses_nats)
+
     async def _loss_of(self, command: Command, anchor_N: torch.Tensor) -> float:
+        reply = await self._measured(command, anchor_N)
+        return all_finite((reply.loss_nats,))[0]
+
+    async def _measured(self, command: Command, anchor_N: torch.Tensor) -> Reply:
         if self._misfit:
             raise DoesNotFit(self._misfit)
         async with self._command_lock:
@@ -199,9 +197,7 @@ class WorkerTrainer:
                 self._vectors.empty(Area.IN)
         if reply is None:
             raise WorkerDied("the training process died while evaluating", "a loss", "it is being brought back")
-        if reply.loss_nats is None:
-            raise LossNotFinite("a held-out loss that is not finite", "a number", "wait for the next commit")
-        return reply.loss_nats
+        return reply
 
     def progress(self, *, unit: int = 0) -> TrainerProgress:
         """Counters as of now; tokens ready are those of the unit."""
@@ -240,6 +236,13 @@ class WorkerTrainer:
     async def resume(self) -> None:
         """Train on."""
         await self._set_paused(False)
+
+    async def read_text(self, text: TextPlan) -> None:
+        """Train and measure on this text from the next step on, also after a death."""
+        self._plan = self._plan.reading(text)
+        async with self._command_lock:
+            await self._until_ready()
+            await self._exchange(Command(op="text", text=text))
 
     def hold(self, is_held: bool, because: str = OWNER_HOLDS) -> None:
         """Tell the rounds that nothing can be contributed for now; what was trained is kept."""
@@ -362,7 +365,7 @@ class WorkerTrainer:
         self._restarts += 1
         self._state = "restarting"
         if cause is not None and cause.is_final:
-            self._reason = self._misfit = _misfit(self._plan.max_gpu_memory_bytes)
+            self._reason = self._misfit = misfit_reason(self._plan.max_gpu_memory_bytes)
         elif cause is not None:
             self._reason = f"out of memory: the micro-batch is {f'now {micro_batch}' if micro_batch else 'to be found'}"
         else:
@@ -476,13 +479,6 @@ class WorkerTrainer:
     def close(self) -> None:
         """Give the shared memory back."""
         os.close(self._memory_fd)
-
-
-def _misfit(most_bytes: int) -> str:
-    return (
-        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time; "
-        "allow more with --max-gpu-memory-gb, or train with --device cpu"
-    )
 
 
 @asynccontextmanager

@@ -135,6 +135,12 @@ class Worker:
                 return Reply(number=command.number, loss_nats=trainer.evaluate(vectors.view(Area.IN), command.expert))
             case "evaluate_prose":
                 return Reply(number=command.number, loss_nats=trainer.evaluate_prose(vectors.view(Area.IN)))
+            case "evaluate_sample":
+                losses = trainer.evaluate_sample(vectors.view(Area.IN), command.expert or 0)
+                return Reply(number=command.number, losses_nats=losses)
+            case "text":
+                if command.text is not None:
+                    trainer.read_text(command.text)
             case "slow":
                 self._slowdown = max(1.0, command.factor)
             case "pause":

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from peer.local_training import TextPlan
 from protocol.errors import LocalProtocolError
 
 _LENGTH: Final = struct.Struct("<I")
@@ -25,7 +26,20 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 _PART_BYTES: Final = 1 << 20
 
 
-Op = Literal["load", "snapshot", "shift", "evaluate", "evaluate_prose", "slow", "fail", "pause", "resume", "stop"]
+Op = Literal[
+    "load",
+    "snapshot",
+    "shift",
+    "evaluate",
+    "evaluate_prose",
+    "evaluate_sample",
+    "text",
+    "slow",
+    "fail",
+    "pause",
+    "resume",
+    "stop",
+]
 
 
 class Area(IntEnum):
@@ -43,7 +57,8 @@ class Command(_Message):
     """An order to the worker; it answers with a Reply of the same number at the next step boundary.
 
     number: of the order among those of a worker's life; given when it is sent.
-    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose, pause, resume,
+    op: load (theta <- IN), snapshot (OUT <- theta), shift (theta <- theta + IN), evaluate (loss of IN), evaluate_prose,
+    evaluate_sample (each window's loss of IN with `expert`), text (read `text` from the next step on), pause, resume,
     slow (train at 1 / factor), fail (raise out-of-memory, for tests), stop. The first three are about one unit, in its own part of
     the areas; `expert` is the one that is evaluated, None for all that are held here together.
     `kept` are parts [begin, stop) of the unit's theta of which only that share stays at a shift. After a
@@ -60,6 +75,7 @@ class Command(_Message):
     kept: tuple[tuple[int, int, float], ...] = ()
     still_s: float = 0.0
     expert: int | None = None
+    text: TextPlan | None = None
 
     def numbered(self, number: int) -> Command:
         """As it crosses to the worker."""
@@ -75,6 +91,7 @@ class Reply(_Message):
     num_steps: int = 0
     step: int = 0
     loss_nats: float | None = None
+    losses_nats: tuple[float | None, ...] = ()
 
 
 class Progress(_Message):

@@ -25,6 +25,8 @@ class ExpertsSection(Section):
         holdings: experts that a peer holds at most; a second one only where nobody else holds it.
         min_documents: an expert with fewer has too little to learn from: the host opens no run whose documents leave one with less.
         router: a router file on the host's disk, as seen from run.toml; left out the host makes one of its documents.
+        reassign_every_rounds: of the trunk, after which each document of a sample is measured with every expert and the documents are
+            sent to experts anew, by where losses are lowest; 0 for never.
     """
 
     num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
@@ -33,6 +35,7 @@ class ExpertsSection(Section):
     holdings: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
     min_documents: Annotated[int, Field(ge=1, le=1 << 40)] = 8
     router: Annotated[str, Field(max_length=4096)] = ""
+    reassign_every_rounds: Annotated[int, Field(ge=0, le=1 << 20)] = 0
 
     @property
     def mixture(self) -> MixtureConfig:
@@ -87,6 +90,8 @@ def _impossible_numbers(experts: ExpertsSection, beside: BesideParts) -> str:
             f"{members * holdings}, experts.holdings of {-(-num_experts // members)}, or run.min_members of "
             f"{-(-num_experts // holdings)}"
         )
+    if experts.reassign_every_rounds and num_experts == 1:
+        return f"experts.reassign_every_rounds {experts.reassign_every_rounds} of one expert: expected several; leave it out"
     if num_experts > beside.target_tokens:
         return (
             f"round.target_tokens {beside.target_tokens}: expected at least one token for each of {num_experts} experts"

@@ -101,7 +101,7 @@ def route_with(router: DocumentRouter, read: ReadTexts, *, least_documents: int 
     choices: list[tuple[int, ...]] = []
     next_ones = [_NextOnes(least_documents) for _ in range(router.num_experts)]
     counts = [0] * router.num_experts
-    for number, (prefix, split) in enumerate(_documents(read())):
+    for number, (prefix, split) in enumerate(document_prefixes(read())):
         with _of_document(number):
             chosen, farther_X = router.chosen(prefix)
         if split != "train":
@@ -153,7 +153,7 @@ def _of_document(number: int) -> Iterator[None]:
 def _sample(texts: Iterable[Text]) -> list[bytes]:
     """Beginnings of training documents, those with the lowest hashes: the same ones in whatever order they come."""
     heap: list[tuple[int, bytes]] = []
-    for number, (prefix, split) in enumerate(_documents(texts)):
+    for number, (prefix, split) in enumerate(document_prefixes(texts)):
         with _of_document(number):
             text_prefix(prefix)
         if split != "train":
@@ -164,7 +164,7 @@ def _sample(texts: Iterable[Text]) -> list[bytes]:
     return [prefix for _, prefix in sorted(heap, reverse=True)]
 
 
-def _documents(texts: Iterable[Text]) -> Iterator[tuple[bytes, Split]]:
+def document_prefixes(texts: Iterable[Text]) -> Iterator[tuple[bytes, Split]]:
     """The beginning of each document, as far as a router looks, and its part of the data."""
     prefix = b""
     for text in texts:

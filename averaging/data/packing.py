@@ -13,11 +13,13 @@ from typing import Final
 import numpy as np
 
 from averaging.data.document_routing import Routing
+from averaging.data.routing_sample import RoutingSample
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
     RouterEntry,
     ShardEntry,
+    ShardPart,
     TextBytes,
     TokenBytes,
     TokenizerEntry,
@@ -49,7 +51,7 @@ class _ShardWriter:
     """The shards of one part, each written as soon as it is full."""
 
     def __init__(
-        self, folder: Path, split: Split, size: TokenBytes, shard_bytes: int, expert: int | None = None
+        self, folder: Path, split: ShardPart, size: TokenBytes, shard_bytes: int, expert: int | None = None
     ) -> None:
         self._folder, self._split, self._size, self._expert = folder, split, size, expert
         self._tokens_per_shard = shard_bytes // size
@@ -101,6 +103,7 @@ def pack(
     seen: Callable[[Text], None] = lambda _: None,
     start: memoryview = NO_START,
     routing: Routing | None = None,
+    sample: RoutingSample | None = None,
 ) -> DatasetManifest:
     """Write the tokens of the texts, and weights to start with, as shards into `folder`; returns the manifest, which is written last.
 
@@ -114,6 +117,7 @@ def pack(
         seen: is told of every piece, as it goes by.
         start: bytes of the weights to start with, little-endian float32; they become the last shards.
         routing: which experts each document is packed for; None where the run has none.
+        sample: on which experts are compared; None where they never are.
 
     Raises:
         ConfigError: no document for training or none kept for evaluation, of all or of an expert; another number of documents than
@@ -132,11 +136,12 @@ def pack(
             licence=licence,
             shards=[
                 *(entry for part in parts.values() for entry in part.entries),
+                *_write_sample(sample, folder, tokenizer, shard_bytes),
                 *_write_start(start, folder, shard_bytes),
             ],
             tokenizer=_write_tokenizer(tokenizer, folder),
             text_bytes=_text_bytes(parts, experts) if has_words else None,
-            router=_write_router(routing, folder, parts, has_words=has_words),
+            router=_write_router(routing, folder, parts, sample, has_words=has_words),
         )
         write_whole(folder / MANIFEST_NAME, manifest.canonical_bytes())
     except OSError as error:
@@ -210,6 +215,18 @@ def _write_start(start: memoryview, folder: Path, shard_bytes: int) -> list[Shar
     return entries
 
 
+def _write_sample(
+    sample: RoutingSample | None, folder: Path, tokenizer: Tokenizer, shard_bytes: int
+) -> list[ShardEntry]:
+    if sample is None:
+        return []
+    writer = _ShardWriter(folder, "sample", token_bytes(tokenizer.vocab_size), shard_bytes)
+    for window in sample.windows:
+        writer.add(window, 0)
+    writer.finish()
+    return writer.entries
+
+
 def _checked_documents(parts: _Parts, experts: Sequence[int | None]) -> int:
     """How many documents there are for training and evaluation, each counted once; some of each, for each expert."""
     num_train, num_heldout = (sum(parts[split, expert].num_own for expert in experts) for split in _TOLD_SPLITS)
@@ -232,7 +249,9 @@ def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
     return TextBytes(**{split: sum(parts[split, expert].num_text_bytes for expert in experts) for split in _SPLITS})
 
 
-def _write_router(routing: Routing | None, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:
+def _write_router(
+    routing: Routing | None, folder: Path, parts: _Parts, sample: RoutingSample | None, *, has_words: bool
+) -> RouterEntry | None:
     if routing is None:
         return None
     data, num_experts = routing.router.to_bytes(), routing.router.num_experts
@@ -245,6 +264,7 @@ def _write_router(routing: Routing | None, folder: Path, parts: _Parts, *, has_w
         root=routing.router.root.hex(),
         num_experts=num_experts,
         text_bytes=text_bytes,
+        sample_tokens=sample.window_tokens if sample is not None else 0,
     )
 
 

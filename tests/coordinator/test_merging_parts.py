@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from averaging.data.document_routing import route_with
 from averaging.data.expert_shards import expert_shards
 from averaging.data.packing import pack
 from averaging.data.shards import DatasetManifest
@@ -18,18 +19,23 @@ from averaging.genesis import genesis_anchor
 from averaging.state import UnitState, state_root
 from coordinator.checkpoints import CheckpointContent, UnitContent, together, write_checkpoint
 from coordinator.hosted_runs import MANIFEST_FILE
+from coordinator.ledger import open_ledger
 from coordinator.merging_parts import ExpertText, read_parts, write_merged
+from coordinator.run_texts import REASSIGNMENTS
 from peer.merging import merge_with_text
 from peer.mixture import MixtureDecoder
 from potluck import checkpoint_merge
 from protocol.decoder_schema import DecoderConfig
 from protocol.errors import ConfigError, StorageError
 from protocol.expert_schema import MixtureConfig, held_units
-from protocol.identity import Identity
-from protocol.ids import CommitId
-from protocol.manifest import RunManifest, default_run_toml, parse_run_config, sign_manifest
+from protocol.identity import Ed25519Verifier, Identity
+from protocol.ids import CommitId, Root
+from protocol.manifest import RunManifest, default_run_toml, open_manifest, parse_run_config, sign_manifest
+from protocol.reassignment import Reassignment, seal_reassignment
+from protocol.revocation import join_entries
 from protocol.tensor_schema import ChunkGrid
 from tests.averaging.data.test_expert_shards import ROUTING, TEXTS
+from tests.protocol.test_experts_section import EXPERTS, expert_toml
 
 DECODER = DecoderConfig(dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24, context_tokens=16)
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=12)
@@ -58,12 +64,12 @@ def _checkpoint(state_dir: Path, content: CheckpointContent) -> Path:
     return folder / write_checkpoint(folder, content, now_unix_s=7).path
 
 
-def _host(state_dir: Path, seed: int = 1) -> tuple[str, DatasetManifest]:
-    """The folder of a run's host, as far as a merge looks; the run's id and its data."""
+def _host(state_dir: Path, seed: int = 1, text: str = "") -> tuple[str, DatasetManifest]:
+    """The folder of a run's host, as far as a merge looks; the run's id and its data. `text` is its run.toml, where that matters."""
     dataset = pack(
         TEXTS, ByteTokenizer(), state_dir / "data", shard_bytes=4096, source="text", licence="none", routing=ROUTING
     )
-    config = parse_run_config(default_run_toml().replace("seed = 1", f"seed = {seed}"))
+    config = parse_run_config(text or default_run_toml().replace("seed = 1", f"seed = {seed}"))
     manifest = RunManifest(
         config=config,
         dataset_id=dataset.dataset_id,
@@ -185,3 +191,38 @@ def test_text_of_another_run_or_of_none_or_damaged_is_refused(checkpoint: Path, 
     (tmp_path / "mine" / "data" / "dataset.json").write_bytes(b"{}")
     with pytest.raises(StorageError, match="is damaged"):
         ExpertText(parts, tmp_path / "mine")
+
+
+def test_the_text_of_each_expert_is_that_of_the_checkpoints_round(tmp_path: Path) -> None:
+    toml = expert_toml(section=EXPERTS + "reassign_every_rounds = 2\n")
+    run_id, first = _host(tmp_path, text=toml)
+    manifest = open_manifest((tmp_path / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
+    parts = read_parts([_checkpoint(tmp_path, _content(run_id))])
+    with pytest.raises(StorageError, match=r"ledger.sqlite3 is not there: .* round 3 read"):
+        ExpertText(parts)
+    with open_ledger(tmp_path / "ledger.sqlite3"):
+        pass
+    at_first = ExpertText(parts).windows(0, 0, 4)
+
+    exchanged = replace(ROUTING.router, centroids_XF=ROUTING.router.centroids_XF[::-1])
+    routing = route_with(exchanged, lambda: TEXTS)
+    anew = pack(TEXTS, ByteTokenizer(), tmp_path / "anew", shard_bytes=4096, source="t", licence="n", routing=routing)
+    (tmp_path / "anew" / "dataset.json").rename(tmp_path / "data" / ("ab" * 32))
+    for path in (tmp_path / "anew").iterdir():
+        path.rename(tmp_path / "data" / path.name)
+
+    def signed(number: int, from_round: int) -> None:
+        root = Root(bytes.fromhex(anew.router.root if anew.router else ""))
+        entry = Reassignment(number, from_round, anew.dataset_id, root, "ab" * 32, 9, 1_700_000_000)
+        with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+            ledger.put(REASSIGNMENTS, join_entries([seal_reassignment(HOST, manifest.run_id, entry)]))
+
+    assert parts.manifest.index == 3
+    signed(1, 4)
+    assert torch.equal(ExpertText(parts).windows(0, 0, 4), at_first), "not yet"
+    signed(1, 3)
+    assert not torch.equal(ExpertText(parts).windows(0, 0, 4), at_first)
+    signed(3, 4)
+    with pytest.raises(ConfigError, match=r"the text of round 3 is not kept in .* any more.*round 4 or later"):
+        ExpertText(parts)
+    assert first.dataset_id != anew.dataset_id

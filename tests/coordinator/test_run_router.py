@@ -48,7 +48,7 @@ def test_a_router_that_is_not_there_or_of_other_experts_is_refused_in_one_line(t
         check_router(_config(3), tmp_path)
 
 
-def _run_file(folder: Path, *lines: str) -> Path:
+def run_file(folder: Path, *lines: str) -> Path:
     """Two kinds of text, a dozen documents of each."""
     (folder / "texts").mkdir(parents=True)
     for number in range(12):
@@ -62,7 +62,7 @@ def _run_file(folder: Path, *lines: str) -> Path:
 
 
 def test_a_run_of_experts_is_packed_for_each_of_them_and_found_again(tmp_path: Path) -> None:
-    run = open_run(_run_file(tmp_path), tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    run = open_run(run_file(tmp_path), tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
     cache = ShardCache(tmp_path / "state" / "data")
     kinds = set()
     for expert in range(2):
@@ -73,7 +73,7 @@ def test_a_run_of_experts_is_packed_for_each_of_them_and_found_again(tmp_path: P
     again = load_run(tmp_path / "state")
     assert read_router(again.dataset, 2, cache).to_bytes() == router.to_bytes()
     named = tmp_path / "named"
-    path = _run_file(named, 'router = "words.router"')
+    path = run_file(named, 'router = "words.router"')
     (named / "words.router").write_bytes(router.to_bytes())
     assert open_run(path, named / "state", HOST, now_unix_s=1_700_000_000.0).dataset == run.dataset
 
@@ -89,7 +89,7 @@ def test_a_run_of_experts_is_packed_for_each_of_them_and_found_again(tmp_path: P
 def test_documents_that_no_expert_can_have_leave_nothing_packed(
     tmp_path: Path, name: str, data: bytes, lines: tuple[str, ...], said: str
 ) -> None:
-    path = _run_file(tmp_path)
+    path = run_file(tmp_path)
     (tmp_path / "texts" / f"{name}.txt").write_bytes(data)
     if lines:
         path.write_text(path.read_text().replace("min_documents = 4", lines[0]))

@@ -19,6 +19,7 @@ from peer.reporting import (
     IDLE_REPORT_S,
     REPORT_EVERY_S,
     ExpertLosses,
+    ExpertText,
     Reporter,
     evaluate_commits,
     evaluator_of,
@@ -35,7 +36,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.reports import HeldoutResult, PeerReport, ReportReply
+from protocol.reports import HeldoutResult, PeerReport, ReportReply, SampleLosses
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.lineage import tree_of
 from protocol.short_report import likeness, made_whole
@@ -555,3 +556,68 @@ async def test_a_holder_measures_its_experts_and_the_prose_where_the_commit_is_i
         assert (result.commit, result.of_experts) == (link.commit, ((0, 1.0), (2, 3.0)))
         assert (result.nats, result.prose_nats) == (2.0, prose_nats)
         assert trainer.num_evaluated == 0
+
+
+async def test_what_is_read_is_settled_before_a_commit_is_measured_and_the_sample_at_every_so_manieth(
+    autojump_clock: Clock,
+) -> None:
+    followed: list[int] = []
+
+    async def follow(index: int) -> int:
+        followed.append(index)
+        return 7
+
+    async def measure_sample(_: torch.Tensor, expert: int) -> tuple[float, ...]:
+        return (1.0 + expert, 2.0)
+
+    for every_rounds, expected in ((1, 1), (1 << 20, 0)):
+        _, _, board = _reporter()
+        link = _mine(1)
+        losses = replace(_losses((1,), ()), text=ExpertText(follow, measure_sample, every_rounds))
+        await _measure(_Service(link), _Trainer(), board, lambda: None, losses)
+        (result,) = board.heldout
+        assert result.text_round == 7
+        assert followed.pop() == link.index
+        assert board.samples == [SampleLosses(link.commit, 1, (2.0, 2.0))] * expected
+
+
+async def test_losses_of_a_sample_are_told_until_they_have_arrived_and_an_entry_that_comes_is_taken(
+    autojump_clock: Clock,
+) -> None:
+    reporter, client, board = _reporter()
+    taken: list[bytes] = []
+
+    class Text:
+        heard_unix_s, from_round = 1_700_000_000, 4
+
+        def take(self, sealed: bytes) -> None:
+            taken.append(sealed)
+
+    board.text = Text()  # type: ignore[assignment]
+    sample = SampleLosses(CommitId(b"c" * 32), 1, (2.0,))
+    board.samples.append(sample)
+    client.answer = lambda: replace(REPLY, reassignment=b"sealed")
+    assert await reporter.report_once()
+    assert (client.reports[-1].sample_losses, client.reports[-1].reassigned_unix_s) == ((sample,), 1_700_000_000)
+    assert (board.samples, taken, board.read().text_round) == ([], [b"sealed"], 4)
+
+
+async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:
+    reporter, client, board = _reporter()
+    link = replace(_link(3), unit=UnitName("expert-1"), record=decode_record(_record_bytes()))
+    for roster, within_s in (((ME, OTHER), REPORT_EVERY_S), ((ME,), CATCH_UP_EVERY_S)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reporter.run)
+            await trio.testing.wait_all_tasks_blocked()
+            told, begin_s = len(client.reports), trio.current_time()
+            board.publish_beside("committed", {"link": replace(link, roster=roster)})
+            while len(client.reports) == told:
+                await trio.sleep(0.01)
+            assert trio.current_time() - begin_s == pytest.approx(within_s, abs=0.02)
+            nursery.cancel_scope.cancel()
+
+
+def _record_bytes() -> bytes:
+    chain = Chain()
+    chain.commit((10, 10, 10))
+    return decode_certificate(chain.certificates[0]).record

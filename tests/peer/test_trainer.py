@@ -14,8 +14,9 @@ import trio.testing
 
 from averaging.genesis import genesis_anchor
 from peer import trainer as trainer_module
-from peer.trainer import DoesNotFit, LossNotFinite, WorkerDied, WorkerTrainer, open_worker_trainer
+from peer.trainer import WorkerTrainer, open_worker_trainer
 from peer.worker_channel import OutOfMemory, Progress, Reply, parse_event
+from peer.worker_errors import DoesNotFit, LossNotFinite, WorkerDied
 from protocol.decoder_schema import decoder_schema
 from tests.peer.training_world import MODEL, training_plan
 

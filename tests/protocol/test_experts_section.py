@@ -46,6 +46,7 @@ def test_an_expert_run_has_a_trunk_and_experts_and_says_so_in_its_manifest() -> 
     assert RunManifest.model_validate_json(manifest.canonical_bytes()) == manifest
     assert b'"shards":"expert"' in manifest.canonical_bytes()
     assert b"min_documents" not in manifest.canonical_bytes()
+    assert b"reassign" not in manifest.canonical_bytes()
 
 
 def test_a_run_without_experts_keeps_its_id() -> None:
@@ -77,6 +78,11 @@ def test_what_a_peer_holds_is_the_trunk_and_its_experts() -> None:
             [],
             EXPERTS.replace("2", "8", 1),
             "hold 1 each: expected at most 2, experts.holdings of 4, or run.min_members of 8",
+        ),
+        (
+            [],
+            EXPERTS.replace("2", "1", 1) + "reassign_every_rounds = 4\n",
+            "experts.reassign_every_rounds 4 of one expert: expected several; leave it out",
         ),
         (["target_tokens = 1"], EXPERTS, "round.target_tokens 1: expected at least one token for each of 2 experts"),
         (['mode = "streaming"'], EXPERTS, 'round.mode = "streaming" with run.shards = "expert": expected "overlap"'),

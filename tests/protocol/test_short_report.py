@@ -7,7 +7,15 @@ from dataclasses import fields, replace
 import pytest
 
 from protocol.ids import CommitId, Root, UnitName
-from protocol.reports import HeldoutResult, PeerReport, UnitBytes, UnitStanding, decode_report, encode_report
+from protocol.reports import (
+    HeldoutResult,
+    PeerReport,
+    SampleLosses,
+    UnitBytes,
+    UnitStanding,
+    decode_report,
+    encode_report,
+)
 from protocol.short_report import likeness, made_whole, shortened
 
 COMMIT = CommitId(b"c" * 32)
@@ -32,6 +40,7 @@ WHOLE = PeerReport(
     experts=(1, 3),
     expert_room=2,
     incarnation=1 << 62,
+    reassigned_unix_s=1_700_000_000,
 )
 MOVED = {
     "tokens_per_s": 1.0,
@@ -46,6 +55,7 @@ BROUGHT = {
     "certificates": (b"certificate",),
     "start_record": b"sealed",
     "revocations": (b"entry",),
+    "sample_losses": (SampleLosses(COMMIT, 1, (2.0, 3.5)),),
 }
 
 

@@ -1,0 +1,234 @@
+"""Documents are sent to experts anew while the run goes on: packed again by where losses are lowest, signed, and read from a round on.
+
+What goes wrong on the way changes nothing: the entry that peers go by is written last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import structlog
+import trio
+
+from averaging.data.document_router import refit_router
+from averaging.data.document_routing import route_with
+from averaging.data.expert_shards import check_each_expert, read_router
+from averaging.data.packing import pack
+from averaging.data.routing_sample import RoutingSample
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, write_whole
+from averaging.data.sources import open_source
+from averaging.data.tokenizer import ByteTokenizer, Tokenizer
+from averaging.data.vocabulary import FileTokenizer
+from averaging.network.file_storage import sync_folder
+from coordinator.reassigning_core import owners_after
+from coordinator.run_files import DATA_FOLDER, RunFiles, run_tokenizer
+from coordinator.run_router import packed_texts, sample_of
+from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts, keep_text
+from protocol.errors import ConfigError, PotluckError, StorageError
+from protocol.ids import Root
+from protocol.reassignment import LEAD_ROUNDS, Reassignment, seal_reassignment
+
+if TYPE_CHECKING:
+    from averaging.network.seams import Clock, Offload
+    from coordinator.ledger_writer import LedgerWriter
+    from protocol.identity import Signer
+
+_log = structlog.get_logger()
+
+LOOK_EVERY_S: Final = 1.0
+_UNFINISHED: Final = "data.reassigned"
+"""What is packed anew lies here until it is whole."""
+
+Losses = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Repacked:
+    """Whose the documents of the sample are from now on, D of them; the data set that was packed by it and lies with the others, None
+    where the router sends none of them elsewhere; and how many it does.
+    """
+
+    owners_D: tuple[int, ...]
+    dataset: DatasetManifest | None = None
+    moved: int = 0
+
+
+def packed_anew(
+    run: RunFiles, base: Path, current: DatasetManifest, losses_DX: Losses, owners_D: tuple[int, ...] = ()
+) -> Repacked:
+    """Send documents to the experts with the lowest losses, and pack the text again. Reads all text three times; blocks.
+
+    A router follows some documents that change hands only when others like them do. So whose they are is remembered from one time to
+    the next, also while it makes no difference yet.
+
+    Args:
+        run: the host's.
+        base: the folder of run.toml, from which the text is read again.
+        current: the data set that is read now.
+        losses_DX: of each window of its sample with each expert.
+        owners_D: whose each document of the sample is; by the router where that is not known.
+
+    Raises:
+        ConfigError: the text is another than when the run was opened, or an expert would have too little.
+        StorageError: the folder cannot be written.
+    """
+    config, cache = run.manifest.config, ShardCache(run.folder / DATA_FOLDER)
+    experts = config.experts
+    if experts is None:
+        raise ConfigError("a re-assignment in a run without experts", 'one with run.shards = "expert"')
+    tokenizer = _tokenizer(run)
+    read = packed_texts(config, source := open_source(config.data, base))
+    sample = sample_of(config, read, tokenizer)
+    if sample is None or not _is_same(sample, current, cache):
+        raise _other_text()
+    router = read_router(current, experts.num_experts, cache)
+    owners = owners_after(losses_DX, owners_D or tuple(router.nearest(text)[0] for text in sample.prefixes))
+    anew = refit_router(router, sample.prefixes, owners)
+    moved = sum(router.nearest(text) != anew.nearest(text) for text in sample.prefixes)
+    if not moved:
+        return Repacked(owners)
+    unfinished = run.folder / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        dataset = pack(
+            read(),
+            tokenizer,
+            unfinished,
+            shard_bytes=config.data.shard_bytes,
+            source=config.data.source,
+            licence=source.licence,
+            routing=route_with(anew, read, least_documents=experts.min_documents),
+            sample=sample,
+        )
+        if _documents(dataset) != _documents(run.dataset):
+            raise _other_text()
+        check_each_expert(dataset, config.model.context_tokens + 1)
+        _bring_in(unfinished, run.folder / DATA_FOLDER, dataset)
+    except OSError as error:
+        raise StorageError(f"{unfinished} cannot be written ({error.strerror})", "a writable folder") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return Repacked(owners, dataset, moved)
+
+
+def _tokenizer(run: RunFiles) -> Tokenizer:
+    kept = run_tokenizer(run)
+    return ByteTokenizer() if kept is None else FileTokenizer(kept.data, "the run's tokenizer", kept.end)
+
+
+def _is_same(sample: RoutingSample, current: DatasetManifest, cache: ShardCache) -> bool:
+    """Whether the windows are those that peers have."""
+    entries = current.part("sample")
+    reader = TokenReader([cache.path(entry.sha256) for entry in entries], current.token_bytes)
+    windows = np.concatenate(list(sample.windows))
+    return reader.num_tokens == len(windows) and bool((reader.read(0, len(windows)) == windows).all())
+
+
+def _documents(dataset: DatasetManifest) -> tuple[int, int]:
+    """What does not depend on where documents go: how many there are, and how much of them is kept for evaluation."""
+    return dataset.num_documents, dataset.num_tokens("heldout")
+
+
+def _other_text() -> ConfigError:
+    return ConfigError(
+        "data: the text is another than when the run was opened",
+        "the same documents, to send them to experts anew",
+        "put them back as they were; the run goes on with the text as it is packed",
+    )
+
+
+def _bring_in(unfinished: Path, folder: Path, dataset: DatasetManifest) -> None:
+    """Put the files beside those of the other data sets, the manifest last, by the name of its hash."""
+    for file in dataset.files:
+        path = unfinished / file.sha256
+        if path.exists():  # two shards may have the same bytes
+            os.replace(path, folder / file.sha256)
+    (unfinished / MANIFEST_NAME).unlink()
+    data = dataset.canonical_bytes()
+    write_whole(folder / sha256(data).hexdigest(), data)
+    sync_folder(folder)
+
+
+@dataclass
+class Reassigner:
+    """Packs anew as soon as all experts were measured at one commit, and brings it to the ledger; one at a time.
+
+    Attributes:
+        head_index: the trunk's newest round.
+    """
+
+    run: RunFiles
+    base: Path
+    texts: RunTexts
+    ledger: LedgerWriter
+    signer: Signer
+    clock: Clock
+    offload: Offload
+    head_index: Callable[[], int]
+    done_index: int = 0
+    """The round whose losses were looked at last."""
+
+    async def keep(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Pack anew where there is a reason to. What cannot be done is said, and tried again with the next losses."""
+        newest = self.texts.newest
+        if newest is not None and self.head_index() < newest.entry.from_round:
+            return  # what was signed last is not read yet: losses tell nothing of it
+        from_round = newest.entry.from_round if newest is not None else 0
+        found = self.texts.book.complete(max(self.done_index, from_round))
+        if found is None:
+            return
+        self.done_index, losses_DX = found
+        try:
+            await self._reassign(losses_DX)
+        except PotluckError as error:
+            _log.warning("documents_not_reassigned", index=self.done_index, reason=error.one_line())
+
+    async def _reassign(self, losses_DX: Losses) -> None:
+        newest = self.texts.newest
+        current = newest.dataset if newest is not None else self.run.dataset
+        pack_text = partial(packed_anew, self.run, self.base, current, losses_DX, self.texts.owners)
+        packed = await self.offload.run(pack_text)
+        await self.ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(packed.owners_D)))
+        self.texts.owners = packed.owners_D
+        if packed.dataset is None:
+            _log.info(
+                "documents_stay", index=self.done_index, reason="the router would send none of the sample elsewhere"
+            )
+            return
+        entry = self._entry(packed.dataset, newest.entry if newest is not None else None)
+        sealed = seal_reassignment(self.signer, self.run.manifest.run_id, entry)
+        taken = (*self.texts.taken, PackedText(sealed, entry, packed.dataset))
+        self.texts.taken = await self.ledger.run(lambda ledger: keep_text(self.run, ledger, taken))
+        windows = self.texts.book.num_windows
+        _log.info(
+            "documents_reassigned",
+            number=entry.number,
+            from_round=entry.from_round,
+            reason=f"{packed.moved} of {windows} documents of the sample go to another expert",
+        )
+
+    def _entry(self, dataset: DatasetManifest, before: Reassignment | None) -> Reassignment:
+        data, now_unix_s = dataset.canonical_bytes(), int(self.clock.unix_s())
+        return Reassignment(
+            number=before.number + 1 if before is not None else 1,
+            from_round=self.head_index() + LEAD_ROUNDS,
+            dataset_id=dataset.dataset_id,
+            router_root=Root(bytes.fromhex(dataset.router.root if dataset.router is not None else "")),
+            manifest_sha256=sha256(data).hexdigest(),
+            manifest_bytes=len(data),
+            signed_unix_s=max(now_unix_s, before.signed_unix_s + 1 if before is not None else 1),
+        )

@@ -1,0 +1,83 @@
+"""Core: when documents are sent to experts anew, by which losses, and how many of them at a time.
+
+At every so manieth commit of the trunk a holder of each expert measures it on the sample of the data set. As soon as all experts are
+there of one commit, documents may go to where their loss is lowest (averaging/data/reassignment_core.py).
+
+Shapes: D windows of the sample, X experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from averaging.data.reassignment_core import reassigned
+from protocol.ids import CommitId
+from protocol.reassignment import is_measured
+from protocol.reports import SampleLosses
+
+LEAST_SHARE: Final = 4
+"""Of the sample no expert falls below its even share divided by this: experts with little text stop learning (OpenDiPaCo)."""
+
+MOVED_SHARE: Final = 8
+"""Of the sample at most one in so many goes elsewhere at a time: an expert whose documents all change has learned for nothing."""
+
+KEPT_COMMITS: Final = 4
+"""With losses that are not complete; older ones are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The losses at one commit of the trunk: of each expert that was measured, in nats a token, D of them."""
+
+    index: int
+    losses: Mapping[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBook:
+    """What was measured at the newest commits. `num_windows` is D."""
+
+    num_experts: int
+    num_windows: int
+    every_rounds: int
+    measured: Mapping[CommitId, Measured] = field(default_factory=lambda: MappingProxyType({}))
+
+    def with_losses(self, sample: SampleLosses, index: int) -> SampleBook:
+        """The book with one expert's losses at the commit of this round, too. The first that was told of an expert at a commit stands;
+        what no sample of this run is, is left out: the book is the same then.
+        """
+        known = self.measured.get(sample.commit, Measured(index, MappingProxyType({})))
+        is_fit = sample.expert < self.num_experts and len(sample.nats) == self.num_windows
+        if not is_fit or not is_measured(index, self.every_rounds) or sample.expert in known.losses:
+            return self
+        measured = {
+            **self.measured,
+            sample.commit: Measured(index, MappingProxyType({**known.losses, sample.expert: sample.nats})),
+        }
+        newest = sorted(measured.items(), key=lambda item: (item[1].index, item[0]))[-KEPT_COMMITS:]
+        return replace(self, measured=MappingProxyType(dict(newest)))
+
+    def complete(self, after_index: int) -> tuple[int, tuple[tuple[float, ...], ...]] | None:
+        """The newest round after this one at which all experts were measured, and (D, X) losses; None where there is none."""
+        rounds = [
+            each for each in self.measured.values() if each.index > after_index and len(each.losses) == self.num_experts
+        ]
+        if not rounds:
+            return None
+        newest = max(rounds, key=lambda each: each.index)
+        by_expert = [newest.losses[expert] for expert in range(self.num_experts)]
+        return newest.index, tuple(zip(*by_expert, strict=True))
+
+
+def owners_after(losses_DX: tuple[tuple[float, ...], ...], owners_D: tuple[int, ...]) -> tuple[int, ...]:
+    """Whose each document of the sample is from now on. Raises ConfigError where the numbers do not fit together."""
+    num_documents, num_experts = len(owners_D), len(losses_DX[0])
+    return reassigned(
+        losses_DX,
+        owners_D,
+        least_documents=num_documents // (LEAST_SHARE * num_experts),
+        most_moved=max(1, num_documents // MOVED_SHARE),
+    )

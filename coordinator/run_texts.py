@@ -1,0 +1,150 @@
+"""The data sets of a run on the host: the one that it was opened with, and, of a run of experts, those that were packed since.
+
+The signed entries are in the ledger (`REASSIGNMENTS`), the newest `KEPT_ENTRIES` of them with their files; of older ones the shards
+are deleted. A data set's manifest lies beside its shards, by the name of its hash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from averaging.data.shards import DatasetManifest, parse_dataset
+from coordinator.ledger import Ledger
+from coordinator.reassigning_core import SampleBook
+from coordinator.run_files import DATA_FOLDER, RunFiles
+from protocol.errors import PotluckError, RemoteProtocolError, StorageError
+from protocol.identity import Ed25519Verifier
+from protocol.ids import CommitId
+from protocol.manifest import RunManifest
+from protocol.reassignment import Reassignment, in_force, open_reassignment
+from protocol.reports import PeerReport
+from protocol.revocation import join_entries, split_entries
+from protocol.tables import several
+
+REASSIGNMENTS: Final = "reassignments"
+"""In the ledger: the signed entries, oldest first."""
+
+SAMPLE_OWNERS: Final = "sample owners"
+"""In the ledger: whose each document of the sample is by the losses so far, a byte each."""
+
+KEPT_ENTRIES: Final = 2
+"""The one that is read and the one that comes, or came before."""
+
+_SHARD_NAME: Final = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedText:
+    """A signed entry, what it says, and the data set that it names."""
+
+    sealed: bytes
+    entry: Reassignment
+    dataset: DatasetManifest
+
+
+def read_texts(folder: Path, manifest: RunManifest, ledger: Ledger) -> tuple[PackedText, ...]:
+    """The re-assignments that are kept of the run in a folder, oldest first. Blocks.
+
+    Raises:
+        StorageError: an entry is not the host's, or the data set that it names is lost or damaged.
+    """
+    sealed = split_entries(ledger.get(REASSIGNMENTS) or b"")
+    return tuple(_read(folder, manifest, each) for each in sealed)
+
+
+def _read(folder: Path, manifest: RunManifest, sealed: bytes) -> PackedText:
+    host_public_key = bytes.fromhex(manifest.host_public_key)
+    try:
+        entry = open_reassignment(
+            sealed, verifier=Ed25519Verifier(), run_id=manifest.run_id, host_public_key=host_public_key
+        )
+        data = (folder / DATA_FOLDER / entry.manifest_sha256).read_bytes()
+        return PackedText(sealed, entry, parse_dataset(data, entry.dataset_id))
+    except (PotluckError, OSError) as error:
+        raise StorageError(
+            f"the re-assigned data in {folder} is damaged ({error})", "what was written", "restore a copy"
+        ) from error
+
+
+def read_owners(run: RunFiles, ledger: Ledger) -> tuple[int, ...]:
+    """Whose each document of the sample is, as it was remembered; nothing before the first time. Blocks."""
+    found = tuple(ledger.get(SAMPLE_OWNERS) or b"")
+    return found if len(found) == run.dataset.sample_windows else ()
+
+
+def keep_text(run: RunFiles, ledger: Ledger, texts: Sequence[PackedText]) -> tuple[PackedText, ...]:
+    """Remember the newest of these re-assignments, and delete what only older ones name. Blocks; durable when it returns."""
+    kept = tuple(texts[-KEPT_ENTRIES:])
+    ledger.put(REASSIGNMENTS, join_entries(text.sealed for text in kept))
+    datasets = (run.dataset, *(text.dataset for text in kept))
+    wanted = {file.sha256 for dataset in datasets for file in dataset.files}
+    wanted |= {text.entry.manifest_sha256 for text in kept}
+    for path in (run.folder / DATA_FOLDER).iterdir():
+        if _SHARD_NAME.fullmatch(path.name) and path.name not in wanted:
+            path.unlink()
+    return kept
+
+
+class RunTexts:
+    """What the host's services ask of the run's data sets; `taken` are the re-assignments that are kept, `owners` whose the documents
+    of the sample are, and what peers measure of it comes into `book`.
+    """
+
+    def __init__(self, run: RunFiles, taken: Sequence[PackedText] = (), owners_D: tuple[int, ...] = ()) -> None:
+        section = run.manifest.config.experts
+        self._first = run.dataset
+        self.taken = tuple(taken)
+        self.owners = owners_D
+        every_rounds = section.reassign_every_rounds if section is not None else 0
+        num_experts = section.num_experts if section is not None else 0
+        self.book = SampleBook(num_experts, run.dataset.sample_windows, every_rounds)
+
+    @property
+    def newest(self) -> PackedText | None:
+        """The re-assignment that was signed last."""
+        return self.taken[-1] if self.taken else None
+
+    @property
+    def sentence(self) -> str:
+        """Since when documents lie with experts as they do; empty as at the run's start."""
+        newest = self.newest
+        if newest is None:
+            return ""
+        return f"sent to experts anew, {several(newest.entry.number, 'time')}; from round {newest.entry.from_round} on as they are now"
+
+    def newer_than(self, signed_unix_s: int) -> bytes:
+        """The newest signed entry for a peer that has told of this one; empty where that is the newest."""
+        newest = self.newest
+        return newest.sealed if newest is not None and newest.entry.signed_unix_s > signed_unix_s else b""
+
+    def at(self, index: int) -> tuple[int, DatasetManifest]:
+        """What is read at a round of the trunk, and from which round on."""
+        return in_force([(text.entry.from_round, text.dataset) for text in self.taken], index, self._first)
+
+    def heldout_at(self, index: int) -> tuple[int, tuple[float, ...]]:
+        """From which round on the text of a round is read, and the share of each expert in what is kept of it for evaluation."""
+        from_round, dataset = self.at(index)
+        return from_round, dataset.heldout_shares
+
+    def take(self, report: PeerReport, rounds: dict[CommitId, int]) -> None:
+        """The losses that a peer brings; `rounds` are those of the commits that the host knows."""
+        for sample in report.sample_losses:
+            if sample.commit in rounds:
+                self.book = self.book.with_losses(sample, rounds[sample.commit])
+
+    def check(self, report: PeerReport) -> None:
+        """Refuse losses of a sample that this run has not.
+
+        Raises:
+            RemoteProtocolError: of another expert, or of another number of windows.
+        """
+        for sample in report.sample_losses:
+            found = f"losses of expert {sample.expert} on {len(sample.nats)} windows"
+            if sample.expert >= self.book.num_experts or len(sample.nats) != self.book.num_windows:
+                raise RemoteProtocolError(
+                    found, f"experts below {self.book.num_experts}, {self.book.num_windows} windows each"
+                )

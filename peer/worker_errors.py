@@ -1,0 +1,39 @@
+"""What the training process cannot do, as the daemon is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.errors import TemporaryError
+
+
+class WorkerDied(TemporaryError):
+    """The worker ended while a command was under way; it is being brought back."""
+
+
+class LossNotFinite(TemporaryError):
+    """The held-out loss of these parameters is not a number; those of a later commit may have one."""
+
+
+class DoesNotFit(TemporaryError):
+    """Nothing is trained or measured: the model does not fit into the memory of the card that its owner allows."""
+
+
+def all_finite(losses: Sequence[float | None]) -> tuple[float, ...]:
+    """Losses as they crossed from the worker, where one that is not finite is None.
+
+    Raises:
+        LossNotFinite: there is one.
+    """
+    found = tuple(nats for nats in losses if nats is not None)
+    if len(found) < len(losses):
+        raise LossNotFinite("a held-out loss that is not finite", "a number", "wait for the next commit")
+    return found
+
+
+def misfit_reason(most_bytes: int) -> str:
+    """Why nothing is trained on a card of which so much may be taken."""
+    return (
+        f"the model does not fit into {most_bytes / 1e9:.3g} GB of the card, not even with one sequence at a time; "
+        "allow more with --max-gpu-memory-gb, or train with --device cpu"
+    )

@@ -1,0 +1,203 @@
+"""Documents are sent to experts anew: packed by where losses are lowest, signed, remembered; or nothing changes at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from averaging.data.document_router import fit_router, refit_router
+from averaging.data.expert_shards import expert_shards, read_router
+from averaging.data.shards import DatasetManifest, ShardCache, TokenReader
+from averaging.data.sources import open_source
+from averaging.data.tokenizer import ByteTokenizer, decode_tokens
+from averaging.data.vocabulary import FileTokenizer
+from averaging.network.clocks import VirtualClock
+from averaging.network.offload import InlineOffload
+from coordinator.ledger import open_ledger
+from coordinator.ledger_writer import LedgerWriter
+from coordinator.reassigning import Reassigner
+from coordinator.run_files import RunFiles, open_run, run_tokenizer
+from coordinator.run_router import packed_texts, sample_of
+from coordinator.run_texts import RunTexts, read_owners, read_texts
+from protocol.errors import StorageError
+from protocol.ids import CommitId, UnitName
+from protocol.reassignment import LEAD_ROUNDS
+from protocol.reports import PeerReport, SampleLosses
+from tests.coordinator.test_run_router import HOST, run_file
+
+
+@dataclass
+class _World:
+    run: RunFiles
+    texts: RunTexts
+    reassigner: Reassigner
+    index: int = 0
+
+    def measured(self, index: int, losses: dict[int, list[float]]) -> None:
+        """Holders measure at this round of the trunk, which is the newest."""
+        self.index = index
+        commit = CommitId(bytes([index]) * 32)
+        samples = tuple(SampleLosses(commit, expert, tuple(nats)) for expert, nats in losses.items())
+        self.texts.take(PeerReport("training", "", UnitName("trunk"), sample_losses=samples), {commit: index})
+
+    def kinds(self) -> list[str]:
+        """Of each document of the sample, "code" or "prose"."""
+        config = self.run.manifest.config
+        read = packed_texts(config, open_source(config.data, self.run.folder.parent))
+        kept = run_tokenizer(self.run)
+        sample = sample_of(config, read, FileTokenizer(kept.data, "it", kept.end) if kept else ByteTokenizer())
+        return ["code" if text.startswith(b"def") else "prose" for text in (sample.prefixes if sample else ())]
+
+    def by_kind(self) -> dict[int, list[float]]:
+        """Losses as of experts that know one kind of text each."""
+        kinds = self.kinds()
+        return {expert: [1.0 if kind == own else 3.0 for kind in kinds] for expert, own in enumerate(("code", "prose"))}
+
+
+@contextmanager
+def _world(folder: Path, tokenizer: str = "bytes") -> Iterator[_World]:
+    """A run whose first router mixes two kinds of text."""
+    path = run_file(folder, "reassign_every_rounds = 2", 'router = "router"')
+    path.write_text(path.read_text().replace("[data]", f'[data]\ntokenizer = "{tokenizer}"'))
+    documents = [file.read_bytes() for file in sorted((folder / "texts").iterdir())]
+    mixing = refit_router(fit_router(documents, 2), documents, [number % 2 for number in range(len(documents))])
+    (folder / "router").write_bytes(mixing.to_bytes())
+    run = open_run(path, folder / "host", HOST, now_unix_s=1_700_000_000.0)
+    with open_ledger(folder / "host" / "ledger.sqlite3") as ledger:
+        texts, offload = (
+            RunTexts(run, read_texts(run.folder, run.manifest, ledger), read_owners(run, ledger)),
+            InlineOffload(),
+        )
+        writer = LedgerWriter(ledger, offload)
+        reassigner = Reassigner(run, folder, texts, writer, HOST, VirtualClock(), offload, lambda: 0)
+        world = _World(run, texts, reassigner)
+        reassigner.head_index = lambda: world.index
+        yield world
+
+
+def _code_share(world: _World, dataset: DatasetManifest, expert: int) -> float:
+    """How much of an expert's training documents is code."""
+    paths = [world.run.folder / "data" / entry.sha256 for entry in expert_shards(dataset, expert)]
+    reader = TokenReader(paths)
+    text = decode_tokens(np.asarray(reader.read(0, reader.num_tokens)))
+    return text.count("def f") / (text.count("def f") + text.count("In chapter"))
+
+
+async def test_documents_go_where_their_loss_is_lowest_and_a_start_finds_it_again(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with _world(tmp_path) as world:
+        first = world.run.dataset
+        assert all(0.1 < _code_share(world, first, expert) < 0.9 for expert in range(2))
+        await world.reassigner.look()
+        assert world.texts.newest is None, "nothing was measured"
+        entries = []
+        for index in range(2, 40, 2):
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+            if world.texts.newest is not None and world.texts.newest.entry not in entries:
+                entries.append(world.texts.newest.entry)
+                assert entries[-1].from_round == index + LEAD_ROUNDS
+        newest = world.texts.newest
+        assert newest is not None
+        assert [entry.number for entry in entries] == list(range(1, len(entries) + 1))
+        assert len({entry.signed_unix_s for entry in entries}) == len(entries) >= 1
+        after = [_code_share(world, newest.dataset, expert) for expert in range(2)]
+        before = [_code_share(world, first, expert) for expert in range(2)]
+        assert after[0] - after[1] > before[0] - before[1] + 0.3
+        cache = ShardCache(world.run.folder / "data")
+        assert read_router(newest.dataset, 2, cache).root == newest.entry.router_root
+        assert all(cache.has(file) for file in newest.dataset.files)
+        assert newest.dataset.part("sample") == first.part("sample")
+        assert newest.dataset.num_documents == first.num_documents
+        taken, owners = world.texts.taken, world.texts.owners
+    with _world_again(tmp_path) as again:
+        assert (again.taken, again.owners) == (taken, owners)
+
+
+async def test_text_of_a_tokenizer_is_packed_with_the_runs_own(tmp_path: Path, autojump_clock: object) -> None:
+    with _world(tmp_path, "bpe") as world:
+        index = 0
+        while world.texts.newest is None:
+            index += 2
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        first, anew = world.run.dataset, world.texts.newest.dataset
+        assert anew.tokenizer == first.tokenizer is not None
+        assert anew.dataset_id != first.dataset_id
+        assert anew.text_bytes is not None
+        assert first.text_bytes is not None
+        assert anew.text_bytes.heldout == first.text_bytes.heldout
+
+
+async def test_a_ledger_that_refuses_leaves_everything_as_it_was_and_the_next_losses_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], autojump_clock: object
+) -> None:
+    class Full:
+        async def run(self, _: object) -> None:
+            raise StorageError("the ledger could not be used (disk full)", "space", "free some")
+
+    with _world(tmp_path) as world:
+        ledger, world.reassigner.ledger = world.reassigner.ledger, Full()  # type: ignore[assignment]
+        for index in (2, 4, 6):
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        assert world.texts.newest is None
+        assert world.texts.owners == ()
+        assert "documents_not_reassigned" in capsys.readouterr().out
+        world.reassigner.ledger = ledger
+        for index in range(8, 30, 2):
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        assert world.texts.newest is not None
+
+
+@contextmanager
+def _world_again(folder: Path) -> Iterator[RunTexts]:
+    run = open_run(folder / "run.toml", folder / "host", HOST, now_unix_s=1_700_000_000.0)
+    with open_ledger(folder / "host" / "ledger.sqlite3") as ledger:
+        yield RunTexts(run, read_texts(run.folder, run.manifest, ledger), read_owners(run, ledger))
+
+
+async def test_what_was_signed_is_read_before_anything_is_signed_again(tmp_path: Path, autojump_clock: object) -> None:
+    with _world(tmp_path) as world:
+        index = 0
+        while world.texts.newest is None:
+            index += 2
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        entry = world.texts.newest.entry
+        world.index = entry.from_round - 1
+        world.texts.book = world.texts.book.with_losses(SampleLosses(CommitId(b"x" * 32), 0, (1.0,)), index)
+        await world.reassigner.look()
+        assert world.texts.newest.entry == entry
+
+
+@pytest.mark.parametrize("harm", ["another text", "a text is gone", "one expert alone"])
+async def test_what_cannot_be_done_changes_nothing_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], autojump_clock: object, harm: str
+) -> None:
+    with _world(tmp_path) as world:
+        losses = world.by_kind()
+        before = {path.name for path in (world.run.folder / "data").iterdir()}
+        if harm == "another text":
+            for file in (tmp_path / "texts").iterdir():
+                file.write_text("In another text there is " + file.read_text())
+        elif harm == "a text is gone":
+            next((tmp_path / "texts").glob("prose*")).unlink()
+        else:
+            del losses[1]
+        for index in range(2, 20, 2):
+            world.measured(index, losses)
+            await world.reassigner.look()
+        assert world.texts.newest is None
+        assert {path.name for path in (world.run.folder / "data").iterdir()} == before
+        assert not (world.run.folder / "data.reassigned").exists()
+        said = capsys.readouterr().out
+        expected = "" if harm == "one expert alone" else "the text is another than when the run was opened"
+        assert expected in said

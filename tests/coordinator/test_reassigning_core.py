@@ -1,0 +1,50 @@
+"""When documents are sent to experts anew, and how many of them."""
+
+from __future__ import annotations
+
+from coordinator.reassigning_core import KEPT_COMMITS, SampleBook, owners_after
+from protocol.ids import CommitId
+from protocol.reports import SampleLosses
+
+
+def _losses(index: int, expert: int, *nats: float) -> SampleLosses:
+    return SampleLosses(CommitId(bytes([index]) * 32), expert, nats)
+
+
+def test_the_losses_of_a_commit_count_once_all_experts_were_measured_at_it() -> None:
+    book = SampleBook(2, 3, every_rounds=4)
+    book = book.with_losses(_losses(4, 0, 1.0, 2.0, 3.0), 4).with_losses(_losses(8, 1, 9.0, 9.0, 9.0), 8)
+    assert book.complete(0) is None, "each of another commit"
+    book = book.with_losses(_losses(4, 1, 4.0, 5.0, 6.0), 4)
+    assert book.complete(0) == (4, ((1.0, 4.0), (2.0, 5.0), (3.0, 6.0)))
+    assert book.complete(4) is None, "they were looked at"
+    book = book.with_losses(_losses(8, 0, 1.0, 1.0, 1.0), 8)
+    assert book.complete(0) == (8, ((1.0, 9.0),) * 3), "the newest"
+
+
+def test_what_is_no_sample_of_the_run_or_was_told_before_is_left_out() -> None:
+    book = SampleBook(2, 2, every_rounds=4).with_losses(_losses(4, 0, 1.0, 2.0), 4)
+    assert book.with_losses(_losses(4, 0, 9.0, 9.0), 4) is book, "the first that is told stands"
+    assert book.with_losses(_losses(4, 2, 1.0, 2.0), 4) is book, "an expert that the run has not"
+    assert book.with_losses(_losses(4, 1, 1.0), 4) is book, "another number of windows"
+    assert book.with_losses(_losses(5, 1, 1.0, 2.0), 5) is book, "a round at which nobody measures"
+    never = SampleBook(2, 2, every_rounds=0)
+    assert never.with_losses(_losses(4, 0, 1.0, 2.0), 4) is never
+
+
+def test_only_the_newest_commits_are_remembered() -> None:
+    book = SampleBook(2, 1, every_rounds=1)
+    for index in range(1, 10):
+        book = book.with_losses(_losses(index, 0, 1.0), index)
+    assert [each.index for each in book.measured.values()] == list(range(10 - KEPT_COMMITS, 10))
+
+
+def test_an_eighth_moves_at_a_time_and_an_expert_keeps_a_quarter_of_its_even_share() -> None:
+    # all are better off with expert 1, the first ones most
+    losses = tuple((10.0 + number, 5.0 + number / 2) for number in range(16))
+    after = owners_after(losses, (0,) * 16)
+    assert sum(after) == 2
+    assert after[-2:] == (1, 1), "those that gain most"
+    for _ in range(9):
+        after = owners_after(losses, after)
+    assert sum(after) == 14, "16 documents of two experts: each keeps two"
