@@ -214,7 +214,7 @@ def _lanes(
     is_synced = run.pipeline.mode == "synced"
     tools = LaneTools(
         OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift,
-        synced_of if is_synced else None,
+        synced_of if is_synced else None, stage_rounds.has_measured,
     )  # fmt: skip
     found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
     return found[0]

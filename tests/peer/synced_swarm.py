@@ -182,6 +182,8 @@ class SyncedSwarm:
         comes: how often a reply reaches its owner.
         pace_s: of a peer's pieces of work.
         done: how many it has begun.
+        measured: what held-out text came to, by the round whose first parameters it is of.
+        has_measured: who knows that its part in that is done.
         spoilt: micro-batches whose last stage finds that they are not finite.
     """
 
@@ -198,6 +200,8 @@ class SyncedSwarm:
     killed: set[PeerId] = field(default_factory=set)
     done: dict[PeerId, int] = field(default_factory=dict)
     spoilt: set[tuple[Point, int]] = field(default_factory=set)
+    measured: dict[int, list[float]] = field(default_factory=dict)
+    has_measured: dict[int, set[PeerId]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rounds = Rounds(self)
@@ -266,7 +270,7 @@ class SyncedSwarm:
 
         return LaneTools(
             network, InlineOffload(), form, synced_of, partial(self.rounds.average, peer), self._bring,
-            synced_of=synced_of,
+            synced_of=synced_of, measured=partial(self._measured, peer),
         )  # fmt: skip
 
     async def _bring(self, share: LaneShare) -> None:
@@ -285,6 +289,11 @@ class SyncedSwarm:
         return tokens_of(0, at, micro)
 
     def _trainer(self, peer: PeerId, stage: int) -> StageTrainer:
+    def _measured(self, peer: PeerId, round_: int, nats: float | None) -> None:
+        self.has_measured.setdefault(round_, set()).add(peer)
+        if nats is not None:
+            self.measured.setdefault(round_, []).append(nats)
+
         trainer = StageTrainer(stage_model(stage), INNER, most_kept=1)
         round_ = self.services[peer]._role.index()
         trainer.load(self.rounds.base(round_, stage)[0])
