@@ -408,8 +408,8 @@ async def _begin_training(life: Life, chains: Sequence[UnitChain], trainer: Work
 
 
 async def _fetch_data(joined: Joined, cache: ShardCache, experts: Sequence[int]) -> None:
-    """What of the run's data is not here yet, of an expert run that of these experts alone: from the host and from whoever is listed
-    while we fetch.
+    """What of the run's data these experts, or this stage, want and is not here yet: from the host and from whoever is listed while we
+    fetch.
     """
     membership, network, roster = joined.membership, joined.network, joined.roster
     listed = list(await _members_listed(network, membership, roster))
@@ -420,7 +420,7 @@ async def _fetch_data(joined: Joined, cache: ShardCache, experts: Sequence[int])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(list_peers, network, membership.run_id, relisted)
         say = partial(joined.life.board.say, "joining")
-        files = membership.dataset.files_of(experts)
+        files = joined.experts.files(membership.dataset, experts)
         await fetch_data(network, files, cache, lambda: (*listed, membership.coordinator), say)
         nursery.cancel_scope.cancel()
 

@@ -5,7 +5,7 @@ started. One stage a peer: its replicas vote on its rounds, and a lane has a pee
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -14,6 +14,7 @@ from typing import Final
 
 import structlog
 
+from averaging.data.shards import DatasetManifest, HashedFile
 from averaging.network.seams import Offload
 from peer.config import PeerConfig, whole_bytes
 from peer.membership_file import write_durably
@@ -111,6 +112,13 @@ class OwnStage:
             return ()
         place = int.from_bytes(sha256(str(self._path).encode()).digest()[:8], "big")
         return (self._fits[place % len(self._fits)],)
+
+    def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
+        """What is fetched of the data for this stage. Text is read at the first one, which has the tokens, and at the last, which has
+        the next ones; while no stage is chosen none is.
+        """
+        reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
+        return dataset.files if reads_text else dataset.files_without_text
 
     async def settle(self, start: StartRecord, me: PeerId, listed: Mapping[PeerId, tuple[int, ...]]) -> tuple[int, ...]:
         """Decide, once the run has started; `listed` are the other members that are there, with what they say that they hold.
