@@ -7,12 +7,14 @@ from functools import partial
 import trio
 import trio.testing
 
+from peer.lane_service import LaneRole, LaneService
 from peer.stage_moves import MoveRole, StageMoves
 from protocol.ids import PeerId
 from protocol.pipeline.rebalancing import SETTLED_S, TURN_S
+from tests.peer.lane_swarm import open_lanes
 from tests.peer.lane_world import NUM_STAGES, lane_config, run_data_peers
 from tests.peer.stage_world import STAGES
-from tests.peer.synced_swarm import SyncedSwarm, open_synced
+from tests.peer.synced_swarm import GENESIS, SyncedSwarm, open_synced
 
 CONFIG = lane_config(inner_steps=3, suspect_after_s=4.0)
 ALL = tuple(range(NUM_STAGES))
@@ -72,6 +74,47 @@ async def test_one_of_three_replicas_goes_to_the_stage_that_has_one_and_the_run_
         assert world.done[peer] > 0
         assert float((found_N - run_data_peers(1, last + 1, CONFIG.inner_steps)).abs().max()) <= 1e-10
         assert len(movers.moved) == 1
+
+
+async def test_a_peer_that_serves_no_lane_goes_where_another_lane_lacks_one_and_those_who_serve_stay(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    places = {
+        PeerId(f"stage{stage}peer{number}"): stage for stage, num in enumerate((3, 1, 2)) for number in range(num)
+    }
+    services, moved = dict[PeerId, LaneService](), list[tuple[PeerId, int]]()
+    async with open_lanes(
+        CONFIG, num_lanes=2, is_kept=False
+    ) as world:  # rounds are of two lanes: the first one waits in its round
+
+        def open_peer(peer: PeerId, stage: int) -> None:
+            def holders(of: int) -> list[PeerId]:
+                return [other for other, one in services.items() if one.role.stage == of]
+
+            def index() -> int:
+                return sum(1 for _, of in world.rounds.anchors if of == stage)
+
+            async def move(to: int) -> None:
+                moved.append((peer, to))
+                for scope in world.scopes.pop(peer):
+                    scope.cancel()
+                open_peer(peer, to)
+
+            services[peer] = LaneService(world.tools(peer), LaneRole(stage, 1, GENESIS, holders, index, lambda: ""))
+            services[peer].serve()
+            world.start(peer, services[peer].run)
+            role = MoveRole(peer, stage, STAGES, ALL, holders, index, lambda: 3600.0)
+            world.nursery.start_soon(StageMoves(role, services[peer], move).run)
+
+        for peer, stage in places.items():
+            open_peer(peer, stage)
+        await trio.sleep(SETTLED_S / 2)
+        serving = {peer for peer, one in services.items() if one.member.seat is not None or one.keepers.lanes}
+        await world.rounds.anchor(0)
+        assert [to for _, to in moved] == [1]
+        assert places[moved[0][0]] == 0
+        assert moved[0][0] not in serving
+        assert sum(one.member.seat is not None for one in services.values()) == 2 * NUM_STAGES
 
 
 async def test_nobody_moves_when_the_run_is_complete_or_its_stages_are_alike(
