@@ -164,8 +164,9 @@ def unit_shapes(membership: Membership) -> dict[UnitName, UnitShape]:
 def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage: int) -> StagePlan:
     """What the training process of one stage does."""
     config, dataset = membership.manifest.config, membership.dataset
-    if config.pipeline is None:
+    if config.pipeline is None or config.stages is None:
         raise LocalProtocolError("a stage of a run without any", "a pipeline run")
+    reads_text = config.stages.is_first(stage) or config.stages.is_last(stage)
     return StagePlan(
         run_id=membership.run_id.hex(),
         model=config.model,
@@ -174,8 +175,8 @@ def stage_plan(own: PeerConfig, membership: Membership, cache: ShardCache, stage
         stage=stage,
         seed=config.run.seed,
         total_tokens=config.run.total_tokens,
-        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train")),
-        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout")),
+        train_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("train") if reads_text),
+        heldout_shards=tuple(cache.path(entry.sha256) for entry in dataset.part("heldout") if reads_text),
         token_bytes=dataset.token_bytes,
         train_bytes_per_token=dataset.bytes_per_token("train"),
         heldout_bytes_per_token=dataset.bytes_per_token("heldout"),

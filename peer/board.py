@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -140,11 +140,17 @@ class Board:
     def hears_host(self, head: CommitId, index: int) -> None:
         """Where the host stands. While a state is being downloaded or waited for we know what we lack."""
         now_s, lacks_state = self.clock.monotonic_s(), self.download is not None or self.state == "waiting"
-        links = self.service.chain.links if self.service is not None and not lacks_state else ()
+        links = () if lacks_state else self._spine_links()
         self.apart = after_report(self.apart, links, head, index, now_s)
         was_told, self.apart_told = self.apart_told, self.apart.sentence(now_s)
         if self.apart_told and not was_told:
             log.warning("apart", reason=self.apart_told)
+
+    def _spine_links(self) -> Sequence[ChainLink]:
+        """The lineage that the host follows as this peer has it: its own unit's, or what it has of the spine's records beside that."""
+        if self.service is None:
+            return ()
+        return self.service.chain.links if self.follower is None else self.follower.view.links
 
     def publish(self, event: str, fields: Mapping[str, object]) -> None:
         """What the round service told."""

@@ -94,7 +94,7 @@ log = structlog.get_logger()
 def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = None) -> int:
     """Take part in a run until it is over or the user says stop; without an invite in the last one. Returns the exit code 0.
 
-    `worker` is a training process that was started before us.
+    Who goes over to another stage leaves and joins again, in this process. `worker` is a training process that was started before us.
 
     Raises:
         PotluckError: with its exit code: a bad invite, a refusal, nobody there, an identity in use.
@@ -109,13 +109,17 @@ def run_peer(config: PeerConfig, invite_text: str, worker: EarlyWorker | None = 
     if config.max_gpu_memory_gb is not None:
         check_can_limit(device)
     with open_identity(config.state_dir / "identity") as held:
-        session = take_session(config.state_dir, clock.unix_s())
         if held.was_created:
             print(f"new identity in {held.path}: back this file up, it is you", flush=True)
         log_path = config.state_dir / LOG_FOLDER / LOG_NAME
         print(f"log: {log_path}", flush=True)
+        comes_back = True
         with keep_log(log_path):
-            return run_unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
+            while comes_back:
+                session = take_session(config.state_dir, clock.unix_s())
+                comes_back = run_unwrapped(partial(_main, config, invite, held, folder, session, clock, worker))
+                worker = None
+    return 0
 
 
 async def _main(
@@ -126,7 +130,8 @@ async def _main(
     session: int,
     clock: SystemClock,
     worker: EarlyWorker | None,
-) -> int:
+) -> bool:
+    """One life of the peer; whether another one is to follow."""
     disk = DiskMeter(config.state_dir, ThreadOffload())
     board = Board(held.identity.peer_id, clock, clock.unix_s(), disk=disk)
     clear_unfinished(folder)
@@ -156,7 +161,7 @@ async def _main(
             await _take_part(life)
         write_final_status(config.state_dir, board.read())
         nursery.cancel_scope.cancel()
-    return 0
+    return life.departure.comes_back
 
 
 async def _take_part(life: Life) -> None:
@@ -237,7 +242,8 @@ async def _train(joined: Joined) -> None:
     """Fetch what training needs, find the run's newest state, train and average on it."""
     life, membership = joined.life, joined.membership
     cache = ShardCache(life.config.state_dir / "data", life.config.cache_bytes)
-    text = OwnText(life.folder, membership.manifest, membership.dataset, cache, ThreadOffload())
+    files = joined.experts.files
+    text = OwnText(life.folder, membership.manifest, membership.dataset, cache, ThreadOffload(), files)
     await text.restore()
     text.take(membership.reassignment)
     life.board.text = text

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from averaging.data.shards import DatasetManifest, HashedFile
 from averaging.network.seams import Offload
 from peer.config import PeerConfig, whole_bytes
 from peer.experts_core import Known, choose, founded, of_founders, room_for
@@ -50,6 +51,10 @@ class OwnExperts:
     def wanted(self) -> tuple[int, ...]:
         """Those that are held whatever others hold: named by the owner, or held before; none where that is open."""
         return self.held or self._pinned or self._kept
+
+    def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
+        """What is fetched of the data for these experts; everything in a run without any."""
+        return dataset.files_of(held)
 
     async def settle(self, start: StartRecord, me: PeerId, listed: Mapping[PeerId, tuple[int, ...]]) -> tuple[int, ...]:
         """Decide, once the run has started; `listed` are the other members that are there, with what they say that they hold.

@@ -98,9 +98,15 @@ class StageRounds:
         """A pass was computed here; the last of those that measure tells the loss, at the last stage."""
         config = self._config
         if not work.is_backward and work.number == config.num_micro_batches + config.heldout_passes - 1 >= 0:
-            self.measured_round = max(self.measured_round, at.round)
+            self.has_measured(at.round, None)
         if reply.heldout_nats is not None:
             self.measured(at.round, reply.heldout_nats)
+
+    def has_measured(self, round_: int, nats: float | None) -> None:
+        """Our part in measuring the parameters that this round began with is done; the loss, where it is told by this peer."""
+        self.measured_round = max(self.measured_round, round_)
+        if nats is not None:
+            self.measured(round_, nats)
 
     async def average(self, share: LaneShare) -> torch.Tensor:
         """Bring it into the round; (N,), the parameters of the next one."""

@@ -87,6 +87,21 @@ class LaneService:
         self.member = LaneMember(tools, self._keeper_of)
 
     @property
+    def role(self) -> LaneRole:
+        """What this peer is in the run."""
+        return self._role
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the run takes synced steps, in which every replica has its part."""
+        return self._tools.is_synced
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this peer would be missed where others would not be: it keeps lanes, or serves in one while others are free."""
+        return self._is_keeping or (self.member.seat is not None and not self.is_synced)
+
+    @property
     def num_lanes(self) -> int:
         """That are kept in the run, as far as it is known here; 0 where it is not."""
         return len(self.keepers.lanes) if self._is_keeping else self.member.num_lanes

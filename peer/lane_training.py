@@ -30,7 +30,9 @@ from peer.lane_rounds import StageRounds
 from peer.lane_service import LaneRole, LaneService
 from peer.lane_work import LaneShare, LaneTools
 from peer.life import Joined, Life
+from peer.own_stage import HORIZON_S, OwnStage
 from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
+from peer.stage_moves import MoveRole, StageMoves
 from peer.stage_process import ProcessWork, StageProcess, StageProcessDied, open_stage_process
 from peer.synced_process import ProcessSynced
 from peer.synced_service import SyncedService
@@ -143,7 +145,8 @@ async def train_in_lanes(
         stage_rounds.restarts = lambda: process.restarts
         stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()
-        await _run(joined, rounds, service, lanes, control)
+        moves = _moves(joined, run, lanes)
+        await _run(joined, rounds, service, lanes, control, moves)
 
 
 def _measured(joined: Joined, rounds: PeerRounds, round_: int, nats: float) -> None:
@@ -214,14 +217,37 @@ def _lanes(
     is_synced = run.pipeline.mode == "synced"
     tools = LaneTools(
         OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift,
-        synced_of if is_synced else None,
+        synced_of if is_synced else None, stage_rounds.has_measured,
     )  # fmt: skip
     found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
     return found[0]
 
 
+def _moves(joined: Joined, run: StageRun, lanes: LaneService) -> StageMoves:
+    own, board = joined.experts, joined.life.board
+    if not isinstance(own, OwnStage):
+        raise LocalProtocolError("a run of stages where experts are held", "a stage")
+
+    def horizon_s() -> float:
+        eta_s = board.read().eta_s
+        return HORIZON_S if eta_s is None else min(HORIZON_S, eta_s)
+
+    async def move(stage: int) -> None:
+        board.say("leaving", f"to come back with stage {stage}, of which the run has less")
+        await own.move_to(stage)
+        joined.life.departure.begin_anew()
+
+    me, role = joined.life.identity.peer_id, lanes.role
+    return StageMoves(MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s), lanes, move)
+
+
 async def _run(
-    joined: Joined, rounds: PeerRounds, service: RoundService, lanes: LaneService, control: LaneControl
+    joined: Joined,
+    rounds: PeerRounds,
+    service: RoundService,
+    lanes: LaneService,
+    control: LaneControl,
+    moves: StageMoves,
 ) -> None:
     """Work in lanes and average until the run is over or we are asked to leave; then say goodbye."""
     life, membership, reporter = joined.life, joined.membership, joined.reporter
@@ -236,6 +262,7 @@ async def _run(
             async with trio.open_nursery() as work:
                 work.start_soon(_begin, life, control)
                 work.start_soon(lanes.run)
+                work.start_soon(_move, moves, control)
                 await _until_over(rounds, service)
                 await _until_measured(service, lanes, control.rounds)
                 await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
@@ -252,6 +279,12 @@ async def _begin(life: Life, control: LaneControl) -> None:
     await control.first.wait()
     life.board.say("training", "training")
     await life.controls.order(control)
+
+
+async def _move(moves: StageMoves, control: LaneControl) -> None:
+    """Another stage is taken up by who has this one whole."""
+    await control.first.wait()
+    await moves.run()
 
 
 async def _until_measured(service: RoundService, lanes: LaneService, stage_rounds: StageRounds) -> None:

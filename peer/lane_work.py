@@ -129,6 +129,10 @@ class SyncedWork(StageWork, Protocol):
         ...
 
 
+def _not_told(_round: int, _nats: float | None) -> None:
+    """What held-out text comes to is told to nobody."""
+
+
 def _no_gifts(_giver: PeerId, _share: LaneShare) -> str:
     return "nothing is brought into rounds for others here"
 
@@ -142,6 +146,8 @@ class LaneTools:
         average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
         bring: another stage's share, of a lane that is no more, to who holds that stage.
         synced_of: as `work_of`, in a run of synced steps; None in a run of lanes.
+        measured: (round, held-out loss of the parameters that it began with, nats a byte): this peer's part in measuring them is
+            done; None where it is told by another peer, or not finite.
         take_gift: (who gives, a stage's part of a lane that is no more) to why it is not brought into the round here; empty where it
             is.
     """
@@ -154,6 +160,7 @@ class LaneTools:
     bring: Callable[[LaneShare], Awaitable[None]]
     take_gift: Callable[[PeerId, LaneShare], str] = _no_gifts
     synced_of: Callable[[int, int], SyncedWork] | None = None
+    measured: Callable[[int, float | None], None] = _not_told
 
     @property
     def config(self) -> LaneConfig:

@@ -5,15 +5,17 @@ started. One stage a peer: its replicas vote on its rounds, and a lane has a pee
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 
+from averaging.data.shards import DatasetManifest, HashedFile
 from averaging.network.seams import Offload
 from peer.config import PeerConfig, whole_bytes
 from peer.membership_file import write_durably
@@ -31,10 +33,14 @@ FILE_NAME: Final = "stage"
 """In the folder of a run: the stage that is held."""
 
 _WARM_UP_S: Final = 30.0
-_HORIZON_S: Final = 3600.0
 _BYTES_PER_S: Final = 1e6
 _STATE_BYTES: Final = 8
 _FAR_BYTES: Final = 1 << 60
+
+HORIZON_S: Final = 3600.0
+"""For so long a placement is taken to last, and no longer than the run does."""
+
+NO_LIMITS: Final[Mapping[PeerId, Iterable[int]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +67,35 @@ def choose_stage(known: KnownStages) -> tuple[int, str]:
         return known.kept, "held here before"
     if known.founded is not None:
         return known.founded, "the run began with it here"
-    stages, costs = known.stages, computed_costs(known.stages.decoder)
-    all_stages = frozenset(range(stages.num_stages))
-    servers = tuple(
-        Server(peer, stage, 1.0, _BYTES_PER_S, all_stages)
-        for peer, stage in sorted((known.others or {}).items())
-        if stage is not None and stage in all_stages
-    )
-    sizes = tuple(_STATE_BYTES * stage_schema(stages, stage).num_elements for stage in sorted(all_stages))
-    even = tuple(max(costs.of(stages, stage), 1e-9) for stage in sorted(all_stages))
-    placement = Placement(even, sizes, servers, _WARM_UP_S, _HORIZON_S)
+    held = {peer: stage for peer, stage in (known.others or {}).items() if stage is not None}
+    placement = placement_of(known.stages, held)
     counts = ", ".join(map(str, placement.replicas()))
     return stage_for_joiner(placement, known.fits), f"the run lacks it most: its stages have {counts} holders"
+
+
+def placement_of(
+    stages: StageMap,
+    held: Mapping[PeerId, int],
+    fits: Mapping[PeerId, Iterable[int]] = NO_LIMITS,
+    *,
+    is_in_lanes: bool = False,
+    horizon_s: float = HORIZON_S,
+) -> Placement:
+    """The run's stages and who is at which, all alike as far as others see them.
+
+    Args:
+        fits: the stages that a peer has room for, where it is known; all of them else.
+        is_in_lanes: a lane has one peer of each stage, whatever they cost, so of each there should be as many.
+    """
+    all_stages, costs = range(stages.num_stages), computed_costs(stages.decoder)
+    servers = tuple(
+        Server(peer, stage, 1.0, _BYTES_PER_S, frozenset(fits.get(peer, all_stages)))
+        for peer, stage in sorted(held.items())
+        if stage in all_stages
+    )
+    sizes = tuple(_STATE_BYTES * stage_schema(stages, stage).num_elements for stage in all_stages)
+    each = tuple(1.0 if is_in_lanes else max(costs.of(stages, stage), 1e-9) for stage in all_stages)
+    return Placement(each, sizes, servers, _WARM_UP_S, horizon_s)
 
 
 def founded_stage(start: StartRecord, me: PeerId, num_stages: int) -> int | None:
@@ -100,17 +123,33 @@ class OwnStage:
         cap_bytes = whole_bytes(own.max_memory_gb) or _FAR_BYTES
         memory = config.pipeline.memory(config.model, config.inner) if config.pipeline is not None else None
         all_stages = tuple(range(stages.num_stages))
-        self._fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
+        self.fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
+        """Those that it has room for."""
+
+    async def move_to(self, stage: int) -> None:
+        """Another stage is held from the next start on.
+
+        Raises:
+            StorageError: the choice cannot be kept.
+        """
+        await self._offload.run(partial(_keep, self._path, stage))
 
     @property
     def wanted(self) -> tuple[int, ...]:
         """The stage that is held whatever others hold; none where that is open. Where not every stage fits, one of those that do."""
         if self.held or self._kept is not None:
             return self.held or (self._kept or 0,)
-        if len(self._fits) == self.num_parts:
+        if len(self.fits) == self.num_parts:
             return ()
         place = int.from_bytes(sha256(str(self._path).encode()).digest()[:8], "big")
-        return (self._fits[place % len(self._fits)],)
+        return (self.fits[place % len(self.fits)],)
+
+    def files(self, dataset: DatasetManifest, held: Sequence[int]) -> Sequence[HashedFile]:
+        """What is fetched of the data for this stage. Text is read at the first one, which has the tokens, and at the last, which has
+        the next ones; while no stage is chosen none is.
+        """
+        reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
+        return dataset.files if reads_text else dataset.files_without_text
 
     async def settle(self, start: StartRecord, me: PeerId, listed: Mapping[PeerId, tuple[int, ...]]) -> tuple[int, ...]:
         """Decide, once the run has started; `listed` are the other members that are there, with what they say that they hold.
@@ -121,7 +160,7 @@ class OwnStage:
         began = {peer: founded_stage(start, peer, self.num_parts) for peer in start.roster}
         seen = listed or dict.fromkeys(start.roster, ())
         others = {peer: held[0] if held else began.get(peer) for peer, held in seen.items() if peer != me}
-        known = KnownStages(self._stages, self._fits, self._kept, began.get(me), others)
+        known = KnownStages(self._stages, self.fits, self._kept, began.get(me), others)
         stage, reason = choose_stage(known)
         await self._offload.run(partial(_keep, self._path, stage))
         self.held = (stage,)

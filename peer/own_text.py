@@ -36,6 +36,9 @@ TRY_AGAIN_S: Final = 30.0
 Fetch = Callable[[Sequence[HashedFile]], Awaitable[None]]
 """Bring files into the cache, each checked; raises UnreachableError where nobody has one."""
 
+Files = Callable[[DatasetManifest, Sequence[int]], Sequence[HashedFile]]
+"""What of a data set is fetched for these experts, or for this stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -47,13 +50,20 @@ class OwnText:
     """What is read here, and what comes. `dataset` and `from_round` are of what is read now, from round 0 on that of the manifest."""
 
     def __init__(
-        self, folder: Path, manifest: RunManifest, first: DatasetManifest, cache: ShardCache, offload: Offload
+        self,
+        folder: Path,
+        manifest: RunManifest,
+        first: DatasetManifest,
+        cache: ShardCache,
+        offload: Offload,
+        files: Files = DatasetManifest.files_of,
     ) -> None:
         self._path = folder / FILE_NAME
         self._manifest = manifest
         self._first = first
         self._cache = cache
         self._offload = offload
+        self._files = files
         self.dataset = first
         self.from_round = 0
         self.heard_unix_s = 0
@@ -116,7 +126,7 @@ class OwnText:
             except (UnreachableError, StorageError) as error:
                 log.warning("reassigned_text_not_here", reason=error.one_line())
             self._take_up_ready()
-        await fetch(self.dataset.files_of(experts))
+        await fetch(self._files(self.dataset, experts))
 
     async def keep(self, fetch: Fetch, experts: Sequence[int]) -> None:
         """Bring what is signed while training goes on, until cancelled."""
@@ -140,7 +150,7 @@ class OwnText:
         try:
             await fetch([entry.says])
             dataset = await self._offload.run(partial(self._dataset_of, entry.says))
-            await fetch(dataset.files_of(experts))
+            await fetch(self._files(dataset, experts))
             await self._offload.run(partial(self._check_files, dataset))
             await self._offload.run(partial(write_durably, self._path, entry.sealed))
         except (ConfigError, RemoteProtocolError) as error:

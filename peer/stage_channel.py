@@ -119,7 +119,8 @@ class StageReply(_Message):
         square: of the gradient, as a hexadecimal number.
         counts: whether the step's tokens count.
         is_spoilt: what came of a micro-batch is not finite.
-        loss_nats: mean of the last inner step, in nats per byte, at the last stage; of a synced step's work in nats a token.
+        loss_nats: mean of the last inner step, in nats per byte, at the last stage; of a synced step's work in nats a token,
+            of its held-out text in nats a byte.
         heldout_nats: of the held-out text, with the pass that was the last of it, at the last stage.
     """
 

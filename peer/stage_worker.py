@@ -137,7 +137,12 @@ class StageWorker:
         match order.op:
             case "serve":
                 served = work.serve(order.at, order.work, *_pieces(blob, order.part_bytes))
-                told = {"num_bytes": len(served.left), "is_spoilt": served.is_spoilt, "loss_nats": served.loss_nats}
+                is_heldout = order.micro_batch >= self._lanes.num_micro_batches
+                told = {
+                    "num_bytes": len(served.left),
+                    "is_spoilt": served.is_spoilt,
+                    "loss_nats": served.loss_nats / (self._plan.heldout_bytes_per_token if is_heldout else 1.0),
+                }
                 return done.model_copy(update=told), served.left
             case "grant":
                 work.grant(order.micro_batch)

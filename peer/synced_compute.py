@@ -19,6 +19,7 @@ from peer.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError
 from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import Pass
 
 
@@ -29,7 +30,7 @@ class Served:
     Attributes:
         left: the message to the stage that goes on with it; empty where none does.
         is_spoilt: something of it is not finite: the micro-batch counts nowhere.
-        loss_nats: mean over the micro-batch, at the last stage.
+        loss_nats: mean over the micro-batch, at the last stage; nats a token, from a training process of held-out text nats a byte.
     """
 
     left: bytes = b""
@@ -42,7 +43,7 @@ class SyncedCompute(LaneWork):
 
     def __init__(self, tools: ComputeTools, lane: int, stage: int) -> None:
         super().__init__(tools, lane, stage)
-        self._apart: dict[int, tuple[Apart, float]] = {}
+        self._apart: dict[int, Apart] = {}
 
     def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
         """Do a piece of work of the step at this point.
@@ -57,34 +58,46 @@ class SyncedCompute(LaneWork):
         form, stages = self._tools.form, self._tools.form.stages
         is_first, is_last = stages.is_first(self._stage), stages.is_last(self._stage)
         batch = form.batch(self._lane, 0, at, work.number)
-        tokens_BT = self._trainer.placed(self._tools.tokens_of(self._lane, at, work.number))
-        arrived = tokens_BT[:, :-1] if is_first else self._placed(forward, self._boundary(self._stage, at, work, False))
+        tokens_BT = self._tokens(at, work) if is_first or is_last else None
+        if is_first and tokens_BT is not None:
+            arrived = tokens_BT[:, :-1]
+        else:
+            arrived = self._placed(forward, self._boundary(self._stage, at, work, False))
+        targets_BT = tokens_BT[:, 1:] if is_last and tokens_BT is not None else None
         if not work.is_backward:
-            if is_last:
-                raise LocalProtocolError("a forward pass of the last stage alone", "both ways at once: it has the loss")
-            left = self._trainer.passes.measured(batch, arrived)
-            return self._served(left, self._boundary(self._stage + 1, at, work, False))
+            return self._forward_alone(at, work, batch, arrived, targets_BT)
         grad_BTD = None if is_last else self._placed(backward, self._boundary(self._stage, at, work, True))
-        targets_BT = tokens_BT[:, 1:] if is_last else None
         apart = self._trainer.passes.replayed(batch, arrived, grad_BTD, targets_BT=targets_BT)
         loss_nats = 0.0 if apart.loss is None else apart.loss
         if not math.isfinite(loss_nats) or not all(
             bool(torch.isfinite(gradient).all()) for gradient in apart.gradients
         ):
             return Served(is_spoilt=True)
-        self._apart[work.number] = apart, loss_nats
+        self._apart[work.number] = apart
         if apart.grad_BTD is None:
             return Served()
         served = self._served(apart.grad_BTD, self._boundary(self._stage - 1, at, work, True))
         return Served(served.left, served.is_spoilt, loss_nats)
+
+    def _forward_alone(
+        self, at: Point, work: Pass, batch: MicroBatch, arrived: torch.Tensor, targets_BT: torch.Tensor | None
+    ) -> Served:
+        passes = self._trainer.passes
+        if targets_BT is None:
+            return self._served(passes.measured(batch, arrived), self._boundary(self._stage + 1, at, work, False))
+        if work.number < self._tools.form.config.num_micro_batches:
+            raise LocalProtocolError("a forward pass of the last stage alone", "both ways at once: it has the loss")
+        nats = float(passes.measured(batch, arrived, targets_BT=targets_BT))
+        return Served(loss_nats=nats) if math.isfinite(nats) else Served(is_spoilt=True)
 
     def grant(self, number: int) -> None:
         """The micro-batch's gradients count: into the sum."""
         found = self._apart.pop(number, None)
         if found is None:
             raise LocalProtocolError(f"micro-batch {number} to be summed", "one whose gradients lie apart here")
-        self._trainer.passes.fold(found[0].gradients)
-        self._losses.append(found[1])
+        self._trainer.passes.fold(found.gradients)
+        if found.loss is not None:
+            self._losses.append(found.loss)
 
     def drop(self, number: int) -> None:
         """They do not count."""
@@ -119,6 +132,10 @@ class SyncedCompute(LaneWork):
             self.forget()
             return False
         return self.take_step(at, whole_square, scale=1.0 / counted)
+
+    def _tokens(self, at: Point, work: Pass) -> torch.Tensor:
+        """(B, T + 1), which the first stage reads, and the last one for what comes next."""
+        return self._trainer.placed(self._tools.tokens_of(self._lane, at, work.number))
 
     def _placed(self, message: bytes, boundary: Boundary) -> torch.Tensor:
         return self._trainer.placed(decode_boundary(message, boundary))

@@ -15,13 +15,10 @@ import structlog
 import trio
 
 from averaging.codecs.boundary import Boundary, decode_boundary
-from averaging.network.seams import Offload
 from peer.lane_calls import MEMBER_CHANNEL, CallLine
-from peer.lane_compute import LaneShape
 from peer.lane_keeper import GOODBYE_WITHIN_S, TICK_S
-from peer.lane_network import LaneNetwork
 from peer.lane_outbox import Outbox, Postable
-from peer.lane_work import PASS_COST_S
+from peer.lane_work import PASS_COST_S, LaneTools
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
 from protocol.pipeline import lane_messages as lane_said
@@ -50,9 +47,7 @@ class SyncedOwner:
     def __init__(
         self,
         number: int,
-        network: LaneNetwork,
-        form: LaneShape,
-        offload: Offload,
+        tools: LaneTools,
         begun: tuple[group.GroupConfig, Mapping[PeerId, int], Point],
         spares: Spares,
     ) -> None:
@@ -63,9 +58,10 @@ class SyncedOwner:
         self.commits: list[synced.Commit] = []
         """Newest last; the last hundred."""
 
-        self._network = network
-        self._form = form
-        self._offload = offload
+        self._network = tools.network
+        self._form = tools.form
+        self._offload = tools.offload
+        self._measured = tools.measured
         self._spares = spares
         self._begun = group.begin(config, number, members, at, trio.current_time())
         self.state = self._begun.state
@@ -167,13 +163,21 @@ class SyncedOwner:
             if data:
                 self._held.setdefault(work, data)
                 self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
-            self._feed(group.InStep(at, synced.Finished(sender, work)))
+            self._feed(group.InStep(at, synced.Finished(sender, work, reply.loss_nats)))
+            if work.number >= self._form.config.num_micro_batches and work.stage == self._form.config.num_stages - 1:
+                self._let_go(work.number)
+
+    def _let_go(self, number: int) -> None:
+        """Held-out text that was measured goes nowhere any more."""
+        for stage in range(self._form.config.num_stages):
+            self._held.pop(Work(number, stage, False), None)
 
     async def _is_sound(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> bool:
         """Checked to the last value: what is held is given to others."""
         boundary = self._boundary_of(reply.work, reply.at)
         try:
-            if reply.number >= self._form.config.num_micro_batches:
+            config = self._form.config
+            if reply.number >= config.num_micro_batches + (0 if reply.is_backward else config.heldout_passes):
                 raise RemoteProtocolError(f"micro-batch {reply.number}", "one of this step")
             if boundary is not None:
                 await self._offload.run(partial(decode_boundary, data, boundary), cost_s=PASS_COST_S / 10)
@@ -250,6 +254,9 @@ class SyncedOwner:
                 self._tell(order.peer, said.SyncedTellSum(number, at, said.as_numbers(order.numbers)))
             case synced.Commit():
                 self._commit(at, order)
+            case synced.Measured():
+                log.info("synced_measured", lane=number, round=at.round, nats=order.nats)
+                self._measured(at.round, order.nats)
 
     def _commit(self, at: Point, order: synced.Commit) -> None:
         self.commits = [*self.commits[-99:], order]

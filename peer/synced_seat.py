@@ -242,6 +242,8 @@ class SyncedSeat:
         if message.at != self.at or not self._is_ready:
             return
         await self._work.take_mean_step(self.at, message.whole_square, message.counted)
+        if self.at.step == 0:  # whose end waits for the held-out text
+            self._tools.measured(self.at.round, None)
         self.at = Point(self.at.round, self.at.step + 1)
         self._clear()
         self._feed(replica.Committed(self._weights(self.at)))
@@ -416,7 +418,9 @@ class SyncedSeat:
     def _expected_bytes(self, parcel: said.SyncedAsk) -> tuple[int, int]:
         """What this work needs of bytes; of another stage's work nothing fits."""
         form, stages = self._tools.form, self._tools.form.stages
-        if parcel.stage != self.stage or parcel.number >= form.config.num_micro_batches:
+        is_heldout = parcel.at.step == 0 and not parcel.is_backward
+        most = form.config.num_micro_batches + (form.config.heldout_passes if is_heldout else 0)
+        if parcel.stage != self.stage or parcel.number >= most:
             return (-1, -1)
         at, number = parcel.at, parcel.number
         forward = form.boundary(self.lane, self.stage, 0, at, Pass(number, False)).message_bytes

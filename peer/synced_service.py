@@ -37,7 +37,13 @@ def group_config(config: LaneConfig) -> GroupConfig:
     """The numbers of a group in a run whose lanes would have these: twice as many micro-batches under way as there are stages."""
     in_flight = _IN_FLIGHT_A_STAGE * config.num_stages
     steps = SyncedConfig(config.num_stages, config.num_micro_batches, in_flight)
-    return GroupConfig(steps, config.inner_steps, config.step_tokens, suspect_after_s=config.suspect_after_s)
+    return GroupConfig(
+        steps,
+        config.inner_steps,
+        config.step_tokens,
+        suspect_after_s=config.suspect_after_s,
+        heldout_passes=config.heldout_passes,
+    )
 
 
 class SyncedOwners:
@@ -120,7 +126,7 @@ class SyncedService(LaneService):
     async def _own(self, number: int, members: dict[PeerId, int]) -> None:
         tools = self._tools
         begun = (group_config(tools.config), members, Point(self._role.index(), 0))
-        owner = SyncedOwner(number, tools.network, tools.form, tools.offload, begun, self._free)
+        owner = SyncedOwner(number, tools, begun, self._free)
         self.owners.owner = owner
         try:
             state = await owner.run()

@@ -145,10 +145,11 @@ def _impossible_numbers(pipeline: PipelineSection, stages: StageMap, inner: Inne
             f"pipeline.micro_batches {pipeline.micro_batches} of inner.batch_tokens {inner.batch_tokens}, which are "
             f"{sequences} sequences: expected a number that divides them"
         )
-    if pipeline.mode == "synced" and pipeline.micro_batches > MAX_MICRO_BATCHES:
+    most = MAX_MICRO_BATCHES - HELDOUT_WINDOWS
+    if pipeline.mode == "synced" and pipeline.micro_batches > most:
         return (
-            f'pipeline.micro_batches {pipeline.micro_batches} with mode = "synced": expected at most {MAX_MICRO_BATCHES}, '
-            "whose numbers fit into one message"
+            f'pipeline.micro_batches {pipeline.micro_batches} with mode = "synced": expected at most {most}, '
+            "whose numbers fit into one message beside those of the held-out text"
         )
     if stages.num_stages > beside.min_members:
         return (

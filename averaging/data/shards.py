@@ -176,6 +176,11 @@ class DatasetManifest(_Part):
         own = (entry for entry in self.shards if entry.expert is None or entry.expert in experts)
         return (*own, *self._files_beside)
 
+    @property
+    def files_without_text(self) -> Sequence[HashedFile]:
+        """What a peer fetches that reads no text: the weights that the run starts with, where it does, and what travels beside."""
+        return (*(entry for entry in self.shards if entry.split == "start"), *self._files_beside)
+
     def most_bytes(self, holdings: int) -> int:
         """The most that a peer of so many experts fetches, whichever they are."""
         num_experts = self.router.num_experts if self.router else 0

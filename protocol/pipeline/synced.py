@@ -7,6 +7,9 @@ micro-batches in its sum, and a sum that holds others than the owner granted doe
 removed at all stages: whoever had summed it begins its sum again.
 
 The last stage goes forward and backward at once: its forward pass gives a loss that nobody needs before.
+
+Micro-batches of held-out text, whose numbers come after those of the step, go forward alone, the last stage too, where there is time
+for them; the step ends after they are measured.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import isfinite, nan
 from types import MappingProxyType
 from typing import Literal
 
@@ -76,10 +80,11 @@ class ReplicaLost:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A reply whose bytes were checked and are held here."""
+    """A reply whose bytes were checked and are held here; `nats` of held-out text, where the last stage has measured it."""
 
     peer: PeerId
     work: Work
+    nats: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,15 @@ class Commit:
     reason: str = field(default="", compare=False)
 
 
-Order = Ask | Grant | Drop | StartAgain | Sum | Commit
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All held-out text is measured: the mean; None where something of it is not finite."""
+
+    nats: float | None
+    reason: str = field(default="", compare=False)
+
+
+Order = Ask | Grant | Drop | StartAgain | Sum | Commit | Measured
 
 
 @dataclass(frozen=True)
@@ -211,6 +224,8 @@ class SyncedState:
         declined: who has declined what since the last tick.
         sum_since_s: when sums were asked for last, monotonic.
         is_held: no sums are asked for yet.
+        num_heldout: micro-batches of held-out text that this step measures.
+        measured: what came of those, by their numbers; not a number where it was spoilt.
     """
 
     config: SyncedConfig
@@ -224,6 +239,14 @@ class SyncedState:
     declined: frozenset[tuple[PeerId, Work]] = frozenset()
     sum_since_s: float = 0.0
     is_held: bool = False
+    num_heldout: int = 0
+    measured: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def unmeasured(self) -> tuple[int, ...]:
+        """Micro-batches of held-out text that are still to be measured."""
+        first = self.config.num_micro_batches
+        return tuple(number for number in range(first, first + self.num_heldout) if number not in self.measured)
 
     @property
     def counted(self) -> frozenset[int]:
@@ -311,11 +334,21 @@ def _finished(state: SyncedState, event: Finished, now_s: float) -> Step:
         )
         return Step(_cleared(state, work, event.peer), drop, f"{work} is done already, or nobody asked for it")
     state = replace(_cleared(state, work, None), done=state.done | {work})
+    if work.number in state.unmeasured and work.stage == state.config.num_stages - 1:
+        return _measured(state, work.number, event.nats)
     if not work.is_backward:
         return Step(state)
     granted = MappingProxyType({**state.granted, (work.number, work.stage): event.peer})
     grant = Grant(event.peer, work.number, "its backward pass is the first that came")
     return Step(replace(state, granted=granted), (grant,))
+
+
+def _measured(state: SyncedState, number: int, nats: float) -> Step:
+    state = replace(state, measured=MappingProxyType({**state.measured, number: nats}))
+    if state.unmeasured:
+        return Step(state)
+    mean = sum(state.measured[number] for number in sorted(state.measured)) / state.num_heldout
+    return Step(state, (Measured(mean if isfinite(mean) else None, "all held-out text went through"),))
 
 
 def _with(state: SyncedState, replica: Replica) -> SyncedState:
@@ -337,6 +370,10 @@ def _unasked(state: SyncedState, event: Declined) -> Step:
 
 
 def _spoilt(state: SyncedState, event: Spoilt) -> Step:
+    if event.number in state.unmeasured:
+        for stage in range(state.config.num_stages):
+            state = _cleared(state, Work(event.number, stage, False), None)
+        return _measured(state, event.number, nan)
     if event.number not in state.counted:
         return Step(state, remark=f"micro-batch {event.number} is removed already, or none of this step")
     holders = [peer for (number, _), peer in state.granted.items() if number == event.number]
@@ -362,7 +399,7 @@ def _sum_delivered(state: SyncedState, event: SumDelivered) -> Step:
 def _directed(state: SyncedState, now_s: float) -> Step:
     """What is to be done next: work, sums, or the commit."""
     wanted = {(number, stage) for number in state.counted for stage in range(state.config.num_stages)}
-    if wanted != set(state.granted):
+    if wanted != set(state.granted) or state.unmeasured:
         return _asked(replace(state, phase="working"), now_s)
     if state.is_held:
         return Step(state, waiting="somebody loads the weights of this step")
@@ -390,22 +427,28 @@ def _is_due(state: SyncedState, work: Work) -> bool:
     """Whether what the work needs is held, and it does not count yet."""
     config = state.config
     is_over = (work.number, work.stage) in state.granted if work.is_backward else work in state.done
-    if is_over or work.number not in state.counted or not 0 <= work.stage < config.num_stages:
+    if is_over or not 0 <= work.stage < config.num_stages:
         return False
     is_last = work.stage == config.num_stages - 1
     has_input = work.stage == 0 or Work(work.number, work.stage - 1, False) in state.done
+    if work.number in state.unmeasured:
+        return has_input and not work.is_backward
+    if work.number not in state.counted:
+        return False
     if not work.is_backward:
         return has_input and not is_last
     return has_input and (is_last or Work(work.number, work.stage + 1, True) in state.done)
 
 
 def _due(state: SyncedState) -> Iterator[Work]:
-    """Work that can be asked for, backward before forward, lower numbers first; no more micro-batches than may be under way."""
+    """Work that can be asked for, backward before forward, lower numbers first and held-out text last; no more micro-batches than may
+    be under way, of each of the two.
+    """
     config = state.config
     finished = [number for number in sorted(state.counted) if Work(number, 0, True) in state.done]
     begun = [number for number in sorted(state.counted) if Work(number, 0, True) not in state.done]
     for is_backward in (True, False):
-        for number in finished + begun[: config.in_flight]:
+        for number in (*finished, *begun[: config.in_flight], *state.unmeasured[: config.in_flight]):
             for stage in range(config.num_stages):
                 work = Work(number, stage, is_backward)
                 if _is_due(state, work):

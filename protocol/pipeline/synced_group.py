@@ -38,6 +38,7 @@ class GroupConfig:
         suspect_after_s: of silence after which a replica is taken for lost.
         gather_within_s: a round's first step waits for so long for who is not ready while there is somebody for each stage.
         load_within_s: a step's end waits for so long for who loads its weights.
+        heldout_passes: micro-batches of held-out text in a round's first step, by which the run's committed parameters are measured.
     """
 
     steps: SyncedConfig
@@ -46,6 +47,7 @@ class GroupConfig:
     suspect_after_s: float = 4.0
     gather_within_s: float = 5.0
     load_within_s: float = 30.0
+    heldout_passes: int = 0
 
     def __post_init__(self) -> None:
         if self.inner_steps < 1 or self.step_tokens < self.steps.num_micro_batches:
@@ -295,7 +297,10 @@ def _has_any(state: GroupState, stage: int) -> bool:
 def _begun(state: GroupState, now_s: float) -> Step:
     """The step at this point, with all that are ready."""
     seed = state.seed + state.at.round * (state.config.inner_steps + 1) + state.at.step
-    state = replace(state, phase="stepping", step=SyncedState(state.config.steps, seed), commit=None)
+    num_heldout = state.config.heldout_passes if state.at.step == 0 else 0
+    state = replace(
+        state, phase="stepping", step=SyncedState(state.config.steps, seed, num_heldout=num_heldout), commit=None
+    )
     orders = list[Order]()
     for peer, member in state.members.items():
         if member.is_ready:

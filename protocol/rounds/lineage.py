@@ -132,10 +132,15 @@ class SpineView:
         """The head."""
         return self.tree.nodes[self.head].link
 
+    @property
+    def links(self) -> tuple[ChainLink, ...]:
+        """What lies behind the head and the head, oldest first."""
+        behind = self.tree.path(self.tree.root, self.head) or ()
+        return (self.tree.nodes[self.tree.root].link, *(node.link for node in behind))
+
     def lineage(self) -> frozenset[CommitId]:
         """The head and what lies behind it."""
-        behind = self.tree.path(self.tree.root, self.head) or ()
-        return frozenset((self.tree.root, *(node.link.commit for node in behind)))
+        return frozenset(link.commit for link in self.links)
 
     def standing(self, cited: CommitId) -> Standing:
         """How a spine commit stands to the followed lineage. One that comes after the head stands with it: we are merely behind."""

@@ -182,6 +182,8 @@ class SyncedSwarm:
         comes: how often a reply reaches its owner.
         pace_s: of a peer's pieces of work.
         done: how many it has begun.
+        measured: what held-out text came to, by the round whose first parameters it is of.
+        has_measured: who knows that its part in that is done.
         spoilt: micro-batches whose last stage finds that they are not finite.
     """
 
@@ -198,6 +200,8 @@ class SyncedSwarm:
     killed: set[PeerId] = field(default_factory=set)
     done: dict[PeerId, int] = field(default_factory=dict)
     spoilt: set[tuple[Point, int]] = field(default_factory=set)
+    measured: dict[int, list[float]] = field(default_factory=dict)
+    has_measured: dict[int, set[PeerId]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rounds = Rounds(self)
@@ -219,7 +223,7 @@ class SyncedSwarm:
         """A peer that holds a stage."""
 
         def holders(of: int) -> list[PeerId]:
-            return [p for p in self.services if p.startswith(f"stage{of}") and p not in self.killed]
+            return [p for p, one in self.services.items() if one.role.stage == of and p not in self.killed]
 
         role = LaneRole(stage, 1, GENESIS, holders, partial(self.rounds.index, stage), lambda: "")
         service = self.services[peer] = SyncedService(self._tools(peer), role)
@@ -231,6 +235,11 @@ class SyncedSwarm:
     async def _run(self, scope: trio.CancelScope, service: SyncedService) -> None:
         with scope:
             await service.run()
+
+    def begin_anew(self, peer: PeerId, stage: int) -> None:
+        """It leaves, and comes back at once with another stage."""
+        self.scopes[peer].cancel()
+        self.open(peer, stage)
 
     def kill(self, peer: PeerId) -> None:
         """kill -9."""
@@ -266,7 +275,7 @@ class SyncedSwarm:
 
         return LaneTools(
             network, InlineOffload(), form, synced_of, partial(self.rounds.average, peer), self._bring,
-            synced_of=synced_of,
+            synced_of=synced_of, measured=partial(self._measured, peer),
         )  # fmt: skip
 
     async def _bring(self, share: LaneShare) -> None:
@@ -280,13 +289,18 @@ class SyncedSwarm:
             self.ledger.removed.setdefault(at, set()).add(work.number)
         return is_spoilt
 
+    def _measured(self, peer: PeerId, round_: int, nats: float | None) -> None:
+        self.has_measured.setdefault(round_, set()).add(peer)
+        if nats is not None:
+            self.measured.setdefault(round_, []).append(nats)
+
     def _tokens_of(self, _number: int, at: Point, micro: int) -> torch.Tensor:
         """Whatever the group's number is."""
         return tokens_of(0, at, micro)
 
     def _trainer(self, peer: PeerId, stage: int) -> StageTrainer:
         trainer = StageTrainer(stage_model(stage), INNER, most_kept=1)
-        round_ = self.services[peer]._role.index()
+        round_ = self.services[peer].role.index()
         trainer.load(self.rounds.base(round_, stage)[0])
         return trainer
 

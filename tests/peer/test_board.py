@@ -20,6 +20,7 @@ from protocol.frozen import replace
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.rounds.chain import ChainLink
+from protocol.rounds.lineage import SpineView, tree_of
 from protocol.rounds.state import OpenRound, PeerView
 from tests.protocol.rounds.round_table import UNIT, Table
 
@@ -275,6 +276,26 @@ async def test_host_that_follows_another_lineage_for_long_is_told_and_no_longer_
     assert "round 9 that is not here" in board.apart_told
     board.hears_host(links[-1].commit, links[-1].index)
     assert board.apart_told == ""
+
+
+async def test_who_does_not_hold_the_spine_is_apart_only_where_the_host_follows_records_of_it_that_are_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spine = ChainLink(UnitName("stage-0"), CommitId(b"0" * 32), 0, (PeerId("peer"),), 0, 100)
+    own = ChainLink(UnitName("stage-1"), CommitId(b"1" * 32), 0, (PeerId("peer"),), 0, 100)
+    now_s = 100.0
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    monkeypatch.setattr(board.clock, "monotonic_s", lambda: now_s)
+    board.service = SimpleNamespace(chain=SimpleNamespace(links=(own,)))  # type: ignore[assignment]
+    board.follower = SimpleNamespace(view=SpineView(spine.commit, tree_of(spine)))  # type: ignore[assignment]
+    for _ in range(3):
+        board.hears_host(spine.commit, 0)
+        now_s += APART_AFTER_S
+    assert board.apart_told == ""
+    for _ in range(3):
+        board.hears_host(CommitId(b"x" * 32), 1)
+        now_s += APART_AFTER_S
+    assert "round 1 that is not here" in board.apart_told
 
 
 async def test_peer_that_waits_for_the_state_of_the_run_is_not_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,19 @@ def test_device_that_is_not_there_is_told_before_anything_is_written(
     with pytest.raises(MachineError, match=r"device cuda is not available.*--device auto"):
         run_peer(config(tmp_path / "state", "cuda"), INVITE.encode())
     assert not (tmp_path / "state").exists()
+
+
+def test_a_peer_that_begins_anew_has_a_session_of_its_own_and_leaves_with_its_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = list[int]()
+
+    def run(life: partial[Awaitable[bool]]) -> bool:
+        sessions.append(next(value for value in life.args if type(value) is int))
+        return len(sessions) < 3
+
+    monkeypatch.setattr("peer.daemon.check_invite", lambda *_: None)
+    monkeypatch.setattr("peer.daemon.run_unwrapped", run)
+    assert run_peer(config(tmp_path / "state"), INVITE.encode()) == 0
+    assert len(sessions) == 3
+    assert sessions == sorted(set(sessions))

@@ -48,6 +48,20 @@ async def test_before_the_rounds_a_request_ends_everything(autojump_clock: Clock
     assert done == []
 
 
+async def test_who_begins_anew_leaves_in_the_same_way_and_who_is_asked_to_leave_meanwhile_does_not_come_back(
+    autojump_clock: Clock,
+) -> None:
+    departure, done = Departure(), list[bool]()
+    with departure.ends():
+        departure.begin_anew()
+        await trio.sleep(60.0)
+        raise AssertionError("it goes on")
+    done.append(departure.comes_back)
+    departure.order()
+    done.append(departure.comes_back)
+    assert done == [True, False]
+
+
 async def _order_after(departure: Departure, seconds: float) -> None:
     await trio.sleep(seconds)
     departure.order()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.offload import InlineOffload
 from peer.config import PeerConfig
 from peer.own_stage import KnownStages, OwnStage, choose_stage, founded_stage
@@ -71,3 +72,17 @@ def test_a_file_that_cannot_be_read_is_no_choice(tmp_path: Path) -> None:
 def test_a_peer_with_room_for_no_stage_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="room for one stage"):
         _own(tmp_path, max_memory_gb=0.5)
+
+
+def test_text_is_fetched_for_the_first_and_the_last_stage_alone_and_what_all_need_for_every_stage(
+    tmp_path: Path,
+) -> None:
+    texts = [
+        ShardEntry(sha256=hex_, num_tokens=8, split=split)
+        for hex_, split in (("a" * 64, "train"), ("b" * 64, "heldout"))
+    ]
+    weights = ShardEntry(sha256="c" * 64, num_tokens=8, split="start")
+    dataset = DatasetManifest(source="text", num_documents=1, licence="none", shards=[*texts, weights])
+    own = _own(tmp_path)
+    assert [own.files(dataset, held) for held in ((), (1,))] == [(weights,), (weights,)]
+    assert [own.files(dataset, held) for held in ((0,), (2,))] == [dataset.files, dataset.files]

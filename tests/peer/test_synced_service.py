@@ -10,10 +10,19 @@ import torch
 import trio
 import trio.testing
 
+from peer.model import load_flat
 from protocol.ids import PeerId
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
-from tests.peer.lane_world import NUM_MICRO_BATCHES, NUM_STAGES, crossed_model, lane_config, run_data_peers
+from tests.peer.lane_world import (
+    NUM_MICRO_BATCHES,
+    NUM_STAGES,
+    crossed_model,
+    lane_config,
+    run_data_peers,
+    tokens_of,
+)
+from tests.peer.stage_world import ANCHOR_N, SCHEMA, whole_loss, whole_model
 from tests.peer.synced_swarm import OWNER, SyncedSwarm, open_synced
 
 CONFIG = lane_config(inner_steps=3, suspect_after_s=4.0)
@@ -26,13 +35,14 @@ def off(found_N: torch.Tensor, rounds: int) -> float:
 
 
 def once(
-    world: SyncedSwarm, stage: int, at: Point, *, is_backward: bool, then: Callable[[PeerId], None]
+    world: SyncedSwarm, stage: int, at: Point, *, is_backward: bool, then: Callable[[PeerId], None], first: int = 0
 ) -> list[PeerId]:
     """Something happens to the first replica of a stage, not the owner, that is about to do such work."""
     whom = list[PeerId]()
 
     def about(peer: PeerId, place: int, point: Point, work: Pass) -> None:
-        if (place, point, work.is_backward) == (stage, at, is_backward) and peer != OWNER and not whom:
+        is_it = (place, point, work.is_backward) == (stage, at, is_backward) and work.number >= first
+        if is_it and peer != OWNER and not whom:
             whom.append(peer)
             then(peer)
 
@@ -197,3 +207,24 @@ async def test_with_int8_between_stages_they_are_one_process_that_quantises_at_t
         found_N = await world.rounds.anchor(1)
     expected_N = run_data_peers(1, 2, CONFIG.inner_steps, models=lambda: crossed_model("int8", "int8"))
     assert float((found_N - expected_N).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+async def test_each_round_tells_once_what_its_first_parameters_are_worth_on_held_out_text_whoever_dies(
+    stage: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    passes = 3
+    async with open_synced(lane_config(inner_steps=2, suspect_after_s=4.0, heldout_passes=passes)) as world:
+        killed = once(world, stage, Point(0, 0), is_backward=False, then=world.kill, first=NUM_MICRO_BATCHES)
+        found_N = await world.rounds.anchor(0)
+        while 1 not in world.measured:
+            await trio.sleep(0.1)
+        assert killed
+        assert float((found_N - run_data_peers(1, 1, 2)).abs().max()) <= 1e-10
+        assert world.has_measured[0] == set(world.services) - world.killed
+    for index, theta_N in enumerate((ANCHOR_N.double(), found_N)):
+        model = whole_model()
+        load_flat(model, SCHEMA, theta_N)
+        heldout = range(NUM_MICRO_BATCHES, NUM_MICRO_BATCHES + passes)
+        losses = [float(whole_loss(model, tokens_of(0, Point(index, 0), number)).detach()) for number in heldout]
+        assert world.measured[index] == [pytest.approx(sum(losses) / passes, abs=1e-10)]

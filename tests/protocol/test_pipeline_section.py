@@ -53,7 +53,7 @@ def test_a_run_of_synced_steps_says_so_and_one_of_lanes_says_nothing() -> None:
     assert synced.pipeline is not None
     assert synced.pipeline.mode == "synced"
     assert b'"mode":"synced"' in _manifest(synced).canonical_bytes()
-    with pytest.raises(ConfigError, match="at most 2048"):
+    with pytest.raises(ConfigError, match="at most 1984"):
         pipeline_run(pipeline={"mode": "synced", "micro_batches": 4096}, inner={"batch_tokens": 4096 * 256})
 
 

@@ -41,6 +41,8 @@ class SyncedWorld:
     seed: int
     speeds: tuple[float, ...] = (1.0,)
     steps: int = 1
+    num_heldout: int = 0
+    measured: list[float | None] = field(default_factory=list)
     weights: int = 0
     now_s: float = 0.0
     num_killed: int = 0
@@ -96,7 +98,7 @@ class SyncedWorld:
             self._happen(what)
 
     def _begin_step(self) -> None:
-        self._owner = SyncedState(self.config, self.seed + self.weights)
+        self._owner = SyncedState(self.config, self.seed + self.weights, num_heldout=self.num_heldout)
         for peer, state in self.replicas.items():
             self._tell_owner(synced.ReplicaJoined(peer, state.stage))
 
@@ -171,6 +173,8 @@ class SyncedWorld:
                 self._send(("replica", order.peer, synced_replica.ToldToStartAgain(weights)))
             case synced.Sum():
                 self._send(("replica", order.peer, synced_replica.ToldToSum(weights, order.numbers)))
+            case synced.Measured():
+                self.measured.append(order.nats)
             case synced.Commit():
                 self.committed(order)
                 self.commits.append(order)
@@ -199,7 +203,7 @@ class SyncedWorld:
                     self._busy_until_s[peer] - self.now_s, ("computed", peer, self._lives[peer], weights, order.work)
                 )
             case synced_replica.Reply():
-                self._send(("owner", weights, synced.Finished(peer, order.work)))
+                self._send(("owner", weights, synced.Finished(peer, order.work, float(order.work.number))))
             case synced_replica.Decline():
                 self._send(("owner", weights, synced.Declined(peer, order.work)))
             case synced_replica.Fold():

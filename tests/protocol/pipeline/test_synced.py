@@ -15,6 +15,7 @@ from protocol.pipeline.synced import (
     Event,
     Finished,
     Grant,
+    Measured,
     ReplicaJoined,
     ReplicaLost,
     Spoilt,
@@ -158,6 +159,40 @@ def test_who_has_shown_nothing_yet_is_tried_beside_those_who_are_fast() -> None:
     forward = [Finished(A, Work(number, 0, False)) for number in range(6)]
     asked = _fed(state, *forward).state.replicas
     assert len(asked[C].asked) == len(asked[D].asked) == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_held_out_text_goes_forward_at_every_stage_and_is_measured_once_in_each_step_under_drawn_faults(
+    seed: int,
+) -> None:
+    faults = Faults(lost=0.15, twice=0.1, late=0.1, killed=0.03)
+    config = SyncedConfig(num_stages=3, num_micro_batches=6, in_flight=6)
+    world = SyncedWorld(config, 2, faults, seed=seed, steps=2, num_heldout=3)
+    world.run()
+    assert world.measured == [7.0, 7.0]  # a reply tells its number: 6, 7 and 8
+    assert all(commit.counted == set(range(6)) and not commit.removed for commit in world.commits)
+
+
+def _measuring() -> SyncedState:
+    return _fed(SyncedState(CONFIG, 1, num_heldout=1), ReplicaJoined(A, 0), ReplicaJoined(C, 1)).state
+
+
+def test_a_step_ends_after_its_held_out_text_is_measured_and_what_is_measured_is_never_granted() -> None:
+    trained = _fed(_measuring(), Finished(A, F0), Finished(C, B1), Finished(A, B0))
+    assert not any(isinstance(order, Sum) for order in trained.orders)
+    forward = _fed(trained.state, Finished(A, Work(1, 0, False)))
+    assert forward.orders == (Ask(C, Work(1, 1, False)),)
+    done = _fed(forward.state, Finished(C, Work(1, 1, False), 2.5))
+    assert done.orders == (Measured(2.5), Sum(C, frozenset({0})), Sum(A, frozenset({0})))
+    assert synced.step(done.state, Finished(C, Work(1, 1, False), 9.0), 0.0).orders == ()
+
+
+def test_held_out_text_that_comes_to_no_number_is_said_and_removes_no_micro_batch() -> None:
+    forward = _fed(_measuring(), Finished(A, Work(1, 0, False)))
+    spoilt = _fed(forward.state, Spoilt(1))
+    assert Measured(None) in spoilt.orders
+    assert spoilt.state.counted == {0}
+    assert spoilt.state.removed == frozenset()
 
 
 def test_a_step_of_nothing_is_refused() -> None:

@@ -1,0 +1,93 @@
+"""A small run of synced steps, with real processes: two stages, one of them at two replicas, from the start to the end."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+
+from coordinator.checkpoints import verify_checkpoint
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, running_potluck
+from tests.forked import Forked
+
+NAMES = ("a", "b", "c")
+ROUNDS = 3
+RUN_TOML = f"""
+[run]
+name = "synced"
+total_tokens = {ROUNDS * 512}
+min_members = {len(NAMES)}
+shards = "pipeline"
+[model]
+dim = 16
+num_layers = 2
+num_heads = 2
+num_kv_heads = 1
+ffn_dim = 32
+context_tokens = 32
+is_tied = false
+[data]
+source = "text"
+glob = "*.md"
+heldout_every = 2
+[inner]
+learning_rate = 0.01
+batch_tokens = 256
+[round]
+mode = "blocking"
+target_tokens = 512
+chunk_elements = 256
+longest_interval_s = 4.0
+[checkpoint]
+every_rounds = 2
+[pipeline]
+stages = 2
+inner_steps = 2
+mode = "synced"
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_run_of_synced_steps_goes_to_its_end_and_leaves_one_root_of_each_stage(
+    tmp_path: Path, forked: Forked
+) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    for number in range(4):
+        text = (ROOT / "README.md").read_text(encoding="utf8")
+        (tmp_path / f"{number}.md").write_text(f"{number} {text[100 * number :]}")
+    hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
+    with ExitStack() as stack:
+        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked))
+        invite = host.wait_for(r"(potluck1:\S+)\n")
+        peers = [stack.enter_context(_joined(tmp_path, name, invite, forked)) for name in NAMES]
+        for peer in peers:
+            assert peer.exit_code() == 0, peer.said()
+        said = "".join(peer.said() for peer in peers)
+        host.wait_for(rf"checkpoint_written .*index={ROUNDS} ")
+    assert "Traceback" not in said + host.said()
+    for index in range(ROUNDS + 1):  # the last parameters, too
+        assert f"measured index={index} " in said
+    _check_states(tmp_path)
+
+
+def _joined(folder: Path, name: str, invite: str, forked: Forked) -> AbstractContextManager[Running]:
+    arguments = ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS)
+    return running_potluck(folder, f"peer {name}", *arguments, forked=forked)
+
+
+def _check_states(folder: Path) -> None:
+    """All replicas of a stage end with the root that it has in the checkpoint, and nobody thinks that it is apart from the run."""
+    stored = verify_checkpoint(max((folder / "host" / "checkpoints").glob("0*")))
+    assert stored.units is not None
+    assert [(unit.unit, unit.index) for unit in stored.units] == [("stage-0", ROUNDS), ("stage-1", ROUNDS)]
+    last = [json.loads((folder / name / "final_status.json").read_bytes()) for name in NAMES]
+    assert sorted(status["unit"] for status in last) in (
+        ["stage-0", "stage-0", "stage-1"],
+        ["stage-0", "stage-1", "stage-1"],
+    )
+    roots = {unit.unit: unit.state_root for unit in stored.units}
+    assert {(status["unit"], status["state_root"]) for status in last} == set(roots.items())
+    assert [status["apart"] for status in last] == [""] * len(NAMES)
+    assert [status["rounds_counted"] for status in last] == [ROUNDS] * len(NAMES)
