@@ -305,6 +305,8 @@ class Board:
         }
         if self.state == "training" and not self.allowed.may_compute:
             updates |= {"state": "paused", "reason": self.allowed.reason}
+        elif self.state == "training" and self.lanes is not None and self.lanes.paused:
+            updates |= {"state": "waiting", "reason": self.lanes.paused}
         elif self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"

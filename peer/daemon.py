@@ -292,7 +292,7 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
     if not joined.experts.num_parts:
         return ()
     await _members_listed(joined.network, joined.membership, joined.roster)
-    me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
+    me, listed = joined.life.identity.peer_id, await joined.roster.experts_there()
     held = await joined.experts.settle(decode_body(StartRecord, start), me, listed)
     joined.roster.own_experts = held
     return held

@@ -135,6 +135,27 @@ class Roster:
         """What the members that the directory names say that they hold of a run's experts, nothing where they have not decided."""
         return {peer: self._experts.get(peer, ()) for peer in self.listed() if peer != self._coordinator}
 
+    async def experts_there(self) -> dict[PeerId, tuple[int, ...]]:
+        """As `listed_experts`, without those that are not found where they say that they listen: for two minutes a record outlives its
+        peer, and what only the dead hold is what the run lacks.
+        """
+        told = self.listed_experts()
+        absent = set[PeerId]()
+        async with trio.open_nursery() as nursery:
+            for peer in told:
+                if self._addresses.get(peer):
+                    nursery.start_soon(self._note_absent, peer, absent)
+        return {peer: experts for peer, experts in told.items() if peer not in absent}
+
+    async def _note_absent(self, peer: PeerId, absent: set[PeerId]) -> None:
+        if self._network is None:
+            return
+        try:
+            await self._network.call(peer, CREDENTIAL_CHANNEL, b"", timeout_s=ASK_WITHIN_S)
+        except TransportError as error:
+            log.info("listed_and_not_there", peer=short(peer), reason=error.one_line())
+            absent.add(peer)
+
     def serve(self, network: Network) -> None:
         """Show our credential to whoever asks."""
         self._network = network

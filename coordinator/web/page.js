@@ -13,6 +13,7 @@ function make(tag, text, cls) {
   if (cls) node.className = cls;
   return node;
 }
+const areStages = () => (now.units || []).some(u => u.unit.startsWith("stage-"));
 const names = () => Object.fromEntries(now.peers.map(p => [p.peer, p.name]));
 
 function header() {
@@ -29,7 +30,7 @@ function header() {
   const notes = [];
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
-  for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
+  if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
   if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);
   if (now.bans) notes.push(`${now.bans} banned.`);
   el("notes").textContent = notes.join(" ");
@@ -61,11 +62,10 @@ function curves() {
   const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
     / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
   const units = full.units || [], whole = { label: "all of them", colour: "--a", points: points(full.heldout) };
-  const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
   el("of-experts").hidden = !units.length;
-  el("expert-loss").hidden = areStages;
-  if (areStages) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
-  if (units.length && !areStages) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
+  el("expert-loss").hidden = areStages();
+  if (areStages()) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
+  if (units.length && !areStages()) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
     points: points(full.heldout_experts[u.unit] || []) }))], [], v => v.toFixed(3));
   draw("speed", [{ label: "tokens per second", colour: "--a", points: speeds }], [], big);
 }
@@ -113,8 +113,7 @@ const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
 
 function experts() {
   const units = now.units || [], by = names();
-  const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
-  const heads = [[areStages ? "stage" : "expert"], [areStages ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"], [areStages ? "" : "bits per byte", "n"]];
+  const heads = [[areStages() ? "stage" : "expert"], [areStages() ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"], [areStages() ? "" : "bits per byte", "n"]];
   const moved = now.unit_bytes || {}, bytesOf = (unit, way) => unit in moved ? inBytes(moved[unit][way]) : "";
   const shared = "trunk" in moved ? [["trunk", "everybody", String(now.index), "", bytesOf("trunk", "bytes_up"), bytesOf("trunk", "bytes_down"), ""]] : [];
   table("experts", heads, shared.concat(units.map((u, i) => {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from averaging.rounds.download import DownloadProgress
 from peer.apart import APART_AFTER_S
 from peer.board import Board
 from peer.controls_core import Decision
+from peer.lane_service import LaneService
 from peer.roster import HOST_AWAY_S, Roster
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.frozen import replace
@@ -83,6 +85,17 @@ async def test_how_long_it_has_been_so_counts_from_the_change_of_what_is_shown(
     await trio.sleep(3.0)
     board.allowed = Decision(share=0.0, reason="on battery")
     assert (board.read().reason, board.read().state_s) == ("on battery", 3.0)
+
+
+async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_own_pause_is_said_first() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board.say("training", "training")
+    board.lanes = cast(LaneService, SimpleNamespace(paused="the run pauses: nobody who is there holds stage 1"))
+    assert (board.read().state, board.read().reason) == ("waiting", "the run pauses: nobody who is there holds stage 1")
+    board.allowed = Decision(share=0.0, reason="on battery")
+    assert (board.read().state, board.read().reason) == ("paused", "on battery")
+    board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="")), Decision()
+    assert board.read().state == "training"
 
 
 async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:

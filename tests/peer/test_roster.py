@@ -124,6 +124,25 @@ async def test_a_peers_own_record_tells_others_where_it_listens(autojump_clock: 
     assert alice.listed_experts() == {BOB.peer_id: (1, 2)}
 
 
+async def test_what_only_those_hold_who_are_not_found_where_they_listen_is_held_by_nobody(
+    autojump_clock: Clock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        swarm, carol = MemorySwarm(nursery, random.Random(1)), Identity(b"c" * 32)
+        alice, bob = _roster(ALICE, _credential(ALICE)), _roster(BOB, _credential(BOB))
+        alice.serve(swarm.start(ALICE.peer_id))
+        bob.serve(swarm.start(BOB.peer_id))
+        listens = (f"/ip4/10.0.0.1/tcp/4001/p2p/{BOB.peer_id}",)
+        alice.take_records([_entry(BOB, _credential(BOB), None, listens), _entry(carol, _credential(carol))])
+        assert await alice.experts_there() == {BOB.peer_id: (), carol.peer_id: ()}, (
+            "who takes no connections is believed"
+        )
+        swarm.kill(BOB.peer_id)
+        assert await alice.experts_there() == {carol.peer_id: ()}
+        assert set(alice.listed_experts()) == {BOB.peer_id, carol.peer_id}
+        nursery.cancel_scope.cancel()
+
+
 async def test_lasting_addresses_are_those_of_the_members_listed_now_the_longest_listed_first(
     autojump_clock: Clock,
 ) -> None:
