@@ -295,6 +295,7 @@ class RunTracker:
             num_forks=self._chain.num_forks if self._chain is not None else 0,
             min_members=self._rules.min_members,
             units=self.units_held(),
+            are_stages=manifest.config.stages is not None,
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:

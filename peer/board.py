@@ -302,6 +302,7 @@ class Board:
             **self._of_traffic(),
             **self._of_training(),
             **self._of_rounds(),
+            **self._of_lanes(),
         }
         if self.state == "training" and not self.allowed.may_compute:
             updates |= {"state": "paused", "reason": self.allowed.reason}
@@ -382,6 +383,12 @@ class Board:
             "worker_reason": progress.reason,
             "worker_restarts": progress.restarts,
         }
+
+    def _of_lanes(self) -> dict[str, object]:
+        lanes = self.lanes
+        if lanes is None:
+            return {}
+        return {"lane": lanes.lane, "lane_reason": lanes.reason, "could_tokens_per_s": lanes.could_tokens_per_s()}
 
     def _of_rounds(self) -> dict[str, object]:
         if self.service is None:

@@ -16,6 +16,7 @@ from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.unit import UnitChain
 from peer.lane_work import LaneShare
 from peer.stage_channel import StageReply
+from peer.stage_pace import StagePace
 from protocol.errors import ConfigError, TemporaryError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline.lane_stage import LaneConfig, Point
@@ -77,6 +78,7 @@ class StageRounds:
         self._loss_nats: float | None = None
         self._steps: list[float] = []
         self._held_because = ""
+        self._pace = StagePace(config.num_micro_batches, config.step_tokens)
 
     # --- the lanes' side ---
 
@@ -101,6 +103,15 @@ class StageRounds:
             self.measured_round = max(self.measured_round, at.round)
         if reply.heldout_nats is not None:
             self.measured(at.round, reply.heldout_nats)
+
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """The training process was busy for so long."""
+        self._pace.worked(work, busy_s)
+
+    @property
+    def could_tokens_per_s(self) -> float:
+        """What this stage could do here, were it never to wait for others; 0 before it is known."""
+        return self._pace.tokens_per_s
 
     async def average(self, share: LaneShare) -> torch.Tensor:
         """Bring it into the round; (N,), the parameters of the next one."""

@@ -78,6 +78,9 @@ class LaneService:
         self.paused = ""
         """Why the whole run stands still, as far as is known here; empty while it does not."""
 
+        self.could_tokens_per_s: Callable[[], float] = lambda: 0.0
+        """What our stage could do, were it never to wait for others; 0 where it is not known."""
+
         self._empty_since_s: dict[int, float] = {}
         self._tools = tools
         self._role = role
@@ -90,6 +93,11 @@ class LaneService:
         self._lanes = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
         self.keepers: Keepers = self._lanes
         self.member = LaneMember(tools, self._keeper_of)
+
+    @property
+    def lane(self) -> int | None:
+        """That is served here."""
+        return self.member.seat.lane if self.member.seat is not None else None
 
     @property
     def num_lanes(self) -> int:

@@ -140,6 +140,7 @@ async def train_in_lanes(
         lanes = board.lanes = _lanes(joined, run, rounds, service, stage_rounds, control)
         stage_rounds.num_lanes = lambda: lanes.num_lanes
         stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
+        lanes.could_tokens_per_s = lambda: stage_rounds.could_tokens_per_s
         stage_rounds.restarts = lambda: process.restarts
         stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()

@@ -109,6 +109,8 @@ def make_report(
         expert_room=board.experts.room if board.experts is not None else 0,
         incarnation=board.incarnation,
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
+        lane=status.lane,
+        could_tokens_per_s=status.could_tokens_per_s,
     )
 
 

@@ -118,6 +118,7 @@ class StageReply(_Message):
         expected: instead.
         square: of the gradient, as a hexadecimal number.
         counts: whether the step's tokens count.
+        busy_s: that the order took, with what the owner's controls make it wait.
         is_spoilt: what came of a micro-batch is not finite.
         loss_nats: mean of the last inner step, in nats per byte, at the last stage; of a synced step's work in nats a token.
         heldout_nats: of the held-out text, with the pass that was the last of it, at the last stage.
@@ -130,6 +131,7 @@ class StageReply(_Message):
     expected: str = ""
     square: str = ""
     counts: bool = True
+    busy_s: float = 0.0
     is_spoilt: bool = False
     loss_nats: float | None = None
     heldout_nats: float | None = None

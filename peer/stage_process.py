@@ -266,6 +266,10 @@ class Told(Protocol):
         """A pass was computed."""
         ...
 
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """The process was busy for so long with a pass, or with what comes at a step's end."""
+        ...
+
 
 class ProcessWork:
     """One seat's compute in the training process (peer/lane_work.py)."""
@@ -291,6 +295,7 @@ class ProcessWork:
         """As `StageWork`."""
         reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
         self._told.passed(at, work, reply)
+        self._told.worked(work, reply.busy_s)
         return left or None
 
     async def square(self) -> float:
@@ -303,6 +308,7 @@ class ProcessWork:
         fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
         reply, _ = await self._ask("take_step", fields)
         self._told.stepped(reply)
+        self._told.worked(None, reply.busy_s)
         return reply.counts
 
     async def snapshot(self) -> bytes:

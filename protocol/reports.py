@@ -118,6 +118,8 @@ class PeerReport:
         expert_room: how many it would hold.
         incarnation: the disk that it votes with; 0 where it does not say.
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
+        lane: of a pipeline run, that it serves in, or the group of replicas; None where it serves in none.
+        could_tokens_per_s: what its stage there could do were it never to wait for others; 0 before it is known.
     """
 
     state: str
@@ -148,6 +150,8 @@ class PeerReport:
     expert_room: int = 0
     incarnation: int = 0
     unit_bytes: tuple[UnitBytes, ...] = ()
+    lane: int | None = None
+    could_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -159,7 +163,9 @@ class PeerReport:
         for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down"):
             value = getattr(self, name)
             require(0 <= value <= _MAX_COUNT, f"{name} {value}", "0 to 2^60")
-        require(math.isfinite(self.tokens_per_s) and self.tokens_per_s >= 0, f"{self.tokens_per_s} tokens/s", "a rate")
+        for rate in (self.tokens_per_s, self.could_tokens_per_s):
+            require(math.isfinite(rate) and rate >= 0, f"{rate} tokens/s", "a rate")
+        require(0 <= (self.lane or 0) < 1 << 32, f"lane {self.lane}", "a whole number of 32 bits")
         # NaN and infinity would poison the loss curve of everybody.
         require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
@@ -231,6 +237,8 @@ def encode_report(report: PeerReport) -> bytes:
         experts=report.experts,
         expert_room=report.expert_room,
         incarnation=report.incarnation,
+        lane=report.lane,
+        could_tokens_per_s=report.could_tokens_per_s,
     )
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
@@ -293,6 +301,8 @@ def decode_report(data: bytes) -> PeerReport:
         expert_room=body.expert_room,
         incarnation=body.incarnation,
         unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
+        lane=body.lane if body.HasField("lane") else None,
+        could_tokens_per_s=body.could_tokens_per_s,
     )
 
 

@@ -39,7 +39,7 @@ function header() {
 
 function cards() {
   const live = now.peers.filter(p => p.state !== "silent" && p.state !== "left");
-  const speed = live.reduce((sum, p) => sum + p.tokens_per_s, 0), newest = full.heldout[full.heldout.length - 1];
+  const speed = now.tokens_per_s, newest = full.heldout[full.heldout.length - 1];
   const round = full.rounds[full.rounds.length - 1];
   const facts = [["peers here", live.length], ["tokens per second", big(speed)], ["round", now.index],
     ["held-out bits per byte", newest ? bits(newest.nats).toFixed(3) : "not yet"],
@@ -111,9 +111,18 @@ function peers() {
 // Far from each other on the wheel, whatever the number of experts.
 const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
 
+// Of a stage: replicas that serve and to spare, what lanes do there, what it could do, and whether the others wait for it.
+function speedOf(unit) {
+  const s = (now.stages || []).find(s => s.unit === unit);
+  if (!s) return ["", "", "", "", ""];
+  return [String(s.serving), String(s.spare), big(s.tokens_per_s), s.could_tokens_per_s ? big(s.could_tokens_per_s) : "not yet",
+    s.bottleneck ? make("span", "the bottleneck", "bad") : ""];
+}
+
 function experts() {
   const units = now.units || [], by = names();
-  const heads = [[areStages() ? "stage" : "expert"], [areStages() ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"], [areStages() ? "" : "bits per byte", "n"]];
+  const heads = [[areStages() ? "stage" : "expert"], [areStages() ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"],
+    ...(areStages() ? [["serve", "n x"], ["spare", "n x"], ["tokens/s", "n"], ["could do", "n"], ["", "w"]] : [["bits per byte", "n"]])];
   const moved = now.unit_bytes || {}, bytesOf = (unit, way) => unit in moved ? inBytes(moved[unit][way]) : "";
   const shared = "trunk" in moved ? [["trunk", "everybody", String(now.index), "", bytesOf("trunk", "bytes_up"), bytesOf("trunk", "bytes_down"), ""]] : [];
   table("experts", heads, shared.concat(units.map((u, i) => {
@@ -121,9 +130,17 @@ function experts() {
     dot.style.background = expertColour(i);
     name.append(dot, u.unit);
     const held = u.holders.map(p => by[p] || p.slice(-6)).join(", ");
+    const last = areStages() ? speedOf(u.unit) : [curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
     return [name, held || (u.frozen ? make("span", `frozen: ${u.why}`, "bad") : "nobody yet"), String(u.index), String(u.kept_index),
-      bytesOf(u.unit, "bytes_up"), bytesOf(u.unit, "bytes_down"), curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
+      bytesOf(u.unit, "bytes_up"), bytesOf(u.unit, "bytes_down"), ...last];
   })));
+}
+
+function lanes() {
+  const by = names(), rows = now.lanes || [];
+  el("lanes").hidden = !rows.length;
+  table("lanes", [["lane"], ["a replica of each stage", "w"], ["tokens/s", "n"]], rows.map(l => [String(l.lane),
+    l.members.map(stage => stage.map(p => by[p] || p.slice(-6)).join(" + ") || "nobody").join(", "), big(l.tokens_per_s)]));
 }
 
 function happened() {
@@ -199,7 +216,7 @@ async function show(status) {
   if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points
       || full.num_checkpoints !== now.num_checkpoints) await readAll();
   header();
-  if (full) { cards(); peers(); experts(); }
+  if (full) { cards(); peers(); experts(); lanes(); }
   if (now.last_event !== lastEvent) {
     events = await (await fetch("api/events")).json();
     lastEvent = now.last_event;

@@ -133,6 +133,9 @@ class End:
     def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
         """A pass is done; when, `WatchedWork` notes."""
 
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """For how long is told by nobody here."""
+
     async def ask(self, line: str) -> dict[str, object]:
         """The answer to a line of the input."""
         word, *numbers = line.split()
