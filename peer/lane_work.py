@@ -129,8 +129,16 @@ class SyncedWork(StageWork, Protocol):
         ...
 
 
-def _no_gifts(_giver: PeerId, _share: LaneShare) -> str:
+Confirm = Callable[[], Awaitable[str]]
+"""Asks who knows whether a part was its giver's to give; why not, or empty where it was. Whoever asks it is given that part."""
+
+
+async def _no_gifts(_giver: PeerId, _share: LaneShare, _confirm: Confirm) -> str:
     return "nothing is brought into rounds for others here"
+
+
+def _untold(_round: int) -> None:
+    """Nobody here keeps count of rounds."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +149,10 @@ class LaneTools:
         work_of: (lane, stage) to what computes it.
         average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
         bring: another stage's share, of a lane that is no more, to who holds that stage.
+        begins: is told of the round with which a lane begins here.
         synced_of: as `work_of`, in a run of synced steps; None in a run of lanes.
-        take_gift: (who gives, a stage's part of a lane that is no more) to why it is not brought into the round here; empty where it
-            is.
+        take_gift: (who gives, a stage's part of a lane that is no more, who is asked whether it was to) to why it is not brought into
+            the round here; empty where it is.
     """
 
     network: LaneNetwork
@@ -152,8 +161,9 @@ class LaneTools:
     work_of: Callable[[int, int], StageWork]
     average: Callable[[LaneShare], Awaitable[torch.Tensor]]
     bring: Callable[[LaneShare], Awaitable[None]]
-    take_gift: Callable[[PeerId, LaneShare], str] = _no_gifts
+    take_gift: Callable[[PeerId, LaneShare, Confirm], Awaitable[str]] = _no_gifts
     synced_of: Callable[[int, int], SyncedWork] | None = None
+    begins: Callable[[int], None] = _untold
 
     @property
     def config(self) -> LaneConfig:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from peer.lane_service import LaneRole, LaneService
 from protocol.ids import CommitId, PeerId
+from protocol.pipeline.lane import LaneState
 from protocol.pipeline.lane_forming import keeper_order
 from tests.peer.lane_swarm import LaneSwarm, open_lanes
 from tests.peer.lane_world import NUM_STAGES, lane_config
@@ -88,6 +89,23 @@ async def test_a_keeper_keeps_its_lanes_when_one_joins_that_stands_before_it(
                 await trio.sleep(0.05)
         assert not services.of[KEEPER].keepers.lanes
         assert len(services.of[SUCCESSOR].keepers.lanes) == 1
+
+
+async def test_when_the_keeper_dies_the_next_one_makes_new_lanes_of_who_is_left(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _open(2) as services:
+        world = services.world
+        await world.rounds.anchor(0)
+        before = set(services.of[KEEPER].keepers.lanes)
+        world.rounds.num_lanes = 1
+        world.kill(KEEPER)
+        await world.rounds.anchor(1)
+        kept = services.of[SUCCESSOR].keepers.lanes
+        assert len(kept) == 1
+        assert not before & set(kept), "what is late of a former lane is taken for none of these"
+        assert all(isinstance(lane, LaneState) and set(lane.members) <= set(services.seated()) for lane in kept.values())
+        assert {service.num_lanes for peer, service in services.of.items() if peer in services.seated()} == {1}
 
 
 async def test_a_stage_that_nobody_holds_pauses_the_run_in_one_sentence_until_a_newcomer_takes_it(
