@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -55,6 +56,8 @@ STAGE_OF: Final = {"stage0": 0, "stage1": 1, "stage2": 2, SPARE: SPARE_STAGE}
 IDENTITIES: Final = {name: Identity(name.encode().ljust(32, b"p")) for name in STAGE_OF}
 _CA_FILE: Final = "ca.der"
 _LOOK_S: Final = 0.02
+_GATED_WITHIN_S: Final = 3600.0
+"""A lane stands still at the gate in mid-step while others are measured, and is not stuck."""
 
 
 def write_credentials(folder: Path) -> None:
@@ -217,8 +220,9 @@ async def _run(folder: Path, name: str, pipeline: plan.PipelineSection, address:
         end.member.serve()
         nursery.start_soon(end.member.run)
         spares: list[PeerId] = []
+        patient = replace(tools.config, stalled_after_s=_GATED_WITHIN_S)
         keepers = LaneKeepers(
-            tools.network, tools.config, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
+            tools.network, patient, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
         )
         keepers.serve()
         while not process.is_ready:
