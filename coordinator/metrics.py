@@ -15,7 +15,8 @@ from averaging.network.disk_room import DiskRoom
 from averaging.network.seams import BulkCount, BulkKind
 from coordinator.heldout_core import expert_kind
 from coordinator.run_core import Phase
-from coordinator.run_view import RunPicture, live_peers, mean_train_loss
+from coordinator.run_view import RunPicture, lanes_and_stages, live_peers, mean_train_loss, tokens_per_s
+from coordinator.stage_view import StageLook
 from coordinator.unit_holders import UnitHolders
 
 
@@ -82,9 +83,14 @@ def _units(value: Callable[[UnitHolders], float], moment: Moment) -> Samples:
     return tuple(((unit.unit,), float(value(unit))) for unit in moment.picture.units)
 
 
-def _speed(moment: Moment) -> float:
-    peers = moment.picture.peers
-    return sum(peers[p].report.tokens_per_s for p in live_peers(peers, moment.now_s))
+def _stages(value: Callable[[StageLook], float], moment: Moment) -> Samples:
+    stages = lanes_and_stages(moment.picture, moment.now_s).stages
+    return tuple(((stage.unit,), float(value(stage))) for stage in stages)
+
+
+def _lanes(moment: Moment) -> Samples:
+    picture = moment.picture
+    return _one(len(lanes_and_stages(picture, moment.now_s).lanes) if picture.are_stages else None)
 
 
 KIND_LABELS: Final = ("way", "channel", "unit", "codec")
@@ -120,7 +126,10 @@ COORDINATOR_METRICS: Final = (
         lambda m: _one(m.picture.min_members),
     ),
     CoordinatorMetric(
-        "potluck_run_tokens_per_second", "gauge", "Training speed of live peers.", lambda m: _one(_speed(m))
+        "potluck_run_tokens_per_second",
+        "gauge",
+        "Training speed of live peers.",
+        lambda m: _one(tokens_per_s(m.picture, m.now_s)),
     ),
     CoordinatorMetric(
         "potluck_run_train_loss_nats",
@@ -160,6 +169,42 @@ COORDINATOR_METRICS: Final = (
         "gauge",
         "Newest round of an expert that the host can give to whoever takes it up.",
         partial(_units, lambda unit: unit.kept_index),
+        ("unit",),
+    ),
+    CoordinatorMetric("potluck_run_lanes", "gauge", "Lanes of a pipeline run that live peers serve in.", _lanes),
+    CoordinatorMetric(
+        "potluck_run_stage_serving_peers",
+        "gauge",
+        "Live replicas of a stage that serve in a lane.",
+        partial(_stages, lambda stage: stage.num_serving),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_spare_peers",
+        "gauge",
+        "Live replicas of a stage that serve in none.",
+        partial(_stages, lambda stage: stage.num_spare),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_tokens_per_second",
+        "gauge",
+        "What the lanes do at a stage.",
+        partial(_stages, lambda stage: stage.tokens_per_s),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_could_tokens_per_second",
+        "gauge",
+        "What a stage's live replicas could do together, were they never to wait for other stages; 0 while it is not known.",
+        partial(_stages, lambda stage: stage.could_tokens_per_s),
+        ("unit",),
+    ),
+    CoordinatorMetric(
+        "potluck_run_stage_is_bottleneck",
+        "gauge",
+        "1 for the stage that the others wait for.",
+        partial(_stages, lambda stage: stage.is_bottleneck),
         ("unit",),
     ),
     CoordinatorMetric(

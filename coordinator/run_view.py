@@ -13,6 +13,7 @@ from typing import Final
 from coordinator.heldout_core import expert_kind
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
+from coordinator.stage_view import LaneLook, PipelineLook, StageLook, pipeline_look
 from coordinator.unit_holders import UnitHolders
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.names import peer_name
@@ -80,7 +81,7 @@ class RunPicture:
         num_bans: bans in the ledger when a peer reported last.
         num_forks: lineages beside the head's that may still be followed.
         min_members: how many ready peers the run starts with.
-        units: the experts of a run that has any, with their holders.
+        units: the experts of a run that has any, or its stages (`are_stages`), with their holders.
         documents: since when they lie with experts as they do; empty as at the run's start.
     """
 
@@ -103,6 +104,7 @@ class RunPicture:
     min_members: int = 0
     units: Sequence[UnitHolders] = ()
     documents: str = ""
+    are_stages: bool = False
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -220,6 +222,36 @@ def _unit_json(unit: UnitHolders) -> Json:
     }
 
 
+def lanes_and_stages(picture: RunPicture, now_s: float) -> PipelineLook:
+    """Those of a pipeline run; nothing of any other."""
+    if not picture.are_stages:
+        return PipelineLook()
+    live = {peer: picture.peers[peer].report for peer in live_peers(picture.peers, now_s)}
+    return pipeline_look(picture.units, live)
+
+
+def tokens_per_s(picture: RunPicture, now_s: float) -> float:
+    """Of the whole run, by what live peers say."""
+    if picture.are_stages:
+        return lanes_and_stages(picture, now_s).tokens_per_s
+    return sum(picture.peers[peer].report.tokens_per_s for peer in live_peers(picture.peers, now_s))
+
+
+def _lane_json(lane: LaneLook) -> Json:
+    return {"lane": lane.number, "members": [list(stage) for stage in lane.members], "tokens_per_s": lane.tokens_per_s}
+
+
+def _stage_json(stage: StageLook) -> Json:
+    return {
+        "unit": stage.unit,
+        "serving": stage.num_serving,
+        "spare": stage.num_spare,
+        "tokens_per_s": stage.tokens_per_s,
+        "could_tokens_per_s": stage.could_tokens_per_s,
+        "bottleneck": stage.is_bottleneck,
+    }
+
+
 def unit_bytes(peers: Mapping[PeerId, PeerEntry]) -> dict[UnitName, tuple[int, int]]:
     """Bulk payload of each unit, up and down, of all peers that are known, since their processes started; nothing in a run of one."""
     moved: dict[UnitName, tuple[int, int]] = {}
@@ -237,6 +269,7 @@ def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
 def now_json(picture: RunPicture, now_s: float) -> Json:
     """What changes between rounds: the part of /api/status that is sent again and again."""
     state, counted = picture.state, counted_by_peer(timed.row for timed in picture.rounds)
+    pipeline = lanes_and_stages(picture, now_s)
     return {
         "run": picture.run_name,
         "run_id": picture.run_id_hex,
@@ -259,6 +292,9 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         "missing": [_missing_json(missing, now_s) for missing in picture.missing],
         "units": [_unit_json(unit) for unit in picture.units],
         "unit_bytes": _unit_bytes_json(picture.peers),
+        "tokens_per_s": tokens_per_s(picture, now_s),
+        "stages": [_stage_json(stage) for stage in pipeline.stages],
+        "lanes": [_lane_json(lane) for lane in pipeline.lanes],
     }
 
 

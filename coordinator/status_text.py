@@ -68,6 +68,20 @@ def _missing_line(row: Mapping[str, object]) -> str:
     return f"missing: {span} of {row.get('name')}, for {duration(row.get('missing_s'))}: {row.get('reason')}"
 
 
+def _stage_line(row: Mapping[str, object]) -> str:
+    could = _number(row, "could_tokens_per_s")
+    told = f"{_number(row, 'serving'):.0f} serve, {_number(row, 'spare'):.0f} to spare; "
+    told += f"{_number(row, 'tokens_per_s'):,.0f} tokens/s" + (f" of {could:,.0f} that it could do" if could else "")
+    return f"{row.get('unit')}: {told}{'; the bottleneck' if row.get('bottleneck') else ''}"
+
+
+def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
+    members = row.get("members")
+    stages = [stage for stage in members if isinstance(stage, list)] if isinstance(members, list) else []
+    told = [" + ".join(str(names.get(peer, peer)) for peer in stage) or "nobody" for stage in stages]
+    return f"lane {row.get('lane')}: {', '.join(told)}; {_number(row, 'tokens_per_s'):,.0f} tokens/s"
+
+
 def _bytes_line(units: Mapping[object, object]) -> str:
     """What the peers moved of each unit, since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
@@ -110,6 +124,9 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
         lines.extend(_unit_line(row, names) for row in units)
     if status.get("documents"):
         lines.append(f"documents: {status['documents']}")
+    lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
+    lane_names = {row.get("peer"): row.get("name") for row in peers}
+    lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
     if checkpoints:

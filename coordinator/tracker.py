@@ -7,7 +7,7 @@ Everything that must not be lost is in the ledger before it is in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,24 +30,13 @@ from coordinator.run_view import (
     live_peers,
     mean_train_loss,
 )
-from coordinator.unit_holders import (
-    UnitHolders,
-    check_claims,
-    claim_sentence,
-    empty_since,
-    founding_units,
-    frozen_units,
-    newest_rounds,
-    units_held,
-    unproven,
-    without_rosters,
-)
-from coordinator.unit_keeper_core import UnitLook, frozen_sentence, unit_looks
+from coordinator.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
+from coordinator.unit_keeper_core import UnitLook, unit_looks
+from coordinator.unit_watch import UnitWatch
 from protocol.coordination import NO_COMMIT, START_DOMAIN, RunNews
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
-from protocol.names import peer_name
 from protocol.reports import PeerReport, ReportReply
 from protocol.rounds.chain import genesis_link
 from protocol.rounds.round_row import round_row
@@ -112,11 +101,7 @@ class RunTracker:
         self._unlinked: list[Missing] = []
         self._num_bans = 0
         self._parts = run.manifest.parts
-        self._newest_rounds: dict[UnitName, int] = {}
-        self._empty_since_s: dict[UnitName, float] = {}
-        self._unproven: dict[PeerId, tuple[UnitName, ...]] = {}
-        self._frozen: frozenset[UnitName] = frozenset()
-        self._kept_rounds: dict[UnitName, int] = {}
+        self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart: Restart | None = None
         self._restart_sentence = ""
         self._turn = trio.Lock()
@@ -185,8 +170,7 @@ class RunTracker:
                 await self._take_start(report.start_record)
             want = await self._take_progress(peer, report)
             self._peers[peer] = heard(self._peers.get(peer), report, self._clock.monotonic_s())
-            self._newest_rounds = newest_rounds(self._newest_rounds, report, self._parts)
-            self._tell_unproven(peer, unproven(report, self._parts))
+            self._units.heard(peer, report)
             is_leaving = report.state == "left"
             has_started = report.head != NO_COMMIT
             reported = run_core.PeerReported(peer, report.is_ready_to_start, has_started)
@@ -204,7 +188,7 @@ class RunTracker:
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
             await self._step(run_core.Ticked())
             self._tell_restart(now)
-            self._tell_frozen(now)
+            self._units.tick(self.units_held() if self._state.phase is Phase.TRAINING else (), now)
 
     def _tell_restart(self, now_s: float) -> None:
         """After a start on an older ledger: whether the peers still have what it tells of. Said again when it changes, until nothing
@@ -226,10 +210,14 @@ class RunTracker:
         """The experts, or stages, with those who hold them now, once the run has started; none of a run without."""
         if self._chain is None:
             return ()
-        live = {peer: self._peers[peer].report for peer in live_peers(self._peers, self._clock.monotonic_s())}
-        held = units_held(self._parts, live, self._newest_rounds)
-        kept = self._kept_rounds
-        return tuple(replace(u, is_frozen=u.unit in self._frozen, kept_index=kept.get(u.unit, 0)) for u in held)
+        live = live_peers(self._peers, self._clock.monotonic_s())
+        return self._units.held({peer: self._peers[peer].report for peer in live})
+
+    @property
+    def reason(self) -> str:
+        """Where the run stands, in a sentence; that it stands still comes first."""
+        is_under_way = self._state.phase is Phase.TRAINING
+        return (self._units.paused_because(self.units_held()) if is_under_way else "") or self._reason
 
     def unit_looks(self) -> tuple[UnitLook, ...]:
         """The experts, or stages, as their live holders tell of them, once the run has started; none of a run without."""
@@ -244,31 +232,14 @@ class RunTracker:
 
     def note_kept(self, unit: UnitName, index: int) -> None:
         """Which round of a unit the host can give to whoever takes it up."""
-        self._kept_rounds[unit] = index
-
-    def _tell_unproven(self, peer: PeerId, units: tuple[UnitName, ...]) -> None:
-        if units and self._unproven.get(peer) != units:
-            _log.warning("holder_not_counted", reason=claim_sentence(peer_name(peer), units))
-        self._unproven[peer] = units
-
-    def _tell_frozen(self, now_s: float) -> None:
-        """An expert, or a stage, has lost its last holder, or has one again."""
-        held = self.units_held() if self._state.phase is Phase.TRAINING else ()
-        self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
-        frozen = frozen_units(self._empty_since_s, now_s)
-        for unit in sorted(frozen - self._frozen):
-            index, kept_index = self._newest_rounds.get(unit, 0), self._kept_rounds.get(unit, 0)
-            _log.warning("unit_frozen", unit=unit, reason=frozen_sentence(index, kept_index))
-        for unit in sorted(self._frozen - frozen):
-            _log.info("unit_resumed", unit=unit, reason="somebody holds it again")
-        self._frozen = frozen
+        self._units.note_kept(unit, index)
 
     def news(self) -> RunNews:
         """The run in one event of the watch."""
         state = self._state
         return RunNews(
             phase=state.phase.value,
-            reason=self._reason,
+            reason=self.reason,
             head=state.head or CommitId(b""),
             index=state.index,
             total_tokens=state.total_tokens,
@@ -308,7 +279,7 @@ class RunTracker:
         return RunPicture(
             run_name=manifest.config.run.name,
             run_id_hex=self._run.run_id.hex(),
-            reason=self._reason,
+            reason=self.reason,
             state=self._state,
             target_tokens=self._rules.target_tokens,
             peers=dict(self._peers),
@@ -324,6 +295,7 @@ class RunTracker:
             num_forks=self._chain.num_forks if self._chain is not None else 0,
             min_members=self._rules.min_members,
             units=self.units_held(),
+            are_stages=manifest.config.stages is not None,
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:

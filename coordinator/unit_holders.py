@@ -38,6 +38,14 @@ class UnitHolders:
         return frozen_sentence(self.index, self.kept_index) if self.is_frozen else ""
 
 
+def pause_sentence(units: Sequence[UnitHolders], *, are_stages: bool) -> str:
+    """Why a run of stages stands still, in one sentence: a model without one of them computes nothing. Empty while it goes on, and for
+    experts, of which the others go on without one.
+    """
+    frozen = [unit for unit in units if unit.is_frozen] if are_stages else []
+    return f"the run pauses at {'; at '.join(f'{unit.unit}: {unit.why_frozen}' for unit in frozen)}" if frozen else ""
+
+
 def founding_units(
     units: Sequence[StartUnit], parts: Sequence[UnitName], reports: Mapping[PeerId, PeerReport]
 ) -> tuple[StartUnit, ...]:

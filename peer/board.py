@@ -318,9 +318,12 @@ class Board:
             **self._of_traffic(),
             **self._of_training(),
             **self._of_rounds(),
+            **self._of_lanes(),
         }
         if self.state == "training" and not self.allowed.may_compute:
             updates |= {"state": "paused", "reason": self.allowed.reason}
+        elif self.state == "training" and self.lanes is not None and self.lanes.paused:
+            updates |= {"state": "waiting", "reason": self.lanes.paused}
         elif self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
@@ -396,6 +399,12 @@ class Board:
             "worker_reason": progress.reason,
             "worker_restarts": progress.restarts,
         }
+
+    def _of_lanes(self) -> dict[str, object]:
+        lanes = self.lanes
+        if lanes is None:
+            return {}
+        return {"lane": lanes.lane, "lane_reason": lanes.reason, "could_tokens_per_s": lanes.could_tokens_per_s()}
 
     def _of_rounds(self) -> dict[str, object]:
         if self.service is None:

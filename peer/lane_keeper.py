@@ -6,6 +6,8 @@ A keeper is any peer that all members of a lane are told of; it need not be a me
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -15,7 +17,7 @@ from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, CallLine
 from peer.lane_network import LaneNetwork
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
-from protocol.pipeline import lane
+from protocol.pipeline import ended_lanes, lane
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.lane_wire import Said, decode_lane_message, encode_parcel
@@ -47,6 +49,7 @@ class LaneKeepers:
         self._spares = spares
         self._spare_heard = spare_heard
         self._kept: dict[int, _KeptLane] = {}
+        self._ended = ended_lanes.EndedLanes()
 
     @property
     def lanes(self) -> dict[int, lane.LaneState]:
@@ -74,11 +77,20 @@ class LaneKeepers:
         if number in self._kept:
             raise LocalProtocolError(f"lane {number} once more", "a lane that is not kept yet")
         state = lane.begin(self._config, members, at, trio.current_time())
-        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, lambda: len(self.lanes))
+        told = LaneTold(lambda: len(self.lanes), partial(self._note_end, number))
+        kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, told)
         try:
             return await kept.run()
         finally:
             del self._kept[number]
+
+    def _note_end(self, number: int, ended: ended_lanes.EndedLane) -> None:
+        self._ended = ended_lanes.has_ended(self._ended, number, ended)
+
+    def _claim(self, asker: PeerId, claim: said.LaneClaim) -> str:
+        done = ended_lanes.claimed(self._ended, asker, claim)
+        self._ended = done.state
+        return done.reason
 
     async def _called(self, sender: PeerId, request: bytes) -> bytes:
         try:
@@ -86,6 +98,8 @@ class LaneKeepers:
             if isinstance(message, said.LaneSpare):
                 reason = self._spare_heard(sender, message)
                 return encode_parcel(said.LaneAnswer(reason, 0 if reason else len(self.lanes)))
+            if isinstance(message, said.LaneClaim):
+                return encode_parcel(said.LaneAnswer(self._claim(sender, message)[:200]))
             kept = self._kept.get(message.lane)
             if kept is None:
                 raise RemoteProtocolError(f"a word about lane {message.lane}", "a lane that is kept here")
@@ -96,15 +110,23 @@ class LaneKeepers:
         return encode_parcel(said.LaneAnswer(""))
 
 
+@dataclass(frozen=True, slots=True)
+class LaneTold:
+    """What one lane is told of the others, how many there are, and tells of itself: how it ends, before its members hear it."""
+
+    num_lanes: Callable[[], int]
+    ends: Callable[[ended_lanes.EndedLane], None]
+
+
 class _KeptLane:
     def __init__(
-        self, number: int, network: LaneNetwork, state: lane.LaneState, spares: Spares, num_lanes: Callable[[], int]
+        self, number: int, network: LaneNetwork, state: lane.LaneState, spares: Spares, told: LaneTold
     ) -> None:
         self.state = state
         self._number = number
         self._network = network
         self._spares = spares
-        self._num_lanes = num_lanes
+        self._told = told
         self._lines: dict[PeerId, CallLine] = {}
         self._nursery: trio.Nursery | None = None
         self._over = trio.Event()
@@ -160,7 +182,7 @@ class _KeptLane:
             case lane.AgreeStep():
                 self._tell(living, said.LaneStep(number, order.epoch, order.at, order.whole_square))
             case lane.KeepFrom():
-                self._tell(living, said.LanePing(number, epoch, self._num_lanes()))  # a busy lane hears no other
+                self._tell(living, said.LanePing(number, epoch, self._told.num_lanes()))  # a busy lane hears no other
                 self._tell(living, said.LaneKeep(number, epoch, order.at))
             case lane.GoBack():
                 back = said.LaneBack(number, order.epoch, order.at, order.counted, order.members)
@@ -170,6 +192,7 @@ class _KeptLane:
                 self._tell(living, said.LaneResume(number, order.epoch))
             case lane.Dissolve():
                 end = said.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
+                self._told.ends(ended_lanes.EndedLane(self.state.members, order))
                 self._hang_up(set(self._lines) - set(order.survivors))
                 self._tell(order.survivors, end, is_instead=True)
                 self._over.set()
@@ -186,7 +209,7 @@ class _KeptLane:
             return None
         line = self._lines[member] = CallLine(
             self._network, member, MEMBER_CHANNEL, lambda message, refused: self._answered(member, message, refused),
-            lambda: said.LanePing(self._number, self.state.epoch, self._num_lanes()),
+            lambda: said.LanePing(self._number, self.state.epoch, self._told.num_lanes()),
         )  # fmt: skip
         self._nursery.start_soon(self._run_line, member, line)
         return line

@@ -16,7 +16,7 @@ import torch
 import trio
 
 from averaging.network.seams import Stream
-from peer.lane_calls import MEMBER_CHANNEL
+from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, whole_answer
 from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_bytes, receive_in_time
 from peer.lane_seat import LaneSeat
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
@@ -26,7 +26,14 @@ from protocol.ids import PeerId, short
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline import lane_stage
 from protocol.pipeline import synced_messages as synced
-from protocol.pipeline.lane_wire import Parcel, Said, decode_lane_message, decode_parcel, encode_parcel
+from protocol.pipeline.lane_wire import (
+    Parcel,
+    Said,
+    decode_lane_message,
+    decode_parcel,
+    encode_lane_message,
+    encode_parcel,
+)
 from protocol.stage_schema import StageMap, stage_schema
 
 log = structlog.get_logger()
@@ -97,8 +104,8 @@ class LaneMember:
         return encode_parcel(said.LaneAnswer(""))
 
     def _hear(self, sender: PeerId, message: Said) -> None:
-        if isinstance(message, said.LaneSpare):
-            raise RemoteProtocolError("a spare's word to a member", "one to its keeper")
+        if isinstance(message, said.LaneSpare | said.LaneClaim):
+            raise RemoteProtocolError(f"{type(message).__name__} to a member", "one to its keeper")
         if self._keeper_of(message.lane) != sender:
             raise RemoteProtocolError(f"{short(sender)} about lane {message.lane}", "its keeper")
         if not isinstance(message, said.FromKeeper | synced.SyncedFromOwner):
@@ -123,6 +130,7 @@ class LaneMember:
             raise RemoteProtocolError(f"a seat in group {message.lane} for {found}", "a free peer")
         if message.stage >= self._tools.config.num_stages or message.at.step >= self._tools.config.inner_steps:
             raise RemoteProtocolError(f"{message}", f"one of {self._tools.config.num_stages} stages, a step of a round")
+        self._tools.begins(message.at.round)
         try:
             self._seat = SyncedSeat(self._tools, keeper, message)
         except LocalProtocolError as error:
@@ -159,6 +167,7 @@ class LaneMember:
             raise RemoteProtocolError("a seat in a lane", "a peer that has begun to work")
         config, stage = self._tools.config, message.members.index(self._tools.network.peer_id)
         if isinstance(message, said.LaneBegin):
+            self._tools.begins(message.at.round)
             begun = lane_stage.begin(config, stage, message.at, epoch=message.epoch)
         else:
             begun = lane_stage.join(config, stage, lane_stage.WentBack(message.epoch, message.at, message.counted))
@@ -243,10 +252,24 @@ class LaneMember:
         data = await receive_bytes(stream, gift.num_bytes)
         theta_N = await tools.offload.run(partial(_values, data), cost_s=PASS_COST_S)
         share = LaneShare(gift.lane, gift.stage, gift.at.round, gift.tokens, theta_N)
-        reason = tools.take_gift(sender, share)
+        reason = await tools.take_gift(sender, share, partial(self._confirm, sender, gift))
         if reason:
             raise RemoteProtocolError(reason, "a part of this round")
         await answer(stream)
+
+    async def _confirm(self, giver: PeerId, gift: said.LaneGift) -> str:
+        """Whether the lane ended so that this is the giver's to give: its keeper decided that, and tells one only."""
+        keeper = self._keeper_of(gift.lane)
+        if keeper is None:
+            return f"a part of lane {gift.lane}, and nobody is known here who kept it"
+        claim = said.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
+        try:
+            reply = await self._tools.network.call(
+                keeper, KEEPER_CHANNEL, encode_lane_message(claim), timeout_s=2 * CALL_WITHIN_S
+            )
+            return whole_answer(reply).reason
+        except PotluckError as error:
+            return f"the keeper of lane {gift.lane} cannot be asked: {error.one_line()}"
 
     async def _seat_of(self, parcel: Parcel) -> LaneSeat | SyncedSeat | None:
         if isinstance(parcel, said.LaneAnswer | said.LaneGift):

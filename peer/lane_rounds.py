@@ -6,7 +6,9 @@ is no longer the head, because the round came without the lane, its work is lost
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 import torch
@@ -14,8 +16,9 @@ import trio
 
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.unit import UnitChain
-from peer.lane_work import LaneShare
+from peer.lane_work import Confirm, LaneShare
 from peer.stage_channel import StageReply
+from peer.stage_pace import StagePace
 from protocol.errors import ConfigError, TemporaryError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline.lane_stage import LaneConfig, Point
@@ -23,6 +26,8 @@ from protocol.pipeline.schedule import Pass
 from protocol.stage_schema import stage_unit
 
 log = structlog.get_logger()
+
+SETTLED_REMEMBERED: Final = 64
 
 
 class NoShare(TemporaryError):
@@ -69,6 +74,14 @@ class StageRounds:
         self._config = config
         self._base: CommitId | None = None
         self._share: LaneShare | None = None
+        self._offset = 0
+        """Commits of this stage less those of the first one, by which lanes count their rounds: not 0 where one of the two has lost
+        rounds.
+        """
+
+        self._settled = deque[tuple[int, int]](maxlen=SETTLED_REMEMBERED)
+        """(lane, round) of shares that a commit counted, or came without."""
+
         self._gifts: dict[int, LaneShare] = {}
         """Of lanes that are no more, by their numbers, for the round on the head."""
 
@@ -77,6 +90,7 @@ class StageRounds:
         self._loss_nats: float | None = None
         self._steps: list[float] = []
         self._held_because = ""
+        self._pace = StagePace(config.num_micro_batches, config.step_tokens)
 
     # --- the lanes' side ---
 
@@ -84,6 +98,10 @@ class StageRounds:
         """The stage's parameters that a lane begins or goes on with, (N,), and the run's tokens with them."""
         self._base = self._chain.state.head
         return self._chain.state.anchor_N, self._chain.head.total_tokens
+
+    def begins(self, round_: int) -> None:
+        """A lane begins with this round here, which is the next one of this stage, whatever its number."""
+        self._offset = self._chain.state.index - round_
 
     def stepped(self, reply: StageReply) -> None:
         """An inner step was taken here."""
@@ -108,29 +126,62 @@ class StageRounds:
         if nats is not None:
             self.measured(round_, nats)
 
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """The training process was busy for so long."""
+        self._pace.worked(work, busy_s)
+
+    @property
+    def could_tokens_per_s(self) -> float:
+        """What this stage could do here, were it never to wait for others; 0 before it is known."""
+        return self._pace.tokens_per_s
+
     async def average(self, share: LaneShare) -> torch.Tensor:
-        """Bring it into the round; (N,), the parameters of the next one."""
-        if self._base != self._chain.state.head or share.tokens <= 0:
+        """Bring it into the round; (N,), the parameters of the next one. What a lane brings once more, because it went back to the end
+        of a round that is over, counts no more.
+        """
+        if (share.lane, share.round) in self._settled:
+            return self._goes_on(share)
+        is_late = self._base != self._chain.state.head or not self._is_next(share)
+        if is_late or share.tokens <= 0:
             reason = "the round came without it" if share.tokens else "no step of it counts"
             log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
-            return self._chain.state.anchor_N
-        if self._share is not None:  # of a lane that ended in this round; we serve another one since
-            self._gifts[self._share.lane] = self._share
+            return self._goes_on(share)
+        if self._share is not None and self._share.lane != share.lane:
+            self._gifts[self._share.lane] = (
+                self._share
+            )  # of a lane that ended in this round; we serve another one since
+        self._gifts.pop(share.lane, None)  # a lane that ended while it waited here brings the same once more
         self._share = share
         self._change()
         while self._share is share:
             await self._changed.wait()
+        return self._goes_on(share)
+
+    def _goes_on(self, share: LaneShare) -> torch.Tensor:
+        """(N,): a lane that brought this begins its next round from here, which is this stage's next one."""
+        self._offset = self._chain.state.index - (share.round + 1)
         return self._chain.state.anchor_N
 
-    def take_gift(self, giver: PeerId, share: LaneShare) -> str:
-        """Bring the part of a lane that is no more into the round, too; why not, where it is not of this round and stage."""
-        if stage_unit(share.stage) != self._chain.state.unit:
-            return f"stage {share.stage}, here it is {self._chain.state.unit}"
-        if share.round != self._chain.state.index or share.lane in self._gifts:
-            return f"a part of round {share.round + 1}, here it is round {self._chain.state.index + 1}, or one that is here"
+    async def take_gift(self, giver: PeerId, share: LaneShare, confirm: Confirm) -> str:
+        """Bring the part of a lane that is no more into the round, too; why not, where it is not of this round and stage, or was not
+        its giver's to give.
+        """
+        reason = self._why_no_gift(share) or await confirm() or self._why_no_gift(share)
+        if reason:
+            return reason
         log.info("lane_gift", lane=share.lane, stage=share.stage, tokens=share.tokens, giver=short(giver))
         self._gifts[share.lane] = share
         self._change()
+        return ""
+
+    def _is_next(self, share: LaneShare) -> bool:
+        return share.round + self._offset == self._chain.state.index
+
+    def _why_no_gift(self, share: LaneShare) -> str:
+        if stage_unit(share.stage) != self._chain.state.unit:
+            return f"stage {share.stage}, here it is {self._chain.state.unit}"
+        if not self._is_next(share) or share.lane in self._gifts:
+            return f"a part of round {share.round + 1}, here it is round {self._chain.state.index + 1}, or one that is here"
         return ""
 
     @property
@@ -204,6 +255,7 @@ class StageRounds:
 
     def _spend(self, credited_tokens: int) -> None:
         shares, self._share, self._gifts = self._all, None, {}
+        self._settled.extend((share.lane, share.round) for share in shares)
         lost = sum(share.tokens for share in shares) - credited_tokens
         if lost > 0:
             lanes, reason = [share.lane for share in shares], "the round's commit does not count it"

@@ -24,6 +24,7 @@ from protocol.pipeline import lane_forming as forming
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import encode_lane_message
+from protocol.pipeline.lost_stages import empty_since, paused_because
 
 log = structlog.get_logger()
 
@@ -74,6 +75,13 @@ class LaneService:
         self.reason = "no lane yet"
         """Why this peer serves no lane, or which it serves."""
 
+        self.paused = ""
+        """Why the whole run stands still, as far as is known here; empty while it does not."""
+
+        self.could_tokens_per_s: Callable[[], float] = lambda: 0.0
+        """What our stage could do, were it never to wait for others; 0 where it is not known."""
+
+        self._empty_since_s: dict[int, float] = {}
         self._tools = tools
         self._role = role
         self._me = tools.network.peer_id
@@ -85,6 +93,11 @@ class LaneService:
         self._lanes = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
         self.keepers: Keepers = self._lanes
         self.member = LaneMember(tools, self._keeper_of)
+
+    @property
+    def lane(self) -> int | None:
+        """That is served here."""
+        return self.member.seat.lane if self.member.seat is not None else None
 
     @property
     def role(self) -> LaneRole:
@@ -127,6 +140,7 @@ class LaneService:
     async def _tell(self) -> None:
         """While we are free, say so to who keeps lanes; where nobody does, begin to."""
         while True:
+            self._look_for_lost_stages()
             seat, why_not = self.member.seat, self._role.why_not()
             if seat is not None:
                 self.reason = f"stage {seat.stage} of lane {seat.lane}"
@@ -137,6 +151,17 @@ class LaneService:
             else:
                 await self._tell_keeper()
             await trio.sleep(TELL_EVERY_S)
+
+    def _look_for_lost_stages(self) -> None:
+        """A stage that nobody holds stops all others, and its next holder lets them go on: both are said once."""
+        now_s, was_paused = trio.current_time(), self.paused
+        num_holders = [len(self._role.holders(stage)) for stage in range(self._tools.config.num_stages)]
+        self._empty_since_s = empty_since(self._empty_since_s, num_holders, now_s)
+        self.paused = paused_because(self._empty_since_s, now_s)
+        if self.paused and self.paused != was_paused:
+            log.warning("run_paused", reason=self.paused)
+        elif was_paused and not self.paused:
+            log.info("run_goes_on", reason="somebody who is there holds each stage again")
 
     async def _tell_keeper(self) -> None:
         now_s = trio.current_time()

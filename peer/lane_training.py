@@ -40,6 +40,7 @@ from peer.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId, RunId, UnitName
 from protocol.manifest import RunConfig
+from protocol.pipeline import last_round
 from protocol.pipeline.lane_stage import LaneConfig
 from protocol.pipeline_section import PipelineSection
 from protocol.reports import HeldoutResult
@@ -52,8 +53,6 @@ log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 0.5
 MEASURED_WITHIN_S: Final = 30.0
-LAST_ROUND_WITHIN_S: Final = 20.0
-"""For so long a stage that is a round behind the first one waits for its last round, once the run's tokens are committed."""
 
 
 class LaneControl:
@@ -142,6 +141,7 @@ async def train_in_lanes(
         lanes = board.lanes = _lanes(joined, run, rounds, service, stage_rounds, control)
         stage_rounds.num_lanes = lambda: lanes.num_lanes
         stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
+        lanes.could_tokens_per_s = lambda: stage_rounds.could_tokens_per_s
         stage_rounds.restarts = lambda: process.restarts
         stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()
@@ -217,7 +217,7 @@ def _lanes(
     is_synced = run.pipeline.mode == "synced"
     tools = LaneTools(
         OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift,
-        synced_of if is_synced else None, stage_rounds.has_measured,
+        synced_of if is_synced else None, stage_rounds.has_measured, stage_rounds.begins,
     )  # fmt: skip
     found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
     return found[0]
@@ -296,11 +296,18 @@ async def _until_measured(service: RoundService, lanes: LaneService, stage_round
 
 async def _until_over(rounds: PeerRounds, service: RoundService) -> None:
     """Until the run's tokens are committed and this stage has its last round, or will not have it any more."""
-    over_since_s: float | None = None
+    ending = last_round.Ending()
     while True:
         spine = rounds.spine
-        if spine is not None and spine.link.total_tokens >= service.config.total_tokens:
-            over_since_s = trio.current_time() if over_since_s is None else over_since_s
-            if is_over(service.state) or trio.current_time() - over_since_s > LAST_ROUND_WITHIN_S:
-                return
+        found = last_round.look(
+            ending,
+            is_run_over=spine is not None and spine.link.total_tokens >= service.config.total_tokens,
+            has_last_round=is_over(service.state),
+            now_s=trio.current_time(),
+        )
+        if found.missing:
+            log.warning("last_round_missed", reason=found.missing)
+        if found.is_done:
+            return
+        ending = found.state
         await trio.sleep(LOOK_EVERY_S)

@@ -133,8 +133,16 @@ def _not_told(_round: int, _nats: float | None) -> None:
     """What held-out text comes to is told to nobody."""
 
 
-def _no_gifts(_giver: PeerId, _share: LaneShare) -> str:
+Confirm = Callable[[], Awaitable[str]]
+"""Asks who knows whether a part was its giver's to give; why not, or empty where it was. Whoever asks it is given that part."""
+
+
+async def _no_gifts(_giver: PeerId, _share: LaneShare, _confirm: Confirm) -> str:
     return "nothing is brought into rounds for others here"
+
+
+def _untold(_round: int) -> None:
+    """Nobody here keeps count of rounds."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +153,12 @@ class LaneTools:
         work_of: (lane, stage) to what computes it.
         average: brings a share into its round, and returns the stage's parameters for the next one, (N,).
         bring: another stage's share, of a lane that is no more, to who holds that stage.
+        begins: is told of the round with which a lane begins here.
         synced_of: as `work_of`, in a run of synced steps; None in a run of lanes.
         measured: (round, held-out loss of the parameters that it began with, nats a byte): this peer's part in measuring them is
             done; None where it is told by another peer, or not finite.
-        take_gift: (who gives, a stage's part of a lane that is no more) to why it is not brought into the round here; empty where it
-            is.
+        take_gift: (who gives, a stage's part of a lane that is no more, who is asked whether it was to) to why it is not brought into
+            the round here; empty where it is.
     """
 
     network: LaneNetwork
@@ -158,9 +167,10 @@ class LaneTools:
     work_of: Callable[[int, int], StageWork]
     average: Callable[[LaneShare], Awaitable[torch.Tensor]]
     bring: Callable[[LaneShare], Awaitable[None]]
-    take_gift: Callable[[PeerId, LaneShare], str] = _no_gifts
+    take_gift: Callable[[PeerId, LaneShare, Confirm], Awaitable[str]] = _no_gifts
     synced_of: Callable[[int, int], SyncedWork] | None = None
     measured: Callable[[int, float | None], None] = _not_told
+    begins: Callable[[int], None] = _untold
 
     @property
     def config(self) -> LaneConfig:

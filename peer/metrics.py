@@ -57,6 +57,12 @@ PEER_METRICS: Final = (
         "potluck_peer_tokens_ready", "gauge", "Tokens trained, not yet credited.", lambda s: _one(s.tokens_ready)
     ),
     PeerMetric("potluck_peer_tokens_per_second", "gauge", "Training speed.", lambda s: _one(s.tokens_per_s)),
+    PeerMetric(
+        "potluck_peer_could_tokens_per_second",
+        "gauge",
+        "Of a pipeline run, what its stage could do here were it never to wait for others.",
+        lambda s: _one(s.could_tokens_per_s if s.lane_reason else None),
+    ),
     PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
     PeerMetric(
         "potluck_peer_sent_bytes",

@@ -124,6 +124,8 @@ def make_report(
         reassigned_unix_s=board.text.heard_unix_s if board.text is not None else 0,
         sample_losses=tuple(board.samples),
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
+        lane=status.lane,
+        could_tokens_per_s=status.could_tokens_per_s,
     )
 
 

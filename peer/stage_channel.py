@@ -118,6 +118,7 @@ class StageReply(_Message):
         expected: instead.
         square: of the gradient, as a hexadecimal number.
         counts: whether the step's tokens count.
+        busy_s: that the order took, with what the owner's controls make it wait.
         is_spoilt: what came of a micro-batch is not finite.
         loss_nats: mean of the last inner step, in nats per byte, at the last stage; of a synced step's work in nats a token,
             of its held-out text in nats a byte.
@@ -131,6 +132,7 @@ class StageReply(_Message):
     expected: str = ""
     square: str = ""
     counts: bool = True
+    busy_s: float = 0.0
     is_spoilt: bool = False
     loss_nats: float | None = None
     heldout_nats: float | None = None

@@ -6,8 +6,6 @@ started. What it had is gone; the lane goes back to a snapshot.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,23 +17,19 @@ import torch
 import trio
 
 from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
-from peer.worker_channel import MAX_MESSAGE_BYTES, Area, SharedVectors, frame, mapping_bytes
-from peer.worker_process import EarlyWorker, WorkerProcess, shared_memory, start_worker
-from protocol.errors import LocalProtocolError, MachineError, RemoteProtocolError, TemporaryError
+from peer.training_process import SLOW_RESTART_S, Incoming, TrainingProcess, no_process, restart_pause_s
+from peer.worker_channel import Area, frame
+from peer.worker_process import EarlyWorker
+from protocol.errors import LocalProtocolError, RemoteProtocolError, TemporaryError
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
 from protocol.stage_schema import stage_schema
 
 log = structlog.get_logger()
 
-RESTART_PAUSE_S: Final = 0.5
-SLOW_RESTART_S: Final = 10.0
-MAX_QUICK_DEATHS: Final = 5
 ANSWER_WITHIN_S: Final = 300.0
 """One that neither answers nor dies is killed: a pass of the largest stage, or the imports of its start, on a slow machine."""
 
-STOP_WITHIN_S: Final = 3.0
-_PART_BYTES: Final = 1 << 20
 NO_FIELDS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -55,23 +49,21 @@ class StageProcess:
 
     def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
         self.restarts = 0
-        self.is_ready = False
         self._plan = plan
-        num_elements = stage_schema(plan.stages, plan.stage).num_elements
-        self._early = early.take() if early is not None else None
-        self._memory_fd = early.memory_fd if early is not None else shared_memory()
-        os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
-        self._vectors = SharedVectors(self._memory_fd, num_elements)
+        self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
         self._sending = trio.Lock()
-        self._stream: trio.SocketStream | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._asked: dict[int, _Asked] = {}
         self._number = 0
 
     @property
     def pid(self) -> int | None:
         """Of the process, None while there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.stream is not None
 
     async def ask(
         self,
@@ -98,12 +90,12 @@ class StageProcess:
         try:
             with trio.fail_after(ANSWER_WITHIN_S):
                 async with self._sending:
-                    stream = self._stream
+                    stream = self._process.stream
                     if stream is None:
                         raise _died(op)
                     self._asked[number] = asked
                     if vector_N is not None:
-                        self._vectors.write(Area.IN, vector_N)
+                        self._process.vectors.write(Area.IN, vector_N)
                     # an order that was begun is sent to its end, or what follows it would be read as the rest of it
                     with trio.CancelScope(shield=True):
                         await stream.send_all(frame(order))
@@ -124,12 +116,11 @@ class StageProcess:
 
     def theta(self) -> torch.Tensor:
         """(N,), a copy of what the process wrote last."""
-        return self._vectors.read(Area.OUT)
+        return self._process.vectors.read(Area.OUT)
 
     def kill(self) -> None:
         """End the process; another one is started."""
-        if self._process is not None:
-            self._process.kill()
+        self._process.kill()
 
     # --- supervision ---
 
@@ -146,75 +137,36 @@ class StageProcess:
             quick_deaths = quick_deaths + 1 if trio.current_time() - began_s < SLOW_RESTART_S else 0
             self.restarts += 1
             log.warning("stage_process_died", restarts=self.restarts)
-            await trio.sleep(SLOW_RESTART_S if quick_deaths >= MAX_QUICK_DEATHS else RESTART_PAUSE_S)
+            await trio.sleep(restart_pause_s(quick_deaths))
 
     async def _live(self) -> None:
         try:
-            worker, self._early = self._early or start_worker(self._memory_fd), None
+            await self._process.live(self._plan, self._listen)
         except OSError as error:
-            raise MachineError(
-                f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
-            ) from error
-        self._process = worker.process
-        worker.channel.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
-        try:
-            await stream.send_all(frame(self._plan))
-            self._stream, self.is_ready = stream, True
-            await self._listen(stream)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return
+            if not self.restarts:
+                raise no_process(error) from error
+            log.warning("stage_process_not_started", reason=str(error))
         except LocalProtocolError as error:
             log.warning("stage_process_unreadable", reason=error.one_line())
-        finally:
-            self._stream, self.is_ready = None, False
-            for asked in self._asked.values():
-                asked.answered.set()
-            with trio.CancelScope(shield=True):
-                await stream.aclose()
-                await _end(worker)
-            self._process = None
 
-    async def _listen(self, stream: trio.SocketStream) -> None:
-        incoming = _Incoming(stream)
-        while (head := await incoming.exactly(4)) is not None:
-            length = int.from_bytes(head, "little")
-            if length > MAX_MESSAGE_BYTES:
-                raise LocalProtocolError(f"a message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
-            data = await incoming.exactly(length)
-            if data is None:
-                return
-            reply = parse_reply(data)
-            left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
-            if left is None:
-                return
-            asked = self._asked.get(reply.number)
-            if asked is not None:
-                asked.reply, asked.left = reply, left
+    async def _listen(self, incoming: Incoming) -> None:
+        try:
+            while (data := await incoming.message()) is not None:
+                reply = parse_reply(data)
+                left = await incoming.exactly(reply.num_bytes) if reply.num_bytes else b""
+                if left is None:
+                    return
+                asked = self._asked.get(reply.number)
+                if asked is not None:
+                    asked.reply, asked.left = reply, left
+                    asked.answered.set()
+        finally:
+            for asked in self._asked.values():
                 asked.answered.set()
 
     def close(self) -> None:
         """Give the shared memory back."""
-        os.close(self._memory_fd)
-
-
-class _Incoming:
-    """A stream, read piece by piece."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._buffer = bytearray()
-
-    async def exactly(self, num_bytes: int) -> bytes | None:
-        """So many bytes; None where it ends before."""
-        while len(self._buffer) < num_bytes:
-            part = await self._stream.receive_some(_PART_BYTES)
-            if not part:
-                return None
-            self._buffer += part
-        found = bytes(self._buffer[:num_bytes])
-        del self._buffer[:num_bytes]
-        return found
+        self._process.close()
 
 
 def _died(op: str) -> StageProcessDied:
@@ -226,16 +178,6 @@ def _check(reply: StageReply) -> None:
         raise RemoteProtocolError(reply.refused, reply.expected)
     if reply.failed:
         raise LocalProtocolError(reply.failed, reply.expected)
-
-
-async def _end(worker: WorkerProcess) -> None:
-    """The end of the channel ends it; one that does not listen is killed."""
-    with trio.move_on_after(STOP_WITHIN_S):
-        while worker.process.poll() is None:
-            await trio.sleep(0.05)
-        return
-    worker.process.kill()
-    await trio.to_thread.run_sync(worker.process.wait)
 
 
 @asynccontextmanager
@@ -266,6 +208,10 @@ class Told(Protocol):
         """A pass was computed."""
         ...
 
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """The process was busy for so long with a pass, or with what comes at a step's end."""
+        ...
+
 
 class ProcessWork:
     """One seat's compute in the training process (peer/lane_work.py)."""
@@ -291,6 +237,7 @@ class ProcessWork:
         """As `StageWork`."""
         reply, left = await self._ask("run_pass", _pass_fields(epoch, at, work))
         self._told.passed(at, work, reply)
+        self._told.worked(work, reply.busy_s)
         return left or None
 
     async def square(self) -> float:
@@ -303,6 +250,7 @@ class ProcessWork:
         fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex()}
         reply, _ = await self._ask("take_step", fields)
         self._told.stepped(reply)
+        self._told.worked(None, reply.busy_s)
         return reply.counts
 
     async def snapshot(self) -> bytes:

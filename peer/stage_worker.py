@@ -77,7 +77,8 @@ class StageWorker:
             self._vectors.put_down()
             if order.op in _SLOWED:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
-            self._channel.sendall(frame(reply))
+            busy_s = time.perf_counter() - begin_s
+            self._channel.sendall(frame(reply.model_copy(update={"busy_s": busy_s})))
             if left:
                 self._channel.sendall(left)
 

@@ -118,6 +118,8 @@ class PeerStatus(BaseModel):
         trouble: what its owner should see to or know of: a disk that refuses, or a state that is not the attested one; empty where
             nothing is wrong.
         writes_refused: what the disk refused to this process, and `generations_damaged` states on it that were found to be no good.
+        lane: of a pipeline run, that is served here, None where none is; `lane_reason` says which and at which stage, or why none.
+        could_tokens_per_s: what its stage could do here were it never to wait for others, 0 where it is not known.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
         text_round: of a run of experts, from which round on documents lie with them as they are read here; 0 as at the run's start.
     """
@@ -193,6 +195,9 @@ class PeerStatus(BaseModel):
     apart: str = ""
     text_round: int = 0
     units: tuple[UnitPlace, ...] = ()
+    lane: int | None = None
+    lane_reason: str = ""
+    could_tokens_per_s: float = 0.0
     last_round: LastRound | None = None
 
     @property

@@ -72,6 +72,9 @@ def status_lines(status: PeerStatus) -> list[str]:
         lines.append(f"rounds: {printable(status.round_waiting)}")
     if status.text_round:
         lines.append(f"documents: sent to experts anew from round {status.text_round} on")
+    if status.lane_reason:
+        could = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
+        lines.append(f"lanes: {printable(status.lane_reason)}{could}")
     for unit in status.units:
         lines.append(f"{unit.unit}: round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}")
     if status.host_heard_ago_s is not None and status.credential_left_s is not None:

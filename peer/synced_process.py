@@ -23,6 +23,7 @@ class ProcessSynced(ProcessWork):
             "part_bytes": (len(forward), len(backward)),
         }
         reply, left = await self._ask("serve", fields, blob=forward + backward)
+        self._told.worked(work, reply.busy_s)
         return Served(left, reply.is_spoilt, reply.loss_nats or 0.0)
 
     async def grant(self, number: int) -> None:
@@ -52,4 +53,5 @@ class ProcessSynced(ProcessWork):
         fields = {"round": at.round, "step": at.step, "whole_square": whole_square.hex(), "counted": counted}
         reply, _ = await self._ask("take_mean_step", fields)
         self._told.stepped(reply)
+        self._told.worked(None, reply.busy_s)
         return reply.counts

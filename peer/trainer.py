@@ -9,8 +9,6 @@ and `load` both end at the anchor, `snapshot` and `evaluate` say so.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,33 +22,16 @@ import trio
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.spans import COMPUTE, Record, Span, nowhere
 from peer.local_training import TextPlan, TrainingPlan
-from peer.worker_channel import (
-    MAX_MESSAGE_BYTES,
-    Area,
-    Command,
-    Op,
-    OutOfMemory,
-    Progress,
-    Reply,
-    SharedVectors,
-    frame,
-    mapping_bytes,
-    parse_event,
-)
+from peer.training_process import Incoming, TrainingProcess, no_process, restart_pause_s
+from peer.worker_channel import Area, Command, Op, OutOfMemory, Progress, Reply, frame, parse_event
 from peer.worker_errors import DoesNotFit, WorkerDied, all_finite, misfit_reason
-from peer.worker_process import EarlyWorker, shared_memory, start_worker
-from protocol.errors import LocalProtocolError, MachineError
+from peer.worker_process import EarlyWorker
+from protocol.errors import LocalProtocolError
 
 log = structlog.get_logger()
 
-RESTART_PAUSE_S: Final = 0.5
 OWNER_HOLDS: Final = "its owner holds back what is trained"
-MAX_QUICK_DEATHS: Final = 5
-"""A worker that dies so often without one step is a fault of this machine: said, and tried again more slowly."""
-
-SLOW_RESTART_S: Final = 10.0
 SPEED_WINDOW_S: Final = 10.0
-STOP_WITHIN_S: Final = 3.0
 START_WITHIN_S: Final = 300.0
 """Imports, the model, and the search for the micro-batch, on a slow machine."""
 
@@ -67,16 +48,11 @@ class WorkerTrainer:
     def __init__(self, plan: TrainingPlan, anchor_N: torch.Tensor, early: EarlyWorker | None = None) -> None:
         self._plan = plan
         self._spans = plan.units.spans
-        num_elements = plan.units.whole.num_elements
-        self._early = early.take() if early is not None else None
-        self._memory_fd = early.memory_fd if early is not None else shared_memory()
-        os.ftruncate(self._memory_fd, mapping_bytes(num_elements))
-        self._vectors = SharedVectors(self._memory_fd, num_elements)
+        self._process = TrainingProcess(plan.units.whole.num_elements, early)
+        self._vectors = self._process.vectors
         self._anchors = [anchor_N[begin:stop] for begin, stop in self._spans]
         """Where a worker begins that starts from now on, unit by unit."""
         self._command_lock = trio.Lock()
-        self._stream: trio.SocketStream | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._starting = trio.CancelScope()
         self._ready = trio.Event()
         self._reply: Reply | None = None
@@ -222,7 +198,7 @@ class WorkerTrainer:
     @property
     def worker_pid(self) -> int | None:
         """Process id of the worker, None while there is none."""
-        return self._process.pid if self._process is not None else None
+        return self._process.pid
 
     async def set_slowdown(self, factor: float) -> None:
         """Train at 1 / factor of full speed from now on."""
@@ -282,7 +258,7 @@ class WorkerTrainer:
 
         A worker that neither answers nor dies is frozen: it is killed, and so brought back.
         """
-        stream, life = self._stream, self._restarts
+        stream, life = self._process.stream, self._restarts
         if stream is None:
             return None
         self._number += 1
@@ -323,8 +299,7 @@ class WorkerTrainer:
 
     def _give_up(self, reason: str) -> None:
         self._kill_reason = reason
-        if self._process is not None:
-            self._process.kill()
+        self._process.kill()
 
     def _wake(self) -> None:
         event, self._replied = self._replied, trio.Event()
@@ -340,7 +315,7 @@ class WorkerTrainer:
             cause = await self._live(self._next_plan())
             quick_deaths = quick_deaths + 1 if self._last.step == first_step else 0
             self._note_death(cause)
-            await trio.sleep(SLOW_RESTART_S if quick_deaths >= MAX_QUICK_DEATHS else RESTART_PAUSE_S)
+            await trio.sleep(restart_pause_s(quick_deaths))
 
     def _next_plan(self) -> TrainingPlan:
         """The plan of the worker to start: it goes on in the data and in the schedule."""
@@ -376,66 +351,28 @@ class WorkerTrainer:
 
     async def _live(self, plan: TrainingPlan) -> OutOfMemory | None:
         """One life of a worker; returns why it ended where it said so."""
-        try:
-            worker, self._early = self._early or start_worker(self._memory_fd), None
-        except OSError as error:
-            if self._restarts:
-                self._kill_reason = f"the training process cannot be started: {error}"
-                return None
-            raise MachineError(
-                f"the training process cannot be started: {error}", "a working Python", "check memory and limits"
-            ) from error
-        self._process = worker.process
         for span, anchor_N in zip(self._spans, self._anchors, strict=True):
             self._vectors.part(Area.IN, span).copy_(anchor_N)
-        worker.channel.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(worker.channel))
-        self._stream = stream
         try:
-            await stream.send_all(frame(plan))
-            with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
-                return await self._listen(stream)
-            self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
-            return None
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return None
+            return await self._process.live(plan, self._listen)
+        except OSError as error:
+            if not self._restarts:
+                raise no_process(error) from error
+            self._kill_reason = f"the training process cannot be started: {error}"
         except LocalProtocolError as error:
             self._kill_reason = error.one_line()
-            return None
-        finally:
-            self._stream = None
-            with trio.CancelScope(shield=True):
-                await stream.aclose()
-                await self._end_process(self._process)
-            self._process = None
+        return None
 
-    async def _end_process(self, process: subprocess.Popen[bytes]) -> None:
-        """The end of the channel ends it; one that does not listen is killed."""
-        with trio.move_on_after(STOP_WITHIN_S):
-            while process.poll() is None:
-                await trio.sleep(0.05)
-            return
-        process.kill()
-        await trio.to_thread.run_sync(process.wait)
-
-    async def _listen(self, stream: trio.SocketStream) -> OutOfMemory | None:
-        buffer = bytearray()
-        while True:
-            part = await stream.receive_some(65536)
-            if not part:
-                return None
-            buffer += part
-            while len(buffer) >= 4:
-                length = int.from_bytes(buffer[:4], "little")
-                if length > MAX_MESSAGE_BYTES:
-                    raise LocalProtocolError(f"a worker message of {length} bytes", f"at most {MAX_MESSAGE_BYTES}")
-                if len(buffer) < 4 + length:
-                    break
-                event = parse_event(bytes(buffer[4 : 4 + length]))
-                del buffer[: 4 + length]
+    async def _listen(self, incoming: Incoming) -> OutOfMemory | None:
+        with trio.CancelScope(deadline=trio.current_time() + START_WITHIN_S) as self._starting:
+            while (data := await incoming.message()) is not None:
+                event = parse_event(data)
                 if isinstance(event, OutOfMemory):
                     return event
                 self._take(event)
+            return None
+        self._kill_reason = f"the training process was not ready after {START_WITHIN_S:.0f} s"
+        return None
 
     def _begun(self, step: int, micro_batch: int) -> Progress:
         """What is known of a worker before its first word."""
@@ -478,7 +415,7 @@ class WorkerTrainer:
 
     def close(self) -> None:
         """Give the shared memory back."""
-        os.close(self._memory_fd)
+        self._process.close()
 
 
 @asynccontextmanager

@@ -142,6 +142,8 @@ class PeerReport:
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
         reassigned_unix_s: when the re-assignment of documents was signed that it has heard of; 0 for none.
         sample_losses: by which documents are sent to experts anew.
+        lane: of a pipeline run, that it serves in, or the group of replicas; None where it serves in none.
+        could_tokens_per_s: what its stage there could do were it never to wait for others; 0 before it is known.
     """
 
     state: str
@@ -174,6 +176,8 @@ class PeerReport:
     unit_bytes: tuple[UnitBytes, ...] = ()
     reassigned_unix_s: int = 0
     sample_losses: tuple[SampleLosses, ...] = ()
+    lane: int | None = None
+    could_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
@@ -185,7 +189,9 @@ class PeerReport:
         for name in ("index", "total_tokens", "tokens_ready", "bytes_up", "bytes_down", "reassigned_unix_s"):
             value = getattr(self, name)
             require(0 <= value <= _MAX_COUNT, f"{name} {value}", "0 to 2^60")
-        require(math.isfinite(self.tokens_per_s) and self.tokens_per_s >= 0, f"{self.tokens_per_s} tokens/s", "a rate")
+        for rate in (self.tokens_per_s, self.could_tokens_per_s):
+            require(math.isfinite(rate) and rate >= 0, f"{rate} tokens/s", "a rate")
+        require(0 <= (self.lane or 0) < 1 << 32, f"lane {self.lane}", "a whole number of 32 bits")
         # NaN and infinity would poison the loss curve of everybody.
         require(math.isfinite(self.loss_nats or 0.0), f"training loss {self.loss_nats}", "a finite number")
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
@@ -263,6 +269,8 @@ def encode_report(report: PeerReport) -> bytes:
         expert_room=report.expert_room,
         incarnation=report.incarnation,
         reassigned_unix_s=report.reassigned_unix_s,
+        lane=report.lane,
+        could_tokens_per_s=report.could_tokens_per_s,
     )
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
@@ -335,6 +343,8 @@ def decode_report(data: bytes) -> PeerReport:
         unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
         reassigned_unix_s=body.reassigned_unix_s,
         sample_losses=tuple(_decode_sample(sample) for sample in body.sample_losses[: _MAX_SAMPLES + 1]),
+        lane=body.lane if body.HasField("lane") else None,
+        could_tokens_per_s=body.could_tokens_per_s,
     )
 
 

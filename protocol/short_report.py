@@ -14,7 +14,15 @@ from typing import Final
 from protocol.ids import UnitName
 from protocol.reports import LIKENESS_BYTES, PeerReport, encode_report
 
-_MOVING: Final = ("tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "unit_bytes")
+_MOVING: Final = (
+    "tokens_per_s",
+    "tokens_ready",
+    "loss_nats",
+    "bytes_up",
+    "bytes_down",
+    "unit_bytes",
+    "could_tokens_per_s",
+)
 _BROUGHT: Final = ("heldout", "certificates", "start_record", "revocations", "sample_losses")
 _EMPTY: Final = PeerReport("", "", UnitName(""))
 

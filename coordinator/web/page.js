@@ -13,6 +13,7 @@ function make(tag, text, cls) {
   if (cls) node.className = cls;
   return node;
 }
+const areStages = () => (now.units || []).some(u => u.unit.startsWith("stage-"));
 const names = () => Object.fromEntries(now.peers.map(p => [p.peer, p.name]));
 
 function header() {
@@ -30,7 +31,7 @@ function header() {
   if (now.restarted) notes.push(`The host ${now.restarted}.`);
   if (now.documents) notes.push(`Documents: ${now.documents}.`);
   for (const m of now.missing || []) notes.push(`Missing: round ${m.index} of ${m.name}, for ${span(m.missing_s)}: ${m.reason}.`);
-  for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
+  if (!areStages()) for (const u of (now.units || []).filter(u => u.frozen)) notes.push(`${u.unit} is frozen: ${u.why}.`);
   if (now.forks) notes.push(`${now.forks + 1} lineages are followed until they meet.`);
   if (now.bans) notes.push(`${now.bans} banned.`);
   el("notes").textContent = notes.join(" ");
@@ -39,7 +40,7 @@ function header() {
 
 function cards() {
   const live = now.peers.filter(p => p.state !== "silent" && p.state !== "left");
-  const speed = live.reduce((sum, p) => sum + p.tokens_per_s, 0), newest = full.heldout[full.heldout.length - 1];
+  const speed = now.tokens_per_s, newest = full.heldout[full.heldout.length - 1];
   const round = full.rounds[full.rounds.length - 1];
   const facts = [["peers here", live.length], ["tokens per second", big(speed)], ["round", now.index],
     ["held-out bits per byte", newest ? bits(newest.nats).toFixed(3) : "not yet"],
@@ -62,11 +63,10 @@ function curves() {
   const speeds = full.rounds.slice(1).map((r, i) => [r.total_tokens, (r.total_tokens - full.rounds[i].total_tokens)
     / Math.max(1, r.unix_s - full.rounds[i].unix_s)]);
   const units = full.units || [], whole = { label: "all of them", colour: "--a", points: points(full.heldout) };
-  const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
   el("of-experts").hidden = !units.length;
-  el("expert-loss").hidden = areStages;
-  if (areStages) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
-  if (units.length && !areStages) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
+  el("expert-loss").hidden = areStages();
+  if (areStages()) el("parts-heading").replaceChildren("Stages ", make("small", "of one model, each with its replicas and its rounds"));
+  if (units.length && !areStages()) draw("expert-loss", [whole, ...units.map((u, i) => ({ label: u.unit, stroke: expertColour(i),
     points: points(full.heldout_experts[u.unit] || []) }))], [], v => v.toFixed(3));
   draw("speed", [{ label: "tokens per second", colour: "--a", points: speeds }], [], big);
 }
@@ -112,10 +112,18 @@ function peers() {
 // Far from each other on the wheel, whatever the number of experts.
 const expertColour = number => `hsl(${(200 + 137 * number) % 360} 60% 52%)`;
 
+// Of a stage: replicas that serve and to spare, what lanes do there, what it could do, and whether the others wait for it.
+function speedOf(unit) {
+  const s = (now.stages || []).find(s => s.unit === unit);
+  if (!s) return ["", "", "", "", ""];
+  return [String(s.serving), String(s.spare), big(s.tokens_per_s), s.could_tokens_per_s ? big(s.could_tokens_per_s) : "not yet",
+    s.bottleneck ? make("span", "the bottleneck", "bad") : ""];
+}
+
 function experts() {
   const units = now.units || [], by = names();
-  const areStages = units.length > 0 && units[0].unit.startsWith("stage-");
-  const heads = [[areStages ? "stage" : "expert"], [areStages ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"], [areStages ? "" : "bits per byte", "n"]];
+  const heads = [[areStages() ? "stage" : "expert"], [areStages() ? "replicas" : "holders", "w"], ["rounds", "n"], ["kept here", "n x"], ["up", "n x"], ["down", "n x"],
+    ...(areStages() ? [["serve", "n x"], ["spare", "n x"], ["tokens/s", "n"], ["could do", "n"], ["", "w"]] : [["bits per byte", "n"]])];
   const moved = now.unit_bytes || {}, bytesOf = (unit, way) => unit in moved ? inBytes(moved[unit][way]) : "";
   const shared = "trunk" in moved ? [["trunk", "everybody", String(now.index), "", bytesOf("trunk", "bytes_up"), bytesOf("trunk", "bytes_down"), ""]] : [];
   table("experts", heads, shared.concat(units.map((u, i) => {
@@ -123,9 +131,17 @@ function experts() {
     dot.style.background = expertColour(i);
     name.append(dot, u.unit);
     const held = u.holders.map(p => by[p] || p.slice(-6)).join(", ");
+    const last = areStages() ? speedOf(u.unit) : [curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
     return [name, held || (u.frozen ? make("span", `frozen: ${u.why}`, "bad") : "nobody yet"), String(u.index), String(u.kept_index),
-      bytesOf(u.unit, "bytes_up"), bytesOf(u.unit, "bytes_down"), curve.length ? bits(curve[curve.length - 1].nats).toFixed(3) : ""];
+      bytesOf(u.unit, "bytes_up"), bytesOf(u.unit, "bytes_down"), ...last];
   })));
+}
+
+function lanes() {
+  const by = names(), rows = now.lanes || [];
+  el("lanes").hidden = !rows.length;
+  table("lanes", [["lane"], ["a replica of each stage", "w"], ["tokens/s", "n"]], rows.map(l => [String(l.lane),
+    l.members.map(stage => stage.map(p => by[p] || p.slice(-6)).join(" + ") || "nobody").join(", "), big(l.tokens_per_s)]));
 }
 
 function happened() {
@@ -201,7 +217,7 @@ async function show(status) {
   if (!full || full.index !== now.index || full.head !== now.head || full.num_points !== now.num_points
       || full.num_checkpoints !== now.num_checkpoints) await readAll();
   header();
-  if (full) { cards(); peers(); experts(); }
+  if (full) { cards(); peers(); experts(); lanes(); }
   if (now.last_event !== lastEvent) {
     events = await (await fetch("api/events")).json();
     lastEvent = now.last_event;

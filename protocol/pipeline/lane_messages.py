@@ -247,9 +247,27 @@ class LaneSpare:
         require(0 <= self.index <= MAX_ROUND, f"round {self.index}", f"at most {MAX_ROUND}")
 
 
+@dataclass(frozen=True, slots=True)
+class LaneClaim:
+    """Who is given a stage's part of a lane that is no more (`LaneGift`) to the lane's keeper: was it this peer's to give, with so
+    many tokens? The answer is a refusal where it was not, or where another was given it before.
+    """
+
+    lane: int
+    at: Point
+    stage: int
+    tokens: int
+    giver: PeerId
+
+    def __post_init__(self) -> None:
+        require_where(self.lane, 0, self.at)
+        require(0 <= self.stage < MAX_STAGES, f"stage {self.stage}", f"less than {MAX_STAGES}")
+        require_tokens(self.tokens)
+
+
 FromKeeper = LaneBegin | LaneStep | LaneKeep | LaneBack | LaneResume | LaneEnd | LanePing
 FromMember = LaneSquare | LaneCopied | LaneLoaded | LaneLoadFailed | LaneLeave
-LaneMessage = FromKeeper | FromMember | LaneSpare
+LaneMessage = FromKeeper | FromMember | LaneSpare | LaneClaim
 """What is said in calls."""
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -56,6 +57,8 @@ STAGE_OF: Final = {"stage0": 0, "stage1": 1, "stage2": 2, SPARE: SPARE_STAGE}
 IDENTITIES: Final = {name: Identity(name.encode().ljust(32, b"p")) for name in STAGE_OF}
 _CA_FILE: Final = "ca.der"
 _LOOK_S: Final = 0.02
+_GATED_WITHIN_S: Final = 3600.0
+"""A lane stands still at the gate in mid-step while others are measured, and is not stuck."""
 
 
 def write_credentials(folder: Path) -> None:
@@ -133,6 +136,9 @@ class End:
 
     def passed(self, at: Point, work: Pass, reply: StageReply) -> None:
         """A pass is done; when, `WatchedWork` notes."""
+
+    def worked(self, work: Pass | None, busy_s: float) -> None:
+        """For how long is told by nobody here."""
 
     async def ask(self, line: str) -> dict[str, object]:
         """The answer to a line of the input."""
@@ -215,8 +221,9 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str)
         end.member.serve()
         nursery.start_soon(end.member.run)
         spares: list[PeerId] = []
+        patient = replace(tools.config, stalled_after_s=_GATED_WITHIN_S)
         keepers = LaneKeepers(
-            tools.network, tools.config, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
+            tools.network, patient, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
         )
         keepers.serve()
         while not process.is_ready:

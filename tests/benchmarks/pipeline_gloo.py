@@ -1,7 +1,8 @@
 """`python -m tests.benchmarks.pipeline_gloo FOLDER RANK ADDRESS PORT`: one stage of torch's own pipeline, over gloo, in clear text.
 
 The stages are ours, and so is the optimizer, with the gradient clipped by the whole model's norm. Rank 0 reads "SCHEDULE STEPS" from
-its input, and prints {"seconds", "loss_nats"} once all stages have taken so many steps. Schedules have models of their own.
+its input, and prints {"seconds", "loss_nats"} once all stages have taken so many steps; before the first, {} once all are connected.
+Schedules have models of their own.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ def main(arguments: list[str]) -> None:
     store = distributed.TCPStore(address, port, plan.NUM_STAGES, rank == 0, timeout)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=plan.NUM_STAGES, timeout=timeout)
     ranks = [Rank.of(folder, rank, schedule) for schedule in SCHEDULES]
+    distributed.barrier()  # all are connected
+    if rank == 0:
+        print(json.dumps({}), flush=True)
     while True:
         asked = torch.zeros(2, dtype=torch.int64)
         words = sys.stdin.readline().split() if rank == 0 else []

@@ -167,6 +167,7 @@ def open_torch(folder: Path, places: Sequence[Place] = ()) -> Iterator[dict[str,
             interface = {"GLOO_SOCKET_IFNAME": place.port.replace("n", "t") if places else "lo"}
             log = folder / f"rank{rank}.log"
             processes[f"stage{rank}"] = stack.enter_context(_open([*place.prefix, *words], log, interface))
+        _hear(processes["stage0"])  # all are connected: gloo gives up where that takes long, on slow lines
         yield {schedule: Pipeline(processes, schedule, is_torch=True) for schedule in TORCHS}
 
 
@@ -288,12 +289,12 @@ def _marks(end: Process) -> list[tuple[float, int, int, bool]]:
     return [(float(at_s), int(epoch), int(number), bool(back)) for at_s, epoch, number, back in found]
 
 
-def speed_rows(*, is_quick: bool) -> list[Row]:
-    """All rows that need real time; those with a delay where this user may make lines."""
+def speed_rows(*, is_quick: bool) -> Iterator[list[Row]]:
+    """All rows that need real time, as they are measured; those with a delay last, where this user may make lines."""
     trials, steps = (2, 2) if is_quick else (5, 10)
     with tempfile.TemporaryDirectory(prefix="potluck-pipeline.") as name:
         folder = Path(name)
-        rows = no_delay(folder, trials, steps)
+        yield losses(folder, trials)
+        yield no_delay(folder, trials, steps)
         if os.geteuid() == 0:
-            rows += delayed(folder, trials, steps)
-        return rows + losses(folder, trials)
+            yield delayed(folder, trials, steps)

@@ -8,9 +8,10 @@ from averaging.network.disk_room import DiskRoom
 from averaging.network.seams import BulkCount, BulkKind, Way
 from coordinator.ledger import LossPoint
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
+from coordinator.run_view import PeerEntry
 from coordinator.unit_holders import UnitHolders
 from protocol.ids import UnitName
-from tests.coordinator.test_run_view import A, picture, timed
+from tests.coordinator.test_run_view import A, B, peer, picture, timed
 
 
 def text() -> str:
@@ -64,6 +65,25 @@ def test_values_are_read_off_the_run() -> None:
         assert line in shown.splitlines()
 
 
+def test_lanes_and_stages_are_told_and_the_speed_of_a_lane_counts_once() -> None:
+    units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
+    told = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
+    entries = {holder: PeerEntry(report, 95.0) for holder, report in told.items()}
+    shown = replace(picture(), units=units, are_stages=True, peers=entries)
+    lines = render_metrics(lambda: Moment(shown, Counts(), 100.0)).decode().splitlines()
+    for line in (
+        "potluck_run_lanes 1.0",
+        "potluck_run_tokens_per_second 100.0",
+        'potluck_run_stage_serving_peers{unit="stage-1"} 1.0',
+        'potluck_run_stage_spare_peers{unit="stage-1"} 0.0',
+        'potluck_run_stage_tokens_per_second{unit="stage-0"} 100.0',
+        'potluck_run_stage_could_tokens_per_second{unit="stage-0"} 900.0',
+        'potluck_run_stage_is_bottleneck{unit="stage-0"} 0.0',
+        'potluck_run_stage_is_bottleneck{unit="stage-1"} 1.0',
+    ):
+        assert line in lines
+
+
 def test_names_carry_base_units() -> None:
     units = (
         "_seconds",
@@ -82,5 +102,7 @@ def test_names_carry_base_units() -> None:
         "_forks",
         "_bans",
         "_members",
+        "_lanes",
+        "_bottleneck",
     )
     assert [row.name for row in COORDINATOR_METRICS if not row.name.endswith(units)] == []

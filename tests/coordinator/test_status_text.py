@@ -58,6 +58,19 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
     assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
 
 
+def test_lines_say_what_each_stage_does_and_could_do_which_one_is_waited_for_and_who_makes_each_lane() -> None:
+    units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
+    told = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
+    entries = {holder: PeerEntry(report, 95.0) for holder, report in told.items()}
+    shown = replace(picture(), units=units, are_stages=True, peers=entries)
+    lines = status_lines(json.loads(json.dumps(status_json(shown, 100.0))))
+    assert "stage-0: 1 serve, 0 to spare; 100 tokens/s of 900 that it could do" in lines
+    assert "stage-1: 1 serve, 0 to spare; 100 tokens/s of 150 that it could do; the bottleneck" in lines
+    assert f"lane 7: {peer_name(A)}, {peer_name(B)}; 100 tokens/s" in lines
+    assert status_json(shown, 100.0)["tokens_per_s"] == 100.0
+    assert status_json(replace(shown, are_stages=False), 100.0)["tokens_per_s"] == 200.0
+
+
 def test_lines_say_what_all_peers_together_moved_of_each_unit() -> None:
     trunk, expert = UnitName("trunk"), UnitName("expert-0")
     first = replace(peer(), unit_bytes=(UnitBytes(trunk, 2_000_000, 1_000_000), UnitBytes(expert, 500, 0)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -14,7 +15,9 @@ from averaging.rounds.download import DownloadProgress
 from peer.apart import APART_AFTER_S
 from peer.board import Board
 from peer.controls_core import Decision
+from peer.lane_service import LaneService
 from peer.roster import HOST_AWAY_S, Roster
+from peer.status_text import status_lines
 from protocol.credential import make_ca, make_request, make_tls_key, open_request
 from protocol.frozen import replace
 from protocol.identity import Ed25519Verifier, Identity
@@ -84,6 +87,20 @@ async def test_how_long_it_has_been_so_counts_from_the_change_of_what_is_shown(
     await trio.sleep(3.0)
     board.allowed = Decision(share=0.0, reason="on battery")
     assert (board.read().reason, board.read().state_s) == ("on battery", 3.0)
+
+
+async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_own_pause_is_said_first() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board.say("training", "training")
+    sentence = "the run pauses: nobody who is there holds stage 1"
+    known = {"lane": None, "reason": "free: a lane is waited for", "could_tokens_per_s": lambda: 640.0}
+    board.lanes = cast(LaneService, SimpleNamespace(paused=sentence, **known))
+    assert (board.read().state, board.read().reason) == ("waiting", sentence)
+    assert "lanes: free: a lane is waited for; could do 640 tokens/s" in status_lines(board.read())
+    board.allowed = Decision(share=0.0, reason="on battery")
+    assert (board.read().state, board.read().reason) == ("paused", "on battery")
+    board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), Decision()
+    assert board.read().state == "training"
 
 
 async def test_a_download_that_ended_before_it_was_whole_is_no_longer_shown() -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 import trio
 import trio.testing
 
 from peer.lane_calls import KEEPER_CHANNEL, read_answer
+from peer.lane_member import LaneMember, stage_size
+from peer.lane_outbox import give
+from peer.lane_work import Confirm, LaneShare
 from protocol.errors import LocalProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import encode_lane_message
+from protocol.pipeline.micro_batch import MicroBatch
 from tests.peer.lane_swarm import KEEPER, open_lanes
-from tests.peer.lane_world import NUM_STAGES, lane_config
+from tests.peer.lane_world import NUM_STAGES, STEP_TOKENS, lane_config
+from tests.peer.stage_world import STAGES
 
 CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
 START = Point(0, 0)
@@ -39,6 +47,49 @@ async def test_nobody_but_a_lanes_members_is_heard_and_they_only_as_members(
         assert "whole message" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, b"\xff", timeout_s=1.0))
         await world.rounds.anchor(0)
         assert world.lane(0).epoch == 0
+
+
+async def test_what_a_lane_left_is_taken_from_who_was_to_give_it_alone_and_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_lanes(CONFIG) as world:
+        taken = list[LaneShare]()
+
+        async def take(_giver: PeerId, share: LaneShare, confirm: Confirm) -> str:
+            reason = await confirm()
+            taken.extend([] if reason else [share])
+            return reason
+
+        heirs = [PeerId("heir"), PeerId("other")]
+        for heir in heirs:
+            member = LaneMember(replace(world.tools(heir), take_gift=take), lambda number: KEEPER)
+            member.serve()
+            world.start(heir, member.run)
+
+        def about(peer: PeerId, stage: int, batch: MicroBatch, is_backward: bool) -> None:
+            if (stage, batch.step, batch.number, is_backward) == (1, 2, 1, True):
+                world.kill(peer)
+
+        world.about = about
+        with trio.fail_after(20.0):
+            while 0 not in world.ended:
+                await trio.sleep(0.05)
+        tokens, at = 2 * STEP_TOKENS, Point(0, 2)
+        values_N = torch.ones(stage_size(STAGES, 1))
+
+        async def brings(giver: PeerId, heir: PeerId, tokens: int) -> str:
+            gift = said.LaneGift(0, at, 1, tokens, 4 * values_N.numel())
+            return await give(world.networks[giver], heir, gift, values_N.numpy().tobytes())
+
+        first, last = PeerId("lane0stage0"), PeerId("lane0stage2")
+        assert "which ended with" in await brings(last, heirs[0], STEP_TOKENS)
+        assert "s to bring" in await brings(first, heirs[0], tokens)
+        assert not taken
+        assert await brings(last, heirs[0], tokens) == ""
+        assert "heir was given it" in await brings(last, heirs[1], tokens)
+        assert [(share.lane, share.stage, share.round, share.tokens) for share in taken] == [(0, 1, 0, tokens)]
+        world.kill(KEEPER)
+        assert "cannot be asked" in await brings(last, heirs[1], tokens)
 
 
 async def test_a_lane_is_kept_once(autojump_clock: trio.testing.MockClock) -> None:

@@ -52,7 +52,7 @@ def _share(tokens: int = 10240) -> LaneShare:
 
 
 def _commit(chain: _Chain) -> torch.Tensor:
-    chain.state = replace(chain.state, head=SECOND, anchor_N=torch.full((4,), 5.0))
+    chain.state = replace(chain.state, head=SECOND, index=4, anchor_N=torch.full((4,), 5.0))
     return chain.state.anchor_N
 
 
@@ -129,6 +129,88 @@ async def test_steps_that_count_are_counted_and_the_loss_is_told(autojump_clock:
     assert (rounds.progress().state, rounds.progress().reason) == ("held", "its owner holds it back")
 
 
+async def test_a_lane_that_ends_while_its_share_waits_brings_it_again_and_it_counts_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    for _ in range(2):
+        with trio.move_on_after(1.0):
+            await rounds.average(_share())
+        assert rounds.progress().tokens_ready == 10240
+    with trio.move_on_after(1.0):
+        await rounds.average(replace(_share(), lane=8))
+    assert rounds.progress().tokens_ready == 2 * 10240
+    with trio.move_on_after(1.0):
+        await rounds.average(_share())
+    assert rounds.progress().tokens_ready == 2 * 10240
+    assert (await rounds.snapshot()).tokens == 2 * 10240
+
+
+async def test_a_lane_that_goes_back_to_the_end_of_a_round_that_is_over_counts_no_second_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_goes_on_from, rounds, 5.0)
+        await trio.testing.wait_all_tasks_blocked()
+        await rounds.shift(_commit(chain), credited_tokens=10240, schedule_tokens=0)
+    rounds.newest()  # it went on, was called back before the next snapshot was whole, and brings the same again
+    with capture_logs() as logs:
+        await _goes_on_from(rounds, 5.0)
+    assert not logs, "it was counted"
+    assert rounds.progress().tokens_ready == 0
+
+
+async def test_a_spare_in_the_place_of_who_brought_a_round_that_is_over_brings_it_into_no_other(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    _commit(chain)
+    rounds = _rounds(chain)
+    with capture_logs() as logs:
+        await _goes_on_from(rounds, 5.0)
+    assert [log["event"] for log in logs] == ["lane_share_lost"]
+    with trio.move_on_after(1.0):
+        await rounds.average(replace(_share(), round=4))
+    assert rounds.progress().tokens_ready == 10240, "the next one counts"
+
+
+async def test_a_lane_at_a_stage_that_has_lost_rounds_counts_from_where_it_began(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    rounds.begins(9)
+    gift = LaneShare(9, 1, 9, 2560, torch.ones(4))
+    assert await rounds.take_gift(PeerId("stage-2"), gift, _confirms) == ""
+    with trio.move_on_after(1.0):
+        await rounds.average(replace(_share(), round=9))
+    assert rounds.progress().tokens_ready == 10240 + 2560
+
+
+async def _confirms() -> str:
+    return ""
+
+
+async def _refuses() -> str:
+    return "it is another's to bring"
+
+
+async def test_a_part_that_was_confirmed_when_the_round_had_moved_on_is_not_brought_into_the_next_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+
+    async def confirms_late() -> str:
+        chain.state = replace(chain.state, index=4, head=SECOND)
+        return ""
+
+    gift = LaneShare(9, 1, 3, 2560, torch.ones(4))
+    assert "here it is round 5" in await rounds.take_gift(PeerId("stage-2"), gift, confirms_late)
+    assert rounds.progress().tokens_ready == 0
+
+
 async def _goes_on_from(rounds: StageRounds, value: float) -> None:
     assert torch.equal(await rounds.average(_share()), torch.full((4,), value))
 
@@ -139,10 +221,12 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
     chain = _chain()
     rounds = _rounds(chain)
     gift = LaneShare(9, 1, 3, 10240 // 4, torch.full((4,), 6.0))
-    assert rounds.take_gift(PeerId("stage-2"), gift) == ""
-    assert "one that is here" in rounds.take_gift(PeerId("stage-2"), gift)
-    assert "here it is round 4" in rounds.take_gift(PeerId("stage-2"), replace(gift, lane=8, round=2))
-    assert "stage 0" in rounds.take_gift(PeerId("stage-2"), replace(gift, stage=0))
+    giver = PeerId("stage-2")
+    assert await rounds.take_gift(giver, replace(gift, lane=8), _refuses) == "it is another's to bring"
+    assert await rounds.take_gift(giver, gift, _confirms) == ""
+    assert "one that is here" in await rounds.take_gift(giver, gift, _refuses)
+    assert "here it is round 4" in await rounds.take_gift(giver, replace(gift, lane=8, round=2), _refuses)
+    assert "stage 0" in await rounds.take_gift(giver, replace(gift, stage=0), _refuses)
     alone = await rounds.snapshot()
     assert (alone.tokens, alone.theta_N.tolist()) == (2560, [6.0] * 4)
     async with trio.open_nursery() as nursery:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from peer.lane_service import LaneRole, LaneService
 from protocol.ids import CommitId, PeerId
+from protocol.pipeline.lane import LaneState
 from protocol.pipeline.lane_forming import keeper_order
 from tests.peer.lane_swarm import LaneSwarm, open_lanes
 from tests.peer.lane_world import NUM_STAGES, lane_config
@@ -18,6 +20,10 @@ from tests.peer.lane_world import NUM_STAGES, lane_config
 CONFIG = lane_config(inner_steps=3, snapshot_steps=2)
 GENESIS = CommitId(b"g" * 32)
 FIRST = tuple(PeerId(f"stage0peer{number}") for number in range(2))
+PAUSED = (
+    "the run pauses: nobody who is there holds stage 1; it goes on from its newest state that a peer or the host has"
+    " as soon as somebody takes what is missing"
+)
 KEEPER, SUCCESSOR = keeper_order(GENESIS, FIRST)
 
 
@@ -32,7 +38,7 @@ class _Services:
         """A peer that holds a stage."""
 
         def holders(of: int) -> list[PeerId]:
-            named = [PeerId(f"stage{of}peer{number}") for number in range(2)]
+            named = [PeerId(f"stage{of}peer{number}") for number in range(3)]
             return [p for p in named if p in self.world.networks and p not in self.world.killed]
 
         def index() -> int:
@@ -83,3 +89,46 @@ async def test_a_keeper_keeps_its_lanes_when_one_joins_that_stands_before_it(
                 await trio.sleep(0.05)
         assert not services.of[KEEPER].keepers.lanes
         assert len(services.of[SUCCESSOR].keepers.lanes) == 1
+
+
+async def test_when_the_keeper_dies_the_next_one_makes_new_lanes_of_who_is_left(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _open(2) as services:
+        world = services.world
+        await world.rounds.anchor(0)
+        before = set(services.of[KEEPER].keepers.lanes)
+        world.rounds.num_lanes = 1
+        world.kill(KEEPER)
+        await world.rounds.anchor(1)
+        kept = services.of[SUCCESSOR].keepers.lanes
+        assert len(kept) == 1
+        assert not before & set(kept), "what is late of a former lane is taken for none of these"
+        assert all(
+            isinstance(lane, LaneState) and set(lane.members) <= set(services.seated()) for lane in kept.values()
+        )
+        assert services.of[SUCCESSOR].num_lanes == 1
+
+
+async def test_a_stage_that_nobody_holds_pauses_the_run_in_one_sentence_until_a_newcomer_takes_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _open(2) as services:
+        world, newcomer = services.world, PeerId("stage1peer2")
+        await world.rounds.anchor(0)
+        world.rounds.num_lanes = 1
+        with capture_logs() as logs:
+            for number in range(2):
+                world.kill(PeerId(f"stage1peer{number}"))
+            await trio.sleep(20.0)
+            rest = [service for peer, service in services.of.items() if peer not in world.killed]
+            assert {service.paused for service in rest} == {PAUSED}
+            assert services.seated() == [], "their lanes are no more"
+            committed = len(world.rounds.anchors)
+            services.begin(newcomer, 1)
+            await world.rounds.anchor(2)
+        assert {service.paused for service in rest} == {""}
+        assert newcomer in services.seated()
+        assert len(world.rounds.anchors) > committed
+        told = [log["event"] for log in logs if log["event"] in ("run_paused", "run_goes_on")]
+        assert told == ["run_paused"] * len(rest) + ["run_goes_on"] * len(rest)

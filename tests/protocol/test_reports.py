@@ -67,6 +67,9 @@ def test_report_survives_the_wire() -> None:
         REPORT, unit_bytes=(UnitBytes(UnitName("trunk"), 1 << 40, 7), UnitBytes(UnitName("expert-0"), 0, 1))
     )
     assert decode_report(encode_report(moved)) == moved
+    for lane in (0, (1 << 32) - 1):
+        serving = replace(REPORT, lane=lane, could_tokens_per_s=7000.5)
+        assert decode_report(encode_report(serving)) == serving
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,8 @@ def test_report_survives_the_wire() -> None:
         {"loss_nats": math.inf},
         {"tokens_per_s": -1.0},
         {"tokens_per_s": math.nan},
+        {"could_tokens_per_s": math.inf},
+        {"lane": 1 << 32},
         {"head": CommitId(b"short")},
         {"reason": "x" * 257},
         {"certificates": (b"",) * (MAX_CERTIFICATES + 1)},

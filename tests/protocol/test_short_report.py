@@ -41,6 +41,7 @@ WHOLE = PeerReport(
     expert_room=2,
     incarnation=1 << 62,
     reassigned_unix_s=1_700_000_000,
+    lane=70_000,
 )
 MOVED = {
     "tokens_per_s": 1.0,
@@ -49,6 +50,7 @@ MOVED = {
     "bytes_up": 1,
     "bytes_down": 1,
     "unit_bytes": (UnitBytes(UnitName("expert-1"), 5, 6),),
+    "could_tokens_per_s": 3.0,
 }
 BROUGHT = {
     "heldout": (HeldoutResult(COMMIT, 3, 900_000, 2.0),),

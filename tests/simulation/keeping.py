@@ -30,7 +30,7 @@ class SimulatedKeeper:
         self._world = world
         self._disk = disk
         self.kept: dict[UnitName, int] = {}
-        places = {unit: self._place(unit) for unit in world.layout.units[1:]}
+        places = {unit: self._place(unit) for unit in world.layout.kept}
         self.network = world.swarm.start(KEEPER)
         view = KeeperView(self.looks, self._is_member, self.kept.__setitem__, self._reach)
         self.keeper = UnitKeeper(self.network, places, view, every_rounds)
@@ -67,7 +67,7 @@ class SimulatedKeeper:
                 {node.peer: node.index_of(unit) for node in world.holders(unit)},
                 {node.peer: node.head_of(unit) or NO_COMMIT for node in world.holders(unit)},
             )
-            for unit in world.layout.units[1:]
+            for unit in world.layout.kept
         ]
 
     async def _is_member(self, peer: PeerId) -> bool:

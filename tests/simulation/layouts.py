@@ -22,6 +22,13 @@ class Layout:
         """The unit that decides for all."""
         return self.units[0]
 
+    @property
+    def kept(self) -> tuple[UnitName, ...]:
+        """Those that the host keeps to give them on: what not everybody holds."""
+        return tuple(
+            unit for unit in self.units if not all(unit in self.held(number) for number in range(len(self.units)))
+        )
+
 
 WHOLE_UNIT: Final = UnitName("fragment-0")
 _FRAGMENTS: Final = tuple(UnitName(f"fragment-{number}") for number in range(4))

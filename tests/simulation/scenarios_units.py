@@ -305,6 +305,43 @@ async def stages_cut_across(scene: Scene) -> None:
             expect(node.follower.view.head in followed, "who holds no first stage follows it")
 
 
+async def _stage_is_lost(scene: Scene, stage: UnitName) -> None:
+    """All replicas of a stage are gone for good. The host has followed it; a newcomer takes it, goes on from what the host keeps, and
+    all of that stage's work up to there stands. When the old holders are back they follow.
+    """
+    host = SimulatedKeeper(scene.world, MemoryDisk())
+    await _all_move(scene, rounds=4)
+    holders = await _in_mid_round(scene, stage)
+    newest = max(holders, key=lambda node: node.index_of(stage))
+    lineage, index = _commits(scene, stage, newest), newest.index_of(stage)
+    for node in holders:
+        node.crash()
+    await scene.sleep(30.0)
+    expect(not scene.world.holders(stage), "nobody holds the stage")
+    expect(index - 1 <= host.kept[stage] <= index, "the host has followed to the last round, or the one before")
+    newcomer = scene.world.add_node()
+    expect(stage in newcomer.units, "it takes what the run lacks")
+    newcomer.kept_by = KEEPER
+    scene.boot(newcomer)
+    await scene.until(lambda: newcomer.index_of(stage) > host.kept[stage] > 0, "a round on top of those", 400.0)
+    known = scene.world.observed_of[stage].commits
+    followed = {commit for commit in lineage if commit in known and known[commit].index < index}
+    expect(followed <= _commits(scene, stage, newcomer), "the work of those who are gone stands")
+    scene.boot(*holders)
+    await scene.until(partial(_is_one, scene), "agreement", 400.0)
+
+
+for _stage, _num_peers in ((STAGES.units[0], 4), (STAGES.units[1], 5)):
+    add(
+        Scenario(
+            f"all-replicas-of-{_stage}-are-gone",
+            partial(_stage_is_lost, stage=_stage),
+            _num_peers,
+            replace(QUIET, layout=STAGES),
+        )
+    )
+
+
 # --- the one step in which all heads move -----------------------------------------------------------------------------------
 
 

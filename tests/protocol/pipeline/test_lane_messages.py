@@ -31,6 +31,7 @@ MESSAGES: tuple[m.LaneMessage, ...] = (
     m.LanePing(1, 3),
     m.LaneLeave(1, 3, "asked to leave"),
     m.LaneSpare(2, 7),
+    m.LaneClaim(1, AT, 2, 4096, MEMBERS[0]),
 )
 PARCELS: tuple[m.LaneParcel, ...] = (
     m.LanePassed(1, 3, AT, 5, False, 4188),
@@ -44,7 +45,7 @@ PARCELS: tuple[m.LaneParcel, ...] = (
 _TOO_LARGE = 1 << 32
 
 
-@pytest.mark.parametrize("message", [*MESSAGES[:-1], *PARCELS[:4]], ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("message", [*MESSAGES[:-2], *PARCELS[:4]], ids=lambda message: type(message).__name__)
 def test_a_lane_or_a_time_line_that_does_not_fit_cannot_be_named(message: m.LaneMessage) -> None:
     for change in ({"lane": -1}, {"lane": _TOO_LARGE}, {"epoch": -1}, {"epoch": _TOO_LARGE}):
         with pytest.raises(RemoteProtocolError, match="32 bits"):
@@ -76,6 +77,8 @@ def test_a_point_that_no_run_comes_to_cannot_be_named(at: Point) -> None:
         lambda: m.LaneCopy(1, 0, AT, 64, 1),
         lambda: m.LaneCopy(1, 0, AT, 0, m.MAX_COPY_BYTES + 1),
         lambda: m.LaneFetch(1, 0, AT, -1),
+        lambda: m.LaneClaim(1, AT, 64, 4096, MEMBERS[0]),
+        lambda: m.LaneClaim(1, AT, 0, 1 << 54, MEMBERS[0]),
     ],
 )
 def test_a_message_out_of_bounds_cannot_be_made(make: Callable[[], object]) -> None:

@@ -1,0 +1,83 @@
+"""The units of a run as the host follows them: who holds which, what was said of them last, and what of each it can give on.
+
+What decides is in coordinator/unit_holders.py; what is new is told in the log once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from coordinator.unit_holders import (
+    UnitHolders,
+    claim_sentence,
+    empty_since,
+    frozen_units,
+    newest_rounds,
+    pause_sentence,
+    units_held,
+    unproven,
+)
+from coordinator.unit_keeper_core import frozen_sentence
+from protocol.ids import PeerId, UnitName
+from protocol.names import peer_name
+from protocol.reports import PeerReport
+
+_log = structlog.get_logger()
+
+
+class UnitWatch:
+    """`parts` are the experts, or stages, of the run; of one without there is nothing to say."""
+
+    def __init__(self, parts: Sequence[UnitName], *, are_stages: bool) -> None:
+        self._parts = parts
+        self._are_stages = are_stages
+        self._newest_rounds: dict[UnitName, int] = {}
+        self._kept_rounds: dict[UnitName, int] = {}
+        self._empty_since_s: dict[UnitName, float] = {}
+        self._frozen: frozenset[UnitName] = frozenset()
+        self._unproven: dict[PeerId, tuple[UnitName, ...]] = {}
+        self._paused = ""
+
+    def heard(self, peer: PeerId, report: PeerReport) -> None:
+        """What a peer says that it holds, and where it stands there."""
+        self._newest_rounds = newest_rounds(self._newest_rounds, report, self._parts)
+        units = unproven(report, self._parts)
+        if units and self._unproven.get(peer) != units:
+            _log.warning("holder_not_counted", reason=claim_sentence(peer_name(peer), units))
+        self._unproven[peer] = units
+
+    def note_kept(self, unit: UnitName, index: int) -> None:
+        """Which round of a unit the host can give to whoever takes it up."""
+        self._kept_rounds[unit] = index
+
+    def held(self, live: Mapping[PeerId, PeerReport]) -> tuple[UnitHolders, ...]:
+        """All units with those of these peers who hold them."""
+        held, kept = units_held(self._parts, live, self._newest_rounds), self._kept_rounds
+        return tuple(replace(u, is_frozen=u.unit in self._frozen, kept_index=kept.get(u.unit, 0)) for u in held)
+
+    def paused_because(self, held: Sequence[UnitHolders]) -> str:
+        """Why the whole run stands still; empty while it does not."""
+        return pause_sentence(held, are_stages=self._are_stages)
+
+    def tick(self, held: Sequence[UnitHolders], now_s: float) -> None:
+        """Let time count: a unit has lost its last holder, or has one again. `held` are none where nobody is expected to hold any."""
+        self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
+        frozen = frozen_units(self._empty_since_s, now_s)
+        for unit in sorted(frozen - self._frozen):
+            index, kept_index = self._newest_rounds.get(unit, 0), self._kept_rounds.get(unit, 0)
+            _log.warning("unit_frozen", unit=unit, reason=frozen_sentence(index, kept_index))
+        for unit in sorted(self._frozen - frozen):
+            _log.info("unit_resumed", unit=unit, reason="somebody holds it again")
+        self._frozen = frozen
+        self._tell_pause(held)
+
+    def _tell_pause(self, held: Sequence[UnitHolders]) -> None:
+        marked = [replace(unit, is_frozen=unit.unit in self._frozen) for unit in held]
+        was_paused, self._paused = self._paused, self.paused_because(marked)
+        if self._paused and not was_paused:
+            _log.warning("run_paused", reason=self._paused)
+        elif was_paused and not self._paused:
+            _log.info("run_goes_on", reason="each stage has a replica again")

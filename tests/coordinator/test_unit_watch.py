@@ -1,0 +1,67 @@
+"""A run of stages pauses in one sentence when one has no replica any more, and goes on with the next; one of experts does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.unit_holders import FROZEN_AFTER_S
+from coordinator.unit_watch import UnitWatch
+from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.reports import PeerReport, UnitStanding
+
+A, B = PeerId("a"), PeerId("b")
+STAGES = (UnitName("stage-0"), UnitName("stage-1"))
+HEAD = CommitId(b"h" * 32)
+PAUSED = "the run pauses at stage-1: nobody who is there holds it: it waits for a holder, who gets "
+
+
+def _report(stage: int, index: int) -> PeerReport:
+    beside = (UnitStanding(STAGES[stage], HEAD, Root(bytes(32)), index),) if stage else ()
+    return replace(PeerReport("training", "", STAGES[0]), head=HEAD, index=index, beside=beside, experts=(stage,))
+
+
+def _watch(*, are_stages: bool = True) -> UnitWatch:
+    watch = UnitWatch(STAGES, are_stages=are_stages)
+    watch.heard(A, _report(0, 7))
+    watch.heard(B, _report(1, 7))
+    watch.tick(watch.held({A: _report(0, 7), B: _report(1, 7)}), 100.0)
+    return watch
+
+
+def test_the_run_pauses_some_seconds_after_a_stage_lost_its_last_replica_and_goes_on_with_the_next_one() -> None:
+    watch = _watch()
+    watch.note_kept(STAGES[1], 6)
+    alone, both = {A: _report(0, 7)}, {A: _report(0, 7), B: _report(1, 6)}
+    with capture_logs() as logs:
+        watch.tick(watch.held(alone), 110.0)
+        assert watch.paused_because(watch.held(alone)) == ""
+        for _ in range(2):
+            watch.tick(watch.held(alone), 110.0 + FROZEN_AFTER_S)
+        told = f"{PAUSED}round 6 from here; round 7 is lost unless one who held it comes back"
+        assert watch.paused_because(watch.held(alone)) == told
+        watch.tick(watch.held(both), 140.0)
+        assert watch.paused_because(watch.held(both)) == ""
+    assert [log["event"] for log in logs] == ["unit_frozen", "run_paused", "unit_resumed", "run_goes_on"]
+    assert logs[1]["reason"] == told
+
+
+def test_without_an_expert_the_others_go_on() -> None:
+    watch = _watch(are_stages=False)
+    alone = {A: _report(0, 7)}
+    watch.tick(watch.held(alone), 110.0)
+    with capture_logs() as logs:
+        watch.tick(watch.held(alone), 130.0)
+    assert watch.paused_because(watch.held(alone)) == ""
+    assert [log["event"] for log in logs] == ["unit_frozen"]
+
+
+@pytest.mark.parametrize("kept_index", [7, 8])
+def test_all_that_the_host_keeps_of_a_stage_is_said(kept_index: int) -> None:
+    watch = _watch()
+    watch.note_kept(STAGES[1], kept_index)
+    watch.tick(watch.held({A: _report(0, 7)}), 110.0)
+    watch.tick(watch.held({A: _report(0, 7)}), 130.0)
+    assert watch.paused_because(watch.held({A: _report(0, 7)})) == f"{PAUSED}all of its 7 rounds from here"

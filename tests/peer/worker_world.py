@@ -1,0 +1,154 @@
+"""Training processes of one stage: a plan with a tiny model and text, the worker's loop in a thread, and that in a process's place."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from averaging.genesis import genesis_anchor
+from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
+from peer.stage_worker import StageWorker, run_stage
+from peer.worker_channel import SharedVectors, frame, mapping_bytes, read_exactly, read_message
+from peer.worker_process import WorkerProcess
+from protocol.decoder_schema import DecoderConfig, decoder_schema
+from protocol.pipeline_section import PipelineSection
+from protocol.stage_schema import stage_units
+from tests.peer.training_world import training_plan
+
+ENDS_WITHIN_S = 60.0
+MODEL = DecoderConfig(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16, is_tied=False)
+PIPELINE = PipelineSection(layers="1, 1", inner_steps=2, micro_batches=2, forward_codec="fp32", backward_codec="fp32")
+STEP_TOKENS = 64
+
+
+def stage_plan(folder: Path, stage: int, **changes: object) -> StagePlan:
+    """Of one of two stages of MODEL, on one core."""
+    whole = training_plan(folder)
+    plan = StagePlan(
+        run_id="ab" * 32,
+        model=MODEL,
+        pipeline=PIPELINE,
+        inner=whole.inner,
+        stage=stage,
+        seed=1,
+        total_tokens=1_000_000,
+        train_shards=whole.train_shards,
+        heldout_shards=whole.heldout_shards,
+        device="cpu",
+        num_threads=1,
+    )
+    return plan.model_copy(update=changes)
+
+
+def anchor(plan: StagePlan) -> torch.Tensor:
+    """(N,) of the plan's stage."""
+    begin, stop = stage_units(plan.stages).spans[plan.stage]
+    return genesis_anchor(decoder_schema(MODEL), 1)[begin:stop].clone()
+
+
+@dataclass
+class Asker:
+    """The daemon's end of a stage's training process."""
+
+    channel: socket.socket
+    vectors: SharedVectors
+    number: int = 0
+
+    def ask(self, op: StageOp, blob: bytes = b"", **fields: object) -> tuple[StageReply, bytes]:
+        """What came of an order."""
+        self.number += 1
+        order = StageOrder.model_validate({"number": self.number, "op": op, "num_bytes": len(blob), **fields})
+        self.channel.sendall(frame(order) + blob)
+        data = read_message(self.channel)
+        assert data is not None
+        reply = parse_reply(data)
+        assert reply.number == self.number
+        left = read_exactly(self.channel, reply.num_bytes) if reply.num_bytes else b""
+        assert left is not None
+        return reply, left
+
+
+@contextmanager
+def stage_worker(plan: StagePlan) -> Iterator[Asker]:
+    """The worker's loop in a thread of the test."""
+    ours, theirs = socket.socketpair()
+    num_elements = anchor(plan).numel()
+    with ours, theirs, tempfile.TemporaryFile() as file:
+        os.ftruncate(file.fileno(), mapping_bytes(num_elements))
+        loop = threading.Thread(target=StageWorker(theirs, plan, file.fileno()).run)
+        loop.start()
+        ours.settimeout(ENDS_WITHIN_S)
+        try:
+            yield Asker(ours, SharedVectors(file.fileno(), num_elements))
+        finally:
+            ours.shutdown(socket.SHUT_WR)
+            loop.join(ENDS_WITHIN_S)
+        assert not loop.is_alive()
+
+
+@dataclass
+class ThreadedProcess:
+    """In the place of a training process: a thread that works as one, and can be killed as one."""
+
+    channel: socket.socket
+    memory_fd: int
+    pid: int
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Wait for the plan, and work by it."""
+        try:
+            first = read_message(self.channel)
+            if first is not None:
+                run_stage(self.channel, first, self.memory_fd)
+        except OSError:
+            pass  # killed in the middle of a message
+        finally:
+            self.channel.close()
+            os.close(self.memory_fd)
+            self.over.set()
+
+    def poll(self) -> int | None:
+        """As of subprocess.Popen, each of these."""
+        return 0 if self.over.is_set() else None
+
+    def kill(self) -> None:
+        """As `poll`."""
+        if not self.over.is_set():
+            self.channel.shutdown(socket.SHUT_RDWR)
+            self.over.set()  # also where the thread sleeps on
+
+    def wait(self) -> int:
+        """As `poll`."""
+        self.over.wait(ENDS_WITHIN_S)
+        return 0
+
+
+@dataclass
+class Starts:
+    """Starts threads instead of processes (peer/worker_process.py's `start_worker`)."""
+
+    started: list[ThreadedProcess] = field(default_factory=list)
+    refusals: int = 0
+    """So many of the next starts fail."""
+
+    def __call__(self, memory_fd: int) -> WorkerProcess:
+        """As `start_worker`."""
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError("no process is left")
+        ours, theirs = socket.socketpair()
+        one = ThreadedProcess(theirs, os.dup(memory_fd), 1000 + len(self.started))
+        self.started.append(one)
+        threading.Thread(target=one.run, daemon=True).start()
+        return WorkerProcess(cast("subprocess.Popen[bytes]", one), ours)
