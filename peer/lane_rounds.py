@@ -7,7 +7,7 @@ is no longer the head, because the round came without the lane, its work is lost
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
@@ -45,6 +45,10 @@ def together(shares: Sequence[LaneShare]) -> torch.Tensor:
     return mean_N.to(torch.float32)
 
 
+async def _never(_round: int) -> bool:
+    return False
+
+
 class StageRounds:
     """The Trainer seam of one stage, and `average`, the lanes' seam.
 
@@ -64,6 +68,9 @@ class StageRounds:
         self.num_lanes = num_lanes
         self.is_in_lane = is_in_lane
         self.restarts: Callable[[], int] = lambda: 0
+        self.is_after_the_end: Callable[[int], Awaitable[bool]] = _never
+        """Whether the run had all its tokens before this round, by the first stage's commits."""
+
         self.measured: Callable[[int, float], None] = lambda _round, _nats: None
         """(round that a lane began, held-out loss of the parameters that it began with, nats per byte)."""
 
@@ -139,7 +146,7 @@ class StageRounds:
         """Bring it into the round; (N,), the parameters of the next one. What a lane brings once more, because it went back to the end
         of a round that is over, counts no more.
         """
-        if (share.lane, share.round) in self._settled:
+        if (share.lane, share.round) in self._settled or await self.is_after_the_end(share.round):
             return self._goes_on(share)
         is_late = self._base != self._chain.state.head or not self._is_next(share)
         if is_late or share.tokens <= 0:

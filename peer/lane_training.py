@@ -52,6 +52,9 @@ from protocol.stage_schema import StageMap, stage_of, stage_unit
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 0.5
+SPINE_TOLD_WITHIN_S: Final = 5.0
+"""Of a commit that members of our lane go on from already."""
+
 MEASURED_WITHIN_S: Final = 30.0
 
 
@@ -139,6 +142,7 @@ async def train_in_lanes(
     async with open_stage_process(plan, joined.life.worker) as process:
         control = LaneControl(process, stage_rounds, first)
         lanes = board.lanes = _lanes(joined, run, rounds, service, stage_rounds, control)
+        stage_rounds.is_after_the_end = partial(_is_after_the_end, rounds, service)
         stage_rounds.num_lanes = lambda: lanes.num_lanes
         stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
         lanes.could_tokens_per_s = lambda: stage_rounds.could_tokens_per_s
@@ -292,6 +296,19 @@ async def _until_measured(service: RoundService, lanes: LaneService, stage_round
     with trio.move_on_after(MEASURED_WITHIN_S):
         while lanes.member.seat is not None and stage_rounds.measured_round < service.chain.state.index:
             await trio.sleep(LOOK_EVERY_S)
+
+
+async def _is_after_the_end(rounds: PeerRounds, service: RoundService, round_: int) -> bool:
+    """Whether the run had all its tokens before this round of lanes: the last parameters are measured in a step that belongs to none,
+    and a stage with one replica would commit what it was given with it before it hears that the run is over. The first stage's commit
+    that the lane goes on from is there; we hear of it soon.
+    """
+    if service.chain.head.total_tokens < service.config.total_tokens:
+        return False
+    with trio.move_on_after(SPINE_TOLD_WITHIN_S):
+        while rounds.spine is None or rounds.spine.link.index < round_:
+            await trio.sleep(LOOK_EVERY_S)
+    return rounds.spine is not None and rounds.spine.link.total_tokens >= service.config.total_tokens
 
 
 async def _until_over(rounds: PeerRounds, service: RoundService) -> None:

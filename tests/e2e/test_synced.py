@@ -90,4 +90,6 @@ def _check_states(folder: Path) -> None:
     roots = {unit.unit: unit.state_root for unit in stored.units}
     assert {(status["unit"], status["state_root"]) for status in last} == set(roots.items())
     assert [status["apart"] for status in last] == [""] * len(NAMES)
-    assert [status["rounds_counted"] for status in last] == [ROUNDS] * len(NAMES)
+    # a replica that comes up after the group has begun gets each commit, and is taken into the group some rounds later
+    for unit in roots:
+        assert max(status["rounds_counted"] for status in last if status["unit"] == unit) == ROUNDS

@@ -98,6 +98,25 @@ async def test_a_share_of_a_round_that_is_over_is_lost_at_once(autojump_clock: t
     assert rounds.progress().tokens_ready == 0
 
 
+async def test_a_share_of_a_step_after_the_runs_last_round_is_brought_into_none(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = _rounds(chain)
+    asked: list[int] = []
+
+    async def is_after_the_end(round_: int) -> bool:
+        asked.append(round_)
+        return True
+
+    rounds.is_after_the_end = is_after_the_end
+    with trio.fail_after(1.0):
+        anchor_N = await rounds.average(_share())
+    assert torch.equal(anchor_N, chain.state.anchor_N)
+    assert asked == [3]
+    assert rounds.progress().tokens_ready == 0
+
+
 async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_waited_for(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
