@@ -154,9 +154,8 @@ class StageRounds:
             log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
             return self._goes_on(share)
         if self._share is not None and self._share.lane != share.lane:
-            self._gifts[self._share.lane] = (
-                self._share
-            )  # of a lane that ended in this round; we serve another one since
+            # of a lane that ended in this round; we serve another one since
+            self._gifts[self._share.lane] = self._share
         self._gifts.pop(share.lane, None)  # a lane that ended while it waited here brings the same once more
         self._share = share
         self._change()

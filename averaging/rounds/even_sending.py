@@ -8,7 +8,7 @@ without contributions going first (`Exchange`), 4.15 s with both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -36,7 +36,7 @@ class EvenSending:
         self._sent_bytes: dict[object, int] = {}
 
     def begin(self, stream: object, num_bytes: int) -> None:
-        """A stream is to carry so many bytes; none of them is left out of the comparison."""
+        """A stream is to carry so many bytes; one that has nothing to carry is nobody to wait for."""
         if num_bytes > 0:
             self._wanted_bytes[stream], self._sent_bytes[stream] = num_bytes, 0
 
@@ -78,7 +78,7 @@ async def send_evenly(
     pace = FramePace(trio.current_time())
     even.begin(stream, sum(len(chunks[number]) for number in numbers))
     try:
-        for run in _paced(numbers, chunks, pace):
+        for run in runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time())):
             frame, began_s = frame_of(run), trio.current_time()
             await stream.send_frame(frame)
             pace.sent(len(frame))
@@ -93,7 +93,3 @@ async def send_joined(stream: Stream, data: bytes, chunks: Sequence[bytes], even
     view, begins = memoryview(data), list(accumulate(map(len, chunks), initial=0))
     numbers = range(len(chunks))
     await send_evenly(stream, numbers, chunks, lambda run: view[begins[run.start] : begins[run.stop]], even)
-
-
-def _paced(numbers: Sequence[int], chunks: Sequence[bytes], pace: FramePace) -> Iterable[range]:
-    return runs_of(numbers, chunks, lambda: pace.max_bytes(trio.current_time()))

@@ -22,7 +22,8 @@ Means = Literal["daemon", "p2pd", "worker", "session", "leave", "freeze", "cut",
 HEAL_AFTER_S: Final = 6.0
 """How long a peer stays frozen or cut off."""
 STRIKE_S: Final = (0.1, 0.4)
-"""Earliest and latest moment of a strike after the victim began to contribute; exchanges last about two seconds."""
+"""Earliest and latest moment of a strike after the victim began to contribute; all results are known after 0.4 s, and
+here after a second."""
 WARM_UP_ROUNDS: Final = 2
 ROUND_LIMIT_S: Final = 60.0
 BACK_LIMIT_S: Final = 90.0
