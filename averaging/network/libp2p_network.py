@@ -86,6 +86,7 @@ class Libp2pStream:
         self._lane = lane
         self._raw = raw
         self._kind = BulkKind(Way.LIBP2P, channel)
+        self._held_back: bytes | None = None
 
     @property
     def remote(self) -> PeerId:
@@ -105,10 +106,12 @@ class Libp2pStream:
         await self._thread.run(self._raw.send, bytes(data))
 
     async def receive_frame(self) -> bytes | None:
-        """The next frame, None after the clean end."""
-        frame = await self._thread.run(self._raw.receive)
+        """The next frame, None after the clean end. One that the owner's cap holds back is not lost when the call is cancelled."""
+        frame = await self._thread.run(self._raw.receive) if self._held_back is None else self._held_back
         if frame is not None:
+            self._held_back = frame
             await self._lane.took(self._kind, len(frame))
+            self._held_back = None
         return frame
 
     async def receive_view(self) -> memoryview | None:

@@ -72,7 +72,7 @@ class Stream(Protocol):
         ...
 
     async def receive_frame(self) -> bytes | None:
-        """The next frame, or None after the other side's clean `aclose`.
+        """The next frame, or None after the other side's clean `aclose`. A call that is cancelled loses none.
 
         Raises:
             PeerUnreachable: the stream was reset.

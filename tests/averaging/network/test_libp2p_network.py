@@ -9,16 +9,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
 import trio.testing
 
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.bulk_lane import BulkLane
 from averaging.network.directory import seal_record, signed_record_rule
 from averaging.network.libp2p_network import (
     Libp2pNetwork,
+    Libp2pStream,
     NetworkOptions,
     _Supervisor,
     open_libp2p_network,
@@ -32,6 +34,9 @@ from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.counting_proxy import open_counting_proxy
 from tests.averaging.network.direct_world import options_of
+
+if TYPE_CHECKING:
+    from averaging.network.libp2p_stream import RawStream
 
 RUN = RunId(bytes(32))
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
@@ -354,3 +359,22 @@ async def test_bulk_goes_direct_and_where_the_port_is_closed_over_libp2p(tmp_pat
         bob.direct.forget(alice.peer_id)
         assert await ways(bob, alice) == {Way.LIBP2P}
         assert await ways(alice, bob) == {Way.DIRECT}
+
+
+async def test_a_frame_that_was_held_back_by_the_owners_cap_is_not_lost_when_its_receiver_is_cancelled() -> None:
+    frames = [b"a" * 400_000, b"next"]
+
+    async def receive() -> bytes:
+        return frames.pop(0)
+
+    lane, raw = BulkLane(), SimpleNamespace(remote=BOB.peer_id, receive=receive)
+    lane.cap(None, 100_000.0)
+    async with open_asyncio_thread() as thread:
+        stream = Libp2pStream(thread, lane, cast("RawStream", raw), "bulk")
+        with trio.move_on_after(0.2) as scope:
+            await stream.receive_frame()
+        assert scope.cancelled_caught
+        lane.cap(None, None)
+        assert await stream.receive_frame() == b"a" * 400_000
+        assert await stream.receive_frame() == b"next"
+    assert lane.tally.bytes_down == 400_004, "counted once"
