@@ -14,10 +14,10 @@ from protocol.rounds.chain import link_after
 from protocol.rounds.events import PeerLost, PeersAnswered, PeersListed, Ticked
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Heartbeat, Leave, UnitHead
 from protocol.rounds.orders import Action, DropMember, SendHeartbeat
+from protocol.rounds.pings import do_watch, is_everybody_pinged, is_ours_to_ask, missed_by_others, whom_we_ping
 from protocol.rounds.state import PeerView, RoundState, SignedLeave, Step
 from protocol.rounds.survey import surveyed, with_views
 from protocol.rounds.views import (
-    FULL_MESH,
     NUM_HEARTBEAT_PEERS,
     beat_peers,
     idle_patience_s,
@@ -27,7 +27,8 @@ from protocol.rounds.views import (
     is_suspected,
     own_heartbeat,
     quorum_in_reach,
-    whom_we_ping,
+    silence_s,
+    silent_members,
 )
 
 BUSY_TICK_S: Final = 0.2
@@ -38,6 +39,9 @@ QUICK_HEARTBEAT_S: Final = 5.0
 """Between slower heartbeats nothing is looked at: who sends them every half minute has rounds of half an hour."""
 
 NEVER_HEARD_S: Final = 3600.0
+
+UNASKED_FACTOR: Final = 1.5
+"""Times as long as pings are apart: who is to be asked by another member, and was not heard for so long, asks it."""
 
 LEAST_LAG_S: Final = 0.01
 """So late a tick may always come. Forgiving that would rewrite what is known of every peer at every tick, for a few hundredths of a
@@ -91,6 +95,7 @@ def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
             due_since_s=None if opened.due_since_s is None else later(opened.due_since_s),
             leading=None if lead is None else replace(lead, deadline_s=lead.deadline_s + lag_s),
             asked=tuple(replace(question, asked_at_s=later(question.asked_at_s)) for question in opened.asked),
+            asked_since=MappingProxyType({peer: later(since_s) for peer, since_s in opened.asked_since.items()}),
         ),
     )
 
@@ -104,35 +109,66 @@ def _watch_quorum(state: RoundState, now_s: float) -> RoundState:
 
 
 def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
-    in_exchange = state.open.exchange is not None and state.open.proposal is not None
+    in_exchange = _is_in_exchange(state)
+    state, missed = _ask_for_missed(state, now_s)
     passed_s = now_s - state.heartbeat_at_s + 1e-9
     if passed_s < (state.config.ping_s if in_exchange else state.config.heartbeat_s):
-        return state, ()
+        return state, missed
     if not in_exchange and passed_s < cadence.beat_interval_s(state, now_s):
         return state, ()
-    targets = _heartbeat_targets(state)
+    targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
     return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason="it is time again"),) if targets else ()
 
 
+def _is_in_exchange(state: RoundState) -> bool:
+    return state.open.exchange is not None and state.open.proposal is not None
+
+
 def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """The members of a running exchange, all of them; else the next opener and a few in turn."""
-    me = state.config.me.peer
-    if state.open.exchange is not None and state.open.proposal is not None:
-        participants = state.open.proposal.participants
-        pinged = [peer for peer in whom_we_ping(state, participants) if peer != me and not is_gone(state, peer)]
-        return tuple(dict.fromkeys((*pinged, *_beside_pings(state))))
+    """The next opener and a few in turn."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.num_heartbeats)
     return tuple(dict.fromkeys([opener, *in_turn] if opener in state.peers and in_turn else in_turn))
 
 
+def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """In a running exchange: those whom we look after and who do not ask us. Who misses somebody tells all whom it looks after, and
+    everybody where others cannot know it by themselves.
+    """
+    proposal, me = state.open.proposal, state.config.me.peer
+    if proposal is None:
+        return ()
+    others = [peer for peer in proposal.participants if peer != me and not is_gone(state, peer)]
+    missed = silent_members(state, now_s)
+    if any(peer != proposal.ballot.peer and do_watch(state, me, peer) for peer in missed):
+        return tuple(others)
+    pinged = whom_we_ping(state, others)
+    if not missed:
+        unasked_s = UNASKED_FACTOR * state.config.ping_s
+        pinged = [peer for peer in pinged if is_ours_to_ask(state, peer) or silence_s(state, peer, now_s) > unasked_s]
+    return tuple(dict.fromkeys((*pinged, *_beside_pings(state))))
+
+
+def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
+    """Whom others miss we ask ourselves, at once and with our pings from then on, as long as anybody misses it."""
+    missed = missed_by_others(state, now_s) if _is_in_exchange(state) else ()
+    known = state.open.asked_since
+    if len(missed) == len(known) and all(peer in known for peer in missed):
+        return state, ()
+    asked_since = MappingProxyType({peer: known.get(peer, now_s) for peer in missed})
+    state = replace(state, open=replace(state.open, asked_since=asked_since))
+    new = tuple(peer for peer in missed if peer not in known and not is_gone(state, peer))
+    reason = "others miss it"
+    return state, (SendHeartbeat(new, own_heartbeat(state, now_s), reason=reason),) if new else ()
+
+
 def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:
-    """In a large round mere members do not ping each other: they go on telling a few in turn that they live, or a long exchange would
+    """In a large round not all members ping each other: they go on telling a few in turn that they live, or a long exchange would
     look like the end of a quorum.
     """
-    proposal, config = state.open.proposal, state.config
-    if proposal is None or len(proposal.members) <= FULL_MESH:
+    config = state.config
+    if is_everybody_pinged(state):
         return ()
     pings_a_beat = max(1, round(config.heartbeat_s / config.ping_s))
     turn, rest = divmod(state.num_heartbeats, pings_a_beat)
@@ -152,7 +188,7 @@ def _drop_suspects(state: RoundState, now_s: float) -> tuple[Action, ...]:
         return ()
     return tuple(
         DropMember(peer, "lost" if is_gone(state, peer) else "silent")
-        for peer in whom_we_ping(state, [member.peer for member in proposal.members])
+        for peer in [member.peer for member in proposal.members]
         if is_suspected(state, peer, now_s)
     )
 
@@ -197,6 +233,7 @@ def view_of(state: RoundState, heartbeat: Heartbeat, at_s: float) -> PeerView:
         left=known is not None and known.left and known.member == member,
         exchange_s=heartbeat.exchange_ms / 1000,
         silent=heartbeat.silent,
+        told_at_s=at_s,
         spine_head=None if spine_head is None else spine_head.head,
         spine_ready=0 if spine_head is None else spine_head.tokens_ready,
     )

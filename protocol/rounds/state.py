@@ -100,7 +100,7 @@ class PeerView:
         heard_at_s: monotonic time of its last sign of life towards us; an answered message of ours counts.
         lost: its process refused or reset a connection since it was last heard.
         exchange_s: how long its uploads took, 0 when it has not told.
-        silent: members of the running exchange whom it does not hear.
+        silent: members of the running exchange whom it does not hear, as it said at `told_at_s`.
         spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine; spine_ready: the tokens
             that it has ready for the spine's next round.
     """
@@ -115,6 +115,7 @@ class PeerView:
     left: bool = False
     exchange_s: float = 0.0
     silent: tuple[PeerId, ...] = ()
+    told_at_s: float = 0.0
     spine_head: CommitId | None = None
     spine_ready: int = 0
 
@@ -188,6 +189,7 @@ class OpenRound:
         unfit: reducers that let an attempt of ours run out of time; they get no slice in the next ones (rule 7).
         revision: how often the proposal was mended.
         asked: pre-votes that wait for a sign of the opener.
+        asked_since: participants of a large exchange whom others miss, and since when we ask them ourselves (pings.py).
         leaves: who left on this base, with what they voted.
         voteless: who told that no vote of theirs counts on this base, though we have no goodbye of theirs.
         has_left: we said goodbye on this base, in an earlier process, or do not know what we voted: no vote of ours counts on it.
@@ -214,6 +216,7 @@ class OpenRound:
     unfit: tuple[PeerId, ...] = ()
     revision: int = 0
     asked: tuple[PendingPreVote, ...] = ()
+    asked_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     has_left: bool = False
     leaves: Mapping[PeerId, SignedLeave] = field(default_factory=lambda: MappingProxyType({}))
     voteless: frozenset[PeerId] = frozenset()

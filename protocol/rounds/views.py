@@ -8,6 +8,7 @@ from typing import Final
 from protocol.ids import PeerId
 from protocol.rounds.lineage import Standing
 from protocol.rounds.messages import Ballot, Heartbeat, UnitHead
+from protocol.rounds.pings import do_ping, says_silent, whom_we_ping
 from protocol.rounds.quorum import electorate, is_quorum, opener_order
 from protocol.rounds.state import PeerView, RoundConfig, RoundState
 from protocol.rounds.survey import most_tokens_of_others, voters_heard
@@ -17,11 +18,6 @@ NUM_WITNESSES: Final = 2
 
 NUM_HEARTBEAT_PEERS: Final = 3
 """Constant fan-out of heartbeats while nothing is open (rule 4)."""
-
-FULL_MESH: Final = 16
-"""With more participants than this, members ping the leader and the reducers only: pings of everybody to everybody would be 64 kB a
-second for each of 64 members, and nobody acts on what one mere member knows of another.
-"""
 
 SLOWEST_BEAT_S: Final = 15.0
 BEATS_AN_INTERVAL: Final = 20
@@ -78,9 +74,10 @@ def opener_patience_s(state: RoundState) -> float:
 
 
 def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:
-    """How long a member of the running exchange has been silent towards us, since the exchange began."""
+    """How long a member of the running exchange has been silent towards us, since the exchange began, or since we began to ask."""
     view = state.peers.get(peer)
-    return now_s - max(view.heard_at_s if view is not None else 0.0, state.open.proposal_at_s)
+    heard_at_s = view.heard_at_s if view is not None else 0.0
+    return now_s - max(heard_at_s, state.open.proposal_at_s, state.open.asked_since.get(peer, 0.0))
 
 
 def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
@@ -93,7 +90,7 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
     if view is None or view.lost or view.left or _has_restarted(state, view):
         return True
     limit_s = state.config.suspect_after_s
-    if silence_s(state, peer, now_s) <= limit_s:
+    if silence_s(state, peer, now_s) <= limit_s or not do_ping(state, state.config.me.peer, peer):
         return False
     witnesses = [
         other
@@ -104,7 +101,7 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         and silence_s(state, other, now_s) <= limit_s / 2
         and not _has_restarted(state, state.peers[other])  # its new process pings nobody for this exchange
     ]
-    agreeing = sum(1 for other in witnesses if peer in state.peers[other].silent)
+    agreeing = sum(1 for other in witnesses if says_silent(state, state.peers[other], peer, now_s))
     return agreeing >= min(NUM_WITNESSES, len(witnesses))
 
 
@@ -120,35 +117,13 @@ def _has_restarted(state: RoundState, view: PeerView) -> bool:
 
 
 def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
+    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves, at once where a connection was reset."""
     if state.open.proposal is None:
         return ()
     limit_s = state.config.suspect_after_s - state.config.ping_s
     me = state.config.me.peer
-    pinged = whom_we_ping(state, _members(state))
-    return tuple(peer for peer in pinged if peer != me and silence_s(state, peer, now_s) > limit_s)
-
-
-def do_ping(state: RoundState, one: PeerId, other: PeerId) -> bool:
-    """Whether these two participants of the running exchange ping each other (rule 12)."""
-    hubs = _hubs(state)
-    return hubs is None or one in hubs or other in hubs
-
-
-def whom_we_ping(state: RoundState, participants: Sequence[PeerId]) -> Sequence[PeerId]:
-    """Those of these participants with whom `do_ping` is true of ourselves."""
-    hubs = _hubs(state)
-    if hubs is None or state.config.me.peer in hubs:
-        return participants
-    return [peer for peer in participants if peer in hubs]
-
-
-def _hubs(state: RoundState) -> set[PeerId] | None:
-    """Who pings everybody: the leader and the reducers; None where all do."""
-    proposal = state.open.proposal
-    if proposal is None or len(proposal.members) <= FULL_MESH:
-        return None
-    return {proposal.ballot.peer, *(part.reducer for part in proposal.slices)}
+    pinged = [peer for peer in whom_we_ping(state, _members(state)) if peer != me]
+    return tuple(peer for peer in pinged if state.peers[peer].lost or silence_s(state, peer, now_s) > limit_s)
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:

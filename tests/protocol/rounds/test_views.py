@@ -6,12 +6,11 @@ from types import MappingProxyType
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.events import PeerLost, Progressed, Ticked
 from protocol.rounds.messages import LAST_ATTEMPT, Ballot, Settle, UnitHead
+from protocol.rounds.pings import FULL_MESH
 from protocol.rounds.stagger import Stagger
 from protocol.rounds.views import (
-    FULL_MESH,
     GONE_PATIENCE_S,
     caught_up,
-    do_ping,
     idle_patience_s,
     is_due,
     is_suspected,
@@ -235,26 +234,6 @@ def test_our_sign_of_life_at_the_start_of_an_exchange_is_enough_for_the_first_tw
     assert not is_suspected(seat.state, other.peer, seat.state.open.proposal_at_s + 1.9)
 
 
-def test_in_a_large_round_mere_members_leave_each_other_alone() -> None:
-    table = Table(FULL_MESH + 4, max_members=64)
-    acquaint(table)
-    opener, *_ = _exchanging(table)
-    proposal = opener.state.open.proposal
-    assert proposal is not None
-    hubs = {opener.peer, *(part.reducer for part in proposal.slices)}
-    mere = [seat for seat in table.live() if seat.peer not in hubs]
-    assert len(mere) > 1
-    table.run_for(5.0)
-    for seat in mere:
-        assert not any(do_ping(seat.state, seat.peer, other.peer) for other in mere if other is not seat)
-        assert not silent_members(seat.state, table.now_s), "whom it does not ping it does not call silent"
-    table.kill(mere[0])
-    table.cuts = {(mere[0].peer, seat.peer) for seat in table.live()}
-    table.run_for(3.0)
-    for hub in sorted(hubs):
-        assert is_suspected(table.seats[hub].state, mere[0].peer, table.now_s)
-
-
 def test_a_long_exchange_of_a_large_round_is_not_taken_for_the_end_of_the_quorum() -> None:
     table = Table(FULL_MESH + 4, max_members=64)
     acquaint(table)
@@ -298,12 +277,6 @@ def test_a_member_that_was_never_heard_is_no_witness() -> None:
     seat.state = replace(seat.state, peers=heard)
     table.now_s += 3.0
     assert is_suspected(seat.state, other.peer, table.now_s)
-
-
-def test_in_a_round_of_a_few_everybody_pings_everybody() -> None:
-    table = Table(5)
-    seat, *others = _exchanging(table)
-    assert all(do_ping(one.state, one.peer, other.peer) for one in others for other in (seat, *others))
 
 
 def test_lenders_of_one_class_of_upload_are_asked_in_an_order_that_each_base_draws_anew() -> None:

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from protocol.ids import PeerId
+from protocol.rounds.events import Ticked
+from protocol.rounds.messages import Proposal, ResultReady, SliceSpec
+from protocol.rounds.orders import DropMember, SendHeartbeat
+from protocol.rounds.pings import FULL_MESH, NUM_BESIDE, do_ping, do_watch, is_ours_to_ask, missed_by_others
+from protocol.rounds.views import is_suspected, silent_members
+from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
+
+LARGE = 2 * FULL_MESH
+
+
+def _exchanging(num_peers: int) -> Table:
+    """An exchange of so many goes on: no result comes."""
+    table = Table(num_peers, max_members=64)
+    acquaint(table)
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: all(seat.state.open.exchange is not None for seat in table.live()), 10.0)
+    return table
+
+
+def _proposal(seat: Seat) -> Proposal:
+    assert seat.state.open.proposal is not None
+    return seat.state.open.proposal
+
+
+def _watchers(table: Table, seat: Seat) -> list[Seat]:
+    return [other for other in table.others(seat) if do_watch(other.state, other.peer, seat.peer)]
+
+
+def _mere(table: Table) -> Seat:
+    """Somebody who does not lead."""
+    return table.others(table.opener())[3]
+
+
+# --- who pings whom -----------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_round_of_a_few_everybody_pings_everybody() -> None:
+    table = _exchanging(FULL_MESH)
+    assert all(do_ping(one.state, one.peer, other.peer) for one in table.live() for other in table.others(one))
+
+
+def test_in_a_large_round_each_member_has_the_leader_and_two_on_each_side_who_look_after_it() -> None:
+    table = _exchanging(LARGE)
+    opener = table.opener()
+    assert len(_watchers(table, opener)) == LARGE - 1
+    for seat in table.others(opener):
+        beside = [other for other in _watchers(table, seat) if other is not opener]
+        assert 2 * NUM_BESIDE - 1 <= len(beside) <= 2 * NUM_BESIDE, "the leader may be one of those beside it"
+        assert all(do_watch(seat.state, seat.peer, other.peer) for other in beside), "both look after each other"
+
+
+def test_who_reduces_without_being_a_member_is_looked_after_by_the_leader_and_four_members() -> None:
+    table = _exchanging(LARGE)
+    opener = table.opener()
+    proposal = _proposal(opener)
+    lent = tuple(PeerId(f"lender{number}") for number in range(2))
+    parts = (SliceSpec(0, 1, lent[0]), SliceSpec(1, 2, lent[1]))
+    opened = replace(opener.state.open, proposal=replace(proposal, slices=parts))
+    mend = replace(opener.state, open=opened)
+    for lender in lent:
+        watchers = [member.peer for member in proposal.members if do_watch(mend, member.peer, lender)]
+        assert opener.peer in watchers
+        assert 2 * NUM_BESIDE <= len(watchers) <= 2 * NUM_BESIDE + 1
+    assert not do_watch(mend, *lent)
+    for one in proposal.members:
+        for other in proposal.members:
+            assert do_watch(mend, one.peer, other.peer) == do_watch(opener.state, one.peer, other.peer)
+
+
+@pytest.mark.parametrize("num_peers", [LARGE, 2 * LARGE])
+def test_what_a_member_of_a_large_exchange_says_a_second_does_not_grow_with_the_members(num_peers: int) -> None:
+    table = _exchanging(num_peers)
+    before = {seat.peer: len(seat.ordered(SendHeartbeat)) for seat in table.live()}
+    seconds = 4.0
+    table.run_for(seconds)
+    told = Counter[PeerId]()
+    for seat in table.live():
+        for order in seat.ordered(SendHeartbeat)[before[seat.peer] :]:
+            assert isinstance(order, SendHeartbeat)
+            told[seat.peer] += len(order.to)
+    # twice a second the leader and those who come next, and three in turn each second
+    assert max(told.values()) <= seconds * (2 * (1 + NUM_BESIDE) + 3)
+
+
+@pytest.mark.parametrize("num_peers", [3, 4, 7, FULL_MESH, LARGE])
+def test_of_two_who_look_after_each_other_one_asks_and_of_the_leader_and_a_member_the_member(num_peers: int) -> None:
+    table = _exchanging(num_peers)
+    leader = table.opener()
+    for seat in table.live():
+        watched = _watchers(table, seat)
+        asked = [other for other in watched if is_ours_to_ask(seat.state, other.peer)]
+        assert not any(is_ours_to_ask(other.state, seat.peer) for other in asked)
+        assert all(is_ours_to_ask(other.state, seat.peer) for other in watched if other not in asked)
+        assert (leader in asked) == (seat is not leader)
+        assert seat is not leader or not asked
+        assert len(asked) <= 1 + NUM_BESIDE + (FULL_MESH // 2 if num_peers <= FULL_MESH else 0)
+
+
+def test_who_is_asked_asks_nobody_unless_it_is_not_asked_in_time_or_misses_somebody() -> None:
+    table = _exchanging(4)
+    leader = table.opener()
+    one, two, three = table.others(leader)
+    table.perform = lambda at, action: None  # type: ignore[method-assign,assignment]
+
+    def pinged() -> set[PeerId]:
+        table.now_s += leader.state.config.ping_s
+        orders = [order for order in leader.feed(Ticked()) if isinstance(order, SendHeartbeat)]
+        return set().union(*(order.to for order in orders))
+
+    for _ in range(3):
+        for other in (one, two, three):
+            leader.hear(other, heartbeat_of(other))
+        assert pinged() == set()
+    for other in (one, two):
+        leader.hear(other, heartbeat_of(other))
+    assert pinged() == {three.peer}
+    for _ in range(3):
+        for other in (one, two):
+            leader.hear(other, heartbeat_of(other))
+        said = pinged()
+    assert silent_members(leader.state, table.now_s) == (three.peer,)
+    assert said == {one.peer, two.peer, three.peer}, "they are to hear whom it misses"
+
+
+# --- who is found dead --------------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_member_of_a_large_exchange_is_dropped_in_three_seconds_by_the_leader_and_in_five_by_all() -> None:
+    table = _exchanging(LARGE)
+    opener, frozen = table.opener(), _mere(table)
+    others = table.others(frozen)
+    table.run_for(5.0)
+    table.freeze(frozen)
+    dropped = DropMember(frozen.peer, "silent")
+    table.run_for(2.0)
+    assert not any(dropped in seat.orders for seat in others)
+    table.run_for(1.0)
+    assert all(dropped in seat.orders for seat in (opener, *(_watchers(table, frozen))) if seat is not frozen)
+    table.run_for(2.0)
+    assert all(dropped in seat.orders for seat in others)
+
+
+def test_a_killed_member_of_a_large_exchange_is_known_to_all_within_two_seconds() -> None:
+    table = _exchanging(LARGE)
+    dead = _mere(table)
+    table.run_for(3.0)
+    table.kill(dead)
+    table.run_for(2.0)
+    assert all(DropMember(dead.peer, "lost") in seat.orders for seat in table.live())
+
+
+def test_a_leader_that_fell_silent_in_a_large_exchange_is_suspected_by_all_in_three_seconds() -> None:
+    table = _exchanging(LARGE)
+    opener = table.opener()
+    others = table.others(opener)
+    table.freeze(opener)
+    table.run_for(3.0)
+    assert all(DropMember(opener.peer, "silent") in seat.orders for seat in others)
+
+
+def test_whom_all_its_watchers_but_the_leader_lost_is_found_by_everybody() -> None:
+    table = _exchanging(LARGE)
+    opener, frozen = table.opener(), _mere(table)
+    gone = [frozen, *(seat for seat in _watchers(table, frozen) if seat is not opener)]
+    table.run_for(1.0)
+    for seat in gone:
+        table.freeze(seat)
+    left = table.others(*gone)
+    table.run_for(7.0)
+    assert all(DropMember(seat.peer, "silent") in other.orders for seat in gone for other in left)
+
+
+def test_whom_three_cannot_reach_nobody_else_suspects_but_all_ask_it_until_it_is_missed_no_more() -> None:
+    table = _exchanging(LARGE)
+    opener, cut = table.opener(), _mere(table)
+    beside = [seat for seat in _watchers(table, cut) if seat is not opener][:3]
+    links = {(cut.peer, seat.peer) for seat in beside}
+    table.cuts = links | {(b, a) for a, b in links}
+    table.run_for(4.0)
+    far = [seat for seat in table.others(cut) if seat not in _watchers(table, cut)]
+    for seat in far:
+        assert cut.peer in missed_by_others(seat.state, table.now_s)
+        assert do_ping(seat.state, seat.peer, cut.peer)
+        assert not is_suspected(seat.state, cut.peer, table.now_s)
+    assert not is_suspected(opener.state, cut.peer, table.now_s)
+    assert all(is_suspected(seat.state, cut.peer, table.now_s) for seat in beside)
+    table.heal()
+    table.run_for(3.5)
+    for seat in far:
+        assert not do_ping(seat.state, seat.peer, cut.peer)
+        assert not any(map(partial(is_suspected, seat.state, now_s=table.now_s), seat.state.peers))
