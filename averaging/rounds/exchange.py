@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Final
@@ -27,25 +26,23 @@ import structlog
 import trio
 
 from averaging.chunk_runs import run_chunks
-from averaging.codecs import Codec
-from averaging.network.seams import Network, Offload, Stream
+from averaging.network.seams import Stream
 from averaging.rounds.batches import split_batch
 from averaging.rounds.contribution import EncodedContribution, hello_of
 from averaging.rounds.even_sending import EvenSending, send_evenly, send_joined
-from averaging.rounds.next_state import Encoded, SliceBytes
+from averaging.rounds.exchange_tools import ExchangeTools
+from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
-from averaging.rounds.spans import Moving, Record, nowhere, spanned
+from averaging.rounds.spans import Moving, spanned
 from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError
-from protocol.identity import Verifier
-from protocol.ids import PeerId, RunId, short
+from protocol.ids import PeerId, short
 from protocol.merkle import merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Member, Proposal, ResultHeader, ResultReady, SliceSpec
+from protocol.rounds.messages import Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.requests import ExchangeHello
-from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_body, encode_body
 
 log = structlog.get_logger()
@@ -68,40 +65,6 @@ CONTRIBUTIONS_FIRST_S: Final = 10.0
 
 REDUCE_COST_S: Final = 0.002
 """What summing a slice costs in virtual time."""
-
-
-def _nobody(_: PeerId) -> None:
-    pass
-
-
-async def _nothing(_: ResultReady) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class ExchangeTools:
-    """What every exchange of a unit works with."""
-
-    run_id: RunId
-    me: Member
-    network: Network
-    offload: Offload
-    verifier: Verifier
-    result_codec: Codec
-    grid: ChunkGrid
-    seal: Callable[[bytes], Awaitable[bytes]]
-    keep_result: Callable[[NamedResult, SliceBytes], Awaitable[None]]
-    examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
-    """Checks chunks of a result, from that number on, to be fit to be applied; returns their leaf hashes. What else can be done with
-    them at once is done, too, beside trio.
-    """
-    holds_result: Callable[[NamedResult], Awaitable[bool]]
-    announce: Callable[[ResultReady], Awaitable[None]]
-    probe: Callable[[PeerId], None] = _nobody
-    """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
-    learn: Callable[[ResultReady], Awaitable[None]] = _nothing
-    """A reducer's result came to us on our own stream: its announcement may have been lost on the way."""
-    record: Record = nowhere
 
 
 class Exchange:
@@ -139,6 +102,8 @@ class Exchange:
 
         self.moved_bytes = 0
         """How much streams have brought."""
+
+        self._bringing = set[PeerId]()
 
     @property
     def is_over(self) -> bool:
@@ -209,9 +174,16 @@ class Exchange:
         """The pace of our upload so far, 0 when nothing was sent."""
         return self._upload.bytes_per_s(now_s)
 
-    def _moved(self, data: memoryview) -> None:
+    def bringing(self) -> tuple[PeerId, ...]:
+        """Whose streams have brought something since this was asked last."""
+        found = tuple(sorted(self._bringing))
+        self._bringing.clear()
+        return found
+
+    def _moved(self, peer: PeerId, data: memoryview) -> None:
         self.moved_s = trio.current_time()
         self.moved_bytes += len(data)
+        self._bringing.add(peer)
 
     def _start_slices(self) -> None:
         """Begin every slice of the proposal that is not under way."""
@@ -351,6 +323,7 @@ class Exchange:
             if tag != b"C" or chunk not in numbers:
                 raise RemoteProtocolError(f"frame {tag!r} for chunk {chunk}", "a chunk of the slice")
             moving.num_bytes += len(frame) - _CHUNK.size
+            self._moved(stream.remote, frame)
             await self._take_batch(reduction, offer, chunk, frame[_CHUNK.size :])
 
     async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
@@ -358,7 +331,6 @@ class Exchange:
         tools = self._tools
         batch = split_batch(data, first_chunk, reduction.part.stop_chunk, self._offers.codec, tools.grid)
         await tools.offload.run(partial(self._offers.check_batch, offer, batch))
-        self._moved(data)
         summing = reduction.take(offer, batch)
         if summing is not None:
             with self._spanned("reduce"):
@@ -480,7 +452,7 @@ class Exchange:
             if frame is None:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
             batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
-            self._moved(frame)
+            self._moved(part.reducer, frame)
             moving.num_bytes += len(frame)
             hashes += await tools.examine(chunk, [data for _, data in batch])
             frames.append(frame)

@@ -15,7 +15,8 @@ from averaging.error_feedback import FedDelta
 from averaging.network.seams import Snapshot, Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
-from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.exchange import Exchange
+from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.gathering import EXCHANGE_PATIENCE_S
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers
@@ -197,6 +198,10 @@ class Exchanging:
     def moved_s(self) -> float:
         """When the running exchange last brought something, in trio's time."""
         return -inf if self._exchange is None else self._exchange.moved_s
+
+    def bringing(self) -> tuple[PeerId, ...]:
+        """Whose streams have brought something to the running exchange since this was asked last."""
+        return () if self._exchange is None else self._exchange.bringing()
 
     @property
     def moved_bytes(self) -> int:

@@ -15,7 +15,8 @@ import trio
 
 from averaging.codecs import Codec
 from averaging.network.seams import Network, Offload, Stream
-from averaging.rounds.exchange import Exchange, ExchangeTools
+from averaging.rounds.exchange import Exchange
+from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.exchanging import WAIT_FOR_PROPOSAL_S
 from averaging.rounds.next_state import Encoded, SliceBytes
 from averaging.rounds.reduction import Offers

@@ -295,7 +295,7 @@ class RoundService:
             with trio.CancelScope() as self._ticking:
                 while True:
                     now_s = clock.monotonic_s()
-                    await self.tell(Ticked(max(0.0, now_s - expected_s)))
+                    await self.tell(Ticked(max(0.0, now_s - expected_s), self._exchanging.bringing()))
                     pause_s = liveness.next_tick_s(self.state)
                     expected_s = clock.monotonic_s() + pause_s
                     await trio.sleep(pause_s)

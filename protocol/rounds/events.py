@@ -21,9 +21,15 @@ from protocol.rounds.state import OpenRound
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed. `lag_s`: how much later than asked this came; it is added to every suspicion (rule 12)."""
+    """Time passed.
+
+    Attributes:
+        lag_s: how much later than asked this came; it is added to every suspicion (rule 12).
+        bringing: who brought something on a stream of the running exchange since the tick before.
+    """
 
     lag_s: float = 0.0
+    bringing: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds import contribution
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, result_root
-from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange, ExchangeTools
+from averaging.rounds.exchange import EXCHANGE_CHANNEL, Exchange
+from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult

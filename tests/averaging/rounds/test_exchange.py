@@ -60,6 +60,14 @@ async def test_every_member_ends_with_the_same_results_of_all_slices(autojump_cl
         assert [side.announced for side in sides] == [[0], [0], []], "each reducer tells of its slice once"
 
 
+async def test_who_brings_something_is_told_once_contributions_and_results_alike(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides), running(sides, world.proposal(ONE_SLICE)) as exchanges:
+        await until_over(exchanges)
+        reducer, *members = (party.peer for party in world.parties)
+        assert [exchange.bringing() for exchange in exchanges] == [tuple(sorted(members)), (reducer,), (reducer,)]
+        assert [exchange.bringing() for exchange in exchanges] == [(), (), ()]
+
+
 async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_included(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
         await run_all(sides, world.proposal(TWO_SLICES))

@@ -243,6 +243,29 @@ def test_a_member_that_fell_silent_is_dropped_from_the_exchange() -> None:
     assert all(DropMember(frozen.peer, "silent") in seat.orders for seat in table.others(frozen))
 
 
+def test_a_member_whose_heartbeats_are_lost_is_not_missed_while_its_stream_brings_something() -> None:
+    table = Table(4)
+    opener = _exchanging(table)
+    (unheard, *_) = table.others(opener)
+    table.freeze(unheard)
+    for _ in range(20):
+        table.run_for(0.2)
+        for seat in table.others(unheard):
+            seat.feed(Ticked(bringing=(unheard.peer,)))
+    assert not any(DropMember(unheard.peer, "silent") in seat.orders for seat in table.others(unheard))
+    table.run_for(3.5)
+    assert all(DropMember(unheard.peer, "silent") in seat.orders for seat in table.others(unheard))
+
+
+def test_last_bytes_of_a_member_whose_process_is_gone_do_not_bring_it_back() -> None:
+    table = Table(4)
+    opener = _exchanging(table)
+    (dead, *_) = table.others(opener)
+    opener.feed(PeerLost(dead.peer))
+    opener.feed(Ticked(bringing=(dead.peer,)))
+    assert is_suspected(opener.state, dead.peer, table.now_s)
+
+
 def test_a_member_whose_process_is_gone_is_dropped_at_once() -> None:
     table = Table(4)
     opener = _exchanging(table)

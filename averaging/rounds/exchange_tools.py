@@ -1,0 +1,50 @@
+"""What every exchange of a unit works with (exchange.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from averaging.codecs import Codec
+from averaging.network.seams import Network, Offload
+from averaging.rounds.next_state import Encoded, SliceBytes
+from averaging.rounds.result_word import NamedResult
+from averaging.rounds.spans import Record, nowhere
+from protocol.identity import Verifier
+from protocol.ids import PeerId, RunId
+from protocol.rounds.messages import Member, ResultReady
+from protocol.tensor_schema import ChunkGrid
+
+
+def _nobody(_: PeerId) -> None:
+    pass
+
+
+async def _nothing(_: ResultReady) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ExchangeTools:
+    """What every exchange of a unit works with."""
+
+    run_id: RunId
+    me: Member
+    network: Network
+    offload: Offload
+    verifier: Verifier
+    result_codec: Codec
+    grid: ChunkGrid
+    seal: Callable[[bytes], Awaitable[bytes]]
+    keep_result: Callable[[NamedResult, SliceBytes], Awaitable[None]]
+    examine: Callable[[int, Encoded], Awaitable[list[bytes]]]
+    """Checks chunks of a result, from that number on, to be fit to be applied; returns their leaf hashes. What else can be done with
+    them at once is done, too, beside trio.
+    """
+    holds_result: Callable[[NamedResult], Awaitable[bool]]
+    announce: Callable[[ResultReady], Awaitable[None]]
+    probe: Callable[[PeerId], None] = _nobody
+    """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
+    learn: Callable[[ResultReady], Awaitable[None]] = _nothing
+    """A reducer's result came to us on our own stream: its announcement may have been lost on the way."""
+    record: Record = nowhere
