@@ -215,7 +215,7 @@ def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s
         round_s, exchange_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s - state.proposed_at_s
     else:
         round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
-    measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s)
+    measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s, config.heartbeat_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
 
