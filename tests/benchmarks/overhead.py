@@ -74,7 +74,7 @@ T_95: Final[Mapping[int, float]] = {QUICK_PAIRS: 4.303, NUM_PAIRS: 2.069}
 LEAST_STEPS: Final = 5
 """Of a block."""
 
-MOST_TRIES: Final = 3
+MOST_TRIES: Final = 10
 """Of a pair, until it lies between two rounds."""
 
 SOURCES: Final = Path(__file__).parents[2] / "protocol"
