@@ -266,18 +266,23 @@ class LocalTrainer:
         expert = expert_of_step(plan.experts, counters.step)
         reader = self._train[expert]
         starts = window_starts(plan.seed, plan.peer, counters.step, self.sequences_per_step, reader.num_tokens, window)
-        total = 0.0
+        losses: list[torch.Tensor] = []
         for begin in range(0, len(starts), self.micro_batch):
-            if begin and not goes_on():
-                self._optimizer.zero_grad()
-                return counters
+            if begin:
+                losses[
+                    -1
+                ].item()  # waits for an accelerator, which else would have all of the step to do when a pause comes
+                if not goes_on():
+                    self._optimizer.zero_grad()
+                    return counters
             part = starts[begin : begin + self.micro_batch]
             tokens_BT = self._batch(reader, part, window)
             loss = self._loss(tokens_BT, expert) * (len(part) / len(starts))
             torch.autograd.backward(loss)
-            total += float(loss.detach())
-        total /= plan.train_bytes_per_token
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm))
+            losses.append(loss.detach())
+        norm_tensor = torch.nn.utils.clip_grad_norm_(self._parameters, plan.inner.clip_norm)
+        *parts, norm = torch.stack([*losses, norm_tensor]).tolist()  # one wait for all of them
+        total = sum(parts) / plan.train_bytes_per_token
         if not math.isfinite(norm) or not math.isfinite(total):
             self._optimizer.zero_grad()
             self.counters = replace(counters, step=counters.step + 1, loss_nats=total)

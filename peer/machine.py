@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from peer.memory_use import memory_of_family
+from peer.memory_use import Family
 
 log = structlog.get_logger()
 
@@ -43,6 +43,7 @@ class MachineMeter:
         self._now_s = now_s
         self._looked_at_s: float | None = None
         self._last = MachineUse()
+        self._family = Family()
         self._has_card = True
         self._had_card = False
 
@@ -55,7 +56,7 @@ class MachineMeter:
         return self._last
 
     def _look(self) -> MachineUse:
-        memory_bytes = memory_of_family()
+        memory_bytes = self._family.memory_bytes()
         if self._has_card:
             try:
                 use, self._had_card = _with_card(memory_bytes), True

@@ -7,31 +7,56 @@ import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import psutil
 
 from peer.memory_core import MemoryUse
 
+LOOKS_A_WALK: Final = 5
+"""A daemon looks once a second of its life, and what it starts it does not start often."""
+
+
+class Family:
+    """A process, this one for None, and all that it started, looked at again and again: who belongs to it is found once in
+    LOOKS_A_WALK looks, and at the next one after somebody has ended. To find that takes ten times as long as to ask them.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+        self._members: list[psutil.Process] = []
+        self._looks_left = 0
+
+    def memory_bytes(self) -> int:
+        """Resident bytes of all; who dies while we look counts nothing."""
+        if not self._looks_left:
+            self._members, self._looks_left = _family_of(self._pid), LOOKS_A_WALK
+        self._looks_left -= 1
+        total_bytes = 0
+        for process in self._members:
+            try:
+                total_bytes += process.memory_info().rss
+            except psutil.Error:
+                self._looks_left = 0
+        return total_bytes
+
 
 def memory_of_family(pid: int | None = None) -> int:
-    """Resident bytes of that process, of this one for None, and of all that it started; who dies while we look counts nothing."""
+    """Resident bytes of that process, of this one for None, and of all that it started."""
+    return Family(pid).memory_bytes()
+
+
+def _family_of(pid: int | None) -> list[psutil.Process]:
     try:
         first = psutil.Process(pid)
-        family = [first, *_started_by(first)]
+        return [first, *_started_by(first)]
     except psutil.Error:
-        return 0
-    total_bytes = 0
-    for process in family:
-        try:
-            total_bytes += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total_bytes
+        return []
 
 
 def _started_by(process: psutil.Process) -> list[psutil.Process]:
     """All that it started, and what those started. Where the system lists nobody's children every process of the machine is asked
-    whose it is: 3 ms with 90 processes and more with more, where this takes 0.4, once a second of a daemon's life.
+    whose it is: 3 ms with 90 processes and more with more, where this takes 0.4.
     """
     try:
         tasks = list(Path(f"/proc/{process.pid}/task").iterdir())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from averaging.network.http_get import get_json
 from averaging.network.status_address import read_status_address
-from peer.trace_core import chrome_trace, newest_round
+from peer.trace_core import chrome_trace, newest_round, training_told
 from protocol.errors import StorageError, TemporaryError
 from protocol.looks import rows_of
 
@@ -30,4 +30,6 @@ def write_trace(folder: Path, target: Path) -> str:
         target.write_text(text + "\n", encoding="utf8")
     except OSError as error:
         raise StorageError(f"{target} cannot be written ({error.strerror})", "a file in a writable folder") from error
-    return f"{target} has {len(spans)} spans of the newest round; look at it with ui.perfetto.dev"
+    told = training_told(spans)
+    trained = f", {told}" if told else ""
+    return f"{target} has {len(spans)} spans of the newest round{trained}; look at it with ui.perfetto.dev"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 Row = Mapping[str, object]
@@ -40,6 +41,16 @@ def newest_round(spans: Sequence[Row]) -> list[Row]:
     if not begins:
         return []
     return [span for span in spans if _end(span) >= min(begins) and _begin(span) <= max(ends)]
+
+
+def training_told(spans: Sequence[Row]) -> str:
+    """What these spans say of training, for the middle of a sentence; "" where there are fewer than two steps."""
+    steps = [(begin_s, _end(span)) for lane, begin_s, span in _placed(spans) if lane == TRAINING]
+    if len(steps) < 2 or steps[-1][1] <= steps[0][0]:
+        return ""
+    whole_s, trained_s = steps[-1][1] - steps[0][0], sum(end_s - begin_s for begin_s, end_s in steps)
+    longest_s = max(max(0.0, begin_s - end_s) for (_, end_s), (begin_s, _) in pairwise(steps))
+    return f"in which it trained {trained_s / whole_s:.1%} of {whole_s:.1f} s and stood still for {longest_s:.2f} s at most"
 
 
 def chrome_trace(spans: Sequence[Row], peer: str) -> dict[str, object]:

@@ -158,6 +158,11 @@ class RoundSection(Section):
         for name in ("fragments", "delay_steps", "alpha"):
             if self.mode != "streaming" and (value := getattr(self, name)) is not None:
                 raise ValueError(f'{name} = {value} belongs to mode = "streaming", not to "{self.mode}"')
+        if self.delay_steps == 0 and self.alpha is not None:
+            mixed = "no commit comes within no steps, so that nothing would be mixed"
+            raise ValueError(
+                f"alpha = {self.alpha} with delay_steps = 0: {mixed}: expected delay_steps of at least 1, or no alpha"
+            )
         if self.mode == "streaming" and (self.ramp_share or self.local_steps):
             found = f"ramp_share {self.ramp_share}" if self.ramp_share else f'local_steps = "{self.local_steps}"'
             raise ValueError(
@@ -209,10 +214,8 @@ class RunConfig(Section):
             raise ValueError(problem)
         if self.num_fragments and (problem := contradiction(self._streaming())):
             raise ValueError(problem)
-        if self.round.link_mbit_per_s is not None:
-            link = LinkNumbers(self.round.link_mbit_per_s, self._each_way_bytes, self.round.longest_interval_s)
-            if problem := too_slow(link):
-                raise ValueError(problem)
+        if (link := self._link()) is not None and (problem := too_slow(link)):
+            raise ValueError(problem)
         return self
 
     def _mean_problem(self) -> str:
@@ -306,15 +309,18 @@ class RunConfig(Section):
         up, down = (update_bytes(codec, num_values, chunk) for codec in (self.round.codec, self.result_codec))
         return max(round_bytes(up, down, self.run.max_members, reduces=True))
 
+    def _link(self) -> LinkNumbers | None:
+        pace, size = self.round, self._each_way_bytes
+        if pace.link_mbit_per_s is None:
+            return None
+        kept = pace.target_utilisation if pace.local_steps else 0.0
+        return LinkNumbers(pace.link_mbit_per_s, size, pace.longest_interval_s, kept, pace.mode == "blocking")
+
     def _pacing(self) -> PacingNumbers:
-        outer, has_stages = self.outer, self.pipeline is not None
+        run, outer, step_tokens = self.run, self.outer, self.inner.batch_tokens
+        members = run.min_members if self.pipeline is None else 1
         return PacingNumbers(
-            self.round_target,
-            self.run.total_tokens,
-            self.inner.batch_tokens,
-            1 if has_stages else self.run.min_members,
-            outer.momentum,
-            outer.momentum_from_steps,
+            self.round_target, run.total_tokens, step_tokens, members, outer.momentum, outer.momentum_from_steps
         )
 
     def _streaming(self) -> StreamingNumbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from types import MappingProxyType
 from typing import Final
 
@@ -84,16 +84,32 @@ class LinkNumbers:
         each_way_bytes: of a round with as many members as the run takes; of all units together where there are several, since each
             has one round in the time of a round.
         longest_interval_s: which a round may take at most, and its exchange as well (averaging/README.md, rule 11).
+        target_utilisation: that measured rounds are to keep; 0 where they are not measured.
+        is_blocking: whether training waits for an exchange.
     """
 
     mbit_per_s: float
     each_way_bytes: int
     longest_interval_s: float
+    target_utilisation: float = 0.0
+    is_blocking: bool = False
 
     @property
     def carried_s(self) -> float:
         """That a round takes of the link, with nothing else on it."""
         return self.each_way_bytes * 8 / (self.mbit_per_s * 1e6)
+
+    @property
+    def exchange_share(self) -> float:
+        """Of a round, that its exchange may take: all of it, or as measured rounds are to be (protocol/rounds/target.py)."""
+        if not self.target_utilisation:
+            return 1.0
+        return 1.0 - self.target_utilisation if self.is_blocking else self.target_utilisation
+
+    @property
+    def shortest_s(self) -> float:
+        """Of a round on this link."""
+        return self.carried_s / self.exchange_share
 
 
 def needed_mbit_per_s(each_way_bytes: int, longest_interval_s: float) -> float:
@@ -105,14 +121,29 @@ def needed_mbit_per_s(each_way_bytes: int, longest_interval_s: float) -> float:
 
 def too_slow(link: LinkNumbers) -> str:
     """Why this link cannot carry the run's smallest round, with the number that would work; "" where it can. All rounds are as many
-    bytes, whatever their steps: the smallest is one that is due when the longest interval has passed.
+    bytes, whatever their steps: the smallest is one that is due when the longest interval has passed. A measured one lasts so long
+    that its exchange takes no more than its share.
     """
-    if link.carried_s <= link.longest_interval_s:
+    interval_s = link.longest_interval_s
+    if link.shortest_s <= interval_s:
         return ""
-    needed, takes_s = needed_mbit_per_s(link.each_way_bytes, link.longest_interval_s), ceil(link.carried_s)
-    longer = f"round.longest_interval_s of at least {takes_s}, " if takes_s <= MOST_INTERVAL_S else ""
+    needed = needed_mbit_per_s(link.each_way_bytes, interval_s * link.exchange_share)
+    lasts_s, takes = ceil(link.shortest_s), f"which takes this link {ceil(link.carried_s)} s"
+    longer = f"round.longest_interval_s of at least {lasts_s}, " if lasts_s <= MOST_INTERVAL_S else ""
+    if link.target_utilisation:
+        takes += f": with round.target_utilisation {link.target_utilisation:g} it would last {lasts_s} s"
     return (
-        f"round.link_mbit_per_s {link.mbit_per_s:g}: a round is {link.each_way_bytes / 1e6:.1f} MB up and as much down, which takes "
-        f"this link {takes_s} s of round.longest_interval_s {link.longest_interval_s:g}: expected a link of at least "
-        f"{needed:g}, {longer}or a codec of fewer bits"
+        f"round.link_mbit_per_s {link.mbit_per_s:g}: a round is {link.each_way_bytes / 1e6:.1f} MB up and as much down, {takes} "
+        f"of round.longest_interval_s {interval_s:g}: expected a link of at least {needed:g}, {longer}{_kept(link)}"
+        "or a codec of fewer bits"
     )
+
+
+def _kept(link: LinkNumbers) -> str:
+    """The most, or where training goes on meanwhile the least, of the time that measured rounds could keep on this link."""
+    share = link.carried_s / link.longest_interval_s
+    if not link.target_utilisation or share >= 0.99:
+        return ""
+    if link.is_blocking:
+        return f"a target_utilisation of at most {floor(100.0 * (1.0 - share)) / 100.0:g}, "
+    return f"a target_utilisation of at least {ceil(100.0 * share) / 100.0:g}, "

@@ -215,7 +215,7 @@ def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s
         round_s, exchange_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s - state.proposed_at_s
     else:
         round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
-    measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s)
+    measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s, config.heartbeat_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 
 
@@ -310,16 +310,22 @@ def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceS
     offers = [offer for offer in _offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)]
     revision = state.open.revision + 1
     if not offers or revision >= min(MAX_SLICES, len(proposal.members) + 1):
-        return failed(state, now_s, f"reducer {short(lost[0].reducer)} is gone and nobody can take its slice")
+        return failed(state, now_s, f"{_what_is_wrong(state, lost[0], now_s)} and nobody can take its slice")
     mend = Mend(proposal.unit, proposal.base, proposal.ballot, revision, mend_slices(proposal.slices, lost, offers))
     led = replace(led, deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))
-    reason = f"reducer {short(lost[0].reducer)} is gone or late; its slice is given to others"
+    reason = f"{_what_is_wrong(state, lost[0], now_s)}; its slice is given to others"
     borrowed = _borrowed(proposal, mend)
     orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend, reason),)
     if borrowed:  # they may not know the proposal yet
         orders = (*orders, Send(borrowed, dataclasses.replace(proposal, slices=mend.slices), reason))
     return Step(state, orders, reason)
+
+
+def _what_is_wrong(state: RoundState, part: SliceSpec, now_s: float) -> str:
+    """Nobody is said to be gone who was only slow: that is how it is found out where lines are too thin."""
+    wrong = "is gone" if is_suspected(state, part.reducer, now_s) else "is late or has nothing to sum"
+    return f"reducer {short(part.reducer)} {wrong}"
 
 
 def _borrowed(proposal: Proposal, mend: Mend) -> tuple[PeerId, ...]:

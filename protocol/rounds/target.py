@@ -26,12 +26,22 @@ class MeasuredRound:
         tokens: offered to it.
         round_s: between the two proposals.
         exchange_s: from the earlier proposal to its commit, with all that its exchange brought.
+        heartbeat_s: between two words of what is ready, while the later one was about to be due.
     """
 
     target_tokens: int
     tokens: int
     round_s: float
     exchange_s: float
+    heartbeat_s: float = 0.0
+
+    @property
+    def late_s(self) -> float:
+        """For how long the later round was due before it was proposed, for want of word of it. What is longer than a heartbeat is no
+        such delay where it began before the exchange was over: it was the exchange that was waited for.
+        """
+        since_due_s = self.round_s * max(0, self.tokens - self.target_tokens) / max(1, self.tokens)
+        return min(since_due_s, max(self.heartbeat_s, self.round_s - self.exchange_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +79,15 @@ class RoundTarget:
         """Of the round that follows the measured one, at `total_tokens`, with so many members.
 
         What was trained between a round's falling due and its proposal, while heartbeats told of it, comes on top of the next one,
-        too, and is less to wait for.
+        too, and is less to wait for. What was trained while the exchange before was still going on is not: with a larger target the
+        round would have been opened at the same moment.
         """
         planned = self.planned(total_tokens, num_members)
         if not self.exchange_share or measured.round_s <= 0.0:
             return planned
         tokens_per_s = measured.tokens / measured.round_s
         needed = ceil(min(float(self.most_tokens), tokens_per_s * measured.exchange_s / self.exchange_share))
-        needed -= max(0, measured.tokens - measured.target_tokens)
+        needed -= int(tokens_per_s * measured.late_s)
         least, most = measured.target_tokens // MOST_CHANGE, measured.target_tokens * MOST_CHANGE
         return max(planned, min(self.most_tokens, max(least, min(most, needed))))
 

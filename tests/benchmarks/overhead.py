@@ -1,10 +1,12 @@
 """`python -m tests.benchmarks.overhead --json FILE [--quick] [--device cpu]`: how much longer a step takes because it is a peer's.
 
-Two real peers with everything on, and a bare loop: the same model, batch and AdamW of torch, and nothing else. A pair is a block of
-steps of the first peer and a block of the loop, one after the other, the order changing from pair to pair. Whoever does not have its
-turn is stopped, the peers with all that belongs to them. On the CPU the first peer, its daemon, its p2pd and the loop share one core,
-and all else has another; so what the daemon does is what the steps lose. A peer's step is counted from the end of the one before it:
-what the training process does in between counts as well. Blocks lie between rounds. Peak memory is in tests.benchmarks.memory.
+Two real peers with everything on, and a bare loop: the same model, batch, text and AdamW of torch, one thread each, and nothing else.
+A pair is a block of steps of the first peer and a block of the loop, one after the other, the order changing from pair to pair.
+Whoever does not have its turn is stopped, the peers with all that belongs to them. On the CPU the first peer, its daemon, its p2pd and
+the loop share one core, and all else has another; so what the daemon does is what the steps lose. A step is counted from the end of
+the one before it: what the training process does in between counts as well. Blocks lie between rounds: one in which the training
+process was ordered a snapshot, a shift or an evaluation is no block, and its pair is taken again. Peak memory is in
+tests.benchmarks.memory.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -40,7 +43,7 @@ from tests.benchmarks.recovery_swarm import NEVER_TOKENS, commits_of
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.benchmarks.swarm import Swarm, start_swarm, wait_until
 from tests.benchmarks.timed_peer import TIMED_PEER
-from tests.benchmarks.timed_worker import TIMES_VARIABLE, mean_step_s, read_times
+from tests.benchmarks.timed_worker import TIMES_VARIABLE, Trained, read_times, undisturbed
 
 BENCH: Final = "overhead"
 MODELS: Final[Mapping[str, DecoderConfig]] = {
@@ -64,8 +67,18 @@ another, and on a machine whose hypervisor takes free pages a bare step took 0.1
 """
 
 MOST_LONGER: Final = 0.01
-T_95: Final = 2.07
-"""Student's t for 95% of 24 pairs."""
+QUICK_PAIRS: Final = 3
+T_95: Final[Mapping[int, float]] = {QUICK_PAIRS: 4.303, NUM_PAIRS: 2.069}
+"""Student's t, two-sided, for so many pairs: one degree of freedom less."""
+
+LEAST_STEPS: Final = 5
+"""Of a block."""
+
+MOST_TRIES: Final = 10
+"""Of a pair, until it lies between two rounds."""
+
+SOURCES: Final = Path(__file__).parents[2] / "protocol"
+"""The text of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,23 @@ class Pair:
 # --- the bare loop ------------------------------------------------------------------------------------------------------------
 
 
+def windows(num_tokens: int) -> Iterator[torch.Tensor]:
+    """(1, num_tokens) bytes of the text from anywhere, for ever."""
+    text_N = np.frombuffer(b"".join(file.read_bytes() for file in sorted(SOURCES.glob("**/*.py"))), dtype=np.uint8)
+    places = np.random.default_rng(1)
+    while True:
+        begin = int(places.integers(len(text_N) - num_tokens))
+        yield torch.from_numpy(text_N[begin : begin + num_tokens].astype(np.int64))[None]
+
+
 def bare_loop(model: DecoderConfig, device: str) -> None:
     """Steps for ever; prints the Unix time at the end of each."""
     torch.set_num_threads(1)
     decoder = Decoder(model).to(device)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
     is_autocast = device != "cpu"
-    tokens_BT = torch.randint(0, model.vocab_size, (1, model.context_tokens + 1), device=device)
-    while True:
+    for window_BT in windows(model.context_tokens + 1):
+        tokens_BT = window_BT.to(device)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=is_autocast):
             logits_BTV = decoder(tokens_BT[:, :-1])
         loss = functional.cross_entropy(logits_BTV.float().flatten(0, 1), tokens_BT[:, 1:].flatten())
@@ -118,12 +140,14 @@ def open_bare(
         process.wait()
 
 
-def _bare_step_s(file: Path, begin_s: float, end_s: float) -> float:
+def _bare_ends(file: Path, begin_s: float, end_s: float) -> list[float]:
     ends = [float(line) for line in file.read_text(encoding="ascii").splitlines(keepends=True) if line.endswith("\n")]
-    inside = [one for one in ends if begin_s <= one <= end_s]
-    if len(inside) < 2:
-        raise MachineError("a bare block with fewer than two steps", "some", "a faster machine, or a smaller model")
-    return (inside[-1] - inside[0]) / (len(inside) - 1)
+    return [one for one in ends if begin_s <= one <= end_s]
+
+
+def _step_s(ends_s: Sequence[float]) -> float | None:
+    """From the end of a step to the end of the next; None where there are too few."""
+    return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) >= LEAST_STEPS else None
 
 
 # --- pairs --------------------------------------------------------------------------------------------------------------------
@@ -131,11 +155,10 @@ def _bare_step_s(file: Path, begin_s: float, end_s: float) -> float:
 
 def run_config(model: DecoderConfig) -> RunConfig:
     """Two peers with a round every ROUND_S."""
-    sources = Path(__file__).parents[2] / "protocol"
     return RunConfig(
         run=RunSection(name="overhead", total_tokens=NEVER_TOKENS, min_members=2, max_members=8),
         model=model,
-        data=DataSection(source="text", glob=f"{sources}/**/*.py", heldout_every=5),
+        data=DataSection(source="text", glob=f"{SOURCES}/**/*.py", heldout_every=5),
         inner=InnerSection(learning_rate=0.001, batch_tokens=model.context_tokens),
         round=RoundSection(target_tokens=NEVER_TOKENS, longest_interval_s=ROUND_S),
         checkpoint=CheckpointSection(every_rounds=1 << 16),
@@ -157,21 +180,14 @@ def _block() -> tuple[float, float]:
 
 def take_pair(
     swarm: Swarm, bare: subprocess.Popen[bytes], times: Path, bare_times: Path, *, is_bare_first: bool
-) -> Pair:
-    """One block of each; the loop is stopped before and after it, the peers in between.
-
-    Raises:
-        MachineError: too few steps.
-    """
+) -> Pair | None:
+    """One block of each; the loop is stopped before and after it, the peers in between. None where one of them is no block."""
     _await_commit(swarm)
-    peer_s = bare_s = 0.0
+    peer_ends: Sequence[float] = ()
+    bare_ends: Sequence[float] = ()
     for is_bare in (is_bare_first, not is_bare_first):
         if not is_bare:
-            begin_s, end_s = _block()
-            step_s = mean_step_s(read_times(times), begin_s, end_s)
-            if step_s is None:
-                raise MachineError("a peer's block with fewer than two steps", "some")
-            peer_s = step_s
+            peer_ends = undisturbed(*_block_of(times))
             continue
         for peer in swarm.peers.values():
             signal_all_of(peer.running, signal.SIGSTOP)
@@ -180,19 +196,48 @@ def take_pair(
         bare.send_signal(signal.SIGSTOP)
         for peer in swarm.peers.values():
             signal_all_of(peer.running, signal.SIGCONT)
-        bare_s = _bare_step_s(bare_times, begin_s, end_s)
-    return Pair(peer_s, bare_s)
+        bare_ends = _bare_ends(bare_times, begin_s, end_s)
+    peer_s, bare_s = _step_s(peer_ends), _step_s(bare_ends)
+    return None if peer_s is None or bare_s is None else Pair(peer_s, bare_s)
 
 
-def measure(directory: Path, device: str, num_pairs: int) -> list[Pair]:
-    """Pairs on one swarm."""
+def _block_of(times: Path) -> tuple[list[Trained], float, float]:
+    begin_s, end_s = _block()
+    return read_times(times), begin_s, end_s
+
+
+def take_pairs(take: Callable[[bool], Pair | None], num_pairs: int) -> tuple[list[Pair], int]:
+    """So many pairs, each other one with the bare block first, and how many were taken again.
+
+    Raises:
+        MachineError: a pair does not come to lie between two rounds.
+    """
+    pairs: list[Pair] = []
+    num_again = 0
+    while len(pairs) < num_pairs:
+        for _ in range(MOST_TRIES):
+            if (pair := take(bool(len(pairs) % 2))) is not None:
+                break
+            num_again += 1
+        else:
+            found = (
+                f"{MOST_TRIES} pairs, one after the other, with an order or fewer than {LEAST_STEPS} steps in a block"
+            )
+            raise MachineError(found, "blocks between rounds", "a machine that does nothing else, or a smaller model")
+        pairs.append(pair)
+        print(f"{pair.longer:+.2%} of {pair.bare_s:.4f} s", flush=True)
+    return pairs, num_again
+
+
+def measure(directory: Path, device: str, num_pairs: int) -> tuple[list[Pair], int]:
+    """Pairs on one swarm, and how many were taken again."""
     model = MODELS[device]
     *_, other, own = [*sorted(os.sched_getaffinity(0))] * 2
+    os.sched_setaffinity(0, {other})  # the host is a child of ours
     times, bare_times = directory / "times.jsonl", directory / "bare.txt"
     first, rest = (("taskset", "-c", str(core), "env", KEPT_MEMORY) for core in (own, other))
     places = (Place(prefix=(*first, f"{TIMES_VARIABLE}={times}")), Place(prefix=(*rest, f"{TIMES_VARIABLE}=/dev/null")))
     flags = ("--device", device, "--num-threads", "1")
-    pairs: list[Pair] = []
     with open_children(directory / "logs") as children, open_bare(model, device, first, bare_times) as bare:
         bare.send_signal(signal.SIGSTOP)
         swarm = start_swarm(
@@ -205,22 +250,23 @@ def measure(directory: Path, device: str, num_pairs: int) -> list[Pair]:
             peer_module=TIMED_PEER,
         )
         try:
-            for number in range(num_pairs):
-                pairs.append(take_pair(swarm, bare, times, bare_times, is_bare_first=bool(number % 2)))
-                print(f"{pairs[-1].longer:+.2%} of {pairs[-1].bare_s:.3f} s", flush=True)
+            return take_pairs(
+                lambda is_bare_first: take_pair(swarm, bare, times, bare_times, is_bare_first=is_bare_first), num_pairs
+            )
         finally:
             swarm.close_logs()
-    return pairs
 
 
-def rows_of(pairs: Sequence[Pair], device: str) -> list[Row]:
+def rows_of(pairs: Sequence[Pair], num_again: int, device: str) -> list[Row]:
     """The mean with its confidence interval."""
     longer = sorted(pair.longer for pair in pairs)
     mean = statistics.fmean(longer)
-    half = T_95 * statistics.stdev(longer) / len(longer) ** 0.5 if len(longer) > 1 else float("inf")
+    half = T_95[len(longer)] * statistics.stdev(longer) / len(longer) ** 0.5
     settings = {
         "device": device, "values": decoder_schema(MODELS[device]).num_elements, "block_s": BLOCK_S,
         "confidence_95": [round(mean - half, 5), round(mean + half, 5)],
+        "mean_with_the_peer_first": _mean(pairs[0::2]), "mean_with_the_loop_first": _mean(pairs[1::2]),
+        "median": round(statistics.median(longer), 5), "taken_again": num_again,
         "bare_step_s": round(statistics.median(pair.bare_s for pair in pairs), 4), "machine": machine(),
     }  # fmt: skip
     return [
@@ -229,6 +275,11 @@ def rows_of(pairs: Sequence[Pair], device: str) -> list[Row]:
             {"best": round(longer[0], 5), "worst": round(longer[-1], 5)}, settings),
         Row(BENCH, f"{device}: half of its 95% confidence interval", round(half, 5), "share", trials=len(pairs), settings=settings),
     ]  # fmt: skip
+
+
+def _mean(pairs: Sequence[Pair]) -> float:
+    """A peer that was stopped for its turn may have much to do at first: of those with the loop first it would show."""
+    return round(statistics.fmean(pair.longer for pair in pairs), 5)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -242,8 +293,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.bare:
         bare_loop(DecoderConfig.model_validate(json.loads(options.bare)), options.device)
     with tempfile.TemporaryDirectory(prefix="potluck-overhead-") as folder:
-        pairs = measure(Path(folder), options.device, 3 if options.quick else NUM_PAIRS)
-    rows = rows_of(pairs, options.device)
+        pairs, num_again = measure(Path(folder), options.device, QUICK_PAIRS if options.quick else NUM_PAIRS)
+    rows = rows_of(pairs, num_again, options.device)
     write_rows(rows, options.json)
     print_rows(rows, "overhead: a peer's step beside a bare one")
     return 0 if all(row.met is not False for row in rows) else 1

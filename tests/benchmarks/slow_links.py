@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import statistics
 import sys
@@ -23,6 +24,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
@@ -342,6 +345,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--peers", default="2,4", help="of the wire, by commas")
     parser.add_argument("--logs", type=Path, help="a new folder in which the peers' logs and states stay")
     options = parser.parse_args(arguments)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
+    )  # simulated peers log here
     parts, is_quick = options.parts.split(","), options.quick
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="potluck-slow-links-") as temporary:

@@ -27,6 +27,7 @@ import torch
 import peer.worker
 from peer.local_training import Counters, LocalTrainer
 from peer.worker import Worker
+from peer.worker_channel import Command, Reply
 
 TIMES_VARIABLE: Final = "TRAINING_TIMES"
 """Environment of a timed worker: the file to write to. What begins with POTLUCK_ is kept from training processes."""
@@ -46,10 +47,13 @@ MOVED_BY: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """At the end of a step with its wait: the Unix time, and for how many seconds the process has trained until then."""
+    """At the end of a step with its wait: the Unix time, for how many seconds the process has trained until then, and how many orders
+    of its daemon it has obeyed, such as snapshots, shifts and evaluations.
+    """
 
     unix_s: float
     trained_s: float
+    num_orders: int = 0
 
 
 class TrainingTimes:
@@ -59,6 +63,12 @@ class TrainingTimes:
         self._file = file
         self._clock_s = clock_s
         self._trained_s = 0.0
+        self._num_orders = 0
+
+    def order(self, obey: Callable[[], Reply]) -> Reply:
+        """No training."""
+        self._num_orders += 1
+        return obey()
 
     def step(self, step: Callable[[], Counters]) -> Counters:
         """Training."""
@@ -73,7 +83,7 @@ class TrainingTimes:
         goes_on = idle()
         self._trained_s += max(0.0, min(self._clock_s() - begin_s, idle_s))
         with self._file.open("a", encoding="ascii") as file:
-            file.write(json.dumps(asdict(Trained(time.time(), self._trained_s))) + "\n")
+            file.write(json.dumps(asdict(Trained(time.time(), self._trained_s, self._num_orders))) + "\n")
         return goes_on
 
 
@@ -99,9 +109,15 @@ def mean_step_s(times: list[Trained], begin_unix_s: float, end_unix_s: float) ->
     return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else None
 
 
+def undisturbed(times: list[Trained], begin_unix_s: float, end_unix_s: float) -> list[float]:
+    """When each step of this window ended, Unix seconds; none where the process obeyed an order between the first and the last."""
+    inside = [one for one in times if begin_unix_s <= one.unix_s <= end_unix_s]
+    return [one.unix_s for one in inside] if inside and inside[0].num_orders == inside[-1].num_orders else []
+
+
 def install(times: TrainingTimes, paced_s: float | None) -> None:
     """Time every step and every wait of this process's worker; with `paced_s` a step and its wait take so long together."""
-    step, idle = LocalTrainer.step, Worker._idle
+    step, idle, do = LocalTrainer.step, Worker._idle, Worker._do
     began_s = 0.0
 
     def timed_step(trainer: LocalTrainer, goes_on: Callable[[], bool]) -> Counters:
@@ -113,8 +129,12 @@ def install(times: TrainingTimes, paced_s: float | None) -> None:
         asked_s = idle_s if paced_s is None else began_s + paced_s - time.perf_counter()
         return times.idle(lambda: idle(worker, asked_s), asked_s)
 
+    def counted_do(worker: Worker, command: Command) -> Reply:
+        return times.order(lambda: do(worker, command))
+
     setattr(LocalTrainer, "step", timed_step)  # noqa: B010 - mypy takes no plain assignment
     setattr(Worker, "_idle", timed_idle)  # noqa: B010
+    setattr(Worker, "_do", counted_do)  # noqa: B010
 
 
 def sleep_through(step_s: float) -> None:

@@ -81,3 +81,8 @@ def test_what_could_not_be_hosted_is_told_as_without_dry_run(tmp_path: Path) -> 
     run_file.write_text(text.replace("dim = 8", "dmi = 8"))
     with pytest.raises(ConfigError, match=r"model\.dmi is not a known key"):
         _dry_run(run_file, "--state-dir", str(tmp_path / "other"))
+    run_file.write_text(text.replace("[round]", "[round]\nlink_mbit_per_s = 0.000001"))
+    with pytest.raises(
+        ConfigError, match=r"expected a link of at least [0-9.]+, round\.longest_interval_s of at least"
+    ):
+        _dry_run(run_file, "--state-dir", str(tmp_path / "other"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.memory_use import forget_own_peak, memory_of_family, memory_use, own_peak_bytes
+from peer.memory_use import LOOKS_A_WALK, Family, forget_own_peak, memory_of_family, memory_use, own_peak_bytes
 
 
 def test_memory_counts_the_processes_that_we_started() -> None:
@@ -40,6 +40,29 @@ def test_what_a_child_started_counts_whether_or_not_the_system_lists_children(
         assert child.stdout.readline() == b"up\n"
         assert memory_of_family() > alone_bytes + (64 << 20)
         child.stdin.close()
+
+
+def test_who_is_started_later_is_found_after_some_looks_and_at_the_next_one_after_somebody_ended() -> None:
+    family = Family()
+    code = "import sys; block = bytearray(64 << 20); print('up', flush=True); sys.stdin.read()"
+
+    def start() -> subprocess.Popen[bytes]:
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        return child
+
+    def looks(least_bytes: int) -> int:
+        return next(number for number in range(99) if family.memory_bytes() > least_bytes)
+
+    alone_bytes = family.memory_bytes()
+    with start() as first:
+        assert looks(alone_bytes + (48 << 20)) == LOOKS_A_WALK - 1
+        with start() as second:
+            first.kill()
+            first.wait()
+            assert looks(alone_bytes + (48 << 20)) == 1
+            second.kill()
 
 
 def test_a_family_that_is_gone_holds_nothing() -> None:

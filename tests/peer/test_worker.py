@@ -35,7 +35,14 @@ from peer.worker_channel import (
 )
 from protocol.decoder_schema import decoder_schema
 from protocol.model_units import model_units
-from tests.benchmarks.timed_worker import Trained, TrainingTimes, mean_step_s, read_times, trained_share
+from tests.benchmarks.timed_worker import (
+    Trained,
+    TrainingTimes,
+    mean_step_s,
+    read_times,
+    trained_share,
+    undisturbed,
+)
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 
 ANCHOR_N = genesis_anchor(decoder_schema(MODEL), 1)
@@ -379,3 +386,15 @@ def test_timed_it_trains_in_its_steps_and_in_the_waits_that_its_slowdown_asks_fo
     assert mean_step_s(told, 99.0, 111.0) == 5.5
     assert mean_step_s(told, 105.0, 110.5) is None
     assert read_times(tmp_path / "none") == []
+
+
+def test_timed_it_tells_steps_between_which_it_obeyed_nothing(tmp_path: Path) -> None:
+    times = TrainingTimes(tmp_path / "times", lambda: 0.0)
+    for _ in range(2):
+        times.idle(lambda: True, 0.0)
+    times.order(lambda: Reply(number=1))
+    times.idle(lambda: True, 0.0)
+    assert [one.num_orders for one in read_times(tmp_path / "times")] == [0, 0, 1]
+    told = [Trained(100.0, 8.0, 3), Trained(110.0, 17.0, 3), Trained(111.0, 18.0, 4)]
+    assert undisturbed(told, 99.0, 110.5) == [100.0, 110.0]
+    assert undisturbed(told, 99.0, 111.5) == undisturbed(told, 112.0, 113.0) == []

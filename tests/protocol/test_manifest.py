@@ -331,6 +331,10 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
         (['mode = "blocking"', "alpha = 0.5"], 'alpha = 0.5 belongs to mode = "streaming", not to "blocking"'),
         ([STREAMING, "fragments = 5"], "round.fragments 5: expected at most the 4 of model.num_layers"),
         ([STREAMING, "delay_steps = 15"], "expected a delay of at most 14, or round.target_tokens of at least 131072"),
+        (
+            [STREAMING, "delay_steps = 0", "alpha = 0.5"],
+            "nothing would be mixed: expected delay_steps of at least 1, or no alpha",
+        ),
         ([STREAMING, "alpha = 1.0"], "round.alpha is 1.0"),
         ([STREAMING, "ramp_share = 0.02"], 'ramp_share 0.02 with mode = "streaming": expected rounds of one size'),
         (
@@ -341,6 +345,10 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
         (
             ["ramp_share = 0.0001"],
             "no round would grow: expected more than 4096, which the first local steps of 2 members",
+        ),
+        (
+            ["link_mbit_per_s = 0.3", 'local_steps = "auto"', 'mode = "blocking"'],
+            "with round.target_utilisation 0.95 it would last 823 s of round.longest_interval_s 60",
         ),
         (["link_mbit_per_s = 0.2"], "expected a link of at least 0.206, round.longest_interval_s of at least 62, or"),
     ],

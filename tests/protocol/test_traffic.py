@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,27 @@ def test_an_interval_that_no_manifest_may_have_is_not_named_as_one_that_would_wo
     found = too_slow(replace(SLOW, mbit_per_s=0.002, longest_interval_s=86_400.0))
     assert "expected a link of at least 0.003, or a codec" in found
     assert "longest_interval_s of at least" not in found
+
+
+@pytest.mark.parametrize(
+    ("is_blocking", "utilisation", "mbit_per_s", "kept"),
+    [(True, 0.95, 1.0, 0.0), (True, 0.95, 10.0, 0.64), (False, 0.95, 3.7, 0.96), (False, 0.5, 3.95, 0.9)],
+)
+def test_a_link_on_which_measured_rounds_would_outlast_the_longest_interval_is_refused_with_what_would_work(
+    is_blocking: bool, utilisation: float, mbit_per_s: float, kept: float
+) -> None:
+    link = replace(SLOW, mbit_per_s=mbit_per_s, target_utilisation=utilisation, is_blocking=is_blocking)
+    found = too_slow(link)
+    assert f"with round.target_utilisation {utilisation:g} it would last" in found
+    named = {"link of at least": "mbit_per_s", "longest_interval_s of at least": "longest_interval_s"}
+    for words, name in named.items():
+        number = float(re.search(f"{words} ([0-9.]+[0-9])", found).group(1))  # type: ignore[union-attr]
+        assert too_slow(replace(link, **{name: number})) == ""  # type: ignore[arg-type]
+        assert too_slow(replace(link, **{name: 0.98 * number})) != ""  # type: ignore[arg-type]
+    assert ("target_utilisation of at" in found) == bool(kept)
+    if kept:
+        assert f"target_utilisation of at {'most' if is_blocking else 'least'} {kept:g}" in found
+        assert too_slow(replace(link, target_utilisation=kept)) == ""
 
 
 def test_a_link_that_is_just_too_slow_does_not_seem_to_be_fast_enough() -> None:

@@ -205,6 +205,7 @@ def test_when_the_last_reducer_is_lost_the_attempt_ends_with_a_reason_and_the_ro
     opener = table.opener()
     table.drops = lambda sender, to, message: isinstance(message, ResultReady)
     table.run_until(lambda: any("nobody can take its slice" in reason for reason in opener.reasons), 60.0)
+    assert not any("is gone" in reason for reason in opener.reasons), "all of them are there, and late"
     assert opener.state.open.contribution is not None
     table.drops = lambda sender, to, message: False
     table.run_until(lambda: table.all_at(1), 120.0)

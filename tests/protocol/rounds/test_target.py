@@ -81,6 +81,14 @@ def test_what_is_trained_until_a_round_that_is_due_is_proposed_is_not_waited_for
     assert AUTO.after(5000, 2, _measured(80, 4.0, tokens=100)) == 60
 
 
+@pytest.mark.parametrize(("heartbeat_s", "expected"), [(0.0, 4211), (1.0, 4111), (30.0, 3211)])
+def test_what_is_trained_while_the_exchange_before_goes_on_is_waited_for_but_for_a_heartbeats_worth(
+    heartbeat_s: float, expected: int
+) -> None:
+    target = RoundTarget(100_000, 10, exchange_share=0.95)
+    assert target.after(10**6, 2, MeasuredRound(3000, 4000, 40.0, 40.0, heartbeat_s)) == expected
+
+
 @pytest.mark.parametrize(
     ("tokens_per_s", "exchange_s"), [(10.0, 3.0), (1000.0, 0.5), (200.0, 0.05)], ids=["slow", "fast", "short"]
 )
