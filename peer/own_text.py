@@ -192,8 +192,10 @@ class OwnText:
     def _check_files(self, dataset: DatasetManifest) -> None:
         """The router is of this run, and each expert has a window to read. Blocks; raises ConfigError."""
         config = self._manifest.config
-        num_experts = config.experts.num_experts if config.experts is not None else 0
-        read_router(dataset, num_experts, self._cache)
+        if config.experts is None:
+            raise ConfigError("text for experts in a run without", 'a run with run.shards = "expert"')
+        features = config.experts.router_features
+        read_router(dataset, config.experts.num_experts, self._cache, features=features)
         check_each_expert(dataset, config.model.context_tokens + 1)
 
     async def follow(self, index: int, read: Callable[[DatasetManifest], Awaitable[None]]) -> int:
