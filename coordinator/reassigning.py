@@ -31,7 +31,7 @@ from coordinator.reassigning_core import owners_after
 from coordinator.routing_embeddings import refitted
 from coordinator.run_files import CHECKPOINT_FOLDER, DATA_FOLDER, RunFiles, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
-from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts, keep_text
+from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.ids import Root
 from protocol.reassignment import LEAD_ROUNDS, Reassignment, seal_reassignment
@@ -218,10 +218,10 @@ class Reassigner:
                 "documents_stay", index=self.done_index, reason="the router would send none of the sample elsewhere"
             )
             return
-        entry = self._entry(packed.dataset, newest.entry if newest is not None else None)
+        entry = self._entry(packed.dataset, self.texts.newest_entry)
         sealed = seal_reassignment(self.signer, self.run.manifest.run_id, entry)
-        taken = (*self.texts.taken, PackedText(sealed, entry, packed.dataset))
-        self.texts.taken = await self.ledger.run(lambda ledger: keep_text(self.run, ledger, taken))
+        if not await self.texts.add(self.ledger, PackedText(sealed, entry, packed.dataset)):
+            return  # one that was lost came back while this was packed
         windows = self.texts.book.num_windows
         _log.info(
             "documents_reassigned",

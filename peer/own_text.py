@@ -89,6 +89,9 @@ class OwnText:
         self.heard_unix_s = 0
         """When the newest entry was signed that was heard of, whatever became of it."""
 
+        self.heard = b""
+        """That entry, for a host whose ledger has lost it."""
+
         self._now = _Read(None, first)
         self._before: _Read | None = None
         """What was read before, while it is here."""
@@ -133,7 +136,7 @@ class OwnText:
             log.warning("reassignment_refused", reason=error.one_line())
             return
         if entry.says.signed_unix_s > self.heard_unix_s:
-            self.heard_unix_s = entry.says.signed_unix_s
+            self._hear(entry)
             self._coming = entry
             self._news.set()
             self._fetching.cancel()
@@ -275,5 +278,8 @@ class OwnText:
 
     def _take_up(self, text: _Read) -> None:
         self._now = text
-        if text.entry is not None:
-            self.heard_unix_s = max(self.heard_unix_s, text.entry.says.signed_unix_s)
+        if text.entry is not None and text.entry.says.signed_unix_s > self.heard_unix_s:
+            self._hear(text.entry)
+
+    def _hear(self, entry: _Entry) -> None:
+        self.heard_unix_s, self.heard = entry.says.signed_unix_s, entry.sealed

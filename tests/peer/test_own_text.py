@@ -174,6 +174,7 @@ async def test_a_restart_reads_the_same_without_the_host(world: _World, autojump
     await again.restore()
     await again.begin(world.fetch, HELD)
     assert (again.dataset, again.from_round, again.heard_unix_s) == (world.anew, 6, 1_700_000_000)
+    assert again.heard == world.sealed(), "for a host that has lost it"
     assert world.fetched == []
 
 
