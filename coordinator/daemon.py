@@ -42,6 +42,7 @@ from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.look import LOG_NAME
+from coordinator.lost_texts import TextFinder
 from coordinator.metrics import Counts, Moment
 from coordinator.qr_code import qr_lines
 from coordinator.reassigning import Reassigner
@@ -209,6 +210,7 @@ async def _serve(host: Host, say: Say) -> None:
                         work.start_soon(keeper.run)
                     if host.texts.book.every_rounds:
                         work.start_soon(_reassigner(host).keep)
+                        work.start_soon(_text_finder(host, network).keep)
 
 
 @dataclass
@@ -371,6 +373,20 @@ def _reassigner(host: Host) -> Reassigner:
     )
 
 
+def _text_finder(host: Host, network: Network) -> TextFinder:
+    def live_peers() -> Sequence[PeerId]:
+        return sorted(host.tracker.live_peers())
+
+    reach = partial(_reach, host, network)
+    return TextFinder(host.run, host.texts, host.writer, network, host.offload, live_peers, reach)
+
+
+async def _reach(host: Host, network: Network, peers: Sequence[PeerId]) -> None:
+    """Make known where these peers listen, before they are asked."""
+    with suppress(PotluckError):
+        await network.add_addresses(host.tracker.addresses_of(peers))
+
+
 def _first_state(host: Host, unit: UnitName) -> UnitState:
     """The state of a unit with which the run began. Blocks."""
     from averaging.start_state import start_state  # with torch
@@ -401,10 +417,7 @@ async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
     async def is_admitted(peer: PeerId) -> bool:
         return await host.writer.run(lambda ledger: ledger.is_admitted(peer))
 
-    async def reach(peers: Sequence[PeerId]) -> None:
-        with suppress(PotluckError):
-            await network.add_addresses(host.tracker.addresses_of(peers))
-
+    reach = partial(_reach, host, network)
     tools = PlaceTools(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
     places = await host.offload.run(lambda: kept_places(tools))
     view = KeeperView(host.tracker.unit_looks, is_admitted, host.tracker.note_kept, reach, host.tracker.spine_view)

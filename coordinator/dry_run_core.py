@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from protocol.data_section import HUB_PREFIX
 from protocol.dry_run import Estimate, traffic_estimates
@@ -17,6 +18,9 @@ from protocol.estimates import (
 )
 from protocol.manifest import RunConfig
 from protocol.tables import in_bytes, whole
+
+DATA_SETS: Final = 3
+"""On the disk of a host that sends documents to experts anew (coordinator/run_texts.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,13 @@ def _interval(run: RunConfig) -> str:
 
 
 def _data(run: RunConfig, data: Data) -> str:
+    each = _data_set(run, data)
+    if run.experts is None or not run.experts.reassign_every_rounds:
+        return each
+    return f"{each}; {DATA_SETS} times that with the two newest re-assignments"
+
+
+def _data_set(run: RunConfig, data: Data) -> str:
     if data.is_packed:
         return f"{in_bytes(data.num_bytes)}, packed already"
     if run.data.dataset.startswith(HUB_PREFIX):

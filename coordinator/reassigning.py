@@ -18,7 +18,6 @@ import numpy as np
 import structlog
 import trio
 
-from averaging.data.document_router import refit_router
 from averaging.data.document_routing import route_with
 from averaging.data.expert_shards import check_each_expert, read_router
 from averaging.data.packing import pack
@@ -29,9 +28,10 @@ from averaging.data.tokenizer import ByteTokenizer, Tokenizer
 from averaging.data.vocabulary import FileTokenizer
 from averaging.network.file_storage import sync_folder
 from coordinator.reassigning_core import owners_after
-from coordinator.run_files import DATA_FOLDER, RunFiles, run_tokenizer
+from coordinator.routing_embeddings import refitted
+from coordinator.run_files import CHECKPOINT_FOLDER, DATA_FOLDER, RunFiles, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
-from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts, keep_text
+from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.ids import Root
 from protocol.reassignment import LEAD_ROUNDS, Reassignment, seal_reassignment
@@ -62,7 +62,12 @@ class Repacked:
 
 
 def packed_anew(
-    run: RunFiles, base: Path, current: DatasetManifest, losses_DX: Losses, owners_D: tuple[int, ...] = ()
+    run: RunFiles,
+    base: Path,
+    current: DatasetManifest,
+    losses_DX: Losses,
+    owners_D: tuple[int, ...] = (),
+    checkpoint: Path | None = None,
 ) -> Repacked:
     """Send documents to the experts with the lowest losses, and pack the text again. Reads all text three times; blocks.
 
@@ -75,6 +80,7 @@ def packed_anew(
         current: the data set that is read now.
         losses_DX: of each window of its sample with each expert.
         owners_D: whose each document of the sample is; by the router where that is not known.
+        checkpoint: the newest one, where there is any, of whose trunk embeddings may be taken.
 
     Raises:
         ConfigError: the text is another than when the run was opened, or an expert would have too little.
@@ -89,9 +95,10 @@ def packed_anew(
     sample = sample_of(config, read, tokenizer)
     if sample is None or not _is_same(sample, current, cache):
         raise _other_text()
-    router = read_router(current, experts.num_experts, cache)
+    features = experts.router_features
+    router = read_router(current, experts.num_experts, cache, features=features, tokenizer=tokenizer)
     owners = owners_after(losses_DX, owners_D or tuple(router.nearest(text)[0] for text in sample.prefixes))
-    anew = refit_router(router, sample.prefixes, owners)
+    anew = refitted(router, sample.prefixes, owners, checkpoint)
     moved = sum(router.nearest(text) != anew.nearest(text) for text in sample.prefixes)
     if not moved:
         return Repacked(owners)
@@ -200,7 +207,9 @@ class Reassigner:
     async def _reassign(self, losses_DX: Losses) -> None:
         newest = self.texts.newest
         current = newest.dataset if newest is not None else self.run.dataset
-        pack_text = partial(packed_anew, self.run, self.base, current, losses_DX, self.texts.owners)
+        rows = await self.ledger.run(lambda ledger: ledger.checkpoints())
+        checkpoint = self.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
+        pack_text = partial(packed_anew, self.run, self.base, current, losses_DX, self.texts.owners, checkpoint)
         packed = await self.offload.run(pack_text)
         await self.ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(packed.owners_D)))
         self.texts.owners = packed.owners_D
@@ -209,10 +218,10 @@ class Reassigner:
                 "documents_stay", index=self.done_index, reason="the router would send none of the sample elsewhere"
             )
             return
-        entry = self._entry(packed.dataset, newest.entry if newest is not None else None)
+        entry = self._entry(packed.dataset, self.texts.newest_entry)
         sealed = seal_reassignment(self.signer, self.run.manifest.run_id, entry)
-        taken = (*self.texts.taken, PackedText(sealed, entry, packed.dataset))
-        self.texts.taken = await self.ledger.run(lambda ledger: keep_text(self.run, ledger, taken))
+        if not await self.texts.add(self.ledger, PackedText(sealed, entry, packed.dataset)):
+            return  # one that was lost came back while this was packed
         windows = self.texts.book.num_windows
         _log.info(
             "documents_reassigned",

@@ -205,7 +205,7 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
     tokenizer = open_tokenizer(data, base, source.texts(), config.model.vocab_size)
     _check_start_tokenizer(config, base, tokenizer.vocab_size)
     read = packed_texts(config, source)
-    routing = routing_of(config, base, read)
+    routing = routing_of(config, base, read, tokenizer)
     unfinished, final = folder / _UNFINISHED_DATA, folder / DATA_FOLDER
     shutil.rmtree(unfinished, ignore_errors=True)
     try:

@@ -7,28 +7,42 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from averaging.data.document_router import router_from_bytes, router_root
-from averaging.data.document_routing import Routing, routed, without_empty
+from averaging.data.document_router import DocumentRouter, router_from_bytes, router_root
+from averaging.data.document_routing import Routing, route_documents, route_with, without_empty
 from averaging.data.routing_sample import RoutingSample, routing_sample, window_tokens
 from averaging.data.sources import Source
 from averaging.data.texts import Text
 from averaging.data.tokenizer import Tokenizer
+from coordinator.routing_embeddings import first_embeddings
 from protocol.errors import ConfigError
+from protocol.experts_section import MAX_EMBEDDING_FEATURES, ExpertsSection
 from protocol.manifest import RunConfig
 from protocol.plain_file import check_plain_file
+
+MOST_TABLE_BYTES: Final = 60 << 20
+"""Of embeddings in a router's file: `MAX_ROUTER_BYTES`, and room for the directions of all experts."""
 
 _REMEDY: Final = "correct experts.router in run.toml, or leave it out"
 
 
 def check_router(config: RunConfig, base: Path) -> None:
-    """Refuse a router file that is not there or not of this run, as seen from the folder `base`. Blocks.
+    """Refuse a router file that is not there or not of this run, as seen from the folder `base`, and embeddings that are too large for
+    one. Blocks.
 
     Raises:
-        ConfigError: no such file, or not one of so many experts.
+        ConfigError: no such file, or not one of so many experts and such features; or too many tokens.
     """
-    if config.experts is None or not config.experts.router:
+    if config.experts is None:
         return
-    _router_file(base / config.experts.router, config.experts.num_experts)
+    num_tokens, num_features = config.model.vocab_size, min(config.model.dim, MAX_EMBEDDING_FEATURES)
+    if config.experts.router_features == "embeddings" and num_tokens * num_features > MOST_TABLE_BYTES:
+        raise ConfigError(
+            f'experts.router_features = "embeddings" of {num_tokens} tokens, {num_features} bytes each',
+            f"at most {MOST_TABLE_BYTES >> 20} MiB",
+            'take "grams", or fewer tokens',
+        )
+    if config.experts.router:
+        _router_file(base / config.experts.router, config.experts)
 
 
 def packed_texts(config: RunConfig, source: Source) -> Callable[[], Iterator[Text]]:
@@ -44,7 +58,9 @@ def packed_texts(config: RunConfig, source: Source) -> Callable[[], Iterator[Tex
     return read
 
 
-def routing_of(config: RunConfig, base: Path, read: Callable[[], Iterator[Text]]) -> Routing | None:
+def routing_of(
+    config: RunConfig, base: Path, read: Callable[[], Iterator[Text]], tokenizer: Tokenizer
+) -> Routing | None:
     """The experts of each document that `read` gives; None in a run without. Blocks, for two readings.
 
     Raises:
@@ -53,13 +69,15 @@ def routing_of(config: RunConfig, base: Path, read: Callable[[], Iterator[Text]]
     experts = config.experts
     if experts is None:
         return None
-    data = _router_file(base / experts.router, experts.num_experts) if experts.router else b""
-    return routed(
+    if experts.router:
+        router = _router_file(base / experts.router, experts, tokenizer)
+        return route_with(router, read, least_documents=experts.min_documents)
+    return route_documents(
         read,
         experts.num_experts,
         seed=config.run.seed,
         least_documents=experts.min_documents,
-        router_file=data,
+        embeddings=first_embeddings(config, tokenizer) if experts.router_features == "embeddings" else None,
     )
 
 
@@ -74,14 +92,14 @@ def sample_of(config: RunConfig, read: Callable[[], Iterator[Text]], tokenizer: 
     return routing_sample(read, tokenizer, window_tokens(config.model.context_tokens))
 
 
-def _router_file(path: Path, num_experts: int) -> bytes:
+def _router_file(path: Path, experts: ExpertsSection, tokenizer: Tokenizer | None = None) -> DocumentRouter:
     check_plain_file(path, "a router file", _REMEDY)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", "a router file", _REMEDY) from error
+    features = experts.router_features
     try:
-        router_from_bytes(data, router_root(data), num_experts)
+        return router_from_bytes(data, router_root(data), experts.num_experts, features=features, tokenizer=tokenizer)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.found}", error.expected, _REMEDY) from error
-    return data

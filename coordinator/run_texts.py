@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import trio
 
 from averaging.data.shards import DatasetManifest, parse_dataset
 from coordinator.ledger import Ledger
@@ -24,6 +26,9 @@ from protocol.reassignment import Reassignment, in_force, open_reassignment
 from protocol.reports import PeerReport
 from protocol.revocation import join_entries, split_entries
 from protocol.tables import several
+
+if TYPE_CHECKING:
+    from coordinator.ledger_writer import LedgerWriter
 
 REASSIGNMENTS: Final = "reassignments"
 """In the ledger: the signed entries, oldest first."""
@@ -56,12 +61,14 @@ def read_texts(folder: Path, manifest: RunManifest, ledger: Ledger) -> tuple[Pac
     return tuple(_read(folder, manifest, each) for each in sealed)
 
 
+def _opened(manifest: RunManifest, sealed: bytes) -> Reassignment:
+    key = bytes.fromhex(manifest.host_public_key)
+    return open_reassignment(sealed, verifier=Ed25519Verifier(), run_id=manifest.run_id, host_public_key=key)
+
+
 def _read(folder: Path, manifest: RunManifest, sealed: bytes) -> PackedText:
-    host_public_key = bytes.fromhex(manifest.host_public_key)
     try:
-        entry = open_reassignment(
-            sealed, verifier=Ed25519Verifier(), run_id=manifest.run_id, host_public_key=host_public_key
-        )
+        entry = _opened(manifest, sealed)
         data = (folder / DATA_FOLDER / entry.manifest_sha256).read_bytes()
         return PackedText(sealed, entry, parse_dataset(data, entry.dataset_id))
     except (PotluckError, OSError) as error:
@@ -97,7 +104,10 @@ class RunTexts:
     def __init__(self, run: RunFiles, taken: Sequence[PackedText] = (), owners_D: tuple[int, ...] = ()) -> None:
         section = run.manifest.config.experts
         self._first = run.dataset
+        self._run = run
+        self._adding = trio.Lock()
         self.taken = tuple(taken)
+        self._lost: tuple[bytes, Reassignment] | None = None
         self.owners = owners_D
         every_rounds = section.reassign_every_rounds if section is not None else 0
         num_experts = section.num_experts if section is not None else 0
@@ -107,6 +117,52 @@ class RunTexts:
     def newest(self) -> PackedText | None:
         """The re-assignment that was signed last."""
         return self.taken[-1] if self.taken else None
+
+    @property
+    def lost(self) -> tuple[bytes, Reassignment] | None:
+        """The newest entry that a peer brought back, signed, and what it says: an old copy of the ledger has not got it. None once its
+        text is here, or a newer one.
+        """
+        newest = self.newest
+        if self._lost is None or (newest is not None and newest.entry.signed_unix_s >= self._lost[1].signed_unix_s):
+            return None
+        return self._lost
+
+    @property
+    def newest_entry(self) -> Reassignment | None:
+        """Of what was signed last, whether its text is here or not."""
+        if (lost := self.lost) is not None:
+            return lost[1]
+        return self.newest.entry if self.newest is not None else None
+
+    def lacks(self, signed_unix_s: int) -> bool:
+        """Whether a peer has heard of an entry that is newer than those that are known here."""
+        newest = self.newest_entry
+        return signed_unix_s > (newest.signed_unix_s if newest is not None else 0)
+
+    def take_back(self, sealed: bytes) -> None:
+        """An entry that a peer has kept.
+
+        Raises:
+            RemoteProtocolError, VersionError: this host has not signed it.
+        """
+        entry = _opened(self._run.manifest, sealed)
+        if self.lacks(entry.signed_unix_s):
+            self._lost = (sealed, entry)
+
+    async def add(self, ledger: LedgerWriter, text: PackedText) -> bool:
+        """Remember one whose files are here, and delete what only older ones name; False where a newer one was signed meanwhile.
+
+        Raises:
+            StorageError: as the ledger's methods; nothing has changed.
+        """
+        async with self._adding:
+            newest = self.newest
+            if newest is not None and newest.entry.signed_unix_s >= text.entry.signed_unix_s:
+                return False
+            taken = (*self.taken, text)
+            self.taken = await ledger.run(lambda ledger: keep_text(self._run, ledger, taken))
+        return True
 
     @property
     def sentence(self) -> str:

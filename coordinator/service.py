@@ -223,6 +223,7 @@ class CoordinatorService:
                 reply,
                 like=likeness(told),
                 reassignment=self._take_text(told),
+                asks_reassignment=self._run.texts is not None and self._run.texts.lacks(told.reassigned_unix_s),
                 revocations=missing(revocations, report.known_revocations),
                 asks_revocations=is_asked,
                 known_revocations=b"".join(map(fingerprint, revocations)) if is_asked else b"",
@@ -230,10 +231,14 @@ class CoordinatorService:
         )
 
     def _take_text(self, report: PeerReport) -> bytes:
-        """Losses that decide where documents go are taken; returns the newest re-assignment where the peer has not heard of it."""
+        """Losses that decide where documents go are taken, and a re-assignment that was lost here; returns the newest one where the
+        peer has not heard of it.
+        """
         texts, chain = self._run.texts, self._tracker.chain
         if texts is None:
             return b""
+        if report.reassignment:
+            texts.take_back(report.reassignment)
         commits = {sample.commit for sample in report.sample_losses} if chain is not None else ()
         found = {commit: chain.link(commit) for commit in commits} if chain is not None else {}
         texts.take(report, {commit: link.index for commit, link in found.items() if link is not None})

@@ -123,10 +123,10 @@ def _losses(seen: Observation, host: HostStatus) -> RenderableType:
 
 
 def _peers(seen: Observation, cast: Cast) -> RenderableType:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for heading in ("peer", "name", "state", "tokens/s", "ready", "loss", "up", "down", "root"):
         table.add_column(heading, justify="left" if heading in ("peer", "name", "state", "root") else "right")
-    notes = {cast.slow_peer: " (slowed)", VICTIM: " (will be killed)"}
+    notes = {cast.slow_peer: " (slowed)", VICTIM: " (to be killed)"}
     for number in range(1, cast.num_peers + 1):
         report, expert = seen.reports.get(number), cast.expert_of(number)
         held = "" if expert is None else f", expert {expert}"

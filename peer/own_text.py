@@ -3,7 +3,8 @@ since, of the one that it signed last (protocol/reassignment.py).
 
 What was signed is fetched and checked while training goes on, and read from its round on, or as soon as it is here. The entry is
 kept on disk once all that it names is here, so a restart reads the same without the host. What does not match what was signed is
-refused in one line of the log, and nothing changes.
+refused in one line of the log, and nothing changes. The text before stays here for some rounds: where the trunk goes over to a lineage
+that is not that far, what its round read is read again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ FILE_NAME: Final = "reassignment"
 
 TRY_AGAIN_S: Final = 30.0
 
+KEPT_ROUNDS: Final = 16
+"""So many rounds of the trunk after the first of a text the one before is deleted: no lineage is left by more, but for long cuts."""
+
 Fetch = Callable[[Sequence[HashedFile]], Awaitable[None]]
 """Bring files into the cache, each checked; raises UnreachableError where nobody has one."""
 
@@ -46,8 +50,26 @@ class _Entry:
     says: Reassignment
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A text and from which round on it is read; the entry that named it, None for the one that the run was opened with."""
+
+    entry: _Entry | None
+    dataset: DatasetManifest
+
+    @property
+    def from_round(self) -> int:
+        return self.entry.says.from_round if self.entry is not None else 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its files."""
+        beside = [self.entry.says.manifest_sha256] if self.entry is not None else []
+        return frozenset([*beside, *(file.sha256 for file in self.dataset.files)])
+
+
 class OwnText:
-    """What is read here, and what comes. `dataset` and `from_round` are of what is read now, from round 0 on that of the manifest."""
+    """What is read here, what was, and what comes; from round 0 on the data set of the manifest."""
 
     def __init__(
         self,
@@ -64,18 +86,32 @@ class OwnText:
         self._cache = cache
         self._offload = offload
         self._files = files
-        self.dataset = first
-        self.from_round = 0
         self.heard_unix_s = 0
         """When the newest entry was signed that was heard of, whatever became of it."""
 
-        self._names = frozenset(file.sha256 for file in first.files)
-        """Files of the data set that is read."""
+        self.heard = b""
+        """That entry, for a host whose ledger has lost it."""
+
+        self._now = _Read(None, first)
+        self._before: _Read | None = None
+        """What was read before, while it is here."""
 
         self._coming: _Entry | None = None
-        self._ready: tuple[_Entry, DatasetManifest] | None = None
+        self._ready: tuple[_Read, ...] = ()
+        """What is here and whose round has not come, or has not come again, in the order of their rounds."""
+
         self._news = trio.Event()
         self._fetching = trio.CancelScope()
+
+    @property
+    def dataset(self) -> DatasetManifest:
+        """What is read."""
+        return self._now.dataset
+
+    @property
+    def from_round(self) -> int:
+        """From which round of the trunk on."""
+        return self._now.from_round
 
     async def restore(self) -> None:
         """Read what was read last, as far as it is on this disk; a damaged entry costs nothing for long: the host tells it again."""
@@ -83,7 +119,7 @@ class OwnText:
             sealed = await self._offload.run(self._read)
             if sealed:
                 entry = self._opened(sealed)
-                self._take_up(entry, await self._offload.run(partial(self._dataset_of, entry.says)))
+                self._take_up(_Read(entry, await self._offload.run(partial(self._dataset_of, entry.says))))
         except (PotluckError, OSError) as error:
             log.warning("reassignment_not_read", path=str(self._path), reason=str(error))
 
@@ -100,7 +136,7 @@ class OwnText:
             log.warning("reassignment_refused", reason=error.one_line())
             return
         if entry.says.signed_unix_s > self.heard_unix_s:
-            self.heard_unix_s = entry.says.signed_unix_s
+            self._hear(entry)
             self._coming = entry
             self._news.set()
             self._fetching.cancel()
@@ -119,6 +155,7 @@ class OwnText:
 
         Raises:
             UnreachableError: nobody has a file of that either.
+            ConfigError: its router is not the one of the manifest, or an expert has too little text.
         """
         if self._coming is not None and experts:
             try:
@@ -127,6 +164,8 @@ class OwnText:
                 log.warning("reassigned_text_not_here", reason=error.one_line())
             self._take_up_ready()
         await fetch(self._files(self.dataset, experts))
+        if self._manifest.config.experts is not None:
+            await self._offload.run(partial(self._check_files, self.dataset))
 
     async def keep(self, fetch: Fetch, experts: Sequence[int]) -> None:
         """Bring what is signed while training goes on, until cancelled."""
@@ -159,7 +198,7 @@ class OwnText:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}", "a folder with space") from error
         else:
             log.info("reassigned_text_here", number=entry.says.number, from_round=entry.says.from_round)
-            self._ready = (entry, dataset)
+            self._ready = (*self._ready, _Read(entry, dataset))
         if self._coming is entry:
             self._coming = None
 
@@ -192,31 +231,55 @@ class OwnText:
     def _check_files(self, dataset: DatasetManifest) -> None:
         """The router is of this run, and each expert has a window to read. Blocks; raises ConfigError."""
         config = self._manifest.config
-        num_experts = config.experts.num_experts if config.experts is not None else 0
-        read_router(dataset, num_experts, self._cache)
+        if config.experts is None:
+            raise ConfigError("text for experts in a run without", 'a run with run.shards = "expert"')
+        features = config.experts.router_features
+        read_router(dataset, config.experts.num_experts, self._cache, features=features)
         check_each_expert(dataset, config.model.context_tokens + 1)
 
     async def follow(self, index: int, read: Callable[[DatasetManifest], Awaitable[None]]) -> int:
-        """Where the trunk has come to the round of what is ready here, read it from now on; from which round the text is that is read.
+        """Where the trunk has come to the round of what is ready here, read it from now on; where it has gone back before that round,
+        what was read before. Returns from which round on the text is that is read.
 
         Args:
             index: of the trunk's newest commit.
             read: tells the training process.
         """
-        if self._ready is not None and index >= self._ready[0].says.from_round:
-            before = self._names
-            await read(self._ready[1])
-            self._take_up_ready()
-            log.info("reassigned_text_read", from_round=self.from_round, index=index)
-            await self._offload.run(partial(self._cache.drop, before - self._names))
+        now, before = self._now, self._before
+        due = [text for text in self._ready if text.from_round <= index]
+        if due:
+            await self._go_over(due[-1], index, read)
+            self._ready, self._before = self._ready[len(due) :], now
+            await self._forget(before, *due[:-1])
+        elif before is not None and index < now.from_round:
+            await self._go_over(before, index, read)
+            self._ready, self._before = (now, *self._ready), None
+        elif before is not None and index >= now.from_round + KEPT_ROUNDS:
+            self._before = None
+            await self._forget(before)
         return self.from_round
 
-    def _take_up_ready(self) -> None:
-        if self._ready is not None:
-            self._take_up(*self._ready)
-            self._ready = None
+    async def _go_over(self, text: _Read, index: int, read: Callable[[DatasetManifest], Awaitable[None]]) -> None:
+        await read(text.dataset)
+        self._take_up(text)
+        log.info("reassigned_text_read", from_round=self.from_round, index=index)
 
-    def _take_up(self, entry: _Entry, dataset: DatasetManifest) -> None:
-        self.dataset, self.from_round = dataset, entry.says.from_round
-        self._names = frozenset((entry.says.manifest_sha256, *(file.sha256 for file in dataset.files)))
-        self.heard_unix_s = max(self.heard_unix_s, entry.says.signed_unix_s)
+    async def _forget(self, *texts: _Read | None) -> None:
+        """Delete what only these name."""
+        others = [each.names for each in (self._now, self._before, *self._ready) if each is not None]
+        names = {name for text in texts if text is not None for name in text.names}
+        if names:
+            await self._offload.run(partial(self._cache.drop, names.difference(*others)))
+
+    def _take_up_ready(self) -> None:
+        if self._ready:
+            self._take_up(self._ready[-1])
+            self._ready = ()
+
+    def _take_up(self, text: _Read) -> None:
+        self._now = text
+        if text.entry is not None and text.entry.says.signed_unix_s > self.heard_unix_s:
+            self._hear(text.entry)
+
+    def _hear(self, entry: _Entry) -> None:
+        self.heard_unix_s, self.heard = entry.says.signed_unix_s, entry.sealed

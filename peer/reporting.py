@@ -260,6 +260,8 @@ class Reporter:
         if self._revocations is not None and self.last_reply is not None and self.last_reply.asks_revocations:
             asked = self._revocations.missing_at(self.last_reply.known_revocations)
             report = replace(report, revocations=asked)
+        if self.last_reply is not None and self.last_reply.asks_reassignment and self._board.text is not None:
+            report = replace(report, reassignment=self._board.text.heard)
         return replace(report, state="left") if self.is_leaving else report
 
     def _note(self, reply: ReportReply) -> None:
@@ -298,7 +300,9 @@ class Reporter:
     def _is_nothing_new(self) -> bool:
         """Whether the coordinator knows all that we have to say, and heard it lately."""
         reply, report = self.last_reply, self._made(tuple(self._asides().values()))
-        if reply is None or reply.phase != _UNDER_WAY or reply.asks_revocations or self._is_fetching:
+        if reply is None or reply.phase != _UNDER_WAY or self._is_fetching:
+            return False
+        if reply.asks_revocations or reply.asks_reassignment:
             return False
         is_same = reply.like == likeness(report) and self._told_numbers == _numbers(report)
         brings = report.heldout or report.sample_losses or report.certificates or report.start_record

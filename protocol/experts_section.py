@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -13,6 +13,15 @@ from protocol.section import Section
 
 Shards = Literal["data", "expert", "pipeline"]
 """What a peer holds: "data", all of the model, as everybody does; "expert", the trunk and some experts; "pipeline", one stage."""
+
+RouterFeatures = Literal["grams", "embeddings"]
+"""By what a router knows documents: "grams", runs of bytes; "embeddings", those that the trunk has of their tokens."""
+
+MAX_EMBEDDING_FEATURES: Final = 256
+"""Of a token in a router's file; of a wider model's embedding as many sums."""
+
+MAX_ROUTER_BYTES: Final = 64 << 20
+"""Of a router's file, in which each feature of an embedding is a byte."""
 
 
 class ExpertsSection(Section):
@@ -25,6 +34,8 @@ class ExpertsSection(Section):
         holdings: experts that a peer holds at most; a second one only where nobody else holds it.
         min_documents: an expert with fewer has too little to learn from: the host opens no run whose documents leave one with less.
         router: a router file on the host's disk, as seen from run.toml; left out the host makes one of its documents.
+        router_features: by what a router knows documents. With "embeddings" the run's first values are what the host makes it of, and
+            with `reassign_every_rounds` those of its newest checkpoint, as soon as they tell more.
         reassign_every_rounds: of the trunk, after which each document of a sample is measured with every expert and the documents are
             sent to experts anew, by where losses are lowest; 0 for never.
     """
@@ -35,6 +46,7 @@ class ExpertsSection(Section):
     holdings: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 1
     min_documents: Annotated[int, Field(ge=1, le=1 << 40)] = 8
     router: Annotated[str, Field(max_length=4096)] = ""
+    router_features: RouterFeatures = "grams"
     reassign_every_rounds: Annotated[int, Field(ge=0, le=1 << 20)] = 0
 
     @property

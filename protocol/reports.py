@@ -142,6 +142,7 @@ class PeerReport:
         unit_bytes: of a run of several units the bulk part of `bytes_up` and `bytes_down` by unit.
         reassigned_unix_s: when the re-assignment of documents was signed that it has heard of; 0 for none.
         sample_losses: by which documents are sent to experts anew.
+        reassignment: the newest of documents that it has heard of, signed, where the coordinator asks for it.
         lane: of a pipeline run, that it serves in, or the group of replicas; None where it serves in none.
         could_tokens_per_s: what its stage there could do were it never to wait for others; 0 before it is known.
     """
@@ -178,10 +179,12 @@ class PeerReport:
     sample_losses: tuple[SampleLosses, ...] = ()
     lane: int | None = None
     could_tokens_per_s: float = 0.0
+    reassignment: bytes = b""
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_likeness(self.like)
+        _require_entry(self.reassignment)
         for name in ("head", "state_commit", "state_root"):
             require_hash_or_none(name, getattr(self, name))
         for text in (self.state, self.reason, self.unit, self.version, *self.addresses):
@@ -214,6 +217,7 @@ class ReportReply:
         like: the likeness of the report as it was taken: the next one may be short where it has the same. Empty from a coordinator
             that takes whole ones only.
         reassignment: the newest of documents, signed, where the peer has told of an older one or of none; for it to verify.
+        asks_reassignment: the peer has told of one that the coordinator lacks.
     """
 
     phase: str
@@ -226,12 +230,16 @@ class ReportReply:
     known_revocations: bytes = b""
     like: bytes = b""
     reassignment: bytes = b""
+    asks_reassignment: bool = False
 
     def __post_init__(self) -> None:
         check_fingerprints(self.known_revocations)
         _require_likeness(self.like)
-        found = len(self.reassignment)
-        require(found <= MAX_ENTRY_BYTES, f"a re-assignment of {found} bytes", f"at most {MAX_ENTRY_BYTES}")
+        _require_entry(self.reassignment)
+
+
+def _require_entry(entry: bytes) -> None:
+    require(len(entry) <= MAX_ENTRY_BYTES, f"a re-assignment of {len(entry)} bytes", f"at most {MAX_ENTRY_BYTES}")
 
 
 def cut_certificates(certificates: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -271,6 +279,7 @@ def encode_report(report: PeerReport) -> bytes:
         reassigned_unix_s=report.reassigned_unix_s,
         lane=report.lane,
         could_tokens_per_s=report.could_tokens_per_s,
+        reassignment=report.reassignment,
     )
     for part in report.beside:
         body.beside.add(unit=part.unit, state_commit=part.state_commit, state_root=part.state_root, index=part.index)
@@ -345,6 +354,7 @@ def decode_report(data: bytes) -> PeerReport:
         sample_losses=tuple(_decode_sample(sample) for sample in body.sample_losses[: _MAX_SAMPLES + 1]),
         lane=body.lane if body.HasField("lane") else None,
         could_tokens_per_s=body.could_tokens_per_s,
+        reassignment=body.reassignment,
     )
 
 
@@ -365,6 +375,7 @@ def encode_report_reply(reply: ReportReply) -> bytes:
         known_revocations=reply.known_revocations,
         like=reply.like,
         reassignment=reply.reassignment,
+        asks_reassignment=reply.asks_reassignment,
     )
     return body.SerializeToString(deterministic=True)
 
@@ -385,4 +396,5 @@ def decode_report_reply(data: bytes) -> ReportReply:
         known_revocations=body.known_revocations,
         like=body.like,
         reassignment=body.reassignment,
+        asks_reassignment=body.asks_reassignment,
     )

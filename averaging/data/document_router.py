@@ -1,6 +1,7 @@
 """Which expert a document belongs to: the same answer in every process on every machine.
 
-A document is known by how often short runs of bytes occur at its beginning, hashed into a few thousand places. Experts are directions
+A document is known by how often short runs of bytes occur at its beginning, hashed into a few thousand places, or by the embeddings
+of its tokens there (document_features.py). Experts are directions
 in that space, found by balanced k-means on the host (as DiPaCo, 2403.10616, routes by a prefix), and kept as whole
 numbers: a document is compared with them in integers alone, so neither threads nor instruction sets change an answer. Prices keep
 experts from taking more than their share. A document that a second expert is about as near to is trained on by both.
@@ -11,6 +12,7 @@ Shapes: D documents, F features, X experts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -19,18 +21,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from averaging.data.document_features import (
+    NUM_GRAM_FEATURES,
+    PREFIX_BYTES,
+    Embeddings,
+    Integers,
+    gram_features,
+)
+from averaging.data.tokenizer import Tokenizer
 from protocol.errors import ConfigError
 from protocol.expert_schema import MAX_EXPERTS
+from protocol.experts_section import MAX_EMBEDDING_FEATURES, RouterFeatures
 from protocol.ids import Root
-
-PREFIX_BYTES: Final = 4096
-"""Of a document that are looked at: enough to tell a language, and a peer has them before it has the rest."""
-
-GRAM_BYTES: Final = 4
-NUM_FEATURES: Final = 4096
-_FEATURE_BITS: Final = 12
-_MULTIPLIER: Final = np.uint32(2654435761)
-"""Knuth's, the golden ratio of 2^32: neighbouring runs of bytes come to lie far apart (TAOCP 3, section 6.4)."""
 
 CENTROID_LENGTH: Final = 8192
 """Of an expert's direction: as int16 it is exact to a part in thousands."""
@@ -44,8 +46,9 @@ NO_SECOND: Final = -1
 _ROUNDS: Final = 20
 _PRICE_STEPS: Final = 60
 _MAGIC: Final = "potluck router 1"
+_MOST_TOKENS: Final = 1 << 20
+_MOST_ORIGIN: Final = 64
 
-Integers = npt.NDArray[np.int64]
 Directions = npt.NDArray[np.float64]
 
 
@@ -57,11 +60,13 @@ class DocumentRouter:
         centroids_XF: (X, F) int16, each about CENTROID_LENGTH long.
         prices_X: (X,) int64, in parts of PRICE_UNIT of a centroid's length: what an expert's score is lowered by.
         second_within: a document's second expert is trained on it, too, where it is at most so much farther, in the same parts.
+        embeddings: by which documents are known; None where it is by runs of bytes.
     """
 
     centroids_XF: npt.NDArray[np.int16]
     prices_X: Integers
     second_within: int = NO_SECOND
+    embeddings: Embeddings | None = None
 
     @property
     def num_experts(self) -> int:
@@ -95,16 +100,23 @@ class DocumentRouter:
 
     def _ranked(self, text: bytes) -> tuple[Integers, Integers]:
         """(X,) experts, the nearest first, and (X,) by their numbers how much farther they are."""
-        features_F = features(text)
-        length = _root(int(features_F @ features_F))
+        features_F = _features(text, self.embeddings)
+        length = max(1, math.isqrt(int(features_F @ features_F)))
         scores_X: Integers = PRICE_UNIT * (self.centroids_XF.astype(np.int64) @ features_F) - self.prices_X * length
         return np.argsort(-scores_X, kind="stable"), (scores_X.max() - scores_X) // length
 
     def to_bytes(self) -> bytes:
-        """A line of JSON, then the prices, what a second expert is within, and the centroids, little-endian."""
-        head = {"kind": _MAGIC, "experts": self.num_experts, "features": NUM_FEATURES, "prefix": PREFIX_BYTES}
+        """A line of JSON, then the prices, what a second expert is within, centroids, and any embeddings by rows; little-endian."""
+        head = _head(self.num_experts, self.embeddings)
         numbers = np.append(self.prices_X, self.second_within).astype("<i8").tobytes()
-        return json.dumps(head, sort_keys=True).encode() + b"\n" + numbers + self.centroids_XF.astype("<i2").tobytes()
+        table = self.embeddings.table_VF.tobytes() if self.embeddings is not None else b""
+        return (
+            json.dumps(head, sort_keys=True).encode()
+            + b"\n"
+            + numbers
+            + self.centroids_XF.astype("<i2").tobytes()
+            + table
+        )
 
     @property
     def root(self) -> Root:
@@ -117,8 +129,26 @@ def router_root(data: bytes) -> Root:
     return Root(sha256(b"potluck router" + data).digest())
 
 
-def router_from_bytes(data: bytes, root: Root, num_experts: int) -> DocumentRouter:
-    """A router file of a run whose manifest names this root and so many experts.
+def _head(num_experts: int, embeddings: Embeddings | None) -> dict[str, object]:
+    if embeddings is None:
+        return {"kind": _MAGIC, "experts": num_experts, "features": NUM_GRAM_FEATURES, "prefix": PREFIX_BYTES}
+    num_tokens, num_features = embeddings.table_VF.shape
+    told = {"features": num_features, "tokens": num_tokens, "embeddings": embeddings.origin}
+    return {"kind": _MAGIC, "experts": num_experts, "prefix": PREFIX_BYTES, **told}
+
+
+def router_from_bytes(
+    data: bytes,
+    root: Root,
+    num_experts: int,
+    *,
+    features: RouterFeatures = "grams",
+    tokenizer: Tokenizer | None = None,
+) -> DocumentRouter:
+    """A router file of a run whose manifest names this root, so many experts and these features.
+
+    Args:
+        tokenizer: the run's, for a router of embeddings that is asked about documents; None where it is only checked.
 
     Raises:
         ConfigError: another file, or one of another run.
@@ -128,60 +158,61 @@ def router_from_bytes(data: bytes, root: Root, num_experts: int) -> DocumentRout
             f"a router with root {router_root(data).hex()[:16]}", f"{root.hex()[:16]}, as the manifest says"
         )
     line, _, values = data.partition(b"\n")
-    expected = {"kind": _MAGIC, "experts": num_experts, "features": NUM_FEATURES, "prefix": PREFIX_BYTES}
+    num_tokens, num_features, expected = _expected(line, num_experts, features)
+    num_first_bytes, num_table_bytes = 8 * (num_experts + 1), num_tokens * num_features
+    num_centroid_bytes = 2 * num_experts * num_features
+    if _parsed(line) != expected or len(values) != num_first_bytes + num_centroid_bytes + num_table_bytes:
+        raise ConfigError(f"a router file that begins {line[:120]!r}", json.dumps(expected, sort_keys=True))
+    numbers = np.frombuffer(values[:num_first_bytes], dtype="<i8").astype(np.int64)
+    last = num_first_bytes + num_centroid_bytes
+    centroids_XF = np.frombuffer(values[num_first_bytes:last], dtype="<i2").astype(np.int16)
+    embeddings = None
+    if num_tokens:
+        table_VF = np.frombuffer(values[last:], dtype=np.int8).reshape(num_tokens, num_features)
+        embeddings = Embeddings(table_VF, str(expected["embeddings"]), tokenizer)
+    return DocumentRouter(centroids_XF.reshape(num_experts, num_features), numbers[:-1], int(numbers[-1]), embeddings)
+
+
+def _parsed(line: bytes) -> dict[str, object]:
     try:
         head = json.loads(line)
     except ValueError:
-        head = None
-    num_first_bytes = 8 * (num_experts + 1)
-    if head != expected or len(values) != num_first_bytes + 2 * num_experts * NUM_FEATURES:
-        raise ConfigError(f"a router file that begins {line[:120]!r}", json.dumps(expected, sort_keys=True))
-    numbers = np.frombuffer(values[:num_first_bytes], dtype="<i8").astype(np.int64)
-    centroids_XF = np.frombuffer(values[num_first_bytes:], dtype="<i2").astype(np.int16)
-    return DocumentRouter(centroids_XF.reshape(num_experts, NUM_FEATURES), numbers[:-1], int(numbers[-1]))
+        return {}
+    return head if isinstance(head, dict) else {}
 
 
-def text_prefix(text: bytes) -> bytes:
-    """As much of a document as is looked at.
-
-    Raises:
-        ConfigError: as `features`.
+def _expected(line: bytes, num_experts: int, features: RouterFeatures) -> tuple[int, int, dict[str, object]]:
+    """Tokens and features of a file that begins with this line, as far as they can be, and what it is to begin with: the sizes of an
+    embedding and its origin are the file's own to say.
     """
-    prefix = text[:PREFIX_BYTES]
-    if not prefix.strip():
-        raise ConfigError("a document that is empty", "some text", "leave it out of the data set")
-    if len(prefix.decode("utf8", "ignore").encode()) < len(prefix) - 3:
-        raise ConfigError("a document that is no text", "UTF-8", "leave it out of the data set")
-    return prefix
+    if features == "grams":
+        return 0, NUM_GRAM_FEATURES, _head(num_experts, None)
+    head = _parsed(line)
+    num_tokens, num_features = (
+        found if type(found := head.get(name)) is int and 1 <= found <= most else 1
+        for name, most in (("tokens", _MOST_TOKENS), ("features", MAX_EMBEDDING_FEATURES))
+    )
+    origin = found if isinstance(found := head.get("embeddings"), str) and len(found) <= _MOST_ORIGIN else "seed 1"
+    table_VF = np.broadcast_to(np.int8(0), (num_tokens, num_features))
+    return num_tokens, num_features, _head(num_experts, Embeddings(table_VF, origin))
 
 
-def features(text: bytes) -> Integers:
-    """(F,) whole numbers: of each place the root of 256 times how many of the prefix's runs of bytes fall there.
-
-    Raises:
-        ConfigError: a document that is empty, or no text (bytes that are not UTF-8 but for a letter that the prefix cut).
-    """
-    prefix = text_prefix(text)
-    padded = np.frombuffer(prefix.ljust(GRAM_BYTES, b"\0"), dtype=np.uint8).astype(np.uint32)
-    runs = len(padded) - GRAM_BYTES + 1
-    grams = sum((padded[place : place + runs] << np.uint32(8 * place) for place in range(GRAM_BYTES)), np.uint32(0))
-    places = (grams * _MULTIPLIER) >> np.uint32(32 - _FEATURE_BITS)
-    counts_F = np.bincount(places.astype(np.int64), minlength=NUM_FEATURES)
-    # a root is one correctly rounded operation everywhere; it keeps a licence at the head of a file from being all that is seen
-    roots_F: Integers = np.sqrt(256.0 * counts_F).astype(np.int64)
-    return roots_F
+def _features(text: bytes, embeddings: Embeddings | None) -> Integers:
+    return gram_features(text) if embeddings is None else embeddings.features(text)
 
 
-def _root(square: int) -> int:
-    """The whole root of a whole number below 2^52, the same everywhere."""
-    return int(np.sqrt(np.float64(square)))
-
-
-def fit_router(documents: Sequence[bytes], num_experts: int, seed: int = 0, overlap: float = 0.0) -> DocumentRouter:
+def fit_router(
+    documents: Sequence[bytes],
+    num_experts: int,
+    seed: int = 0,
+    overlap: float = 0.0,
+    embeddings: Embeddings | None = None,
+) -> DocumentRouter:
     """Experts as balanced clusters of these documents. On the host alone: what peers share is the file.
 
     Args:
         overlap: share of these documents, those that a second expert is nearest to, that two experts are trained on.
+        embeddings: by which documents are known; None for runs of bytes.
 
     Raises:
         ConfigError: fewer documents than experts, or one that is empty or no text.
@@ -190,42 +221,55 @@ def fit_router(documents: Sequence[bytes], num_experts: int, seed: int = 0, over
         raise ConfigError(
             f"{num_experts} experts for {len(documents)} documents", f"1 to {min(MAX_EXPERTS, len(documents))} experts"
         )
-    unit_DF = _units(np.stack([features(text) for text in documents]))
+    unit_DF = _units(np.stack([_features(text, embeddings) for text in documents]))
     random = np.random.default_rng(seed)
     centroids_XF = _spread_out(unit_DF, num_experts, random)
     for _ in range(_ROUNDS):
         prices_X = _balanced_prices(unit_DF @ centroids_XF.T)
         labels_D = np.argmax(unit_DF @ centroids_XF.T - prices_X, axis=1)
         centroids_XF = _means(unit_DF, labels_D, centroids_XF)
-    router = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T))
-    return _overlapping(router, documents, overlap)
+    router = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), embeddings)
+    return _overlapping(router, documents, round(overlap * len(documents)))
 
 
-def _overlapping(router: DocumentRouter, documents: Sequence[bytes], overlap: float) -> DocumentRouter:
-    """The router with which this share of the documents has a second expert."""
-    count = round(overlap * len(documents))
+def _overlapping(router: DocumentRouter, documents: Sequence[bytes], count: int) -> DocumentRouter:
+    """The router with which so many of the documents have a second expert."""
     if router.num_experts < 2 or not count:
-        return router
+        return replace(router, second_within=NO_SECOND)
     seconds = sorted(int(np.sort(router.chosen(text)[1])[1]) for text in documents)
     return replace(router, second_within=seconds[count - 1])
 
 
-def refit_router(router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int]) -> DocumentRouter:
+def refit_router(
+    router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings | None = None
+) -> DocumentRouter:
     """The router that sends these documents, as far as it can, where they were labelled, and to each expert as many; what a second
     expert is within stays.
 
     Labels are of the expert with the lowest loss (DiPaCo's discriminative routing, 2403.10616); an expert that got none keeps its
     direction.
 
+    Args:
+        embeddings: by which documents are known from now on, where those are others than before: each expert needs a document then,
+            and as many documents as before have a second expert.
+
     Raises:
         ConfigError: a label out of range, another number of labels than documents, or a document that is empty or no text.
     """
     if len(labels) != len(documents) or not documents or not all(0 <= label < router.num_experts for label in labels):
         raise ConfigError(f"{len(labels)} labels", f"{len(documents)}, each 0 to {router.num_experts - 1}")
-    unit_DF = _units(np.stack([features(text) for text in documents]))
-    centroids_XF = _means(unit_DF, np.array(labels), _units(router.centroids_XF.astype(np.int64)))
-    refitted = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T))
-    return replace(refitted, second_within=router.second_within)
+    if embeddings is not None and len(set(labels)) < router.num_experts:
+        raise ConfigError(f"labels of {len(set(labels))} experts", f"of all {router.num_experts}, for other embeddings")
+    known_by = embeddings or router.embeddings
+    unit_DF = _units(np.stack([_features(text, known_by) for text in documents]))
+    before_XF = _units(router.centroids_XF.astype(np.int64))
+    if embeddings is not None:
+        before_XF = np.zeros((router.num_experts, embeddings.num_features))
+    centroids_XF = _means(unit_DF, np.array(labels), before_XF)
+    refitted = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), known_by)
+    if embeddings is None:
+        return replace(refitted, second_within=router.second_within)
+    return _overlapping(refitted, documents, sum(len(router.choices(text)) > 1 for text in documents))
 
 
 def _units(values_DF: Integers) -> Directions:
@@ -265,10 +309,11 @@ def _means(unit_DF: Directions, labels_D: npt.NDArray[np.int64], before_XF: Dire
         own_DF = unit_DF[labels_D == expert]
         if len(own_DF):
             mean_F = own_DF.mean(axis=0)
-            after_XF[expert] = mean_F / np.sqrt((mean_F * mean_F).sum())
+            after_XF[expert] = mean_F / max(float(np.sqrt((mean_F * mean_F).sum())), 1e-12)
     return after_XF
 
 
-def _rounded(centroids_XF: Directions, prices_X: Directions) -> DocumentRouter:
+def _rounded(centroids_XF: Directions, prices_X: Directions, embeddings: Embeddings | None) -> DocumentRouter:
     whole_XF = np.rint(CENTROID_LENGTH * centroids_XF).astype(np.int16)
-    return DocumentRouter(whole_XF, np.rint(PRICE_UNIT * CENTROID_LENGTH * prices_X).astype(np.int64))
+    whole_X = np.rint(PRICE_UNIT * CENTROID_LENGTH * prices_X).astype(np.int64)
+    return DocumentRouter(whole_XF, whole_X, embeddings=embeddings)

@@ -13,15 +13,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from averaging.data.document_router import (
-    PREFIX_BYTES,
-    DocumentRouter,
-    Integers,
-    fit_router,
-    router_from_bytes,
-    router_root,
-    text_prefix,
-)
+from averaging.data.document_features import PREFIX_BYTES, Embeddings, Integers, text_prefix
+from averaging.data.document_router import DocumentRouter, fit_router
 from averaging.data.texts import Split, Text
 from protocol.errors import ConfigError
 
@@ -33,6 +26,9 @@ LEAST_DOCUMENTS: Final = 16
 
 OVERLAP: Final = 0.25
 """Share of the documents that two experts are trained on."""
+
+FitEmbeddings = Callable[[Sequence[bytes]], Embeddings]
+"""Embeddings by which documents like these are known."""
 
 ReadTexts = Callable[[], Iterable[Text]]
 """The pieces of all documents, the same each time."""
@@ -53,6 +49,7 @@ def route_documents(
     seed: int = 0,
     overlap: float = OVERLAP,
     least_documents: int = LEAST_DOCUMENTS,
+    embeddings: FitEmbeddings | None = None,
 ) -> Routing:
     """Fit a router to a sample of the training documents, and send every document where it belongs.
 
@@ -65,6 +62,7 @@ def route_documents(
         seed: of the clustering.
         overlap: share of the documents that two experts are trained on.
         least_documents: for training, of each expert.
+        embeddings: of the sample, by which documents are known; None for runs of bytes.
 
     Raises:
         ConfigError: a document that is empty or no text, or too few documents.
@@ -76,23 +74,8 @@ def route_documents(
             f"at least {least_documents}, which each expert gets",
             "add documents, or split long ones",
         )
-    return route_with(fit_router(sample, num_experts, seed, overlap), read, least_documents=least_documents)
-
-
-def routed(
-    read: ReadTexts,
-    num_experts: int,
-    *,
-    seed: int = 0,
-    least_documents: int = LEAST_DOCUMENTS,
-    router_file: bytes = b"",
-) -> Routing:
-    """What a host packs by: with the router that it names, or one that is fitted to its documents. Raises as `route_documents`, and
-    where the file is none of so many experts.
-    """
-    if not router_file:
-        return route_documents(read, num_experts, seed=seed, least_documents=least_documents)
-    router = router_from_bytes(router_file, router_root(router_file), num_experts)
+    known_by = embeddings(sample) if embeddings is not None else None
+    router = fit_router(sample, num_experts, seed, overlap, known_by)
     return route_with(router, read, least_documents=least_documents)
 
 

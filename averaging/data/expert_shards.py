@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from averaging.data.document_router import DocumentRouter, router_from_bytes
 from averaging.data.shards import DatasetManifest, ShardCache, ShardEntry
 from averaging.data.texts import Split
+from averaging.data.tokenizer import Tokenizer
 from protocol.errors import ConfigError, StorageError
+from protocol.experts_section import RouterFeatures
 from protocol.ids import Root
 
 
@@ -43,8 +45,18 @@ def check_each_expert(dataset: DatasetManifest, window_tokens: int) -> None:
                 )
 
 
-def read_router(dataset: DatasetManifest, num_experts: int, cache: ShardCache) -> DocumentRouter:
-    """The data set's router, for a run of so many experts. Blocks.
+def read_router(
+    dataset: DatasetManifest,
+    num_experts: int,
+    cache: ShardCache,
+    *,
+    features: RouterFeatures = "grams",
+    tokenizer: Tokenizer | None = None,
+) -> DocumentRouter:
+    """The data set's router, for a run of so many experts and these features. Blocks.
+
+    Args:
+        tokenizer: the run's, for a router of embeddings that is asked about documents; None where it is only checked.
 
     Raises:
         ConfigError: the data set has none, or one of another run.
@@ -58,4 +70,5 @@ def read_router(dataset: DatasetManifest, num_experts: int, cache: ShardCache) -
         raise StorageError(
             f"the router {entry.sha256[:8]} is not in {cache.path(entry.sha256).parent}", "the run's file"
         )
-    return router_from_bytes(data, Root(bytes.fromhex(entry.root)), num_experts)
+    root = Root(bytes.fromhex(entry.root))
+    return router_from_bytes(data, root, num_experts, features=features, tokenizer=tokenizer)

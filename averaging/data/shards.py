@@ -30,13 +30,13 @@ from averaging.data.texts import Split
 from averaging.data.tokenizer import Tokens
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.expert_schema import MAX_EXPERTS
+from protocol.experts_section import MAX_ROUTER_BYTES
 
 TokenBytes = Literal[2, 4]
 ShardPart = Split | Literal["start", "sample"]
 """What a shard belongs to: a part of the text, the weights that the run starts with, or the windows on which experts are compared."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
-MAX_ROUTER_BYTES: Final = 4 << 20
 MANIFEST_NAME: Final = "dataset.json"
 _ID_DOMAIN: Final = b"potluck dataset 1"
 

@@ -160,7 +160,7 @@ class ExpertLossBody(_message.Message):
     def __init__(self, expert: _Optional[int] = ..., nats: _Optional[float] = ...) -> None: ...
 
 class ReportBody(_message.Message):
-    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "reassigned_unix_s", "sample_losses", "lane", "could_tokens_per_s")
+    __slots__ = ("state", "reason", "unit", "head", "index", "total_tokens", "tokens_per_s", "tokens_ready", "loss_nats", "bytes_up", "bytes_down", "state_commit", "state_root", "is_ready_to_start", "heldout", "certificates", "addresses", "start_record", "known_revocations", "revocations", "version", "is_outbound_only", "like", "beside", "experts", "expert_room", "incarnation", "unit_bytes", "reassigned_unix_s", "sample_losses", "lane", "could_tokens_per_s", "reassignment")
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class ReportBody(_message.Message):
     SAMPLE_LOSSES_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     COULD_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     state: str
     reason: str
     unit: str
@@ -225,7 +226,8 @@ class ReportBody(_message.Message):
     sample_losses: _containers.RepeatedCompositeFieldContainer[SampleLossesBody]
     lane: int
     could_tokens_per_s: float
-    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., reassigned_unix_s: _Optional[int] = ..., sample_losses: _Optional[_Iterable[_Union[SampleLossesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ...) -> None: ...
+    reassignment: bytes
+    def __init__(self, state: _Optional[str] = ..., reason: _Optional[str] = ..., unit: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., total_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., tokens_ready: _Optional[int] = ..., loss_nats: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., is_ready_to_start: bool = ..., heldout: _Optional[_Iterable[_Union[HeldoutBody, _Mapping]]] = ..., certificates: _Optional[_Iterable[bytes]] = ..., addresses: _Optional[_Iterable[str]] = ..., start_record: _Optional[bytes] = ..., known_revocations: _Optional[bytes] = ..., revocations: _Optional[_Iterable[bytes]] = ..., version: _Optional[str] = ..., is_outbound_only: bool = ..., like: _Optional[bytes] = ..., beside: _Optional[_Iterable[_Union[UnitBody, _Mapping]]] = ..., experts: _Optional[_Iterable[int]] = ..., expert_room: _Optional[int] = ..., incarnation: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[_Union[UnitBytesBody, _Mapping]]] = ..., reassigned_unix_s: _Optional[int] = ..., sample_losses: _Optional[_Iterable[_Union[SampleLossesBody, _Mapping]]] = ..., lane: _Optional[int] = ..., could_tokens_per_s: _Optional[float] = ..., reassignment: _Optional[bytes] = ...) -> None: ...
 
 class SampleLossesBody(_message.Message):
     __slots__ = ("commit", "expert", "nats")
@@ -260,7 +262,7 @@ class UnitBody(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., state_commit: _Optional[bytes] = ..., state_root: _Optional[bytes] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "reassignment")
+    __slots__ = ("phase", "head", "index", "want_from_index", "is_final_checkpoint_written", "revocations", "asks_revocations", "known_revocations", "like", "reassignment", "asks_reassignment")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +273,7 @@ class ReportReply(_message.Message):
     KNOWN_REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
     REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ASKS_REASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     phase: str
     head: bytes
     index: int
@@ -281,7 +284,8 @@ class ReportReply(_message.Message):
     known_revocations: bytes
     like: bytes
     reassignment: bytes
-    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., reassignment: _Optional[bytes] = ...) -> None: ...
+    asks_reassignment: bool
+    def __init__(self, phase: _Optional[str] = ..., head: _Optional[bytes] = ..., index: _Optional[int] = ..., want_from_index: _Optional[int] = ..., is_final_checkpoint_written: bool = ..., revocations: _Optional[_Iterable[bytes]] = ..., asks_revocations: bool = ..., known_revocations: _Optional[bytes] = ..., like: _Optional[bytes] = ..., reassignment: _Optional[bytes] = ..., asks_reassignment: bool = ...) -> None: ...
 
 class WatchBody(_message.Message):
     __slots__ = ()

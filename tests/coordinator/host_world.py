@@ -14,6 +14,7 @@ from averaging.network.seams import Clock
 from averaging.start_state import start_root
 from coordinator.ledger import Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
+from coordinator.run_texts import RunTexts
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.tracker import RunTracker, TrackedRun
 from protocol.credential import CertificateAuthority, load_ca, make_ca, make_request, make_tls_key
@@ -117,8 +118,8 @@ class HostWorld:
 
 
 @contextmanager
-def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
-    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart."""
+def open_host(folder: Path, clock: Clock | None = None, texts: RunTexts | None = None) -> Iterator[HostWorld]:
+    """The coordinator of the tiny run, its ledger in `folder`; open it again for a restart. `texts` of a run of experts alone."""
     clock = clock or VirtualClock()
     authority_file = folder / "ca.der"
     if not authority_file.exists():
@@ -143,6 +144,7 @@ def open_host(folder: Path, clock: Clock | None = None) -> Iterator[HostWorld]:
             verifier=VERIFIER,
             peer_id=HOST.peer_id,
             bootstrap=lambda: ("/ip4/127.0.0.1/tcp/1/p2p/x",),
+            texts=texts,
         )
         service = CoordinatorService(hosted, tracker, writer, clock)
         yield HostWorld(folder, clock, ledger, writer, authority, manifest, tracker, service)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from averaging.data.document_features import Embeddings, fit_embeddings
 from averaging.data.document_router import fit_router, refit_router
 from averaging.data.expert_shards import expert_shards, read_router
 from averaging.data.shards import DatasetManifest, ShardCache, TokenReader
@@ -18,16 +19,18 @@ from averaging.data.tokenizer import ByteTokenizer, decode_tokens
 from averaging.data.vocabulary import FileTokenizer
 from averaging.network.clocks import VirtualClock
 from averaging.network.offload import InlineOffload
-from coordinator.ledger import open_ledger
+from coordinator.ledger import CheckpointRow, open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.reassigning import Reassigner
-from coordinator.run_files import RunFiles, open_run, run_tokenizer
+from coordinator.run_files import CHECKPOINT_FOLDER, RunFiles, open_run, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
 from coordinator.run_texts import RunTexts, read_owners, read_texts
 from protocol.errors import StorageError
-from protocol.ids import CommitId, UnitName
+from protocol.experts_section import RouterFeatures
+from protocol.ids import CommitId, Root, UnitName
 from protocol.reassignment import LEAD_ROUNDS
 from protocol.reports import PeerReport, SampleLosses
+from tests.coordinator.test_checkpoints import checkpoint_of_experts, decoder
 from tests.coordinator.test_run_router import HOST, run_file
 
 
@@ -59,13 +62,23 @@ class _World:
         return {expert: [1.0 if kind == own else 3.0 for kind in kinds] for expert, own in enumerate(("code", "prose"))}
 
 
+def _of_digits(documents: Sequence[bytes]) -> Embeddings:
+    """They tell the numbers that are in both kinds of text, and little else."""
+    values_VD = np.zeros((ByteTokenizer.vocab_size, 4))
+    values_VD[ord("0") : ord("9") + 1] = np.random.default_rng(1).standard_normal((10, 4))
+    return fit_embeddings(values_VD, "seed 1", documents, ByteTokenizer())
+
+
 @contextmanager
-def _world(folder: Path, tokenizer: str = "bytes") -> Iterator[_World]:
-    """A run whose first router mixes two kinds of text."""
-    path = run_file(folder, "reassign_every_rounds = 2", 'router = "router"')
+def _world(folder: Path, tokenizer: str = "bytes", features: RouterFeatures = "grams") -> Iterator[_World]:
+    """A run whose first router mixes two kinds of text; one of embeddings goes by digits."""
+    lines = "reassign_every_rounds = 2", 'router = "router"', f'router_features = "{features}"'
+    path = run_file(folder, *lines)
     path.write_text(path.read_text().replace("[data]", f'[data]\ntokenizer = "{tokenizer}"'))
     documents = [file.read_bytes() for file in sorted((folder / "texts").iterdir())]
-    mixing = refit_router(fit_router(documents, 2), documents, [number % 2 for number in range(len(documents))])
+    known_by = _of_digits(documents) if features == "embeddings" else None
+    fitted = fit_router(documents, 2, embeddings=known_by)
+    mixing = refit_router(fitted, documents, [number % 2 for number in range(len(documents))])
     (folder / "router").write_bytes(mixing.to_bytes())
     run = open_run(path, folder / "host", HOST, now_unix_s=1_700_000_000.0)
     with open_ledger(folder / "host" / "ledger.sqlite3") as ledger:
@@ -133,6 +146,25 @@ async def test_text_of_a_tokenizer_is_packed_with_the_runs_own(tmp_path: Path, a
         assert anew.text_bytes is not None
         assert first.text_bytes is not None
         assert anew.text_bytes.heldout == first.text_bytes.heldout
+
+
+async def test_documents_that_are_known_by_embeddings_come_to_be_known_by_those_of_the_newest_checkpoint(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with _world(tmp_path, features="embeddings") as world:
+        path = checkpoint_of_experts(world.run.folder / CHECKPOINT_FOLDER, decoder(vocab_size=257))
+        row = CheckpointRow(CommitId(b"c" * 32), UnitName("trunk"), 3, 600, Root(bytes(32)), path.name, 7)
+        await world.reassigner.ledger.run(lambda ledger: ledger.add_checkpoint(row))
+        for index in range(2, 40, 2):
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        newest, cache = world.texts.newest, ShardCache(world.run.folder / "data")
+        assert newest is not None
+        router = read_router(newest.dataset, 2, cache, features="embeddings", tokenizer=ByteTokenizer())
+        assert router.root == newest.entry.router_root
+        assert router.embeddings is not None
+        assert router.embeddings.origin == "round 3"
+        assert _code_share(world, newest.dataset, 0) > _code_share(world, newest.dataset, 1) + 0.3
 
 
 async def test_a_ledger_that_refuses_leaves_everything_as_it_was_and_the_next_losses_do(

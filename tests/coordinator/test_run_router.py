@@ -10,7 +10,7 @@ from averaging.data.document_router import fit_router
 from averaging.data.expert_shards import expert_shards, read_router
 from averaging.data.shards import ShardCache, TokenReader
 from averaging.data.sources import open_source
-from averaging.data.tokenizer import decode_tokens
+from averaging.data.tokenizer import ByteTokenizer, decode_tokens
 from coordinator.run_files import load_run, open_run
 from coordinator.run_router import check_router, packed_texts, routing_of
 from protocol.data_section import DataSection
@@ -103,8 +103,37 @@ def test_a_run_without_experts_routes_nothing_and_pythons_library_has_no_empty_d
 ) -> None:
     plain, config = parse_run_config(RUN_TOML), parse_run_config(expert_toml())
     source = open_source(DataSection(), tmp_path)
-    assert routing_of(plain, tmp_path, packed_texts(plain, source)) is None
+    assert routing_of(plain, tmp_path, packed_texts(plain, source), ByteTokenizer()) is None
     documents = {True: 0, False: 0}
     for which in (config, plain.model_copy(update={"data": DataSection()})):
         documents[which is config] = sum(text.is_last for text in packed_texts(which, source)())
     assert 0 < documents[True] < documents[False]
+
+
+def test_a_router_of_embeddings_is_made_of_the_runs_first_values_and_another_kind_is_refused(tmp_path: Path) -> None:
+    line = 'router_features = "embeddings"'
+    run = open_run(run_file(tmp_path, line), tmp_path / "state", HOST, now_unix_s=1_700_000_000.0)
+    cache = ShardCache(tmp_path / "state" / "data")
+    router = read_router(run.dataset, 2, cache, features="embeddings", tokenizer=ByteTokenizer())
+    assert router.embeddings is not None
+    assert router.embeddings.origin == f"seed {run.manifest.config.run.seed}"
+    kinds = [
+        router.nearest(text)[0] for text in (b"def f7(x):\n    return x[7]\n" * 30, b"In chapter 7 there is. " * 30)
+    ]
+    assert sorted(kinds) == [0, 1]
+    assert b'"router_features":"embeddings"' in run.manifest.canonical_bytes()
+    (tmp_path / "words.router").write_bytes(router.to_bytes())
+    with pytest.raises(ConfigError, match=r"words\.router: a router file that begins .*tokens") as caught:
+        check_router(_config(), tmp_path)
+    assert "\n" not in caught.value.one_line()
+    named = tmp_path / "named"
+    path = run_file(named, line, 'router = "../words.router"')
+    assert open_run(path, named / "state", HOST, now_unix_s=1_700_000_000.0).dataset == run.dataset
+
+
+def test_embeddings_that_are_too_large_for_a_router_are_refused_before_anything_is_packed(tmp_path: Path) -> None:
+    config = parse_run_config(expert_toml(section=EXPERTS + 'router_features = "embeddings"\n'))
+    many = config.model.model_copy(update={"vocab_size": 1 << 19})
+    check_router(config, tmp_path)
+    with pytest.raises(ConfigError, match=r'"embeddings" of 524288 tokens, 128 bytes each; expected at most 60 MiB'):
+        check_router(config.model_copy(update={"model": many}), tmp_path)

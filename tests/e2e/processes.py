@@ -91,12 +91,19 @@ class Running:
 
 
 @contextmanager
-def running_potluck(folder: Path, name: str, *arguments: str, forked: Forked | None = None) -> Iterator[Running]:
-    """A command in a session of its own, which is killed at the end if it still runs; `forked`: its imports were done before."""
+def running_potluck(
+    folder: Path, name: str, *arguments: str, forked: Forked | None = None, before: str = ""
+) -> Iterator[Running]:
+    """A command in a session of its own, which is killed at the end if it still runs; `forked`: its imports were done before.
+    `before`: statements that make its process another one than its release is, such as with less patience.
+    """
     out, err = folder / f"{name}.out", folder / f"{name}.err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         files = (out_file.fileno(), err_file.fileno())
-        process = _start(arguments, *files) if forked is None else forked.start(arguments, ROOT, environment(), *files)
+        if forked is None:
+            process: subprocess.Popen[bytes] | ForkedProcess = _start(arguments, *files, before)
+        else:
+            process = forked.start(arguments, ROOT, environment(), *files, before)
     try:
         yield Running(process, out, err)
     finally:
@@ -105,9 +112,9 @@ def running_potluck(folder: Path, name: str, *arguments: str, forked: Forked | N
             process.wait()
 
 
-def _start(arguments: Sequence[str], out: int, err: int) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], out: int, err: int, before: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        _command(arguments, ""),
+        _command(arguments, before),
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """Documents are sent to experts anew while two peers train, with real processes: the run begins with a router that mixes two kinds of
-text; host and peers come to read what was packed since; who comes later begins with it, and with the expert that lacks a holder.
+text; host and peers come to read what was packed since. Then the only holder of an expert is killed: the trunk and the other expert go
+on, the page says that this one is frozen, and a newcomer takes it, with the new text and from the newest round that the host keeps.
 """
 
 from __future__ import annotations
@@ -7,9 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +23,17 @@ from coordinator.hosted_runs import MANIFEST_FILE
 from protocol.identity import Ed25519Verifier
 from protocol.manifest import RunManifest, open_manifest
 from protocol.reassignment import Reassignment, open_reassignment
-from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, running_potluck
+from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
 from tests.forked import Forked
 
 WITHIN_S = 90.0
 LOOK_EVERY_S = 0.1
 CALM = ("--slowdown", "4")
+LESS_PATIENCE = """
+import coordinator.run_view, coordinator.unit_holders
+coordinator.run_view.LIVE_S, coordinator.unit_holders.FROZEN_AFTER_S = 8.0, 5.0
+"""
+"""Of the host with a silent peer, and with an expert that nobody holds: a test need not wait for 40 s."""
 
 RUN_TOML = """
 [run]
@@ -84,6 +93,24 @@ def _events(state_dir: Path, event: str) -> list[dict[str, object]]:
     return [each for line in lines if f'"{event}"' in line and (each := json.loads(line)).get("event") == event]
 
 
+def _status(host: Running) -> dict[str, Any]:
+    """What the host's page reads."""
+    url = host.wait_for(r"status +(http://\S+?)/?\s") + "/api/status"
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        status: dict[str, Any] = json.load(reply)
+    return status
+
+
+def _frozen_unit(host: Running) -> dict[str, Any] | None:
+    """The one that the page shows as frozen, None while none is."""
+    return next((unit for unit in _status(host)["units"] if unit["frozen"]), None)
+
+
+def _status_text(folder: Path, forked: Forked) -> str:
+    """What the host's `potluck status` shows."""
+    return forked.run("status", "--state-dir", str(folder / "host"), cwd=ROOT, environment=environment()).stdout
+
+
 def _manifest(folder: Path) -> RunManifest:
     return open_manifest((folder / "host" / MANIFEST_FILE).read_bytes(), verifier=Ed25519Verifier())
 
@@ -108,7 +135,7 @@ def _held(folder: Path, name: str) -> list[int]:
 
 
 @pytest.mark.timeout(240)
-def test_documents_go_to_other_experts_while_peers_train_and_a_newcomer_begins_with_them(
+def test_documents_go_to_other_experts_while_peers_train_and_a_newcomer_takes_up_the_frozen_one(
     tmp_path: Path, forked: Forked
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
@@ -118,7 +145,8 @@ def test_documents_go_to_other_experts_while_peers_train_and_a_newcomer_begins_w
     (tmp_path / "router").write_bytes(_mixing_router(tmp_path).to_bytes())
     with ExitStack() as stack:
         hosting = ("host", str(tmp_path / "run.toml"), "--state-dir", str(tmp_path / "host"), *LOOPBACK)
-        host = stack.enter_context(running_potluck(tmp_path, "host process", *hosting, forked=forked))
+        opened = running_potluck(tmp_path, "host process", *hosting, forked=forked, before=LESS_PATIENCE)
+        host = stack.enter_context(opened)
         invite = host.wait_for(r"(potluck1:\S+)\n")
 
         def join(name: str) -> Running:
@@ -134,26 +162,38 @@ def test_documents_go_to_other_experts_while_peers_train_and_a_newcomer_begins_w
         for name in peers:
             _check_text(tmp_path, name)
 
-        (leaver,) = [name for name in peers if _held(tmp_path, name) == [1]]
-        peers[leaver].interrupt()
-        assert peers.pop(leaver).exit_code() == 0
+        (killed,) = [name for name in peers if _held(tmp_path, name) == [1]]
+        peers.pop(killed).process.kill()
+        (other,) = peers.values()
+        frozen = partial(_frozen_unit, host)
+        _wait_until("the page says that the expert is frozen", lambda: frozen() is not None, host, other)
+        unit, index = frozen() or {}, _status(host)["index"]
+        assert (unit["unit"], unit["holders"]) == ("expert-1", [])
+        assert str(unit["why"]).startswith("nobody who is there holds it: it waits for a holder")
+        assert f"expert-1: round {unit['index']}, frozen: nobody who is there" in _status_text(tmp_path, forked)
+        _wait_until("the others go on", lambda: int(_status(host)["index"]) >= int(index) + 2, host, other)
+        assert frozen() == unit, "it stands where it stood"
         newcomer = join("c")
         _wait_until(
             "the newcomer trains",
             lambda: bool(_events(tmp_path / "c", "contributed") or _events(tmp_path / "c", "round_came")),
             host,
             newcomer,
-            *peers.values(),
+            other,
         )
         assert _held(tmp_path, "c") == [1], "the expert that nobody holds"
         (gone,) = _events(tmp_path / "c", "listed_and_not_there")
-        assert len(list(gone["peers"])) == 1, "the one who left"
-        assert _events(tmp_path / "c", "taken_from_host"), "its work goes on"
+        assert len(list(gone["peers"])) == 1, "the one who was killed"
+        (taken,) = _events(tmp_path / "c", "taken_from_host")
+        assert 0 < unit["kept_index"] == taken["index"] <= unit["index"], (
+            "it goes on where the host's newest state stands"
+        )
+        _wait_until("the page says that it goes on", lambda: frozen() is None, host, newcomer, other)
         assert _events(tmp_path / "c", "reassigned_text_here")
         first = DatasetManifest.model_validate_json((tmp_path / "host" / "data" / "dataset.json").read_bytes())
         fetched = {path.name for path in (tmp_path / "c" / "data").iterdir()}
         assert not fetched & {entry.sha256 for entry in first.part("train", 0)}
-        assert all("Traceback" not in one.said() for one in (host, newcomer, *peers.values()))
+        assert all("Traceback" not in one.said() for one in (host, newcomer, other))
 
 
 def _check_text(folder: Path, name: str) -> None:

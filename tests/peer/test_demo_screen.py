@@ -12,7 +12,7 @@ from peer.demo_core import EXPERTS, DemoState, Stage
 from peer.demo_observation import Omission
 from peer.demo_screen import bits, in_bytes, open_screen, picture, print_summary, sparkline, weights_line
 from peer.demo_summary import Facts, summarise
-from tests.peer.demo_world import observation, round_row
+from tests.peer.demo_world import observation, report, round_row
 
 STATE = DemoState(started_s=0.0, limit_s=600.0, stage=Stage.TRAINING)
 SEEN = observation((round_row(1), round_row(2)), heldout=(5.6, 2.4, 2.0))
@@ -43,8 +43,29 @@ def test_picture_of_a_run_of_experts_says_who_holds_which() -> None:
     console.print(picture(seen, replace(STATE, cast=EXPERTS), "training"))
     text = _text(console)
     assert re.search(r"expert-0 +3\.46 bits/byte", text)
-    for part in ("four volunteers", "1, expert 0", "2, expert 1 (will be killed)", "4, expert 1"):
+    for part in ("four volunteers", "1, expert 0", "2, expert 1 (to be killed)", "4, expert 1"):
         assert part in text
+
+
+def test_each_peer_of_a_run_of_experts_is_one_line_of_a_screen_of_120_letters() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    busy = {
+        number: report(number).model_copy(
+            update={
+                "name": "mellow-honey",
+                "tokens_per_s": 12_345.0,
+                "tokens_ready": 12_288,
+                "loss": 2.4,
+                "bytes_up": 123_400_000,
+                "bytes_down": 123_400_000,
+            }
+        )
+        for number in (1, 2, 3)
+    }
+    console.print(picture(replace(SEEN, reports=busy), replace(STATE, cast=EXPERTS), "training"))
+    assert re.search(
+        r"2, expert 1 \(to be killed\) +mellow-honey .*3\.46 bits/byte +123\.4 MB .*abababab", _text(console)
+    )
 
 
 def test_picture_says_what_is_awaited_before_the_host_answers() -> None:

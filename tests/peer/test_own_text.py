@@ -19,8 +19,8 @@ from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
 from averaging.data.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.network.offload import InlineOffload
-from peer.own_text import FILE_NAME, TRY_AGAIN_S, OwnText
-from protocol.errors import UnreachableError
+from peer.own_text import FILE_NAME, KEPT_ROUNDS, TRY_AGAIN_S, OwnText
+from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Identity
 from protocol.ids import Root
 from protocol.manifest import RunManifest, parse_run_config
@@ -137,11 +137,31 @@ async def test_what_is_signed_is_fetched_while_training_goes_on_and_read_from_it
         assert (read.datasets, text.dataset) == ([], world.first)
         assert [await text.follow(index, read) for index in (6, 7)] == [6, 6]
         assert (read.datasets, text.dataset, text.from_round) == ([world.anew], world.anew, 6)
+        assert first_files <= {path.name for path in (world.folder / "peer").iterdir()}, "the trunk may go back"
+        assert await text.follow(6 + KEPT_ROUNDS, read) == 6
     kept = {path.name for path in (world.folder / "peer").iterdir()}
     assert {file.sha256 for file in world.anew.files_of(HELD)} <= kept
     assert not kept & (first_files - {file.sha256 for file in world.anew.files}), "what is not read any more is gone"
     other = {entry.sha256 for entry in world.anew.part("train", 0)} - first_files
     assert not other & set(world.fetched), "the text of its own expert alone"
+
+
+async def test_a_trunk_that_goes_over_to_a_shorter_lineage_reads_what_its_round_read(
+    world: _World, autojump_clock: object
+) -> None:
+    text, read = world.text(), _Reads()
+    async with _training(world, text):
+        await _taken(text, world.sealed())
+        found = [await text.follow(index, read) for index in (5, 6, 8, 4, 5, 7)]
+        assert found == [0, 6, 6, 0, 0, 6]
+        assert read.datasets == [world.anew, world.first, world.anew]
+        later = world.sealed(world.first, signed_unix_s=1_700_000_009, number=2, from_round=9)
+        await _taken(text, later)
+        assert [await text.follow(index, read) for index in (9, 8, 9, 9 + KEPT_ROUNDS, 8)] == [9, 6, 9, 9, 9]
+        assert read.datasets[3:] == [world.first, world.anew, world.first]
+    kept = {path.name for path in (world.folder / "peer").iterdir()}
+    assert world.anew.router is not None
+    assert world.anew.router.sha256 not in kept, "too far back"
 
 
 async def test_a_restart_reads_the_same_without_the_host(world: _World, autojump_clock: object) -> None:
@@ -154,6 +174,7 @@ async def test_a_restart_reads_the_same_without_the_host(world: _World, autojump
     await again.restore()
     await again.begin(world.fetch, HELD)
     assert (again.dataset, again.from_round, again.heard_unix_s) == (world.anew, 6, 1_700_000_000)
+    assert again.heard == world.sealed(), "for a host that has lost it"
     assert world.fetched == []
 
 
@@ -250,6 +271,35 @@ async def test_what_does_not_match_what_was_signed_is_refused_in_one_line_and_no
     assert len(refusals) == 1
     assert told in refusals[0]
     assert not (world.folder / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        ("root", "a router with root .* as the manifest says"),
+        ("features", "a router file that begins .*4096.*; expected .*tokens"),
+        ("experts", 'a router file that begins .*"experts": 2.*; expected .*"experts": 3'),
+        ("too little", "the training text of expert 0 has 0 tokens"),
+    ],
+)
+async def test_a_first_data_set_that_does_not_match_the_manifest_is_refused_in_one_line(
+    world: _World, autojump_clock: object, harm: str, told: str
+) -> None:
+    config, router = world.manifest.config, world.first.router
+    assert config.experts is not None
+    assert router is not None
+    if harm == "root":
+        world.first = world.first.model_copy(update={"router": router.model_copy(update={"root": "ab" * 32})})
+    elif harm == "too little":
+        short = [entry for entry in world.first.shards if entry.split != "train" or entry.expert != 0]
+        world.first = world.first.model_copy(update={"shards": short})
+    else:
+        other = {"features": {"router_features": "embeddings"}, "experts": {"num_experts": 3}}[harm]
+        experts = config.experts.model_copy(update=other)
+        world.manifest = world.manifest.model_copy(update={"config": config.model_copy(update={"experts": experts})})
+    with pytest.raises(ConfigError, match=told) as caught:
+        await world.text().begin(world.fetch, HELD)
+    assert "\n" not in caught.value.one_line()
 
 
 def _harmful(world: _World, harm: str) -> bytes:

@@ -588,7 +588,7 @@ async def test_losses_of_a_sample_are_told_until_they_have_arrived_and_an_entry_
     taken: list[bytes] = []
 
     class Text:
-        heard_unix_s, from_round = 1_700_000_000, 4
+        heard_unix_s, from_round, heard = 1_700_000_000, 4, b"mine"
 
         def take(self, sealed: bytes) -> None:
             taken.append(sealed)
@@ -600,6 +600,12 @@ async def test_losses_of_a_sample_are_told_until_they_have_arrived_and_an_entry_
     assert await reporter.report_once()
     assert (client.reports[-1].sample_losses, client.reports[-1].reassigned_unix_s) == ((sample,), 1_700_000_000)
     assert (board.samples, taken, board.read().text_round) == ([], [b"sealed"], 4)
+    client.answer = lambda: replace(REPLY, asks_reassignment=True)
+    for _ in range(2):
+        await reporter.report_once()
+    assert [report.reassignment for report in client.reports] == [b"", b"", b"mine"], (
+        "a host that has lost it is brought it"
+    )
 
 
 async def test_a_round_that_is_nowhere_but_here_is_told_within_a_quarter_of_a_second(autojump_clock: Clock) -> None:

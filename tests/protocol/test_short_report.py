@@ -58,6 +58,7 @@ BROUGHT = {
     "start_record": b"sealed",
     "revocations": (b"entry",),
     "sample_losses": (SampleLosses(COMMIT, 1, (2.0, 3.5)),),
+    "reassignment": b"sealed",
 }
 
 

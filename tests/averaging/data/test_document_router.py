@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from averaging.data.corpus import python_stdlib_documents, python_topics
+from averaging.data.document_features import Embeddings, fit_embeddings, gram_features
 from averaging.data.document_router import (
     DocumentRouter,
-    features,
     fit_router,
     refit_router,
     router_from_bytes,
     router_root,
 )
+from averaging.data.tokenizer import ByteTokenizer
 from protocol.errors import ConfigError
 from protocol.ids import Root
 
@@ -58,33 +59,88 @@ def test_a_documents_experts_are_in_order_and_each_once(router: DocumentRouter) 
         router.nearest(CODE[0], 3)
 
 
+def _embeddings(seed: int) -> Embeddings:
+    """Of a model with 32 values a token, as a run of this seed begins with."""
+    values_VD = np.random.default_rng(seed).standard_normal((ByteTokenizer.vocab_size, 32)).astype(np.float32)
+    return fit_embeddings(values_VD, f"seed {seed}", [*CODE[::2], *PROSE[::2]], ByteTokenizer())
+
+
+@pytest.fixture(scope="module")
+def by_embeddings() -> DocumentRouter:
+    return fit_router([*CODE[::2], *PROSE[::2]], 2, embeddings=_embeddings(1))
+
+
 _ASSIGN = """
 import sys, hashlib
 from pathlib import Path
 from averaging.data.corpus import python_stdlib_documents
 from averaging.data.document_router import router_from_bytes, router_root
-data = Path(sys.argv[1]).read_bytes()
-router = router_from_bytes(data, router_root(data), 2)
-chosen = [router.nearest(d.path.read_bytes(), 2) for d in python_stdlib_documents()[:200] if d.path.stat().st_size]
+from averaging.data.tokenizer import ByteTokenizer
+chosen = []
+for features in ("grams", "embeddings"):
+    data = (Path(sys.argv[1]) / features).read_bytes()
+    router = router_from_bytes(data, router_root(data), 2, features=features, tokenizer=ByteTokenizer())
+    chosen += [router.nearest(d.path.read_bytes(), 2) for d in python_stdlib_documents()[:200] if d.path.stat().st_size]
 print(hashlib.sha256(repr(chosen).encode()).hexdigest())
 """
 
 
 def test_every_process_thread_count_and_instruction_set_chooses_the_same_experts(
-    router: DocumentRouter, tmp_path: Path
+    router: DocumentRouter, by_embeddings: DocumentRouter, tmp_path: Path
 ) -> None:
-    (tmp_path / "router").write_bytes(router.to_bytes())
+    (tmp_path / "grams").write_bytes(router.to_bytes())
+    (tmp_path / "embeddings").write_bytes(by_embeddings.to_bytes())
     plain = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     few = {**os.environ, "OPENBLAS_NUM_THREADS": "4", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX"}
     hashes = {
         subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _ASSIGN, str(tmp_path / "router")],
+            [sys.executable, "-W", "ignore", "-c", _ASSIGN, str(tmp_path)],
             cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60.0,
         ).stdout
         for environment in (plain, few)
     }  # fmt: skip
     assert len(hashes) == 1
     assert len(hashes.pop().strip()) == 64
+
+
+def test_code_and_prose_find_their_own_experts_by_embeddings_too(by_embeddings: DocumentRouter) -> None:
+    code = [by_embeddings.nearest(text)[0] for text in CODE[1::2]]
+    prose = [by_embeddings.nearest(text)[0] for text in PROSE[1::2]]
+    of_code = round(sum(code) / len(code))
+    assert code.count(of_code) > 0.8 * len(code)
+    assert prose.count(1 - of_code) > 0.8 * len(prose)
+
+
+def test_a_router_file_of_embeddings_comes_back_with_them_and_only_where_the_manifest_says_so(
+    router: DocumentRouter, by_embeddings: DocumentRouter
+) -> None:
+    data = by_embeddings.to_bytes()
+    again = router_from_bytes(data, by_embeddings.root, 2, features="embeddings", tokenizer=ByteTokenizer())
+    assert again.to_bytes() == data
+    assert [again.chosen(text)[0] for text in CODE] == [by_embeddings.chosen(text)[0] for text in CODE]
+    assert again.embeddings is not None
+    assert again.embeddings.origin == "seed 1"
+    with pytest.raises(ConfigError, match=r"begins .*tokens.*; expected .*4096"):
+        router_from_bytes(data, by_embeddings.root, 2)
+    with pytest.raises(ConfigError, match=r"begins .*4096.*; expected .*tokens"):
+        router_from_bytes(router.to_bytes(), router.root, 2, features="embeddings")
+    for wrong in (data[:-1], data + b"0", data.replace(b'"tokens": 257', b'"tokens": 256')):
+        with pytest.raises(ConfigError, match="a router file that begins"):
+            router_from_bytes(wrong, router_root(wrong), 2, features="embeddings")
+
+
+def test_other_embeddings_send_documents_to_their_owners_and_as_many_to_a_second_one() -> None:
+    documents = [*CODE[::3], *PROSE[::3]]
+    by_seed = fit_router(documents, 2, overlap=0.25, embeddings=_embeddings(1))
+    owners = [by_seed.nearest(text)[0] for text in documents]
+    anew = refit_router(by_seed, documents, owners, _embeddings(2))
+    assert sum(anew.nearest(text)[0] == owner for text, owner in zip(documents, owners, strict=True)) > 0.85 * len(
+        owners
+    )
+    seconds = [sum(len(each.choices(text)) > 1 for text in documents) for each in (by_seed, anew)]
+    assert seconds[0] == pytest.approx(seconds[1], abs=1)
+    with pytest.raises(ConfigError, match="labels of 1 experts; expected of all 2"):
+        refit_router(by_seed, documents, [0] * len(documents), _embeddings(2))
 
 
 def test_a_router_file_comes_back_as_it_was_and_another_than_the_manifests_is_refused(router: DocumentRouter) -> None:
@@ -111,9 +167,9 @@ def test_what_is_no_text_has_no_expert(router: DocumentRouter, text: bytes) -> N
 
 
 def test_a_letter_that_the_prefix_cuts_is_no_fault_and_a_short_text_has_features() -> None:
-    assert features("ä".encode() * 4095 + b"x").any()
-    assert features(b"x" + "ä".encode() * 4095).any()
-    assert features(b"ab").sum() > 0
+    assert gram_features("ä".encode() * 4095 + b"x").any()
+    assert gram_features(b"x" + "ä".encode() * 4095).any()
+    assert gram_features(b"ab").sum() > 0
 
 
 def test_a_router_is_fitted_to_where_losses_are_lowest_and_an_expert_without_documents_stays(

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from averaging.data.document_router import PREFIX_BYTES, fit_router
-from averaging.data.document_routing import Routing, route_documents, route_with, routed, without_empty
+from averaging.data.document_features import PREFIX_BYTES
+from averaging.data.document_router import fit_router
+from averaging.data.document_routing import Routing, route_documents, route_with, without_empty
 from averaging.data.texts import Text
 from protocol.errors import ConfigError
 
@@ -73,15 +74,6 @@ def test_a_document_in_pieces_is_known_by_its_beginning() -> None:
 def test_a_document_that_is_empty_or_no_text_is_named(data: bytes, said: str, split: str) -> None:
     with pytest.raises(ConfigError, match=f"data: {said}.*leave it out"):
         route_documents(lambda: [*_texts(), Text(data, split)], 2)
-
-
-def test_a_router_that_the_host_names_is_taken_and_one_of_other_experts_is_refused() -> None:
-    fitted = route_documents(_texts, 2, seed=4)
-    named = routed(_texts, 2, router_file=fitted.router.to_bytes())
-    assert (named.router.to_bytes(), list(named.choices)) == (fitted.router.to_bytes(), list(fitted.choices))
-    assert routed(_texts, 2, seed=4).choices == fitted.choices
-    with pytest.raises(ConfigError, match="a router file that begins"):
-        routed(_texts, 3, router_file=fitted.router.to_bytes())
 
 
 def test_fewer_documents_than_each_expert_is_to_have_are_refused() -> None:
