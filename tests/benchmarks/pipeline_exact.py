@@ -35,7 +35,9 @@ from tests.peer.stage_world import whole_model
 from tests.peer.synced_swarm import OWNER, SyncedSwarm, open_synced
 
 BENCH: Final = "pipeline"
-MICRO_BATCHES: Final = 6
+MICRO_BATCHES: Final = 4
+"""Of a step; a power of two, since the stages divide by it after the codec and the oracle before."""
+
 SYNCED_INNER: Final = INNER.model_copy(update={"learning_rate": 0.001})
 """The rate of most runs: AdamW makes steps of its whole size of gradients that are rounding errors, the larger the farther apart."""
 

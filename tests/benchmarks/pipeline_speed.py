@@ -144,7 +144,7 @@ def open_lane(
         for number, name in enumerate(names):
             place = places[number] if places else Place()
             words = (sys.executable, "-m", "tests.benchmarks.pipeline_end", str(folder), name, codec, schedule)
-            command = [*place.prefix, *words, place.address]
+            command = [*place.prefix, *words, SPARE if has_spare else "none", place.address]
             processes[name] = stack.enter_context(_open(command, folder / f"{name}.log", {}))
         told = {name: _hear(process) for name, process in processes.items()}
         for process in processes.values():
