@@ -52,13 +52,18 @@ Refused = Callable[[Postable, str], None]
 
 
 class Outbox:
-    """What goes to one peer; `run` brings what `put` takes."""
+    """What goes to one peer; `run` brings what `put` takes.
 
-    def __init__(self, network: LaneNetwork, peer: PeerId, refused: Refused) -> None:
+    Args:
+        is_early: whether its first stream is opened before there is anything to send.
+    """
+
+    def __init__(self, network: LaneNetwork, peer: PeerId, refused: Refused, *, is_early: bool = False) -> None:
         self.scope = trio.CancelScope()
         self._network = network
         self._peer = peer
         self._refused = refused
+        self._is_early = is_early
         self._posted = deque[_Posted]()
         self._num_sent = 0
         self._has_more = trio.Event()
@@ -84,7 +89,9 @@ class Outbox:
         with self.scope:
             while True:
                 self._num_sent = 0
-                await self._wait_unsent()
+                if not self._is_early:
+                    await self._wait_unsent()
+                self._is_early = False
                 reason = await self._over_a_stream()
                 if self._posted and trio.current_time() - self._answered_s >= MOVES_WITHIN_S:
                     raise CallTimeout(f"{self._peer} takes nothing: {reason}", f"an answer in {MOVES_WITHIN_S:g} s")

@@ -103,6 +103,7 @@ class LaneSeat:
             self._nursery = nursery
             nursery.start_soon(self._tell_keeper)
             nursery.start_soon(self._watch_keeper)
+            self._open_ways()
             await self._begin()
             while self.state.phase != "over":
                 await self._next_order()
@@ -160,7 +161,14 @@ class LaneSeat:
             for at in [at for at in kept if at > message.at]:
                 del kept[at]
         self._working.cancel()
+        self._open_ways()
         self._feed(lane_stage.WentBack(message.epoch, message.at, message.counted))
+
+    def _open_ways(self) -> None:
+        """To the stages beside this one, while snapshots are still loaded: the first micro-batch is to wait for no connection."""
+        for stage in (self.stage - 1, self.stage + 1):
+            if self._nursery is not None and 0 <= stage < len(self.members):
+                self._outbox(self.members[stage], is_copy=False)
 
     def _close_streams(self) -> None:
         for outbox in self._outboxes.values():
@@ -283,7 +291,9 @@ class LaneSeat:
         """One for what stages pass on, one for snapshots: these are long, and the others must not wait behind them."""
         outbox = self._outboxes.get((peer, is_copy))
         if outbox is None:
-            outbox = self._outboxes[peer, is_copy] = Outbox(self._tools.network, peer, self._refused)
+            outbox = self._outboxes[peer, is_copy] = Outbox(
+                self._tools.network, peer, self._refused, is_early=not is_copy
+            )
             if self._nursery is not None:
                 self._nursery.start_soon(self._bring, outbox)
         return outbox

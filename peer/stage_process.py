@@ -18,7 +18,7 @@ import trio
 
 from peer.stage_channel import StageOp, StageOrder, StagePlan, StageReply, parse_reply
 from peer.training_process import SLOW_RESTART_S, Incoming, TrainingProcess, no_process, restart_pause_s
-from peer.worker_channel import Area, frame
+from peer.worker_channel import Area, frame, with_bytes
 from peer.worker_process import EarlyWorker
 from protocol.errors import LocalProtocolError, RemoteProtocolError, TemporaryError
 from protocol.pipeline.lane_stage import Point
@@ -98,9 +98,8 @@ class StageProcess:
                         self._process.vectors.write(Area.IN, vector_N)
                     # an order that was begun is sent to its end, or what follows it would be read as the rest of it
                     with trio.CancelScope(shield=True):
-                        await stream.send_all(frame(order))
-                        if blob:
-                            await stream.send_all(blob)
+                        for piece in with_bytes(frame(order), blob):
+                            await stream.send_all(piece)
                 await asked.answered.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise _died(op) from error

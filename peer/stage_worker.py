@@ -26,7 +26,7 @@ from peer.stage_channel import STAGE_KIND, StageOrder, StagePlan, StageReply
 from peer.stage_model import StageDecoder
 from peer.stage_trainer import StageTrainer
 from peer.synced_compute import SyncedCompute
-from peer.worker_channel import Area, SharedVectors, frame, read_exactly, read_message
+from peer.worker_channel import Area, SharedVectors, frame, read_exactly, read_message, with_bytes
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import RunId
 from protocol.pipeline.lane_stage import Point
@@ -78,9 +78,8 @@ class StageWorker:
             if order.op in _SLOWED:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - begin_s))
             busy_s = time.perf_counter() - begin_s
-            self._channel.sendall(frame(reply.model_copy(update={"busy_s": busy_s})))
-            if left:
-                self._channel.sendall(left)
+            for piece in with_bytes(frame(reply.model_copy(update={"busy_s": busy_s})), left):
+                self._channel.sendall(piece)
 
     def _answer(self, order: StageOrder, blob: bytes) -> tuple[StageReply, bytes]:
         try:

@@ -28,7 +28,7 @@ from protocol.pipeline import synced_messages as said
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import Said
 from protocol.pipeline.schedule import Pass
-from protocol.pipeline.synced import Work
+from protocol.pipeline.synced_routing import Work
 
 log = structlog.get_logger()
 

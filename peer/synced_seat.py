@@ -33,7 +33,7 @@ from protocol.pipeline import synced_replica as replica
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import Parcel, Said
 from protocol.pipeline.schedule import Pass
-from protocol.pipeline.synced import Work
+from protocol.pipeline.synced_routing import Work
 from protocol.stage_schema import stage_schema
 
 log = structlog.get_logger()

@@ -24,9 +24,9 @@ from protocol.pipeline import lane_forming as forming
 from protocol.pipeline import lane_messages as lane_said
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.lane_wire import decode_lane_message, encode_parcel
-from protocol.pipeline.synced import SyncedConfig
 from protocol.pipeline.synced_group import GroupConfig
 from protocol.pipeline.synced_messages import SyncedReply
+from protocol.pipeline.synced_routing import SyncedConfig
 
 log = structlog.get_logger()
 

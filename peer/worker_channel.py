@@ -24,6 +24,7 @@ from protocol.errors import LocalProtocolError
 _LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 20
 _PART_BYTES: Final = 1 << 20
+_TOGETHER_BYTES: Final = 1 << 18
 
 
 Op = Literal[
@@ -128,6 +129,15 @@ def frame(message: BaseModel) -> bytes:
     """A message with its length before it."""
     data = message.model_dump_json().encode()
     return _LENGTH.pack(len(data)) + data
+
+
+def with_bytes(framed: bytes, follows: bytes) -> tuple[bytes, ...]:
+    """A message and the bytes behind it, to be written one after another: together where they are few, since each write wakes whoever
+    reads, and apart where they are many, since they would be copied.
+    """
+    if len(follows) <= _TOGETHER_BYTES:
+        return (framed + follows,)
+    return (framed, follows)
 
 
 def read_message(channel: socket.socket) -> bytes | None:

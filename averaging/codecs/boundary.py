@@ -172,7 +172,7 @@ def _encoded(values_BTD: torch.Tensor, codec: BoundaryCodec) -> bytes:
     if codec == "fp64":
         return values_BTD.double().contiguous().numpy().astype("<f8").tobytes()
     rows: F32Array = values_BTD.float().contiguous().numpy().reshape(-1, dim)
-    if not np.isfinite(rows).all():
+    if values_BTD.dtype != torch.float32 and not np.isfinite(rows).all():
         raise LocalProtocolError("a boundary with values beyond float32", "smaller ones", "leave this micro-batch out")
     if codec == "fp32":
         return rows.astype("<f4").tobytes()
@@ -210,8 +210,10 @@ def _codes_of(rows: F32Array, codec: BoundaryCodec) -> bytes:
             f"a boundary with values too large for {codec}", "smaller ones", "leave this micro-batch out"
         )
     # Values of a group without a scale are divided by infinity, which makes them zeros.
-    relative = groups / np.where(by > 0, by, np.float32(np.inf))[:, :, None]
-    codes = np.clip(np.rint(relative), -largest, largest).astype(np.int8).reshape(len(rows), -1)
+    relative: F32Array = groups / np.where(by > 0, by, np.float32(np.inf))[:, :, None]
+    np.rint(relative, out=relative)
+    np.clip(relative, -largest, largest, out=relative)
+    codes = relative.astype(np.int8).reshape(len(rows), -1)
     if codec == "int4":
         halves = codes.view(np.uint8) & 15
         codes = (halves[:, 0::2] | (halves[:, 1::2] << 4)).view(np.int8)
@@ -241,10 +243,13 @@ def _decoded(payload: U8Array, boundary: Boundary) -> torch.Tensor:
     codes = _codes(table[:, 2 * num_scales :], codec, dim)
     if (codes < -_LARGEST_CODE[codec]).any():
         raise RemoteProtocolError(f"{codec} with a code that nobody writes", f"at least -{_LARGEST_CODE[codec]:g}")
-    scales = np.repeat(_from_bfloat16(halves), dim if codec == "int8" else GROUP_VALUES, axis=1)[:, :dim]
+    scales = _from_bfloat16(halves)
+    spread = scales if codec == "int8" else np.repeat(scales, GROUP_VALUES, axis=1)[:, :dim]
+    values: F32Array = codes.astype(np.float32)
     with np.errstate(over="ignore"):  # what overflows is refused
-        values = codes.astype(np.float32) * scales
-    return _require_finite(torch.from_numpy(values), codec)
+        values *= spread
+        may_overflow = not np.isfinite(scales.max(initial=0.0) * np.float32(_LARGEST_CODE[codec]))
+    return _require_finite(torch.from_numpy(values), codec) if may_overflow else torch.from_numpy(values)
 
 
 def _codes(written: U8Array, codec: BoundaryCodec, dim: int) -> npt.NDArray[np.int8]:

@@ -31,8 +31,8 @@ class LaneConfig:
         spare_within_s: how long a lane waits for a spare before it dissolves.
         suspect_after_s: silence of a member after which it counts as lost.
         stalled_after_s: in which a step has to end; where steps take long, ten times the slowest one.
-        heldout_passes: micro-batches that go forward alone before the first inner step of a round, by which the run's committed
-            parameters are measured; numbered after those of a step.
+        heldout_passes: micro-batches that go forward alone before the first inner step of a round is taken, behind those of the step,
+            by which the run's committed parameters are measured; numbered after those of a step.
     """
 
     schedule: str
@@ -418,7 +418,7 @@ def _next_step(state: StageState) -> Step:
     order = passes(config.schedule, state.stage, config.num_stages, config.num_micro_batches)
     if state.at.step == 0:
         measured = range(config.num_micro_batches, config.num_micro_batches + config.heldout_passes)
-        order = (*(Pass(number, False) for number in measured), *order)
+        order = (*order, *(Pass(number, False) for number in measured))  # last: who goes back here trains at once
     return _work(replace(state, phase="passing", todo=order, running=None))
 
 

@@ -16,50 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from math import isfinite, nan
 from types import MappingProxyType
 from typing import Literal
 
-from protocol.errors import ConfigError
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
+from protocol.pipeline.synced_routing import Replica, SyncedConfig, Work, chosen, patience_s, rest_s
 
 Phase = Literal["working", "summing", "over"]
-
-
-@dataclass(frozen=True, slots=True)
-class SyncedConfig:
-    """Numbers of a step.
-
-    Attributes:
-        in_flight: micro-batches under way at once, at most; the stages twice keep all of them busy.
-        queue: pieces of work that one replica has at once, at most.
-        patience: of the time that a replica takes by what it has shown, after which somebody else is asked, too.
-        least_patience_s: and never sooner.
-        first_guess_s: of a replica that has shown nothing yet.
-    """
-
-    num_stages: int
-    num_micro_batches: int
-    in_flight: int
-    queue: int = 4
-    patience: float = 3.0
-    least_patience_s: float = 0.2
-    first_guess_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        if min(self.num_stages, self.num_micro_batches, self.in_flight, self.queue) < 1:
-            raise ConfigError(f"{self}", "at least 1 stage, micro-batch, and place for one")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Work:
-    """One micro-batch at one stage, one way."""
-
-    number: int
-    stage: int
-    is_backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,25 +155,6 @@ class Measured:
 
 
 Order = Ask | Grant | Drop | StartAgain | Sum | Commit | Measured
-
-
-@dataclass(frozen=True)
-class Replica:
-    """What the owner knows of a replica.
-
-    Attributes:
-        asked: work that it has, and since when, monotonic.
-        work_s: how long it takes for a piece, as a running mean; None before the first.
-        free_s: when it finished something last, monotonic.
-        summed: micro-batches in the sum that it has delivered.
-    """
-
-    peer: PeerId
-    stage: int
-    asked: Mapping[Work, float] = field(default_factory=lambda: MappingProxyType({}))
-    work_s: float | None = None
-    free_s: float = 0.0
-    summed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -458,43 +404,30 @@ def _due(state: SyncedState) -> Iterator[Work]:
 def _asked(state: SyncedState, now_s: float) -> Step:
     orders: list[Order] = []
     stuck: set[int] = set()
+    rests_s = _rests_s(state)
     for work in list(_due(state)):
         having = [replica for replica in state.replicas.values() if work in replica.asked]
-        late = [replica for replica in having if now_s - replica.asked[work] > _patience_s(state.config, replica)]
+        late = [replica for replica in having if now_s - replica.asked[work] > patience_s(state.config, replica)]
         if having and len(late) < len(having):
             continue
-        chosen = _chosen(state, work, {replica.peer for replica in late})
-        if chosen is None:
-            stuck |= {work.stage} if not any(r.stage == work.stage for r in state.replicas.values()) else set()
+        of_stage = [replica for replica in state.replicas.values() if replica.stage == work.stage]
+        taking = [replica for replica in of_stage if (replica.peer, work) not in state.declined]
+        by = chosen(state.config, taking, late, rests_s[work.stage], f"{state.seed} {work}")
+        if by is None:
+            stuck |= set() if of_stage else {work.stage}
             continue
-        asked = MappingProxyType({**chosen.asked, work: now_s})
-        state = _with(state, replace(chosen, asked=asked))
-        orders.append(Ask(chosen.peer, work, "late elsewhere" if late else "it can be done first there"))
+        state = _with(state, replace(by, asked=MappingProxyType({**by.asked, work: now_s})))
+        orders.append(Ask(by.peer, work, "late elsewhere" if late else "it can be done first there"))
     waiting = f"nobody has stages {sorted(stuck)}" if stuck else ""
     return Step(state, tuple(orders), waiting=waiting)
 
 
-def _patience_s(config: SyncedConfig, replica: Replica) -> float:
-    work_s = config.first_guess_s if replica.work_s is None else replica.work_s
-    return max(config.least_patience_s, config.patience * work_s * len(replica.asked))
-
-
-def _chosen(state: SyncedState, work: Work, late: set[PeerId]) -> Replica | None:
-    """The replica that is through with it first; one that is late with it already only where there is no other."""
-    of_stage = [replica for replica in state.replicas.values() if replica.stage == work.stage]
-    of_stage = [replica for replica in of_stage if (replica.peer, work) not in state.declined]
-    fresh = [replica for replica in of_stage if replica.peer not in late]
-    free = [replica for replica in fresh if len(replica.asked) < state.config.queue] or (
-        [] if fresh else [replica for replica in of_stage if replica.peer in late]
-    )
-
-    # Who has shown nothing yet is taken for as fast as the fastest, or it would never come to show it.
-    shown = [replica.work_s for replica in of_stage if replica.work_s is not None]
-    guess_s = min(shown, default=state.config.first_guess_s)
-
-    def until_done(replica: Replica) -> tuple[float, bytes]:
-        work_s = guess_s if replica.work_s is None else replica.work_s
-        drawn = f"{state.seed} {work.number} {work.stage} {work.is_backward} {replica.peer}".encode()
-        return (len(replica.asked) + 1) * work_s, sha256(drawn).digest()
-
-    return min(free, key=until_done, default=None)
+def _rests_s(state: SyncedState) -> dict[int, float]:
+    """Of each stage, in what time all that is left to do there is done."""
+    config, found = state.config, {}
+    for stage in range(config.num_stages):
+        left = sum((number, stage) not in state.granted for number in state.counted) + len(state.unmeasured)
+        if stage < config.num_stages - 1:
+            left += sum(Work(number, stage, False) not in state.done for number in state.counted)
+        found[stage] = rest_s(config, [r for r in state.replicas.values() if r.stage == stage], left)
+    return found

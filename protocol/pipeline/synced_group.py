@@ -22,7 +22,8 @@ from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.pipeline import synced
 from protocol.pipeline.lane_stage import Point
-from protocol.pipeline.synced import SyncedConfig, SyncedState
+from protocol.pipeline.synced import SyncedState
+from protocol.pipeline.synced_routing import SyncedConfig
 
 Phase = Literal["gathering", "stepping", "squaring", "over"]
 

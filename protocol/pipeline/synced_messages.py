@@ -22,7 +22,7 @@ from protocol.pipeline.lane_messages import (
     require_where,
 )
 from protocol.pipeline.lane_stage import Point
-from protocol.pipeline.synced import Work
+from protocol.pipeline.synced_routing import Work
 from protocol.received import require
 from protocol.rounds.bounds import require_tokens
 from protocol.stage_schema import MAX_STAGES

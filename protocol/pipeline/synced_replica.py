@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocol.frozen import replace
-from protocol.pipeline.synced import Work
+from protocol.pipeline.synced_routing import Work
 
 
 @dataclass(frozen=True, slots=True)

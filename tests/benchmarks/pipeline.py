@@ -1,107 +1,41 @@
 """`python -m tests.benchmarks.pipeline --json FILE [--quick] [--parts exact,speed]`: what pipeline runs keep, each beside its oracle.
 
-exact   in one process: real stages in torch driven by the machines that decide, with messages, kills and speeds in virtual time.
-        So equalities, bytes and shares are exact, and nothing of it says how long a step takes on a machine or over a line.
+exact   in one process: real stages in torch, with messages, kills and speeds in virtual time (pipeline_exact.py). So equalities,
+        bytes and shares are exact, and nothing of it says how long a step takes on a machine or over a line.
+loss    what codecs between stages cost in held-out loss (pipeline_loss.py)
 speed   lanes of real processes beside torch's own pipeline, in real time, on a machine that does nothing else (pipeline_speed.py)
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
+import structlog
+import torch
 import trio
 import trio.testing
 
-from averaging.codecs.boundary import Boundary, BoundaryCodec, quantised
+from averaging.codecs.boundary import Boundary, BoundaryCodec
 from protocol.ids import PeerId, RunId
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.micro_batch import MicroBatch
-from protocol.pipeline.schedule import SCHEDULES, Pass
-from protocol.pipeline.synced import SyncedConfig
+from protocol.pipeline.schedule import Pass
+from protocol.pipeline.synced_routing import SyncedConfig
+from tests.benchmarks.pipeline_exact import no_less_than, no_more_than, oracle_rows
+from tests.benchmarks.pipeline_loss import loss_rows
 from tests.benchmarks.pipeline_speed import speed_rows
 from tests.benchmarks.placement_trace import Rule, Simulation, Trace, nobody_moves, ours, petals
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
-from tests.peer.lane_world import LaneWorld, crossed_model, lane_config, run_data_peers, run_lanes
 from tests.peer.synced_swarm import open_synced
-from tests.peer.synced_world import TorchWorld, run_one_process
 from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
 
-BENCH: Final = "pipeline"
 STEP_SEEDS: Final = (3, 4, 5)
-PARTS: Final = ("exact", "speed")
 SPEEDS: Final = (1.0, 2.0, 4.0)
-
-
-def at_most(metric: str, values: list[float], limit: float, unit: str, settings: dict[str, object]) -> Row:
-    """The worst of some figures that are to stay below a limit."""
-    worst = max(values)
-    spread = {"best": min(values), "worst": worst}
-    return Row(BENCH, metric, worst, unit, None, None, f"<= {limit:g}", worst <= limit, len(values), spread, settings)
-
-
-def at_least(metric: str, values: list[float], limit: float, settings: dict[str, object]) -> Row:
-    """The worst of some shares that are to reach a limit."""
-    worst = min(values)
-    spread = {"best": max(values), "worst": worst}
-    return Row(
-        BENCH, metric, worst, "share", None, None, f">= {limit:g}", worst >= limit, len(values), spread, settings
-    )
-
-
-def lanes(rounds: int) -> list[Row]:
-    """Two lanes of three stages against two data peers, H = 5; and with a member that dies in mid-backward."""
-    config, expected_N = lane_config(), run_data_peers(2, rounds, 5)
-    off, off_killed = [], []
-    for schedule in SCHEDULES:
-        config = lane_config(schedule=schedule)
-        whole_N = run_lanes([LaneWorld(0, config), LaneWorld(1, config)], rounds)
-        killed = LaneWorld(0, config, spares=1)
-        killed.kill_when = partial(_dies, killed)
-        killed_N = run_lanes([killed, LaneWorld(1, config)], rounds)
-        off.append(float((whole_N - expected_N).abs().max()))
-        off_killed.append(float((killed_N - expected_N).abs().max()))
-    settings: dict[str, object] = {"stages": 3, "inner_steps": 5, "rounds": rounds, "dtype": "float64"}
-    return [
-        at_most("lanes: 2 x 3 stages against 2 data peers", off, 1e-10, "largest difference", settings),
-        at_most("... one member killed in mid-step, a spare", off_killed, 1e-10, "largest difference", settings),
-    ]
-
-
-def _dies(world: LaneWorld, stage: int, order: object) -> bool:
-    return stage == 1 and world.num_killed == 0 and "is_backward=True" in str(order) and "step=3" in str(order)
-
-
-def synced(steps: int) -> list[Row]:
-    """Three stages of two replicas against one process."""
-    config = SyncedConfig(num_stages=3, num_micro_batches=3, in_flight=6)
-    rows = []
-    rounds: tuple[tuple[str, Faults, BoundaryCodec | None], ...] = (
-        ("synced: 3 stages x 2 replicas, killed in mid-pass", Faults(killed=0.02), None),
-        ("... 20% of messages lost", Faults(lost=0.2), None),
-        ("... killed, with int8 between them", Faults(killed=0.02), "int8"),
-    )
-    for metric, faults, codec in rounds:
-        off, removed, kills = [], 0, 0
-        for seed in STEP_SEEDS:
-            cross = partial(quantised, codec=codec) if codec else (lambda values: values)
-            world = TorchWorld(config, 2, faults, seed=seed, steps=steps, cross=cross)
-            world.run()  # fails where a sum has a micro-batch twice or not at all
-            expected_N = (
-                run_one_process(world.commits, lambda: crossed_model("int8", "int8"))
-                if codec
-                else run_one_process(world.commits)
-            )
-            off.append(float((world.theta() - expected_N).abs().max()))
-            removed += sum(len(commit.removed) for commit in world.commits)
-            kills += world.num_killed
-        settings: dict[str, object] = {"steps": steps, "dtype": "float64", "kills": kills, "lost": removed, "twice": 0}
-        rows.append(at_most(metric, off, 1e-10, "largest difference", settings))
-    return rows
 
 
 def speeds() -> Row:
@@ -112,7 +46,7 @@ def speeds() -> Row:
         world = SyncedWorld(config, 3, Faults(), seed=seed, speeds=SPEEDS)
         world.run()
         shares.append(num * 0.1 / sum(SPEEDS) / world.now_s)
-    return at_least("replicas of speed 1 : 2 : 4, in virtual time", shares, 0.9, {"micro_batches": num})
+    return no_less_than("replicas of speed 1 : 2 : 4, in virtual time", shares, 0.9, {"micro_batches": num})
 
 
 def speeds_over_network() -> Row:
@@ -139,7 +73,7 @@ def speeds_over_network() -> Row:
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.0))
     settings: dict[str, object] = {"micro_batches": micro_batches, "seconds_a_pass": [slow_s / s for s in SPEEDS]}
-    return at_least("replicas of speed 1 : 2 : 4, peers on the network in memory", shares, 0.9, settings)
+    return no_less_than("replicas of speed 1 : 2 : 4, peers on the network in memory", shares, 0.9, settings)
 
 
 def boundary_bytes() -> list[Row]:
@@ -151,7 +85,7 @@ def boundary_bytes() -> list[Row]:
         shares = [
             Boundary(codec, "forward", 1, batch, (4, 128, dim)).message_bytes / (4 * 128 * dim) for dim in (128, 2048)
         ]
-        rows.append(at_most(f"boundary bytes a token, {codec}", shares, limit, "d", {"dims": [128, 2048]}))
+        rows.append(no_more_than(f"boundary bytes a token, {codec}", shares, limit, "d", {"dims": [128, 2048]}))
     return rows
 
 
@@ -166,15 +100,29 @@ def placement(hours: float) -> list[Row]:
     }
     moved = found["ours"].moved_bytes / max(1, found["petals"].moved_bytes)
     return [
-        at_least("placement: share of the optimum on a preemption trace", [found["ours"].share], 0.96, settings),
-        at_most("... bytes moved, of what Petals' rule moves", [moved], 0.5, "share", settings),
+        no_less_than("placement: share of the optimum on a preemption trace", [found["ours"].share], 0.96, settings),
+        no_more_than("... bytes moved, of what Petals' rule moves", [moved], 0.5, "share", settings),
     ]
 
 
-def exact_rows(*, is_quick: bool) -> list[Row]:
+def exact_rows(*, is_quick: bool) -> Iterator[list[Row]]:
     """All that is the same on every machine."""
-    rows = [*lanes(2), *synced(4 if is_quick else 20), speeds(), speeds_over_network(), *boundary_bytes()]
-    return rows + placement(8.0 if is_quick else 32.0)
+    yield from oracle_rows(is_quick=is_quick)
+    yield [speeds(), speeds_over_network()]
+    yield boundary_bytes()
+    yield placement(8.0 if is_quick else 32.0)
+
+
+class PartRows(Protocol):
+    """The rows of a part, as they are measured."""
+
+    def __call__(self, *, is_quick: bool) -> Iterator[list[Row]]:
+        """A tenth of them, or less, where they are to show that all of it works."""
+        ...
+
+
+PART_ROWS: Final[Mapping[str, PartRows]] = {"exact": exact_rows, "loss": loss_rows, "speed": speed_rows}
+PARTS: Final = tuple(PART_ROWS)
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -189,16 +137,19 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipeline", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--parts", type=_parts, default=PARTS, help="exact,speed, which is both")
+    parser.add_argument("--parts", type=_parts, default=PARTS, help="exact,loss,speed, which is all")
     options = parser.parse_args(arguments)
-    rows = exact_rows(is_quick=options.quick) if "exact" in options.parts else []
-    for more in speed_rows(is_quick=options.quick) if "speed" in options.parts else ():
-        rows += more
-        if options.json:
-            write_rows(rows, options.json)  # what was measured stands, also where what follows fails
+    torch.set_num_threads(
+        1
+    )  # the stages are small: several threads wait for each other ten times as long as they compute
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    rows: list[Row] = []
+    for part in [part for part in PARTS if part in options.parts]:
+        for more in PART_ROWS[part](is_quick=options.quick):
+            rows += more
+            if options.json:
+                write_rows(rows, options.json)  # what was measured stands, also where what follows fails
     print_rows(rows, f"pipeline parts, {machine()}")
-    if options.json:
-        write_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""`python -m tests.benchmarks.pipeline_end FOLDER NAME CODEC SCHEDULE ADDRESS`: a peer of one lane, as a process of its own.
+"""`python -m tests.benchmarks.pipeline_end FOLDER NAME CODEC SCHEDULE SPARE ADDRESS`: a peer of one lane, as a process of its own.
 
-The peers' network with direct bulk, and a training process of one thread, as a daemon has them; no rounds. The first line that it
+The peers' network with direct bulk, and a training process of one thread, as a daemon has them; no rounds. SPARE is "spare" in a lane
+that has one, which loses members, and "none" in one that loses none. The first line that it
 prints is {"peer", "addresses"}; it reads one with those of all ends, by name. The end that is named "stage0" keeps the lane. Then:
 
     "steps N"   at stage0: the lane takes so many inner steps from now on; prints {"seconds"} when they are done
@@ -19,6 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -35,6 +37,7 @@ from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network
 from averaging.network.tls_identity import TlsCredential, credential_check
+from peer import lane_outbox, lane_seat
 from peer.lane_compute import LaneShape
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
@@ -57,8 +60,10 @@ STAGE_OF: Final = {"stage0": 0, "stage1": 1, "stage2": 2, SPARE: SPARE_STAGE}
 IDENTITIES: Final = {name: Identity(name.encode().ljust(32, b"p")) for name in STAGE_OF}
 _CA_FILE: Final = "ca.der"
 _LOOK_S: Final = 0.02
-_GATED_WITHIN_S: Final = 3600.0
-"""A lane stands still at the gate in mid-step while others are measured, and is not stuck."""
+_PATIENCE_S: Final = 3600.0
+"""A lane stands still at the gate in mid-step while others are measured, and is not stuck. Where nobody is to be lost, nobody is taken
+for lost either, however long this machine does something else.
+"""
 
 
 def write_credentials(folder: Path) -> None:
@@ -208,7 +213,7 @@ async def _line() -> str:
     return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
 
 
-async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str) -> None:
+async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str, *, has_spare: bool) -> None:
     end, keeper = End(name), IDENTITIES[KEEPER].peer_id
     stage = plan.stage_plan(folder, STAGE_OF[name], pipeline)
     async with (
@@ -221,7 +226,11 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str)
         end.member.serve()
         nursery.start_soon(end.member.run)
         spares: list[PeerId] = []
-        patient = replace(tools.config, stalled_after_s=_GATED_WITHIN_S)
+        patient = replace(tools.config, stalled_after_s=_PATIENCE_S)
+        if not has_spare:
+            patient = replace(patient, suspect_after_s=_PATIENCE_S)
+            setattr(lane_seat, "KEEPER_SILENT_S", _PATIENCE_S)  # noqa: B010 - it is Final
+            setattr(lane_outbox, "MOVES_WITHIN_S", _PATIENCE_S)  # noqa: B010 - it is Final
         keepers = LaneKeepers(
             tools.network, patient, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
         )
@@ -248,12 +257,12 @@ def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    folder, name, codec, schedule, address = sys.argv[1:]
+    folder, name, codec, schedule, spare, address = sys.argv[1:]
     if codec not in ("fp32", "int8") or schedule not in ("gpipe", "1f1b"):
         raise SystemExit(f"codec {codec}, schedule {schedule}: expected fp32 or int8, gpipe or 1f1b")
     torch.set_num_threads(1)
     pipeline = plan.pipeline_section("fp32" if codec == "fp32" else "int8", "gpipe" if schedule == "gpipe" else "1f1b")
-    trio.run(_run, Path(folder), name, pipeline, address)
+    trio.run(partial(_run, has_spare=spare == SPARE), Path(folder), name, pipeline, address)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ from tests.peer.stage_world import (
 INNER = InnerSection(learning_rate=0.01, batch_tokens=32, clip_norm=0.5)
 OUTER = OuterStep("nesterov", 0.7, 0.9)
 NUM_MICRO_BATCHES = 2
-STEP_TOKENS = NUM_MICRO_BATCHES * 2 * 8
+MICRO_BATCH_TOKENS = 2 * 8
+STEP_TOKENS = NUM_MICRO_BATCHES * MICRO_BATCH_TOKENS
 NUM_STAGES = STAGES.num_stages
 
 
@@ -253,11 +254,14 @@ def run_data_peers(
     steps_of: Callable[[int, int], int] | None = None,
     loss: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = whole_loss,
     models: Callable[[], torch.nn.Module] = whole_model,
+    micro_batches: int = NUM_MICRO_BATCHES,
+    inner: InnerSection = INNER,
 ) -> torch.Tensor:
     """The same run by peers that hold the whole model (DiLoCo), in one process.
 
     Args:
         steps_of: inner steps that a peer comes to in a round, where it is not all of them.
+        micro_batches: of a step.
     """
     anchor_N = ANCHOR_N.double()
     momentum_N = torch.zeros_like(anchor_N)
@@ -265,21 +269,21 @@ def run_data_peers(
     for _ in range(num_peers):
         model = models()
         parameters = parameters_in_order(model, SCHEMA)
-        peers.append((model, parameters, make_optimizer(INNER, SCHEMA, parameters)))
+        peers.append((model, parameters, make_optimizer(inner, SCHEMA, parameters)))
     for round_ in range(rounds):
         contributions = []
         for number, (model, parameters, optimizer) in enumerate(peers):
             load_flat(model, SCHEMA, anchor_N)
             steps = steps_of(number, round_) if steps_of else inner_steps
             for step in range(steps):
-                for micro in range(NUM_MICRO_BATCHES):
+                for micro in range(micro_batches):
                     tokens_BT = tokens_of(number, Point(round_, step), micro)
-                    torch.autograd.backward(loss(model, tokens_BT) / NUM_MICRO_BATCHES)
-                torch.nn.utils.clip_grad_norm_(parameters, INNER.clip_norm)
-                optimizer.step(INNER.learning_rate)
+                    torch.autograd.backward(loss(model, tokens_BT) / micro_batches)
+                torch.nn.utils.clip_grad_norm_(parameters, inner.clip_norm)
+                optimizer.step(inner.learning_rate)
                 optimizer.zero_grad()
             theta_N = torch.cat([parameter.detach().flatten() for parameter in parameters])
-            contributions.append((theta_N, steps * STEP_TOKENS))
+            contributions.append((theta_N, steps * micro_batches * MICRO_BATCH_TOKENS))
         anchor_N, momentum_N = averaged(anchor_N, momentum_N, contributions)
     return anchor_N
 
@@ -311,8 +315,10 @@ class CrossedDecoder(Decoder):
         return functional.linear(self.norm(x_BTD), self.head.weight)
 
 
-def crossed_model(forward: BoundaryCodec, backward: BoundaryCodec) -> CrossedDecoder:
-    model = CrossedDecoder(MODEL).double()
+def crossed_model(
+    forward: BoundaryCodec, backward: BoundaryCodec, dtype: torch.dtype = torch.float64
+) -> CrossedDecoder:
+    model = CrossedDecoder(MODEL).to(dtype)
     load_flat(model, SCHEMA, ANCHOR_N)
     model.codecs = (forward, backward)
     return model

@@ -29,6 +29,7 @@ from protocol.pipeline.lane_forming import keeper_order
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.schedule import Pass
 from protocol.pipeline.synced_messages import SyncedReply
+from protocol.training_sections import InnerSection
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import INNER, NUM_STAGES, averaged, tokens_of
 from tests.peer.stage_world import ANCHOR_N, RUN, STAGES, part_of, stage_model
@@ -97,6 +98,7 @@ class Ledger:
     Attributes:
         sums: micro-batches in each sum that was brought to others, by the hash of its bytes.
         taken: micro-batches in each step of each group, the same at every stage and replica.
+        lost, twice: micro-batches that some stage's step had not, or more than once.
         violations: in words.
     """
 
@@ -104,15 +106,19 @@ class Ledger:
     sums: dict[bytes, Counter[int]] = field(default_factory=dict)
     taken: dict[tuple[int, Point], frozenset[int]] = field(default_factory=dict)
     removed: dict[Point, set[int]] = field(default_factory=dict)
+    lost: set[tuple[Point, int]] = field(default_factory=set)
+    twice: set[tuple[Point, int]] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
 
     def stepped(self, group: int, at: Point, summed: Counter[int], counted: int) -> None:
         """A replica takes a step with the gradients of these micro-batches."""
         numbers = frozenset(summed)
         twice = sorted(number for number, times in summed.items() if times != 1)
+        self.twice |= {(at, number) for number in twice}
         if twice or len(numbers) != counted:
             self.violations.append(f"{at}: {dict(summed)} for a step of {counted}, {twice} folded twice")
         lost = set(range(self.num_micro_batches)) - numbers - self.removed.get(at, set())
+        self.lost |= {(at, number) for number in lost}
         if lost:
             self.violations.append(f"{at}: {sorted(lost)} are lost")
         if self.taken.setdefault((group, at), numbers) != numbers:
@@ -191,6 +197,8 @@ class SyncedSwarm:
     nursery: trio.Nursery
     config: LaneConfig
     codecs: tuple[BoundaryCodec, BoundaryCodec]
+    dtype: torch.dtype = torch.float64
+    inner: InnerSection = INNER
     about: About = nothing
     summing: Callable[[PeerId, int], None] = lambda peer, stage: None
     comes: Callable[[SyncedReply], int] = lambda reply: 1
@@ -260,7 +268,7 @@ class SyncedSwarm:
     def _tools(self, peer: PeerId) -> LaneTools:
         network = OwnLoop(self.swarm.start(peer))
         form = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs)
-        rate = INNER.learning_rate
+        rate = self.inner.learning_rate
         compute = ComputeTools(form, partial(self._trainer, peer), self._tokens_of, lambda at: rate)
 
         def synced_of(number: int, stage: int) -> SlowWork:
@@ -299,7 +307,7 @@ class SyncedSwarm:
         return tokens_of(0, at, micro)
 
     def _trainer(self, peer: PeerId, stage: int) -> StageTrainer:
-        trainer = StageTrainer(stage_model(stage), INNER, most_kept=1)
+        trainer = StageTrainer(stage_model(stage, self.dtype), self.inner, most_kept=1)
         round_ = self.services[peer].role.index()
         trainer.load(self.rounds.base(round_, stage)[0])
         return trainer
@@ -318,12 +326,14 @@ async def open_synced(
     *,
     replicas: Sequence[int] = (2, 2, 2),
     codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64"),
+    dtype: torch.dtype = torch.float64,
+    inner: InnerSection = INNER,
     seed: int = 1,
 ) -> AsyncIterator[SyncedSwarm]:
     """A swarm that begins by itself, in the time of whatever clock runs; everything ends with the block."""
     with trio.fail_after(600.0):
         async with trio.open_nursery() as nursery:
-            world = SyncedSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, codecs)
+            world = SyncedSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, codecs, dtype, inner)
             for peer, stage in names(replicas):
                 world.open(peer, stage)
             yield world

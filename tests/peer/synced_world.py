@@ -13,7 +13,7 @@ from peer.stage_passes import Apart
 from peer.stage_trainer import StageSnapshot, StageTrainer
 from protocol.ids import PeerId
 from protocol.pipeline import synced
-from protocol.pipeline.synced import Work
+from protocol.pipeline.synced_routing import Work
 from tests.peer.lane_world import INNER, NUM_STAGES
 from tests.peer.stage_world import ANCHOR_N, SCHEMA, micro_batch, stage_model, tokens, whole_loss, whole_model
 from tests.protocol.pipeline.synced_world import SyncedWorld

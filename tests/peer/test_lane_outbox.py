@@ -47,6 +47,8 @@ class Ends:
     refuses: dict[int, str] = field(default_factory=dict)
     silent: bool = False
     breaks_after: int = -1
+    is_early: bool = False
+    num_streams: int = 0
     taken: list[tuple[int, bytes]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     given_up: PotluckError | None = None
@@ -54,7 +56,7 @@ class Ends:
     def __post_init__(self) -> None:
         there = self.swarm.start(THERE)
         there.serve_streams(PARCEL_CHANNEL, self._serve)
-        self.outbox = Outbox(self.swarm.start(HERE), THERE, self._was_refused)
+        self.outbox = Outbox(self.swarm.start(HERE), THERE, self._was_refused, is_early=self.is_early)
         self.nursery.start_soon(self._run)
 
     async def _run(self) -> None:
@@ -68,6 +70,7 @@ class Ends:
         self.refused.append((parcel.number, reason))
 
     async def _serve(self, sender: PeerId, stream: Stream) -> None:
+        self.num_streams += 1
         while (frame := await stream.receive_frame()) is not None:
             parcel = decode_parcel(frame)
             assert isinstance(parcel, LanePassed)
@@ -83,10 +86,10 @@ class Ends:
 
 
 @asynccontextmanager
-async def _ends() -> AsyncIterator[Ends]:
+async def _ends(*, is_early: bool = False) -> AsyncIterator[Ends]:
     with trio.fail_after(120.0):
         async with trio.open_nursery() as nursery:
-            yield Ends(MemorySwarm(nursery, random.Random(1)), nursery)
+            yield Ends(MemorySwarm(nursery, random.Random(1)), nursery, is_early=is_early)
             nursery.cancel_scope.cancel()
 
 
@@ -100,6 +103,18 @@ async def test_parcels_come_in_order_short_ones_and_those_of_many_frames(
         late = ends.outbox.put(_passed(3, b"later"), b"later")
         await late.wait()
         assert ends.taken == [(0, b"a"), (1, LONG), (2, b"c"), (3, b"later")]
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_a_way_is_opened_before_there_is_anything_to_send_where_that_is_asked_for(
+    is_early: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with _ends(is_early=is_early) as ends:
+        await trio.sleep(5.0)
+        assert ends.num_streams == is_early
+        await ends.outbox.put(_passed(0, b"x"), b"x").wait()
+        assert ends.num_streams == 1
+        assert ends.taken == [(0, b"x")]
 
 
 async def test_what_was_not_answered_when_a_stream_ended_comes_again(autojump_clock: trio.testing.MockClock) -> None:

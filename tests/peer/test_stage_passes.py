@@ -12,7 +12,7 @@ from averaging.codecs.boundary import quantised
 from peer.stage_passes import StagePasses
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.schedule import SCHEDULES, passes
-from protocol.pipeline.synced import SyncedConfig
+from protocol.pipeline.synced_routing import SyncedConfig
 from tests.peer.lane_world import crossed_model
 from tests.peer.stage_world import (
     MODEL,

@@ -20,6 +20,7 @@ from peer.worker_channel import (
     mapping_bytes,
     parse_event,
     read_message,
+    with_bytes,
 )
 from protocol.errors import LocalProtocolError
 
@@ -59,6 +60,13 @@ def test_a_loss_that_is_not_finite_crosses_as_none() -> None:
 def test_what_is_no_event_is_refused(data: bytes) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be read"):
         parse_event(data)
+
+
+def test_few_bytes_are_written_with_their_message_and_many_are_not_copied() -> None:
+    many = bytes(1 << 20)
+    assert with_bytes(b"order", b"few") == (b"orderfew",)
+    assert with_bytes(b"order", b"") == (b"order",)
+    assert with_bytes(b"order", many)[1] is many
 
 
 def test_a_channel_that_ends_in_a_message_is_at_its_end_and_a_giant_length_is_refused() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from protocol.ids import PeerId
 from protocol.pipeline import synced, synced_replica
-from protocol.pipeline.synced import SyncedConfig, SyncedState, Work
+from protocol.pipeline.synced import SyncedState
 from protocol.pipeline.synced_replica import ReplicaState
+from protocol.pipeline.synced_routing import SyncedConfig, Work
 
 
 @dataclass(frozen=True)

@@ -201,15 +201,17 @@ def test_the_parameters_that_a_round_begins_with_are_measured_before_its_first_s
     config = LaneConfig("gpipe", 2, 2, inner_steps=3, snapshot_steps=2, step_tokens=100, heldout_passes=2)
     measured = (Pass(2, False), Pass(3, False))
     first = _fed(begin(config, 0, START).state, SnapshotHeld(0, START)).state
-    assert (first.running, first.todo[:2]) == (measured[0], (measured[1], F0))
+    assert (first.running, first.todo) == (F0, (F1, B0, B1, *measured))
     last = _fed(begin(config, 1, START).state, SnapshotHeld(0, START)).state
+    trained = [PassDone(0, START, work) for work in (F0, F1, B0, B1)]
+    last = _fed(last, *[Arrived(0, START, work) for work in (F0, F1)], *trained).state
     assert last.running is None
     arrived = _fed(last, Arrived(0, START, measured[0]))
     assert arrived.orders == (RunPass(START, measured[0]),)
     assert "comes from nobody" in _fed(last, Arrived(0, START, Pass(4, False))).remark
     assert "comes from nobody" in _fed(last, Arrived(0, Point(4, 1), measured[0])).remark
-    passes = [PassDone(0, START, work) for work in (*measured, F0, F1)]
+    passes = [PassDone(0, START, work) for work in (F0, F1)]
     gradients = [Arrived(0, START, work) for work in (B0, B1)]
-    done = [PassDone(0, START, work) for work in (B0, B1)]
+    done = [PassDone(0, START, work) for work in (B0, B1, *measured)]
     after = _fed(first, *gradients, *passes, *done, StepAgreed(0, START, 1.0), StepTaken(0, START)).state
     assert (after.at, after.running, after.todo[0]) == (Point(4, 1), F0, F1)

@@ -22,11 +22,10 @@ from protocol.pipeline.synced import (
     StartAgain,
     Sum,
     SumDelivered,
-    SyncedConfig,
     SyncedState,
     Ticked,
-    Work,
 )
+from protocol.pipeline.synced_routing import SyncedConfig, Work
 from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
 
 A, B, C, D = (PeerId(name) for name in "ABCD")

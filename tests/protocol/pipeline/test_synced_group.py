@@ -10,8 +10,9 @@ from protocol.ids import PeerId
 from protocol.pipeline import synced
 from protocol.pipeline import synced_group as group
 from protocol.pipeline.lane_stage import Point
-from protocol.pipeline.synced import Finished, SumDelivered, SyncedConfig, Work
+from protocol.pipeline.synced import Finished, SumDelivered
 from protocol.pipeline.synced_group import Begin, Beside, Bring, End, GroupConfig, OfStep, TakeStep
+from protocol.pipeline.synced_routing import SyncedConfig, Work
 
 A, B, C, D = (PeerId(name) for name in "ABCD")
 STEPS = SyncedConfig(num_stages=2, num_micro_batches=1, in_flight=4)

@@ -13,7 +13,7 @@ from protocol.pipeline import synced_messages as m
 from protocol.pipeline.lane_messages import MAX_COPY_BYTES, MAX_PASSED_BYTES, LaneStep
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import Parcel, Said
-from protocol.pipeline.synced import Work
+from protocol.pipeline.synced_routing import Work
 from protocol.stage_schema import MAX_STAGES
 
 AT = Point(4, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from protocol.pipeline import synced_replica
-from protocol.pipeline.synced import Work
 from protocol.pipeline.synced_replica import (
     Asked,
     Committed,
@@ -25,6 +24,7 @@ from protocol.pipeline.synced_replica import (
     ToldToStartAgain,
     ToldToSum,
 )
+from protocol.pipeline.synced_routing import Work
 
 B0, B1 = Work(0, 1, True), Work(1, 1, True)
 F0 = Work(0, 1, False)
