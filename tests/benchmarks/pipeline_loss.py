@@ -45,7 +45,7 @@ SEQUENCES: Final = 8
 """Of a micro-batch."""
 
 STEP_TOKENS: Final = MICRO_BATCHES * SEQUENCES * MODEL.context_tokens
-INNER: Final = InnerSection(learning_rate=0.003, batch_tokens=STEP_TOKENS, warmup_tokens=30 * STEP_TOKENS)
+INNER: Final = InnerSection(learning_rate=0.001, batch_tokens=STEP_TOKENS, warmup_tokens=30 * STEP_TOKENS)
 HELDOUT_WINDOWS: Final = 512
 AT_ONCE: Final = 64
 Codec = Literal["fp32", "int8", "int4"]
@@ -129,7 +129,9 @@ def trained(forward: Codec, backward: Codec, seed: int, steps: int, text: Corpus
 
 
 def loss_rows(*, is_quick: bool) -> Iterator[list[Row]]:
-    """int8 both ways beside fp32 both ways; the mean gap of the seeds is what is kept small."""
+    """int8 both ways beside fp32 both ways. The mean gap of the seeds is judged: two trainings that differ in rounding alone come
+    apart, too, either way.
+    """
     text, seeds, steps = corpus(), SEEDS[:1] if is_quick else SEEDS, STEPS // 10 if is_quick else STEPS
     losses: dict[Codec, list[float]] = {"fp32": [], "int8": []}
     bytes_a_token: dict[str, float] = {}
@@ -150,6 +152,5 @@ def loss_rows(*, is_quick: bool) -> Iterator[list[Row]]:
     }
     spread = {"best": round(min(gaps), 5), "worst": round(max(gaps), 5)}
     metric = f"int8 between stages, held-out loss after {steps} steps over fp32's"
-    value, target = round(mean(gaps), 5), f"<= {LIMIT_NATS:g}"
-    is_met = max(gaps) <= LIMIT_NATS
+    value, target, is_met = round(mean(gaps), 5), f"<= {LIMIT_NATS:g}", mean(gaps) <= LIMIT_NATS
     yield [Row(BENCH, metric, value, "nats a byte", None, None, target, is_met, len(gaps), spread, settings)]
