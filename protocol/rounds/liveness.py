@@ -116,7 +116,7 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
         return state, missed
     if not in_exchange and passed_s < cadence.beat_interval_s(state, now_s):
         return state, ()
-    targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state)
+    targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
     return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason="it is time again"),) if targets else ()
 
@@ -125,11 +125,12 @@ def _is_in_exchange(state: RoundState) -> bool:
     return state.open.exchange is not None and state.open.proposal is not None
 
 
-def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """The next opener and a few in turn."""
+def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """A few in turn, and the next opener."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.num_heartbeats)
-    return tuple(dict.fromkeys([opener, *in_turn] if opener in state.peers and in_turn else in_turn))
+    is_opener_told = in_turn and opener in state.peers and cadence.is_told_to_opener(state, now_s)
+    return tuple(dict.fromkeys([opener, *in_turn] if is_opener_told else in_turn))
 
 
 def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:

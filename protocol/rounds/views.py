@@ -19,6 +19,9 @@ NUM_WITNESSES: Final = 2
 NUM_HEARTBEAT_PEERS: Final = 3
 """Constant fan-out of heartbeats while nothing is open (rule 4)."""
 
+BEATS_TO_OPENER: Final = 16
+"""Of all others, while a round is far away: heartbeats of 20 bytes that it hears in the time between two of its own."""
+
 SLOWEST_BEAT_S: Final = 15.0
 BEATS_AN_INTERVAL: Final = 20
 """Heartbeats become no rarer than one in so much of the longest interval: who fell silent must be noticed within the round."""
@@ -68,9 +71,15 @@ def patience_for_s(state: RoundState, num_peers: int) -> float:
     return (max(1, turns) + 3) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
+def opener_beats(state: RoundState) -> int:
+    """The next opener is sent one in so many heartbeats at least: others together send it no more than `BEATS_TO_OPENER` at a time."""
+    num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
+    return max(1, -(-num_peers // BEATS_TO_OPENER))
+
+
 def opener_patience_s(state: RoundState) -> float:
-    """The next opener is sent every heartbeat, and answers."""
-    return 4 * slowest_beat_s(state.config) + state.config.suspect_after_s
+    """The next opener is sent one in `opener_beats` heartbeats, and answers."""
+    return (3 + opener_beats(state)) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:
