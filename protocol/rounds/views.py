@@ -107,7 +107,7 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         if other not in (peer, state.config.me.peer)
         and _is_member(state, other)  # who only reduces tells nobody whom it misses
         and do_ping(state, other, peer)
-        and silence_s(state, other, now_s) <= limit_s / 2
+        and (silence_s(state, other, now_s) <= limit_s / 2 or says_silent(state, state.peers[other], peer, now_s))
         and not _has_restarted(state, state.peers[other])  # its new process pings nobody for this exchange
     ]
     agreeing = sum(1 for other in witnesses if says_silent(state, state.peers[other], peer, now_s))
@@ -126,13 +126,13 @@ def _has_restarted(state: RoundState, view: PeerView) -> bool:
 
 
 def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves, at once where a connection was reset."""
+    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
     if state.open.proposal is None:
         return ()
     limit_s = state.config.suspect_after_s - state.config.ping_s
     me = state.config.me.peer
     pinged = [peer for peer in whom_we_ping(state, _members(state)) if peer != me]
-    return tuple(peer for peer in pinged if state.peers[peer].lost or silence_s(state, peer, now_s) > limit_s)
+    return tuple(peer for peer in pinged if silence_s(state, peer, now_s) > limit_s)
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:
