@@ -10,10 +10,13 @@ import math
 from typing import Final
 
 from protocol.rounds.state import PeerView, RoundState
-from protocol.rounds.views import caught_up, due_at_tokens, due_within_s, ready_at, slowest_beat_s
+from protocol.rounds.views import caught_up, due_at_tokens, due_within_s, opener_beats, ready_at, slowest_beat_s
 
 SHARE: Final = 0.25
-"""Of the time until the round is expected, or since the last commit, between two heartbeats: whoever is late is late by so much."""
+"""Of the time until the round is expected, between two heartbeats: whoever is late is late by so much."""
+
+SINCE_SHARE: Final = 0.5
+"""Of the time since the last commit: where everybody stands now is told to three peers a heartbeat, in 81 bytes each."""
 
 LEAST_SINCE_S: Final = 1.0
 """A speed is told by no shorter time."""
@@ -24,10 +27,20 @@ def beat_interval_s(state: RoundState, now_s: float) -> float:
     quick_s, slow_s = state.config.heartbeat_s, slowest_beat_s(state.config)
     if slow_s <= quick_s or _is_busy(state):
         return quick_s
-    passed_s = SHARE * (now_s - state.committed_at_s)
+    passed_s = SINCE_SHARE * (now_s - state.committed_at_s)
     if passed_s <= quick_s:
         return quick_s
     return max(quick_s, min(slow_s, passed_s, SHARE * until_due_s(state, now_s)))
+
+
+def is_told_to_opener(state: RoundState, now_s: float) -> bool:
+    """Whether this heartbeat is for the next opener, too. Each is when the round is near; while it is far away, of many peers only
+    some tell it at a time, or what it hears would grow with their number.
+    """
+    every = opener_beats(state)
+    if every == 1 or _is_busy(state) or SHARE * until_due_s(state, now_s) <= state.config.heartbeat_s:
+        return True
+    return (state.num_heartbeats + sum(state.config.me.peer.encode())) % every == 0
 
 
 def _is_busy(state: RoundState) -> bool:

@@ -44,6 +44,11 @@ NEVER_HEARD_S: Final = 3600.0
 UNASKED_FACTOR: Final = 1.5
 """Times as long as pings are apart: who is to be asked by another member, and was not heard for so long, asks it."""
 
+BEATS_A_WORD: Final = 2
+"""Everybody is told with every second ping whom we miss: what we said stands for longer. Where a machine is so busy that all are late,
+everybody may miss somebody.
+"""
+
 LEAST_LAG_S: Final = 0.01
 """So late a tick may always come. Forgiving that would rewrite what is known of every peer at every tick, for a few hundredths of a
 second beside the two of a suspicion.
@@ -128,7 +133,7 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
         return state, missed
     if not in_exchange and passed_s < cadence.beat_interval_s(state, now_s):
         return state, ()
-    targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state)
+    targets = _members_to_ping(state, now_s) if in_exchange else _heartbeat_targets(state, now_s)
     state = replace(state, heartbeat_at_s=now_s, num_heartbeats=state.num_heartbeats + 1)
     return state, (SendHeartbeat(targets, own_heartbeat(state, now_s), reason="it is time again"),) if targets else ()
 
@@ -137,11 +142,12 @@ def _is_in_exchange(state: RoundState) -> bool:
     return state.open.exchange is not None and state.open.proposal is not None
 
 
-def _heartbeat_targets(state: RoundState) -> tuple[PeerId, ...]:
-    """The next opener and a few in turn."""
+def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
+    """A few in turn, and the next opener."""
     opener = leading.expected_opener(state)
     in_turn = _in_turn(state, state.num_heartbeats)
-    return tuple(dict.fromkeys([opener, *in_turn] if opener in state.peers and in_turn else in_turn))
+    is_opener_told = in_turn and opener in state.peers and cadence.is_told_to_opener(state, now_s)
+    return tuple(dict.fromkeys([opener, *in_turn] if is_opener_told else in_turn))
 
 
 def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
@@ -153,9 +159,9 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
         return ()
     others = [peer for peer in proposal.participants if peer != me and not is_gone(state, peer)]
     missed = silent_members(state, now_s)
-    if any(peer != proposal.ballot.peer and do_watch(state, me, peer) for peer in missed):
-        return tuple(others)
     pinged = whom_we_ping(state, others)
+    if any(peer != proposal.ballot.peer and do_watch(state, me, peer) for peer in missed):
+        return tuple(others if state.num_heartbeats % BEATS_A_WORD == 0 else pinged)
     if not missed:
         unasked_s = UNASKED_FACTOR * state.config.ping_s
         pinged = [peer for peer in pinged if is_ours_to_ask(state, peer) or silence_s(state, peer, now_s) > unasked_s]

@@ -19,6 +19,9 @@ NUM_WITNESSES: Final = 2
 NUM_HEARTBEAT_PEERS: Final = 3
 """Constant fan-out of heartbeats while nothing is open (rule 4)."""
 
+BEATS_TO_OPENER: Final = 16
+"""Of all others, while a round is far away: heartbeats of 20 bytes that it hears in the time between two of its own."""
+
 SLOWEST_BEAT_S: Final = 15.0
 BEATS_AN_INTERVAL: Final = 20
 """Heartbeats become no rarer than one in so much of the longest interval: who fell silent must be noticed within the round."""
@@ -68,9 +71,15 @@ def patience_for_s(state: RoundState, num_peers: int) -> float:
     return (max(1, turns) + 3) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
+def opener_beats(state: RoundState) -> int:
+    """The next opener is sent one in so many heartbeats at least: others together send it no more than `BEATS_TO_OPENER` at a time."""
+    num_peers = len(state.peers) if state.config.is_spine else len(beat_peers(state))
+    return max(1, -(-num_peers // BEATS_TO_OPENER))
+
+
 def opener_patience_s(state: RoundState) -> float:
-    """The next opener is sent every heartbeat, and answers."""
-    return 4 * slowest_beat_s(state.config) + state.config.suspect_after_s
+    """The next opener is sent one in `opener_beats` heartbeats, and answers."""
+    return (3 + opener_beats(state)) * slowest_beat_s(state.config) + state.config.suspect_after_s
 
 
 def silence_s(state: RoundState, peer: PeerId, now_s: float) -> float:
@@ -98,7 +107,7 @@ def is_suspected(state: RoundState, peer: PeerId, now_s: float) -> bool:
         if other not in (peer, state.config.me.peer)
         and _is_member(state, other)  # who only reduces tells nobody whom it misses
         and do_ping(state, other, peer)
-        and silence_s(state, other, now_s) <= limit_s / 2
+        and (silence_s(state, other, now_s) <= limit_s / 2 or says_silent(state, state.peers[other], peer, now_s))
         and not _has_restarted(state, state.peers[other])  # its new process pings nobody for this exchange
     ]
     agreeing = sum(1 for other in witnesses if says_silent(state, state.peers[other], peer, now_s))
@@ -117,13 +126,13 @@ def _has_restarted(state: RoundState, view: PeerView) -> bool:
 
 
 def silent_members(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
-    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves, at once where a connection was reset."""
+    """Whom we do not hear: said in our pings, a little before we suspect anybody ourselves."""
     if state.open.proposal is None:
         return ()
     limit_s = state.config.suspect_after_s - state.config.ping_s
     me = state.config.me.peer
     pinged = [peer for peer in whom_we_ping(state, _members(state)) if peer != me]
-    return tuple(peer for peer in pinged if state.peers[peer].lost or silence_s(state, peer, now_s) > limit_s)
+    return tuple(peer for peer in pinged if silence_s(state, peer, now_s) > limit_s)
 
 
 def _members(state: RoundState) -> tuple[PeerId, ...]:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from protocol.rounds.cadence import beat_interval_s, until_due_s
+from protocol.rounds.cadence import beat_interval_s, is_told_to_opener, until_due_s
 from protocol.rounds.events import Progressed, Ticked
 from protocol.rounds.messages import Proposal
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.stagger import Stagger
 from protocol.rounds.state import RoundConfig, RoundState
-from protocol.rounds.views import SLOWEST_BEAT_S, slowest_beat_s
+from protocol.rounds.views import BEATS_TO_OPENER, SLOWEST_BEAT_S, opener_beats, slowest_beat_s
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 TARGET_TOKENS = 300_000
@@ -51,13 +51,30 @@ def test_they_become_no_rarer_than_the_longest_interval_asks_for() -> None:
 
 
 def test_they_are_quick_after_a_commit_and_when_the_longest_interval_is_nearly_over() -> None:
-    table, seat = _met(since_s=3.0)
+    table, seat = _met(since_s=2.0)
     assert beat_interval_s(seat.state, table.now_s) == QUICK_S
-    table, seat = _met(since_s=20.0)
+    table, seat = _met(since_s=10.0)
     assert beat_interval_s(seat.state, table.now_s) == 5.0
     table, seat = _met(since_s=LONG_S - 20.0)
     assert beat_interval_s(seat.state, table.now_s) == 5.0
     assert beat_interval_s(seat.state, table.now_s + 17.0) == QUICK_S
+
+
+def test_the_next_opener_of_many_is_told_in_turns_while_the_round_is_far_and_by_every_heartbeat_when_it_is_near() -> (
+    None
+):
+    for num_peers, every in ((4, 1), (BEATS_TO_OPENER + 1, 1), (2 * BEATS_TO_OPENER, 2)):
+        table, seat = _met(num_peers, max_members=64)
+        assert opener_beats(seat.state) == every
+        told = []
+        for one in table.live():
+            states = [replace(one.state, num_heartbeats=number) for number in range(every)]
+            now = [is_told_to_opener(state, table.now_s) for state in states]
+            assert now.count(True) == 1
+            assert all(is_told_to_opener(state, table.now_s + LONG_S - 100.0 - 4 * QUICK_S) for state in states)
+            told.append(now.index(True))
+        if every == 2:
+            assert num_peers / 4 < told.count(0) < num_peers * 3 / 4, "not all at once"
 
 
 def test_they_are_quick_while_a_round_is_due_or_no_quorum_is_in_reach() -> None:

@@ -21,6 +21,7 @@ from protocol.rounds.views import (
     quorum_in_reach,
     ready_tokens,
     silent_members,
+    slowest_beat_s,
     until_first_unit,
 )
 from tests.protocol.rounds.made_commits import commit_on, made_spine
@@ -96,7 +97,8 @@ def test_the_heartbeat_says_where_we_stand() -> None:
 def test_in_a_larger_swarm_silence_means_less_while_nothing_is_open_but_for_the_opener() -> None:
     small, large = Table(3).live()[0], Table(30).live()[0]
     assert idle_patience_s(small.state) == opener_patience_s(small.state)
-    assert idle_patience_s(large.state) > opener_patience_s(large.state) == opener_patience_s(small.state)
+    assert idle_patience_s(large.state) > opener_patience_s(large.state)
+    assert opener_patience_s(large.state) == opener_patience_s(small.state) + slowest_beat_s(small.state.config)
 
 
 # --- beside the spine ---------------------------------------------------------------------------------------------------------
