@@ -1,4 +1,4 @@
-"""X1 to X6, X8 and the bytes of `tests.benchmarks.experts`: equalities of runs with experts, on small models in this process.
+"""X1 to X8 and the bytes of `tests.benchmarks.experts`: equalities of runs with experts, on small models in this process.
 
 Averages are the product's own, from a contribution's bytes to the outer step; models, merging and checkpoints as well.
 
@@ -7,6 +7,8 @@ Shapes: N values of a unit.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import subprocess
 import sys
@@ -17,14 +19,16 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import structlog
 import torch
 from torch.nn import functional
 
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import window_starts
+from averaging.data.document_features import Embeddings, fit_embeddings
 from averaging.data.document_router import fit_router
 from averaging.data.domains import domain_documents
-from averaging.data.tokenizer import encode_document
+from averaging.data.tokenizer import ByteTokenizer, encode_document
 from averaging.genesis import genesis_anchor
 from averaging.outer_step import apply_outer_step
 from averaging.rounds.contribution import encode_chunks, encode_contribution
@@ -38,12 +42,15 @@ from peer.model import Decoder, parameters_in_order, parts_of
 from peer.optimizer import make_optimizer
 from protocol.decoder_schema import DecoderConfig
 from protocol.expert_schema import MixtureConfig, held_units
+from protocol.experts_section import RouterFeatures
 from protocol.ids import CommitId, UnitName
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.traffic import update_bytes
 from protocol.training_sections import InnerSection
 from tests.benchmarks.feedback import decoded
+from tests.simulation.collection import SCENARIOS
+from tests.simulation.scenario import play
 
 ROOT: Final = Path(__file__).parents[2]
 CHUNK: Final = 1024
@@ -357,30 +364,47 @@ def _first_sent(chosen: Sequence[Routed], expert: int) -> list[int]:
 
 # --- the router, and bytes ---
 
+_X7: Final = (
+    "all-holders-of-an-expert-die",
+    "a-newcomer-at-a-frozen-expert",
+    "a-newcomer-goes-on-with-a-frozen-expert-from-what-the-host-keeps",
+)
+
+
+def x7_killed() -> list[str]:
+    """All holders of an expert die in mid-round, in simulated swarms: the others commit on, and it is resumed by them, or by a
+    newcomer. What went wrong in each, "" where nothing did.
+    """
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    stories = [SCENARIOS[name] for name in _X7]
+    return [play(told, seed).error for told in stories for seed in range(told.num_seeds)]
+
+
+_X8_DOMAINS: Final = ("python", "english", "c++", "stubs")
 _ASSIGN: Final = """
 import sys, hashlib
 from pathlib import Path
 from averaging.data.document_router import router_from_bytes, router_root
 from averaging.data.domains import domain_documents
-data = Path(sys.argv[1]).read_bytes()
-router = router_from_bytes(data, router_root(data), 4)
+from averaging.data.tokenizer import ByteTokenizer
+data, features = Path(sys.argv[1]).read_bytes(), Path(sys.argv[1]).name
+router = router_from_bytes(data, router_root(data), 4, features=features, tokenizer=ByteTokenizer())
 documents = [d.data for domain in ("python", "english", "c++", "stubs") for d in domain_documents(domain, 24)]
 print(hashlib.sha256(repr([router.choices(text) for text in documents]).encode()).hexdigest())
 """
 
 
-def x8_hashes() -> list[str]:
+def x8_hashes(features: RouterFeatures) -> list[str]:
     """Hash of the assignment of 96 documents to 4 experts, in processes with 1 and 4 threads, with and without wide instructions."""
-    domains = ("python", "english", "c++", "stubs")
-    texts = [document.data for domain in domains for document in domain_documents(domain, 24)]
-    router = fit_router(texts, 4, overlap=0.25)
+    texts = [document.data for domain in _X8_DOMAINS for document in domain_documents(domain, 24)]
+    router = fit_router(texts, 4, overlap=0.25, embeddings=_embeddings(texts) if features == "embeddings" else None)
     machines = [
         {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, **narrow}
         for threads in ("1", "4")
         for narrow in ({}, {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX"})
     ]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "router"
+        file = Path(folder) / features
         file.write_bytes(router.to_bytes())
         command = [sys.executable, "-W", "ignore", "-c", _ASSIGN, str(file)]
         return [
@@ -395,6 +419,15 @@ def x8_hashes() -> list[str]:
             ).stdout.strip()
             for machine in machines
         ]
+
+
+def _embeddings(texts: Sequence[bytes]) -> Embeddings:
+    """Of the values that a run begins with."""
+    trunk = held_units(DECODER, MIXTURE, ()).whole
+    rows = DECODER.vocab_size, DECODER.dim
+    return fit_embeddings(
+        genesis_anchor(trunk, 1)[: math.prod(rows)].view(rows).numpy(), "seed 1", texts, ByteTokenizer()
+    )
 
 
 def bytes_shares(codec_name: str, num_experts: int) -> tuple[float, float]:

@@ -2,9 +2,10 @@
 
 X1 to X8 are equalities, checked here in seconds on small models (`tests.benchmarks.expert_checks`). X9 trains: peers with an expert
 each on documents that a router sent to it, against a dense model of equal inference cost at equal tokens of everybody, against
-experts whose documents were assigned at random, and against a dense model that saw one domain alone; with two and then four domains,
-each expert with as many tokens, three seeds. All but routed experts read as much of each domain, and losses are means over domains. A
-margin is a way's loss less the routed one's, in nats a byte, of the same seed and windows. X7 is the simulation's.
+experts whose documents were assigned at random, against a dense model that saw one domain alone, and against experts whose router
+mixes the domains at first, with and without re-assignment; with two and then four domains, each expert with as many tokens, three
+seeds. All but experts with a router read as much of each domain, and losses are means over domains. A margin is a way's loss less the
+routed one's, in nats a byte, of the same seed and windows.
 
 Every training that is finished is a line of the file of runs: what is there is not trained again, so that an interrupted benchmark
 goes on where it was; `--seed 0`, then `--seed 1`, train one seed at a time. `--quick` trains a tenth of the steps with one seed: it
@@ -26,7 +27,7 @@ import torch
 from protocol.decoder_schema import DecoderConfig
 from tests.benchmarks import expert_checks as checks
 from tests.benchmarks.convergence import Runs
-from tests.benchmarks.expert_training import Corpus, Regime, Training, Trial
+from tests.benchmarks.expert_training import MIXED, REASSIGNED, Corpus, Regime, Training, Trial
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 
 BENCH: Final = "experts"
@@ -40,13 +41,14 @@ REGIME: Final = Regime(
     rate=8e-3,
 )
 WAYS: Final = ("routed", "dense", "random", "one domain")
+MIXED_WAYS: Final = (MIXED, REASSIGNED)
 NUM_DOMAINS: Final = (2, 4)
 
 
 def trials_of(regime: Regime, seeds: Sequence[int]) -> Iterator[Trial]:
     """Seed by seed, the most telling pair of ways first, so that what is there early is comparable."""
     for seed in seeds:
-        for ways in (WAYS[:2], WAYS[2:]):
+        for ways in (WAYS[:2], WAYS[2:], MIXED_WAYS):
             yield from (Trial(regime, way, num_domains, seed) for num_domains in NUM_DOMAINS for way in ways)
 
 
@@ -86,6 +88,7 @@ class Table:
         rows = [row for num_domains in NUM_DOMAINS for way in WAYS for row in self._loss_rows(num_domains, way)]
         for num_domains in NUM_DOMAINS:
             rows += [row for way in WAYS[1:] for row in self._margin_rows(num_domains, way)]
+        rows += [row for num_domains in NUM_DOMAINS for row in self._mixed_rows(num_domains)]
         return rows + self._growth_rows() + [row for n in NUM_DOMAINS for row in self._merged_rows(n)]
 
     def _loss_rows(self, num_domains: int, way: str) -> list[Row]:
@@ -95,6 +98,17 @@ class Table:
     def _margin_rows(self, num_domains: int, way: str) -> list[Row]:
         margins = self.margins(num_domains, way)
         return self._row(f"X9 {num_domains} domains: {way} over routed", margins, least=0.0)
+
+    def _mixed_rows(self, num_domains: int) -> list[Row]:
+        """Documents that are badly mixed at first: never sent anew, and every other round."""
+        told = f"X9 {num_domains} domains, mixed at first"
+        stays, goes = (self.margins(num_domains, way) for way in MIXED_WAYS)
+        gains = [one - other for one, other in zip(stays, goes, strict=False)]
+        return [
+            *self._row(f"{told}: never re-assigned over routed", stays),
+            *self._row(f"{told}: re-assigned over routed", goes),
+            *self._row(f"{told}: never over re-assigned", gains, least=0.0),
+        ]
 
     def _growth_rows(self) -> list[Row]:
         two, four = (self.margins(num_domains, "dense") for num_domains in NUM_DOMAINS)
@@ -130,9 +144,10 @@ class Table:
 
 
 def check_rows() -> list[Row]:
-    """X1 to X6, X8 and the bytes."""
+    """X1 to X8 and the bytes."""
     is_same, num_untouched = checks.x6_removed()
-    hashes = checks.x8_hashes()
+    by_grams, by_embeddings = checks.x8_hashes("grams"), checks.x8_hashes("embeddings")
+    killed = checks.x7_killed()
     rows = [
         _at_most("X1 each unit's round against float64, numbers that float32 holds", checks.x1_oracle(is_exact=True), 1e-12),
         _at_most("X1 the same, any numbers, over the largest", checks.x1_oracle(is_exact=False), 1e-6),
@@ -143,7 +158,9 @@ def check_rows() -> list[Row]:
         _at_most("X5 merged and forced, or alone, against the holder's logits", checks.x5_forced(), 1e-5),
         _at_most("X5 a mixture of one expert against the wider dense model", checks.x5_dense(), 1e-5),
         _holds(f"X6 {num_untouched} tokens sent elsewhere, bit by bit without an expert", is_same and num_untouched > 99),
-        _holds("X8 one assignment in 4 kinds of process", len(set(hashes)) == 1, len(hashes)),
+        _holds("X7 all holders of an expert killed in mid-round", not any(killed), len(killed)),
+        _holds("X8 one assignment in 4 kinds of process", len(set(by_grams)) == 1, len(by_grams)),
+        _holds("X8 the same by embeddings", len(set(by_embeddings)) == 1, len(by_embeddings)),
     ]  # fmt: skip
     return rows + [_bytes_row(codec, num_experts) for codec in ("fp32", "int8", "e3m0") for num_experts in (2, 8)]
 

@@ -1,4 +1,6 @@
-"""A small run of two experts, with real processes: each peer holds the trunk and one of them, to the end."""
+"""A small run of two experts, with real processes: each peer holds the trunk and one of them, to the end, on documents that are known
+by the trunk's embeddings.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from averaging.data.shards import MANIFEST_NAME, DatasetManifest
 from coordinator.checkpoint_export import export_checkpoint
 from coordinator.checkpoints import verify_checkpoint
 from peer.checkpoint_sample import sample_from_checkpoint
+from potluck import checkpoint_merge
 from tests.e2e.processes import ROOT, run_of_two
 
 RUN_TOML = """
@@ -44,6 +47,7 @@ every_rounds = 2
 num_experts = 2
 ffn_dim = 24
 min_documents = 4
+router_features = "embeddings"
 """
 
 
@@ -63,6 +67,8 @@ def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(t
     for expert in range(2):
         export_checkpoint(newest, tmp_path / f"model-{expert}", expert)
         assert (tmp_path / f"model-{expert}" / "model.safetensors").exists()
+    checkpoint_merge(newest, tmp_path / "merged", tune_steps=1)
+    assert (tmp_path / "merged" / "config.json").exists()
     assert sample_from_checkpoint(newest, prompt="Potluck trains", num_tokens=5)
     held = {name: _experts(tmp_path / name) for name in ("a", "b")}
     assert sorted(held.values()) == [[0], [1]]
