@@ -83,6 +83,9 @@ class LaneService:
         self.could_tokens_per_s: Callable[[], float] = lambda: 0.0
         """What our stage could do, were it never to wait for others; 0 where it is not known."""
 
+        self.move_reason: Callable[[], str] = lambda: ""
+        """Why our stage is the one to hold, or when we go over to another; empty before that was looked at."""
+
         self._empty_since_s: dict[int, float] = {}
         self._tools = tools
         self._role = role
