@@ -67,6 +67,9 @@ class StageRounds:
     ) -> None:
         self.num_lanes = num_lanes
         self.is_in_lane = is_in_lane
+        self.withdraws = True
+        """Whether a share goes with its seat: another may take that and bring the same. A replica of synced steps has none to give."""
+
         self.restarts: Callable[[], int] = lambda: 0
         self.is_after_the_end: Callable[[int], Awaitable[bool]] = _never
         """Whether the run had all its tokens before this round, by the first stage's commits."""
@@ -168,7 +171,7 @@ class StageRounds:
 
     def _withdraw(self, share: LaneShare) -> None:
         """Its seat is over, or goes back, before the round was: who takes the seat brings the same, or the lane's end says who."""
-        if self._share is share:
+        if self._share is share and self.withdraws:
             self._share = None
             log.info("lane_share_withdrawn", lane=share.lane, stage=share.stage, tokens=share.tokens)
             self._change()
