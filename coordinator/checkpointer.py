@@ -30,6 +30,7 @@ from coordinator.checkpoints import (
 )
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry, live_peers, root_by_majority
+from coordinator.stage_offsets import StageOffsets, seen
 from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.errors import PotluckError, TemporaryError
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -51,6 +52,7 @@ FETCH_LIMIT_S: Final = 120.0
 """For a small state; of a large one also so long as a slow line needs for it."""
 
 SLOW_BYTES_PER_S: Final = 1_000_000
+NO_OFFSETS: Final = StageOffsets()
 _POLL_S: Final = 0.5
 _RETRY_S: Final = 3.0
 _WRITE_COST_S: Final = 0.1
@@ -207,10 +209,17 @@ def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now
 
 
 def _with_stages(
-    target: Target, peers: Mapping[PeerId, PeerEntry], units: Sequence[UnitName], now_s: float, *, is_over: bool
+    target: Target,
+    peers: Mapping[PeerId, PeerEntry],
+    units: Sequence[UnitName],
+    offsets: StageOffsets,
+    now_s: float,
+    *,
+    is_over: bool,
 ) -> Target | None:
-    """A target with all other stages, of the same round: a model is one round's. At the end, where a stage has another last round
-    because its work of one was lost, that is taken once all of its holders say that they are done.
+    """A target with all other stages, of the same round: a model is one round's, whatever number a stage has for it that was restored
+    to an older one. At the end, where a stage has another last round because its work of one was lost, that is taken once all of its
+    holders say that they are done.
     """
     beside: list[UnitTarget] = []
     for unit in units:
@@ -220,7 +229,7 @@ def _with_stages(
             for part in peers[peer].report.beside
             if part.unit == unit and part.state_commit != NO_COMMIT
         ]
-        index = target.index
+        index = target.index - offsets.of(unit)
         if is_over and told and all(state == "finished" for _, state, _ in told):
             index = max(part.index for _, _, part in told)
         donors: dict[tuple[CommitId, Root], list[PeerId]] = {}
@@ -234,6 +243,16 @@ def _with_stages(
     return replace(target, beside=tuple(beside))
 
 
+def _newest_of(units: Sequence[UnitName], peers: Mapping[PeerId, PeerEntry], now_s: float) -> dict[UnitName, int]:
+    """The newest commit's index that live holders have of each unit beside the spine."""
+    newest: dict[UnitName, int] = {}
+    for peer in live_peers(peers, now_s):
+        for part in peers[peer].report.beside:
+            if part.unit in units and part.state_commit != NO_COMMIT:
+                newest[part.unit] = max(part.index, newest.get(part.unit, 0))
+    return newest
+
+
 def due_checkpoint(
     state: RunState,
     chain: ChainLog,
@@ -245,9 +264,11 @@ def due_checkpoint(
     *,
     are_experts: bool = False,
     are_stages: bool = False,
+    offsets: StageOffsets = NO_OFFSETS,
 ) -> Target | None:
     """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one; `units` are those beside the
-    spine, none of which may be without a commit unless they are experts, and which are all of one round where they are stages.
+    spine, none of which may be without a commit unless they are experts, and which are all of one round where they are stages, by
+    `offsets`.
     """
     is_over = state.phase is Phase.FINISHED
 
@@ -255,7 +276,7 @@ def due_checkpoint(
         if are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
             return None
         if are_stages:
-            return _with_stages(target, peers, units, now_s, is_over=is_over)
+            return _with_stages(target, peers, units, offsets, now_s, is_over=is_over)
         if are_experts:
             return _with_experts(target, peers, chain, units, now_s)
         return _with_units(target, peers, chain, units)
@@ -321,6 +342,7 @@ class Checkpointer:
         self._tracker = tracker
         self._ledger = ledger
         self._fetch = fetch
+        self._offsets = NO_OFFSETS
 
     async def run(self, clock: Clock, offload: Offload) -> None:
         """Write checkpoints for ever. A failed one is logged with its reason and tried again with fresh donors."""
@@ -371,7 +393,11 @@ class Checkpointer:
         due = partial(
             due_checkpoint, tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units
         )
-        return due(are_experts=self._place.mixture is not None, are_stages=self._place.are_stages)
+        if self._place.are_stages:
+            newest = _newest_of(units, tracker.peers, now_s)
+            self._offsets = seen(self._offsets, tracker.chain.head.index, newest)
+            return due(are_stages=True, offsets=self._offsets)
+        return due(are_experts=self._place.mixture is not None)
 
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place

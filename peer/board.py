@@ -404,7 +404,12 @@ class Board:
         lanes = self.lanes
         if lanes is None:
             return {}
-        return {"lane": lanes.lane, "lane_reason": lanes.reason, "could_tokens_per_s": lanes.could_tokens_per_s()}
+        return {
+            "lane": lanes.lane,
+            "lane_reason": lanes.reason,
+            "move_reason": lanes.move_reason(),
+            "could_tokens_per_s": lanes.could_tokens_per_s(),
+        }
 
     def _of_rounds(self) -> dict[str, object]:
         if self.service is None:

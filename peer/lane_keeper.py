@@ -5,7 +5,7 @@ A keeper is any peer that all members of a lane are told of; it need not be a me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,6 +26,10 @@ log = structlog.get_logger()
 
 TICK_S: Final = 0.1
 GOODBYE_WITHIN_S: Final = 5.0
+GIVEN_WITHIN_S: Final = 3.0
+"""A round waits so long for the parts of a lane that ended: the commit of a stage that has its part, beside one that has not, would
+count the lane at some stages alone.
+"""
 
 Spares = Callable[[], tuple[tuple[PeerId, frozenset[int]], ...]]
 """Who could take a place, and at which stages, the best first."""
@@ -50,11 +54,26 @@ class LaneKeepers:
         self._spare_heard = spare_heard
         self._kept: dict[int, _KeptLane] = {}
         self._ended = ended_lanes.EndedLanes()
+        self._giving_s: dict[int, float] = {}
 
     @property
     def lanes(self) -> dict[int, lane.LaneState]:
         """What is known of all lanes that are kept here, by their numbers."""
         return {number: kept.state for number, kept in self._kept.items() if kept.state.phase != "over"}
+
+    @property
+    def ended(self) -> Mapping[int, ended_lanes.EndedLane]:
+        """How the newest lanes that were kept here ended, by their numbers."""
+        return self._ended.ended
+
+    @property
+    def num_due(self) -> int:
+        """Lanes whose part in the round is still to come, as members are told: those that are kept, and those that have just ended
+        with a part, which the neighbour of the lost member may have to give to somebody first.
+        """
+        now_s = trio.current_time()
+        self._giving_s = {number: at_s for number, at_s in self._giving_s.items() if now_s - at_s < GIVEN_WITHIN_S}
+        return len(self.lanes) + len(self._giving_s)
 
     def serve(self) -> None:
         """Answer members; before the network is started."""
@@ -77,7 +96,7 @@ class LaneKeepers:
         if number in self._kept:
             raise LocalProtocolError(f"lane {number} once more", "a lane that is not kept yet")
         state = lane.begin(self._config, members, at, trio.current_time())
-        told = LaneTold(lambda: len(self.lanes), partial(self._note_end, number))
+        told = LaneTold(lambda: self.num_due, partial(self._note_end, number))
         kept = self._kept[number] = _KeptLane(number, self._network, state, self._spares, told)
         try:
             return await kept.run()
@@ -86,6 +105,8 @@ class LaneKeepers:
 
     def _note_end(self, number: int, ended: ended_lanes.EndedLane) -> None:
         self._ended = ended_lanes.has_ended(self._ended, number, ended)
+        if ended.end.tokens:
+            self._giving_s[number] = trio.current_time()
 
     def _claim(self, asker: PeerId, claim: said.LaneClaim) -> str:
         done = ended_lanes.claimed(self._ended, asker, claim)
@@ -97,7 +118,7 @@ class LaneKeepers:
             message = decode_lane_message(request)
             if isinstance(message, said.LaneSpare):
                 reason = self._spare_heard(sender, message)
-                return encode_parcel(said.LaneAnswer(reason, 0 if reason else len(self.lanes)))
+                return encode_parcel(said.LaneAnswer(reason, 0 if reason else self.num_due))
             if isinstance(message, said.LaneClaim):
                 return encode_parcel(said.LaneAnswer(self._claim(sender, message)[:200]))
             kept = self._kept.get(message.lane)

@@ -51,10 +51,15 @@ class LaneMember:
     Args:
         keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
         takes_reply: what is done with the replies of replicas, where synced steps are owned here.
+        why_no_lane: why no lane begins here now, in words; empty where one does.
     """
 
     def __init__(
-        self, tools: LaneTools, keeper_of: Callable[[int], PeerId | None], takes_reply: TakesReply | None = None
+        self,
+        tools: LaneTools,
+        keeper_of: Callable[[int], PeerId | None],
+        takes_reply: TakesReply | None = None,
+        why_no_lane: Callable[[], str] = lambda: "",
     ) -> None:
         self.refused = Counter[PeerId]()
         """What was refused, by who sent it."""
@@ -65,6 +70,7 @@ class LaneMember:
         self._tools = tools
         self._keeper_of = keeper_of
         self._takes_reply = takes_reply
+        self._why_no_lane = why_no_lane
         self._seat: LaneSeat | SyncedSeat | None = None
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
@@ -167,6 +173,8 @@ class LaneMember:
             raise RemoteProtocolError("a seat in a lane", "a peer that has begun to work")
         config, stage = self._tools.config, message.members.index(self._tools.network.peer_id)
         if isinstance(message, said.LaneBegin):
+            if reason := self._why_no_lane():
+                raise RemoteProtocolError(reason, "a lane of those who stand where they said")
             self._tools.begins(message.at.round)
             begun = lane_stage.begin(config, stage, message.at, epoch=message.epoch)
         else:

@@ -32,6 +32,11 @@ OPEN_WITHIN_S: Final = 2.0
 MOVES_WITHIN_S: Final = 10.0
 """A stream on which nothing moves for so long is given up."""
 
+ANSWERED_WITHIN_S: Final = 600.0
+"""What arrived whole is judged by a training process that may be in the middle of a long pass. Who is dead is found by its silence
+towards the lane's keeper, and who gets on no more by the lane's own deadline, long before this.
+"""
+
 RETRY_AFTER_S: Final = 0.1
 _FRAME_BYTES: Final = 1 << 20
 
@@ -66,6 +71,7 @@ class Outbox:
         self._is_early = is_early
         self._posted = deque[_Posted]()
         self._num_sent = 0
+        self._is_sending = False
         self._has_more = trio.Event()
         self._answered_s = -inf
         self._watch = trio.CancelScope()
@@ -103,8 +109,10 @@ class Outbox:
             await self._has_more.wait()
 
     def _extend(self) -> None:
-        """While anything waits for its answer something has to move."""
-        self._watch.deadline = trio.current_time() + MOVES_WITHIN_S if self._posted else inf
+        """While anything is to be sent something has to move, and what was sent has to be answered some time."""
+        is_sent = not self._is_sending and self._num_sent == len(self._posted)
+        within_s = ANSWERED_WITHIN_S if is_sent else MOVES_WITHIN_S
+        self._watch.deadline = trio.current_time() + within_s if self._posted else inf
 
     async def _over_a_stream(self) -> str:
         """Send until the stream ends; returns why it did."""
@@ -112,7 +120,8 @@ class Outbox:
             stream = await self._network.open_stream(self._peer, PARCEL_CHANNEL, timeout_s=OPEN_WITHIN_S)
         except PotluckError as error:
             return error.one_line()
-        reason = f"nothing moved for {MOVES_WITHIN_S:g} s"
+        reason, opened_s = f"nothing moved for {MOVES_WITHIN_S:g} s", trio.current_time()
+        self._is_sending = False
         try:
             with trio.CancelScope() as self._watch:
                 self._extend()
@@ -123,6 +132,10 @@ class Outbox:
         finally:
             with trio.move_on_after(OPEN_WITHIN_S, shield=True):
                 await stream.aclose()
+        if not self._is_sending and trio.current_time() - opened_s > MOVES_WITHIN_S:
+            self._answered_s = (
+                trio.current_time()
+            )  # it was there all the time; who has no seat for it ends a stream sooner
         return reason
 
     async def _send(self, stream: Stream) -> None:
@@ -132,7 +145,11 @@ class Outbox:
                 await self._wait_unsent()
                 posted = self._posted[self._num_sent]
                 self._num_sent += 1
+                self._is_sending = True
+                self._extend()
                 await send_parcel(stream, posted.parcel, posted.data, self._extend)
+                self._is_sending = False
+                self._extend()
         except TransportError:
             return
 

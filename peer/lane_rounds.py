@@ -67,6 +67,9 @@ class StageRounds:
     ) -> None:
         self.num_lanes = num_lanes
         self.is_in_lane = is_in_lane
+        self.withdraws = True
+        """Whether a share goes with its seat: another may take that and bring the same. A replica of synced steps has none to give."""
+
         self.restarts: Callable[[], int] = lambda: 0
         self.is_after_the_end: Callable[[int], Awaitable[bool]] = _never
         """Whether the run had all its tokens before this round, by the first stage's commits."""
@@ -159,9 +162,19 @@ class StageRounds:
         self._gifts.pop(share.lane, None)  # a lane that ended while it waited here brings the same once more
         self._share = share
         self._change()
-        while self._share is share:
-            await self._changed.wait()
+        try:
+            while self._share is share:
+                await self._changed.wait()
+        finally:
+            self._withdraw(share)
         return self._goes_on(share)
+
+    def _withdraw(self, share: LaneShare) -> None:
+        """Its seat is over, or goes back, before the round was: who takes the seat brings the same, or the lane's end says who."""
+        if self._share is share and self.withdraws:
+            self._share = None
+            log.info("lane_share_withdrawn", lane=share.lane, stage=share.stage, tokens=share.tokens)
+            self._change()
 
     def _goes_on(self, share: LaneShare) -> torch.Tensor:
         """(N,): a lane that brought this begins its next round from here, which is this stage's next one."""
@@ -172,6 +185,8 @@ class StageRounds:
         """Bring the part of a lane that is no more into the round, too; why not, where it is not of this round and stage, or was not
         its giver's to give.
         """
+        if self._has_gift(share):
+            return ""  # its answer was lost on the way
         reason = self._why_no_gift(share) or await confirm() or self._why_no_gift(share)
         if reason:
             return reason
@@ -183,6 +198,12 @@ class StageRounds:
     def _is_next(self, share: LaneShare) -> bool:
         return share.round + self._offset == self._chain.state.index
 
+    def _has_gift(self, share: LaneShare) -> bool:
+        before = self._gifts.get(share.lane)
+        if before is None or not self._is_next(share):
+            return False
+        return (before.stage, before.round, before.tokens) == (share.stage, share.round, share.tokens)
+
     def _why_no_gift(self, share: LaneShare) -> str:
         if stage_unit(share.stage) != self._chain.state.unit:
             return f"stage {share.stage}, here it is {self._chain.state.unit}"
@@ -191,7 +212,7 @@ class StageRounds:
         return ""
 
     @property
-    def _all(self) -> list[LaneShare]:
+    def shares(self) -> list[LaneShare]:
         """What is brought into the round here."""
         return [*([self._share] if self._share is not None else []), *(gift for _, gift in sorted(self._gifts.items()))]
 
@@ -214,7 +235,7 @@ class StageRounds:
                 raise NoShare("no lane has brought anything of this round here", "a lane")
             with trio.move_on_after(1.0):
                 await self._changed.wait()
-        shares = self._all
+        shares = self.shares
         tokens = sum(share.tokens for share in shares)
         steps = tokens // self._config.step_tokens
         return Snapshot(together(shares), tokens, steps, shares[0].round * self._config.inner_steps)
@@ -245,7 +266,7 @@ class StageRounds:
         now_s = trio.current_time()
         recent = sum(1 for at_s in self._steps if now_s - at_s < 10.0)
         return TrainerProgress(
-            tokens_ready=sum(share.tokens for share in self._all),
+            tokens_ready=sum(share.tokens for share in self.shares),
             tokens_trained=self._tokens_trained,
             loss_nats=self._loss_nats,
             tokens_per_s=recent * self._config.step_tokens / 10.0,
@@ -260,7 +281,7 @@ class StageRounds:
         self._held_because = because
 
     def _spend(self, credited_tokens: int) -> None:
-        shares, self._share, self._gifts = self._all, None, {}
+        shares, self._share, self._gifts = self.shares, None, {}
         self._settled.extend((share.lane, share.round) for share in shares)
         lost = sum(share.tokens for share in shares) - credited_tokens
         if lost > 0:

@@ -407,5 +407,5 @@ class LaneSeat:
             data = (self._own if stage == self.stage else self._copies).get(end.at)
             if data is not None:
                 theta_N = decode_snapshot(data, stage_schema(self._tools.stages, stage)).theta_N
-                shares.append(LaneShare(self.lane, stage, end.at.round, end.tokens, theta_N))
+                shares.append(LaneShare(self.lane, stage, end.at.round, end.tokens, theta_N, self.members[stage]))
         return tuple(shares)

@@ -16,12 +16,13 @@ import trio
 from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, whole_answer
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
-from peer.lane_outbox import give
+from peer.lane_outbox import RETRY_AFTER_S, give
 from peer.lane_work import LaneShare, LaneTools
-from protocol.errors import PeerUnreachable, PotluckError
+from protocol.errors import PeerUnreachable, PotluckError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline import lane_forming as forming
 from protocol.pipeline import lane_messages as said
+from protocol.pipeline.ended_lanes import EndedLane
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import encode_lane_message
 from protocol.pipeline.lost_stages import empty_since, paused_because
@@ -30,6 +31,7 @@ log = structlog.get_logger()
 
 TELL_EVERY_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.25
+GIVEN_TRIES: Final = 3
 GONE_FOR_S: Final = 10.0
 """A keeper that did not answer is not asked again for so long while others are there."""
 
@@ -81,18 +83,22 @@ class LaneService:
         self.could_tokens_per_s: Callable[[], float] = lambda: 0.0
         """What our stage could do, were it never to wait for others; 0 where it is not known."""
 
+        self.move_reason: Callable[[], str] = lambda: ""
+        """Why our stage is the one to hold, or when we go over to another; empty before that was looked at."""
+
         self._empty_since_s: dict[int, float] = {}
         self._tools = tools
         self._role = role
         self._me = tools.network.peer_id
         self._forming = forming.FormingState(tools.config)
         self._num_begun = 0
+        self._told_index = role.index()
         self._is_keeping = False
         self._keeper: PeerId | None = None
         self._gone: dict[PeerId, float] = {}
         self._lanes = LaneKeepers(tools.network, tools.config, self._spares, self._spare_heard)
         self.keepers: Keepers = self._lanes
-        self.member = LaneMember(tools, self._keeper_of)
+        self.member = LaneMember(tools, self._keeper_of, why_no_lane=self._why_no_lane)
 
     @property
     def lane(self) -> int | None:
@@ -117,7 +123,14 @@ class LaneService:
     @property
     def num_lanes(self) -> int:
         """That are kept in the run, as far as it is known here; 0 where it is not."""
-        return len(self.keepers.lanes) if self._is_keeping else self.member.num_lanes
+        if not self._is_keeping:
+            return self.member.num_lanes
+        return len(self.keepers.lanes) if self.is_synced else self._lanes.num_due
+
+    @property
+    def ended_lanes(self) -> Mapping[int, EndedLane]:
+        """How the newest lanes that were kept here ended, by their numbers."""
+        return self._lanes.ended
 
     def serve(self) -> None:
         """Answer keepers, members and spares; before the network is started."""
@@ -136,6 +149,11 @@ class LaneService:
     def _keeper_of(self, lane: int) -> PeerId | None:
         seat = self.member.seat
         return seat.keeper if seat is not None and seat.lane == lane else self._keeper
+
+    def _why_no_lane(self) -> str:
+        """A lane is made of what its members said last. One whose stage went on since would begin a round ahead of the others."""
+        index = self._role.index()
+        return "" if index == self._told_index else f"a lane of round {self._told_index + 1}, here it is {index + 1}"
 
     async def _tell(self) -> None:
         """While we are free, say so to who keeps lanes; where nobody does, begin to."""
@@ -182,7 +200,8 @@ class LaneService:
             log.info("lanes_kept", reason="nobody who is there keeps lanes")
 
     async def _takes_us(self, peer: PeerId) -> bool:
-        spare = said.LaneSpare(self._role.stage, self._role.index())
+        self._told_index = self._role.index()
+        spare = said.LaneSpare(self._role.stage, self._told_index)
         if peer == self._me:
             return not self._spare_heard(peer, spare)
         try:
@@ -213,17 +232,32 @@ class LaneService:
         )
         data = share.theta_N.to(torch.float32).numpy().tobytes()
         reasons = []
-        for peer in self._role.holders(share.stage):
-            try:
-                reason = await give(self._tools.network, peer, gift, data)
-            except PotluckError as error:
-                reason = error.one_line()
+        # who served it is gone, or is about to go, though it may still be listed
+        for peer in sorted(self._role.holders(share.stage), key=lambda peer: peer == share.served_by):
+            reason = await self._given(peer, gift, data)
             if not reason:
                 log.info("lane_share_given", lane=share.lane, stage=share.stage, tokens=share.tokens, to=short(peer))
                 return
             reasons.append(reason)
         reason = "; ".join(reasons) or "nobody holds its stage"
         log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
+
+    async def _given(self, peer: PeerId, gift: said.LaneGift, data: bytes) -> str:
+        """Why it was not taken; empty where it was. Whoever asked the keeper for it is the one to have it: where the way to it breaks
+        it is given once more.
+        """
+        reason = ""
+        for _ in range(GIVEN_TRIES):
+            try:
+                return await give(self._tools.network, peer, gift, data)
+            except TransportError as error:
+                reason = error.one_line()
+                if isinstance(error, PeerUnreachable) and peer not in self._role.holders(gift.stage):
+                    break
+            except PotluckError as error:
+                return error.one_line()
+            await trio.sleep(RETRY_AFTER_S)
+        return reason
 
     # --- as one who keeps lanes ---
 

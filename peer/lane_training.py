@@ -52,9 +52,6 @@ from protocol.stage_schema import StageMap, stage_of, stage_unit
 log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 0.5
-SPINE_TOLD_WITHIN_S: Final = 5.0
-"""Of a commit that members of our lane go on from already."""
-
 MEASURED_WITHIN_S: Final = 30.0
 
 
@@ -136,6 +133,7 @@ async def train_in_lanes(
     rounds, stage_rounds = peer_rounds(joined, follower), StageRounds(chain, run.form)
     service = unit_service(joined, chain, open_round, stage_rounds, rounds)
     rounds.add(service)
+    stage_rounds.withdraws = run.pipeline.mode != "synced"
     board.trainer, board.service, board.follower = stage_rounds, service, follower
     rounds.serve()
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)
@@ -150,6 +148,7 @@ async def train_in_lanes(
         stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()
         moves = _moves(joined, run, lanes)
+        lanes.move_reason = lambda: moves.reason
         await _run(joined, rounds, service, lanes, control, moves)
 
 
@@ -299,16 +298,19 @@ async def _until_measured(service: RoundService, lanes: LaneService, stage_round
 
 
 async def _is_after_the_end(rounds: PeerRounds, service: RoundService, round_: int) -> bool:
-    """Whether the run had all its tokens before this round of lanes: the last parameters are measured in a step that belongs to none,
-    and a stage with one replica would commit what it was given with it before it hears that the run is over. The first stage's commit
-    that the lane goes on from is there; we hear of it soon.
-    """
-    if service.chain.head.total_tokens < service.config.total_tokens:
-        return False
-    with trio.move_on_after(SPINE_TOLD_WITHIN_S):
-        while rounds.spine is None or rounds.spine.link.index < round_:
-            await trio.sleep(LOOK_EVERY_S)
-    return rounds.spine is not None and rounds.spine.link.total_tokens >= service.config.total_tokens
+    """Whether the run had all its tokens before this round of lanes."""
+    began_s = trio.current_time()
+    while True:
+        found = last_round.is_after_the_end(
+            own_tokens=service.chain.head.total_tokens,
+            total_tokens=service.config.total_tokens,
+            spine=None if rounds.spine is None else (rounds.spine.link.index, rounds.spine.link.total_tokens),
+            round_=round_,
+            waited_s=trio.current_time() - began_s,
+        )
+        if found is not None:
+            return found
+        await trio.sleep(LOOK_EVERY_S)
 
 
 async def _until_over(rounds: PeerRounds, service: RoundService) -> None:

@@ -30,6 +30,7 @@ class LaneShare:
 
     Attributes:
         theta_N: (N,) the stage's parameters after its inner steps, in the order of its schema.
+        served_by: whose seat it was, of a part that its neighbour brings.
     """
 
     lane: int
@@ -37,6 +38,7 @@ class LaneShare:
     round: int
     tokens: int
     theta_N: torch.Tensor
+    served_by: PeerId | None = None
 
 
 class StageWork(Protocol):

@@ -119,6 +119,7 @@ class PeerStatus(BaseModel):
             nothing is wrong.
         writes_refused: what the disk refused to this process, and `generations_damaged` states on it that were found to be no good.
         lane: of a pipeline run, that is served here, None where none is; `lane_reason` says which and at which stage, or why none.
+        move_reason: of a pipeline run, why its stage is the one that this peer holds, or when it goes over to another.
         could_tokens_per_s: what its stage could do here were it never to wait for others, 0 where it is not known.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
         text_round: of a run of experts, from which round on documents lie with them as they are read here; 0 as at the run's start.
@@ -197,6 +198,7 @@ class PeerStatus(BaseModel):
     units: tuple[UnitPlace, ...] = ()
     lane: int | None = None
     lane_reason: str = ""
+    move_reason: str = ""
     could_tokens_per_s: float = 0.0
     last_round: LastRound | None = None
 

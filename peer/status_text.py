@@ -75,6 +75,8 @@ def status_lines(status: PeerStatus) -> list[str]:
     if status.lane_reason:
         could = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
         lines.append(f"lanes: {printable(status.lane_reason)}{could}")
+    if status.move_reason:
+        lines.append(f"stage: {printable(status.move_reason)}")
     for unit in status.units:
         lines.append(f"{unit.unit}: round {unit.index}, {unit.holders} hold it; {printable(unit.waiting)}")
     if status.host_heard_ago_s is not None and status.credential_left_s is not None:

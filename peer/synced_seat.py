@@ -58,6 +58,9 @@ class SyncedSeat:
         self.keeper = keeper
         self.stage = begun.stage
         self.at = begun.at
+        self.has_lost_owner = False
+        """Whether the group ended because its owner was heard no more: nobody else says what is lost with it."""
+
         self.reason = ""
         """Why it is over."""
 
@@ -172,11 +175,13 @@ class SyncedSeat:
         try:
             await self._line.run()
         except PotluckError as error:
+            self.has_lost_owner = True
             self.finish(f"the owner is gone: {error.one_line()}")
 
     async def _watch_owner(self) -> None:
         while (left_s := self._heard_s + KEEPER_SILENT_S - trio.current_time()) > 0:
             await trio.sleep(left_s)
+        self.has_lost_owner = True
         self.finish(f"the owner was not heard for {KEEPER_SILENT_S:g} s")
 
     # --- beginning, steps, rounds ---

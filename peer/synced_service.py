@@ -15,9 +15,11 @@ from peer.lane_calls import KEEPER_CHANNEL
 from peer.lane_keeper import SpareHeard
 from peer.lane_member import LaneMember
 from peer.lane_network import LaneNetwork, OwnLoop
+from peer.lane_seat import LaneSeat
 from peer.lane_service import LOOK_EVERY_S, LaneRole, LaneService
 from peer.lane_work import LaneTools
 from peer.synced_owner import SyncedOwner
+from peer.synced_seat import SyncedSeat
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId, short
 from protocol.pipeline import lane_forming as forming
@@ -98,6 +100,7 @@ class SyncedService(LaneService):
         self.owners = SyncedOwners(tools.network, self._spare_heard)
         self.keepers = self.owners
         self.member = LaneMember(tools, self._keeper_of, self.owners.take_reply)
+        self._served: LaneSeat | SyncedSeat | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -110,6 +113,7 @@ class SyncedService(LaneService):
         reason = ""
         while True:
             await trio.sleep(LOOK_EVERY_S)
+            self._served = self.member.seat or self._served
             if not self._is_keeping or self.owners.owner is not None:
                 continue
             formed, members = forming.look_for_group(self._forming, self._role.index(), trio.current_time())
@@ -121,7 +125,19 @@ class SyncedService(LaneService):
                 number = forming.lane_number(self._me, self._role.session, self._num_begun)
                 self._num_begun += 1
                 log.info("synced_begins", lane=number, members=[f"{short(p)} {stage}" for p, stage in members.items()])
+                self._say_lost()
                 await self._own(number, members)
+
+    def _say_lost(self) -> None:
+        """What a group had since the commit is lost with its owner, less than a round: who owns the next group says so. What was
+        brought into the round already waits there for the commit.
+        """
+        served, self._served = self._served, None
+        if not isinstance(served, SyncedSeat) or not served.has_lost_owner or served.at.round != self._role.index():
+            return
+        tokens = served.at.step * self._tools.config.step_tokens
+        if tokens and served.at.step < self._tools.config.inner_steps:
+            log.warning("synced_lost", lane=served.lane, lost_tokens=tokens, reason=served.reason)
 
     async def _own(self, number: int, members: dict[PeerId, int]) -> None:
         tools = self._tools

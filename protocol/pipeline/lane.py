@@ -25,7 +25,12 @@ STALLED_STEPS: Final = 10.0
 """Of a lane's slowest step: so long it is waited for the next one."""
 
 LOADED_WITHIN_S: Final = 600.0
-"""A spare fetches a whole stage with its moments."""
+"""A spare fetches a whole stage with its moments; a stage is made, and copied, when a lane begins."""
+
+FIRST_STEP_WITHIN_S: Final = 600.0
+"""How long a step takes with these members is not known before the first one, in which kernels are compiled; who is gone meanwhile is
+found by its silence.
+"""
 
 Phase = Literal["running", "wanting", "loading", "over"]
 
@@ -172,7 +177,8 @@ class LaneState:
         spares: who could take a place, and which.
         lost_tokens: trained and taken back, since the lane began.
         moved_s: when a step, a snapshot or a way back was last done by all.
-        slowest_s: the longest time that a step has taken.
+        slowest_s: the longest time that a step has taken, the first one of a round with what is measured before it.
+        is_proven: whether these members have taken a step together.
     """
 
     config: LaneConfig
@@ -193,6 +199,7 @@ class LaneState:
     lost_tokens: int = 0
     moved_s: float = 0.0
     slowest_s: float = 0.0
+    is_proven: bool = False
 
     @property
     def living(self) -> tuple[PeerId, ...]:
@@ -234,7 +241,7 @@ def step(state: LaneState, event: Event, now_s: float) -> Step:
     after = done.state
     if (after.at, after.phase, after.saved) == (state.at, state.phase, state.saved):
         return done
-    took_s = now_s - state.moved_s if after.at > state.at and state.at.step else 0.0
+    took_s = now_s - state.moved_s if after.at > state.at else 0.0
     moved = replace(after, moved_s=now_s, slowest_s=max(state.slowest_s, took_s))
     return Step(moved, done.orders, done.remark)
 
@@ -301,6 +308,7 @@ def _square_told(state: LaneState, event: SquareTold, stage: int) -> Step:
         at=Point(state.at.round + 1, 0) if is_last else after,
         squares=MappingProxyType({}),
         counted=MappingProxyType({**state.counted, **following}),
+        is_proven=True,
     )
     return Step(moved, (agreed,))
 
@@ -346,14 +354,19 @@ def _ticked(state: LaneState, now_s: float) -> Step:
 
 def _stuck(state: LaneState, now_s: float) -> frozenset[int]:
     """Stages that others have waited for too long. Between rounds a lane waits for the commit, which is not its own to make."""
-    is_between = state.phase == "running" and state.at.step == 0 and not state.squares
-    patience_s = max(state.config.stalled_after_s, STALLED_STEPS * state.slowest_s)
-    if state.phase == "loading":
-        patience_s = max(patience_s, LOADED_WITHIN_S)
-    if is_between or state.phase == "wanting" or now_s - state.moved_s <= patience_s:
+    waits_for_commit = state.phase == "running" and state.at.step == 0 and state.saved not in (None, state.at)
+    if waits_for_commit or state.phase == "wanting" or now_s - state.moved_s <= _patience_s(state):
         return frozenset()
-    done = state.loaded if state.phase == "loading" else frozenset(state.squares)
-    return frozenset(range(state.config.num_stages)) - done
+    begins = state.phase == "running" and state.saved is None
+    done = state.copied.get(state.at, frozenset()) if begins else frozenset(state.squares)
+    return frozenset(range(state.config.num_stages)) - (state.loaded if state.phase == "loading" else done)
+
+
+def _patience_s(state: LaneState) -> float:
+    learned_s = max(state.config.stalled_after_s, STALLED_STEPS * state.slowest_s)
+    if state.phase == "loading" or state.saved is None:
+        return max(learned_s, LOADED_WITHIN_S)
+    return learned_s if state.is_proven else max(learned_s, FIRST_STEP_WITHIN_S)
 
 
 def _lost(state: LaneState, stages: frozenset[int], now_s: float, reason: str) -> Step:
@@ -406,6 +419,7 @@ def _going_back(
         lost=frozenset(),
         loaded=frozenset(),
         fresh=state.fresh | state.lost,
+        is_proven=False,
         lost_tokens=state.lost_tokens + _since(state, saved),
     )
     order = GoBack(moved.epoch, saved, state.counted[saved], members, reason or "a spare is there")

@@ -27,6 +27,11 @@ SPARE_FRESH_S: Final = 4.0
 LATE_SHARE: Final = 0.25
 """Of a round's inner steps, that others may have done when a lane begins."""
 
+ENDS_WITHIN_S: Final = 600.0
+"""A round whose lanes have all done their part is not begun anew by another lane: its commit comes without that. The exchange of a
+large stage takes minutes; where it takes longer than this, the lanes and their keeper do not count alike.
+"""
+
 UNEVEN_AFTER_S: Final = 15.0
 """Stages that stand before different rounds: some are catching up. After so long they are not, and the lane begins where each stands:
 the work of a round was lost at some.
@@ -124,9 +129,10 @@ def look(state: FormingState, round_: int, running: Collection[Point], now_s: fl
         return Formed(replace(state, wanting_since_s=None), reason=reason)
     since_s = now_s if state.wanting_since_s is None else state.wanting_since_s
     state = replace(state, wanting_since_s=since_s)
-    late = [at for at in running if at.round == round_ and at.step > LATE_SHARE * config.inner_steps]
-    if late:
+    if any(at.round == round_ and at.step > LATE_SHARE * config.inner_steps for at in running):
         return Formed(state, reason=f"round {round_ + 1} is under way: a lane begins with the next one")
+    if any(at.round > round_ for at in running) and now_s - since_s < ENDS_WITHIN_S:
+        return Formed(state, reason=f"round {round_ + 1} is about to end: a lane begins with the next one")
     even = [[peer for peer in peers if fresh[peer].index == round_] for peers in free]
     if not all(even):
         if now_s - since_s < UNEVEN_AFTER_S:

@@ -13,6 +13,30 @@ LAST_ROUND_WITHIN_S: Final = 20.0
 """For so long a stage that is a round behind the first one waits for its last round, once the run's tokens are committed."""
 
 
+SPINE_TOLD_WITHIN_S: Final = 5.0
+"""Of a commit that members of our lane go on from already."""
+
+
+def is_after_the_end(
+    *, own_tokens: int, total_tokens: int, spine: tuple[int, int] | None, round_: int, waited_s: float
+) -> bool | None:
+    """Whether the run had all its tokens before this round of lanes; None while that is to be heard.
+
+    The last parameters are measured in a step that belongs to no round, and a stage with one replica would commit what it was given
+    with it before it hears that the run is over. The first stage's commit that the lane goes on from is there; we hear of it soon.
+
+    Args:
+        own_tokens: of this stage's newest commit.
+        total_tokens: of the run.
+        spine: index and tokens of the first stage's newest commit that is known here, None where none is.
+    """
+    if own_tokens < total_tokens:
+        return False
+    if (spine is None or spine[0] < round_) and waited_s < SPINE_TOLD_WITHIN_S:
+        return None
+    return spine is not None and spine[1] >= total_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Since when the run's tokens are committed, as far as is known here, monotonic seconds; None while they are not."""

@@ -18,6 +18,7 @@ from averaging.state import UnitState, state_root
 from coordinator.chain_log import ChainLog
 from coordinator.checkpointer import (
     FETCH_LIMIT_S,
+    NO_OFFSETS,
     Checkpointer,
     CheckpointPlace,
     CheckpointRules,
@@ -37,6 +38,7 @@ from coordinator.checkpoints import (
 )
 from coordinator.run_core import Phase, RunState
 from coordinator.run_view import PeerEntry
+from coordinator.stage_offsets import StageOffsets, seen
 from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import StorageError, UnreachableError
@@ -215,6 +217,27 @@ def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_with
     assert (due.commit, due.donors) == (commits[1], (A,))
     nobody = [UnitTarget(unit, NO_COMMIT, NO_ROOT, ()) for unit in units[1:]]
     assert due.beside == (UnitTarget(units[0], second, ROOT, (B,)), *nobody)
+
+
+def test_a_checkpoint_of_stages_is_of_one_round_whatever_number_a_restored_stage_has_for_it() -> None:
+    log, commits = grown(4)
+    training, stage = RunState(phase=Phase.TRAINING), UnitName("stage-1")
+
+    def due(index: int, offsets: StageOffsets) -> Target | None:
+        part = UnitStanding(stage, CommitId(bytes([100 + index]) * 32), ROOT, index)
+        first = entry(commits[3])
+        peers = {A: first, B: replace(first, report=replace(first.report, state_commit=NO_COMMIT, beside=(part,)))}
+        return due_checkpoint(training, log, peers, 0, RULES, 1.0, [stage], are_stages=True, offsets=offsets)
+
+    assert due(4, NO_OFFSETS) is not None
+    assert due(3, NO_OFFSETS) is None, "it is about to have the round, or lost one just now"
+    behind = StageOffsets()
+    for index in range(1, 6):
+        behind = seen(behind, index, {stage: max(0, index - 1)})
+    found = due(3, behind)
+    assert found is not None
+    assert (found.index, [(unit.unit, unit.commit[0]) for unit in found.beside]) == (4, [(stage, 103)])
+    assert due(4, behind) is None
 
 
 def test_the_last_checkpoint_waits_until_live_holders_have_told_of_their_experts_at_the_end() -> None:

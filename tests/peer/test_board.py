@@ -93,10 +93,16 @@ async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_o
     board = Board(PeerId("peer"), VirtualClock(), 5.0)
     board.say("training", "training")
     sentence = "the run pauses: nobody who is there holds stage 1"
-    known = {"lane": None, "reason": "free: a lane is waited for", "could_tokens_per_s": lambda: 640.0}
+    known: dict[str, object] = {
+        "lane": None,
+        "reason": "free: a lane is waited for",
+        "could_tokens_per_s": lambda: 640.0,
+    }
+    known["move_reason"] = lambda: "no move of ours is worth it"
     board.lanes = cast(LaneService, SimpleNamespace(paused=sentence, **known))
     assert (board.read().state, board.read().reason) == ("waiting", sentence)
     assert "lanes: free: a lane is waited for; could do 640 tokens/s" in status_lines(board.read())
+    assert "stage: no move of ours is worth it" in status_lines(board.read())
     board.allowed = Decision(share=0.0, reason="on battery")
     assert (board.read().state, board.read().reason) == ("paused", "on battery")
     board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), Decision()

@@ -46,6 +46,7 @@ class Ends:
     nursery: trio.Nursery
     refuses: dict[int, str] = field(default_factory=dict)
     silent: bool = False
+    takes_s: float = 0.0
     breaks_after: int = -1
     is_early: bool = False
     num_streams: int = 0
@@ -80,6 +81,7 @@ class Ends:
                 await answer(stream, self.refuses.pop(parcel.number))
                 return
             self.taken.append((parcel.number, await receive_bytes(stream, parcel.num_bytes)))
+            await trio.sleep(self.takes_s)
             if len(self.taken) == self.breaks_after:
                 return
             await answer(stream)
@@ -144,10 +146,21 @@ async def test_a_peer_that_takes_nothing_is_given_up_and_an_idle_one_is_not(
         await trio.sleep(10 * MOVES_WITHIN_S)
         assert ends.given_up is None
         ends.silent = True
-        ends.outbox.put(_passed(1, b"x"), b"x")
+        ends.outbox.put(_passed(1, 8 * LONG), 8 * LONG)
         await trio.sleep(MOVES_WITHIN_S + 3.0)
         assert isinstance(ends.given_up, CallTimeout)
         assert ends.taken == [(0, b"x")]
+
+
+async def test_who_took_all_and_is_in_the_middle_of_a_long_pass_is_waited_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _ends() as ends:
+        ends.takes_s = 6 * MOVES_WITHIN_S
+        await ends.outbox.put(_passed(0, b"x"), b"x").wait()
+        assert trio.current_time() > 6 * MOVES_WITHIN_S
+        assert ends.given_up is None
+        assert len(ends.taken) == 1, "it comes once"
 
 
 async def test_a_dead_peer_is_tried_again_for_as_long_as_a_lane_may_take_to_replace_it(

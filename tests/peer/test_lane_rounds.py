@@ -151,18 +151,27 @@ async def test_steps_that_count_are_counted_and_the_loss_is_told(autojump_clock:
 async def test_a_lane_that_ends_while_its_share_waits_brings_it_again_and_it_counts_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    rounds = _rounds(_chain())
-    for _ in range(2):
-        with trio.move_on_after(1.0):
-            await rounds.average(_share())
-        assert rounds.progress().tokens_ready == 10240
-    with trio.move_on_after(1.0):
-        await rounds.average(replace(_share(), lane=8))
-    assert rounds.progress().tokens_ready == 2 * 10240
+    rounds, ready = _rounds(_chain()), list[int]()
     with trio.move_on_after(1.0):
         await rounds.average(_share())
-    assert rounds.progress().tokens_ready == 2 * 10240
-    assert (await rounds.snapshot()).tokens == 2 * 10240
+    async with trio.open_nursery() as nursery:
+        for share in (_share(), replace(_share(), lane=8), _share()):
+            nursery.start_soon(rounds.average, share)
+            await trio.testing.wait_all_tasks_blocked()
+            ready.append(rounds.progress().tokens_ready)
+        assert (await rounds.snapshot()).tokens == 2 * 10240
+        nursery.cancel_scope.cancel()
+    assert ready == [10240, 2 * 10240, 2 * 10240]
+
+
+async def _ready_with(rounds: StageRounds, share: LaneShare) -> int:
+    """Tokens ready while a share waits."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rounds.average, share)
+        await trio.testing.wait_all_tasks_blocked()
+        ready = rounds.progress().tokens_ready
+        nursery.cancel_scope.cancel()
+    return ready
 
 
 async def test_a_lane_that_goes_back_to_the_end_of_a_round_that_is_over_counts_no_second_time(
@@ -190,9 +199,7 @@ async def test_a_spare_in_the_place_of_who_brought_a_round_that_is_over_brings_i
     with capture_logs() as logs:
         await _goes_on_from(rounds, 5.0)
     assert [log["event"] for log in logs] == ["lane_share_lost"]
-    with trio.move_on_after(1.0):
-        await rounds.average(replace(_share(), round=4))
-    assert rounds.progress().tokens_ready == 10240, "the next one counts"
+    assert await _ready_with(rounds, replace(_share(), round=4)) == 10240, "the next one counts"
 
 
 async def test_a_lane_at_a_stage_that_has_lost_rounds_counts_from_where_it_began(
@@ -202,9 +209,7 @@ async def test_a_lane_at_a_stage_that_has_lost_rounds_counts_from_where_it_began
     rounds.begins(9)
     gift = LaneShare(9, 1, 9, 2560, torch.ones(4))
     assert await rounds.take_gift(PeerId("stage-2"), gift, _confirms) == ""
-    with trio.move_on_after(1.0):
-        await rounds.average(replace(_share(), round=9))
-    assert rounds.progress().tokens_ready == 10240 + 2560
+    assert await _ready_with(rounds, replace(_share(), round=9)) == 10240 + 2560
 
 
 async def _confirms() -> str:
@@ -243,7 +248,8 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
     giver = PeerId("stage-2")
     assert await rounds.take_gift(giver, replace(gift, lane=8), _refuses) == "it is another's to bring"
     assert await rounds.take_gift(giver, gift, _confirms) == ""
-    assert "one that is here" in await rounds.take_gift(giver, gift, _refuses)
+    assert await rounds.take_gift(giver, gift, _refuses) == "", "its answer was lost on the way"
+    assert "one that is here" in await rounds.take_gift(giver, replace(gift, tokens=10240 // 2), _confirms)
     assert "here it is round 4" in await rounds.take_gift(giver, replace(gift, lane=8, round=2), _refuses)
     assert "stage 0" in await rounds.take_gift(giver, replace(gift, stage=0), _refuses)
     alone = await rounds.snapshot()
@@ -258,3 +264,19 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
             await rounds.shift(_commit(chain), credited_tokens=12800, schedule_tokens=0)
     assert not logs
     assert rounds.progress().tokens_ready == 0
+
+
+async def test_a_share_whose_seat_is_given_back_before_the_commit_is_brought_here_no_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rounds.average, _share())
+            await trio.testing.wait_all_tasks_blocked()
+            assert rounds.progress().tokens_ready == 10240
+            nursery.cancel_scope.cancel()
+    assert [(log["event"], log["tokens"]) for log in logs] == [("lane_share_withdrawn", 10240)]
+    assert rounds.progress().tokens_ready == 0
+    with pytest.raises(NoShare):
+        await rounds.snapshot()

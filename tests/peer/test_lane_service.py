@@ -6,14 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import torch
 import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from peer.lane_calls import MEMBER_CHANNEL, whole_answer
 from peer.lane_service import LaneRole, LaneService
 from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lane import LaneState
 from protocol.pipeline.lane_forming import keeper_order
+from protocol.pipeline.lane_messages import LaneBegin
+from protocol.pipeline.lane_stage import Point
+from protocol.pipeline.lane_wire import encode_lane_message
 from tests.peer.lane_swarm import LaneSwarm, open_lanes
 from tests.peer.lane_world import NUM_STAGES, lane_config
 
@@ -89,6 +94,27 @@ async def test_a_keeper_keeps_its_lanes_when_one_joins_that_stands_before_it(
                 await trio.sleep(0.05)
         assert not services.of[KEEPER].keepers.lanes
         assert len(services.of[SUCCESSOR].keepers.lanes) == 1
+
+
+async def test_a_lane_of_a_round_that_a_member_has_left_behind_since_it_said_where_it_stands_is_refused(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_lanes(CONFIG, is_kept=False) as world:
+        services, spare = _Services(world), PeerId("stage1peer0")
+        services.begin(KEEPER, 0)
+        services.begin(spare, 1)
+        with trio.fail_after(10.0):
+            while services.of[spare].reason != "free: a lane is waited for":
+                await trio.sleep(0.05)
+        world.rounds.anchors[0, 1] = (torch.zeros(1), torch.zeros(1))  # its stage's commit comes
+        begin = LaneBegin(7, 0, Point(0, 0), (KEEPER, spare, PeerId("stage2peer0")))
+        reply = await world.networks[KEEPER].call(spare, MEMBER_CHANNEL, encode_lane_message(begin), timeout_s=1.0)
+        assert "a lane of round 1, here it is 2" in whole_answer(reply).reason
+        assert services.of[spare].member.seat is None
+        await trio.sleep(2.0)
+        again = LaneBegin(7, 0, Point(1, 0), begin.members)
+        reply = await world.networks[KEEPER].call(spare, MEMBER_CHANNEL, encode_lane_message(again), timeout_s=1.0)
+        assert whole_answer(reply).reason == ""
 
 
 async def test_when_the_keeper_dies_the_next_one_makes_new_lanes_of_who_is_left(

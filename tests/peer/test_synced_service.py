@@ -9,6 +9,7 @@ import pytest
 import torch
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from peer.model import load_flat
 from protocol.ids import PeerId
@@ -186,6 +187,23 @@ async def test_when_the_owner_dies_another_one_goes_on_from_the_last_commit(
         world.kill(OWNER)
         await world.rounds.anchor(1)
         assert world.services[OTHER_FIRST].owners.owner is not None
+
+
+async def test_what_the_owner_takes_with_it_is_said_once_and_is_less_than_a_round(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_synced(CONFIG) as world:
+
+        def about(peer: PeerId, stage: int, at: Point, work: Pass) -> None:
+            if at == Point(1, 2) and OWNER not in world.killed and peer != OWNER:
+                world.kill(OWNER)
+
+        world.about = about
+        with capture_logs() as logs:
+            await world.rounds.anchor(1)
+        said = [log["lost_tokens"] for log in logs if log["event"] == "synced_lost"]
+        assert said == [2 * CONFIG.step_tokens]
+        assert world.rounds.tokens[1, 0] > 0
 
 
 async def test_a_micro_batch_that_is_not_finite_is_removed_at_all_stages_and_the_others_count(

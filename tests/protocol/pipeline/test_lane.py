@@ -271,3 +271,28 @@ def test_silence_while_the_keeper_itself_was_not_running_is_nobodys_death() -> N
     late = lane.step(_begun(), Ticked(lag_s=4.0), 5.0)
     assert late.state.phase == "running"
     assert lane.step(late.state, Ticked(), 6.0).state.phase == "wanting"
+
+
+def test_before_its_first_step_nobody_knows_how_long_one_takes_and_a_lane_that_shows_life_goes_on() -> None:
+    state = _alive(_begun(), 500.0)
+    assert lane.step(state, Ticked(), 500.0).orders == ()
+    slow = _fed(state, *_squares(START), now_s=500.0).state
+    assert lane.step(_alive(slow, 5000.0), Ticked(), 5000.0).orders == (), "ten of its slowest step"
+    assert lane.step(_alive(slow, 5501.0), Ticked(), 5501.0).state.phase == "over"
+
+
+def test_a_first_step_that_never_ends_ends_the_lane_and_so_does_a_stage_that_is_never_made() -> None:
+    late_s = lane.FIRST_STEP_WITHIN_S + 1.0
+    assert lane.step(_alive(_begun(), late_s), Ticked(), late_s).state.phase == "over"
+    opening = _fed(lane.begin(CONFIG, (A, B, C), START, 0.0), *_snapshots(START)[:2]).state
+    assert lane.step(_alive(opening, late_s - 2.0), Ticked(), late_s - 2.0).orders == ()
+    (ended,) = lane.step(_alive(opening, late_s), Ticked(), late_s).orders
+    assert isinstance(ended, Dissolve)
+    assert ended.reason.startswith("stages [2] answer and do not get on")
+
+
+def test_a_member_that_has_just_come_may_take_as_long_for_its_first_step_as_a_new_lane() -> None:
+    state = _fed(_slow_steps(), SparesListed(((X, ANY),)), MemberLost(C), now_s=11.0).state
+    back = _fed(state, *(LoadedTold(peer, 1) for peer in (A, B, X)), now_s=12.0).state
+    alive = _fed(back, *(MemberHeard(peer) for peer in (A, B, X)), now_s=400.0).state
+    assert lane.step(alive, Ticked(), 400.0).orders == ()

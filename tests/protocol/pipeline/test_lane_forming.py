@@ -7,6 +7,7 @@ import pytest
 from protocol.errors import LocalProtocolError
 from protocol.ids import CommitId, PeerId
 from protocol.pipeline.lane_forming import (
+    ENDS_WITHIN_S,
     LATE_SHARE,
     SPARE_FRESH_S,
     UNEVEN_AFTER_S,
@@ -78,6 +79,17 @@ def test_no_lane_begins_in_the_middle_of_a_round_that_others_are_in() -> None:
     assert "begins with the next one" in formed.reason
     assert look(state, 5, [Point(5, late - 1)], 0.0).lanes == ((A, B),)
     assert look(state, 5, [Point(4, 8)], 0.0).lanes == ((A, B),)
+
+
+def test_no_lane_begins_with_a_round_that_all_others_have_done_their_part_of() -> None:
+    state = _told((A, 0, 5), (B, 1, 5))
+    formed = look(state, 5, [Point(6, 0)], 0.0)
+    assert formed.lanes == ()
+    assert formed.reason == "round 6 is about to end: a lane begins with the next one"
+    told = heard(heard(formed.state, A, Spare(0, 6, 3.0)), B, Spare(1, 6, 3.0))
+    assert look(told, 6, [Point(6, 0)], 3.0).lanes == ((A, B),)
+    never = heard(heard(formed.state, A, Spare(0, 5, ENDS_WITHIN_S)), B, Spare(1, 5, ENDS_WITHIN_S))
+    assert look(never, 5, [Point(6, 0)], ENDS_WITHIN_S).lanes == ((A, B),), "these do not count alike"
 
 
 def test_a_stage_that_catches_up_is_waited_for_and_one_that_stays_behind_is_not() -> None:

@@ -1,0 +1,295 @@
+"""Peers of a pipeline run in lanes over the network in memory: their lanes are real, and so is what waits for a round in each
+(peer/lane_rounds.py); the round of a stage is one place that takes what its holders bring and gives the commit to who is there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import Any, cast
+
+import torch
+import trio
+
+from averaging.network.memory_network import MemoryNetwork, MemorySwarm
+from averaging.network.offload import InlineOffload
+from averaging.rounds.unit import UnitChain
+from averaging.state import UnitState
+from peer.lane_compute import LaneShape
+from peer.lane_network import OwnLoop
+from peer.lane_rounds import NoShare, StageRounds
+from peer.lane_service import LaneRole, LaneService
+from peer.lane_work import LaneShare, LaneTools
+from protocol.ids import CommitId, PeerId
+from protocol.pipeline.lane import Dissolve
+from protocol.pipeline.lane_stage import LaneConfig
+from protocol.stage_schema import stage_unit
+from tests.peer.lane_swarm import SHAPE
+from tests.peer.lane_world import NUM_STAGES, averaged
+from tests.peer.stage_world import ANCHOR_N, RUN, STAGES, part_of
+from tests.simulation.lane_numbers import NumberWork
+from tests.simulation.lane_oracle import LaneLedger, LaneOracle
+from tests.simulation.virtual_time import PROCESS, Process, driven_timers
+
+GENESIS = CommitId(b"g" * 32)
+LOOK_EVERY_S = 0.2
+LONGEST_INTERVAL_S = 30.0
+EXCHANGE_S = (0.3, 1.5)
+
+
+@dataclass
+class _Head:
+    total_tokens: int = 0
+
+
+@dataclass
+class _Chain:
+    """What is looked at of a unit's chain."""
+
+    state: UnitState
+    head: _Head
+
+
+@dataclass
+class LanePeer:
+    """A peer that holds a stage.
+
+    Attributes:
+        pace_s: of a pass.
+        why_not: why it takes no seat.
+    """
+
+    peer: PeerId
+    stage: int
+    chain: _Chain
+    rounds: StageRounds
+    pace_s: float = 0.1
+    why_not: str = ""
+    is_frozen: bool = False
+    begun: int | None = None
+    process: Process = field(default_factory=Process)
+    service: LaneService = field(init=False)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+@dataclass
+class StageUnit:
+    """The rounds of one stage: due as the round service has it, when the holders have ready what they say that is due."""
+
+    world: LaneWorld
+    stage: int
+    state: UnitState
+    first_ready_s: float | None = None
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            if self._is_due():
+                await self._commit()
+
+    def _is_due(self) -> bool:
+        told = [one.rounds.progress() for one in self.world.awake(self.stage)]
+        ready, due = sum(one.tokens_ready for one in told), max((one.due_tokens for one in told), default=0)
+        now_s = trio.current_time()
+        self.first_ready_s = (now_s if self.first_ready_s is None else self.first_ready_s) if ready else None
+        is_late = self.first_ready_s is not None and now_s - self.first_ready_s >= LONGEST_INTERVAL_S
+        return ready > 0 and ((due > 0 and ready >= due) or is_late)
+
+    async def _commit(self) -> None:
+        """Each holder brings what it has within the exchange; those who die or freeze meanwhile bring nothing."""
+        brought = dict[PeerId, tuple[int, list[LaneShare]]]()
+        async with trio.open_nursery() as nursery:
+            for one in self.world.awake(self.stage):
+                nursery.start_soon(self._bring, one, brought)
+            await trio.sleep(self.world.draw.uniform(*EXCHANGE_S))
+            nursery.cancel_scope.cancel()
+        awake = self.world.awake(self.stage)
+        counted = {one.peer: brought[one.peer] for one in awake if one.peer in brought}
+        shares = [(share, peer) for peer, (_, of) in sorted(counted.items()) for share in of]
+        if not shares:
+            return
+        for share, peer in shares:
+            self.world.ledger.counts(self.stage, share, peer)
+        thetas = [(share.theta_N, share.tokens) for share, _ in shares]
+        anchor_N, momentum_N = averaged(self.state.anchor_N.double(), self.state.momentum_N.double(), thetas)
+        index, tokens = self.state.index + 1, sum(share.tokens for share, _ in shares)
+        head = CommitId(sha256(self.state.head + index.to_bytes(8, "little")).digest())
+        total = self.state.total_tokens + tokens
+        self.state = UnitState(self.state.unit, head, index, total, anchor_N, momentum_N)
+        self.first_ready_s = None
+        for one in awake:
+            await self.give(one, counted.get(one.peer, (0, []))[0])
+
+    async def _bring(self, one: LanePeer, brought: dict[PeerId, tuple[int, list[LaneShare]]]) -> None:
+        try:
+            snapshot = await one.rounds.snapshot()
+        except NoShare:
+            return
+        brought[one.peer] = (snapshot.tokens, list(one.rounds.shares))
+
+    async def give(self, one: LanePeer, credited_tokens: int = 0) -> None:
+        """A holder comes to stand where the stage does."""
+        one.chain.state, one.chain.head = self.state, _Head(self.state.total_tokens)
+        await one.rounds.shift(torch.zeros(0), credited_tokens=credited_tokens, schedule_tokens=0)
+
+
+@dataclass
+class LaneWorld:
+    """Peers of one run; `open` makes one."""
+
+    swarm: MemorySwarm
+    nursery: trio.Nursery
+    config: LaneConfig
+    draw: random.Random
+    peers: dict[PeerId, LanePeer] = field(default_factory=dict)
+    killed: set[PeerId] = field(default_factory=set)
+    networks: list[MemoryNetwork] = field(default_factory=list)
+    virtual_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ledger = LaneLedger(LaneOracle(self.config), ended_of=self._ended_of)
+        self.units = [StageUnit(self, stage, _first_state(stage)) for stage in range(NUM_STAGES)]
+        for unit in self.units:
+            self.nursery.start_soon(unit.run)
+
+    def _ended_of(self, lane: int) -> Dissolve | None:
+        for one in self.peers.values():
+            ended = one.service.ended_lanes.get(lane)
+            if ended is not None:
+                return ended.end
+        return None
+
+    def awake(self, stage: int) -> list[LanePeer]:
+        """Its holders that take part in rounds."""
+        return [
+            one for peer, one in sorted(self.peers.items())
+            if one.stage == stage and peer not in self.killed and not one.is_frozen
+        ]  # fmt: skip
+
+    def holders(self, stage: int) -> list[PeerId]:
+        """As the roster has them: whoever is frozen is still listed."""
+        return [peer for peer, one in self.peers.items() if one.stage == stage and peer not in self.killed]
+
+    def open(self, peer: PeerId, stage: int, pace_s: float = 0.1) -> LanePeer:
+        """A peer that holds a stage, and the newest state of it."""
+        state = self.units[stage].state
+        chain, context = _Chain(state, _Head(state.total_tokens)), copy_context()
+        one = LanePeer(peer, stage, chain, StageRounds(cast("UnitChain", chain), self.config), pace_s)
+        context.run(PROCESS.set, one.process)
+        tools = self._tools(one, context.run(self.swarm.start, peer))
+        role = LaneRole(stage, len(self.peers), GENESIS, self.holders, lambda: chain.state.index, lambda: one.why_not)
+        service = one.service = LaneService(tools, role)
+        one.rounds.num_lanes = lambda: service.num_lanes
+        one.rounds.is_in_lane = lambda: service.member.seat is not None
+        service.serve()
+        self.peers[peer] = one
+        context.run(self.nursery.start_soon, self._run, one)
+        return one
+
+    async def _run(self, one: LanePeer) -> None:
+        with one.scope:
+            await one.service.run()
+
+    def kill(self, peer: PeerId) -> None:
+        """kill -9."""
+        self.killed.add(peer)
+        self.ledger.said |= {(share.lane, share.stage) for share in self.peers[peer].rounds.shares}
+        self.peers[peer].process.kill()
+        self.swarm.kill(peer)
+        self.peers[peer].scope.cancel()
+
+    def freeze(self, peer: PeerId) -> None:
+        """SIGSTOP, as others see it."""
+        self.peers[peer].is_frozen = True
+        self.peers[peer].process.freeze()
+        self.swarm.freeze(peer)
+
+    async def thaw(self, peer: PeerId) -> None:
+        """It goes on, and catches up with its stage."""
+        one = self.peers[peer]
+        if not one.is_frozen:
+            return
+        one.is_frozen = False
+        one.process.thaw()
+        self.swarm.thaw(peer)
+        if one.chain.state.head != self.units[one.stage].state.head:
+            await self.units[one.stage].give(one)
+
+    def break_streams(self) -> None:
+        """All that are open; nobody dies."""
+        for network in self.networks:
+            for pipe in list(network.host.pipes.values()):
+                pipe.reset()
+
+    def partial(self) -> dict[tuple[int, int], list[int]]:
+        """Lanes' rounds that count at some stages, and at which not, nor wait there for a round to come."""
+        waiting = {
+            (share.lane, share.round, share.stage)
+            for peer, one in self.peers.items() if peer not in self.killed
+            for share in one.rounds.shares
+        }  # fmt: skip
+        found = {
+            place: [stage for stage in range(NUM_STAGES) if stage not in of and (*place, stage) not in waiting]
+            for place, of in self.ledger.counted.items()
+        }
+        return {place: stages for place, stages in found.items() if stages}
+
+    def log(self, _logger: object, _method: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is said to be lost is lost for a reason (a structlog processor)."""
+        if event["event"] in ("lane_share_lost", "lane_share_withdrawn"):
+            for lane in event.get("lanes", [event.get("lane")]):
+                self.ledger.said.add((lane, event.get("stage", -1)))
+        return event
+
+    def _tools(self, one: LanePeer, network: MemoryNetwork) -> LaneTools:
+        form, offload = LaneShape(RUN, self.config, STAGES, SHAPE, "fp64", "fp64"), InlineOffload()
+
+        def work_of(number: int, stage: int) -> NumberWork:
+            return NumberWork(form, number, stage, partial(self._newest, one, number), lambda: one.pace_s)
+
+        def begins(round_: int) -> None:
+            one.begun = round_
+            one.rounds.begins(round_)
+
+        async def average(share: LaneShare) -> torch.Tensor:
+            anchor_N = await one.rounds.average(share)
+            self.ledger.oracle.begins(share.lane, share.round + 1, share.stage, anchor_N)
+            return anchor_N
+
+        async def bring(share: LaneShare) -> None:
+            await one.service.bring(share)
+
+        self.networks.append(network)
+        return LaneTools(OwnLoop(network), offload, form, work_of, average, bring, one.rounds.take_gift, begins=begins)
+
+    def _newest(self, one: LanePeer, number: int) -> torch.Tensor:
+        anchor_N = one.rounds.newest()[0].double()
+        if one.begun is not None:  # a spare goes on from a snapshot instead
+            self.ledger.oracle.begins(number, one.begun, one.stage, anchor_N)
+            one.begun = None
+        return anchor_N
+
+
+def _first_state(stage: int) -> UnitState:
+    anchor_N = part_of(ANCHOR_N.double(), stage)
+    return UnitState(stage_unit(stage), CommitId(bytes([stage]) * 32), 0, 0, anchor_N, torch.zeros_like(anchor_N))
+
+
+@asynccontextmanager
+async def open_lane_world(config: LaneConfig, *, replicas: tuple[int, ...], seed: int) -> AsyncIterator[LaneWorld]:
+    """A run that begins by itself, in the time of whatever clock runs; everything ends with the block."""
+    draw = random.Random(seed)
+    async with trio.open_nursery() as nursery:
+        world = LaneWorld(MemorySwarm(nursery, random.Random(seed), timers=driven_timers()), nursery, config, draw)
+        for stage, num in enumerate(replicas):
+            for number in range(num):
+                world.open(PeerId(f"stage{stage}peer{number}"), stage, draw.uniform(0.02, 0.25))
+        yield world
+        for one in world.peers.values():
+            one.process.thaw()
+        nursery.cancel_scope.cancel()
