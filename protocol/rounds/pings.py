@@ -44,16 +44,16 @@ def whom_we_ping(state: RoundState, participants: Sequence[PeerId]) -> Sequence[
 
 
 def is_ours_to_ask(state: RoundState, peer: PeerId) -> bool:
-    """Whether of us and a peer whom we ping it is we who ask, and the other one who answers: both are signs of life. Every member asks
-    the leader, and of all others those who come after it in the order of the proposal; who is not asked in time asks.
+    """Whether of us and a peer whom we ping it is we who ask, and the other one who answers: both are signs of life. The leader asks
+    everybody, and of all others each those who come after it in the order of the proposal; who is not asked in time asks.
     """
     proposal, me = state.open.proposal, state.config.me.peer
-    if proposal is None or proposal.ballot.peer == peer or not do_watch(state, me, peer):
+    if proposal is None or proposal.ballot.peer == me or not do_watch(state, me, peer):
         return True
     members = [member.peer for member in proposal.members]
     if peer not in members or me not in members:
         return True
-    if proposal.ballot.peer == me:
+    if proposal.ballot.peer == peer:
         return False
     ahead = (members.index(peer) - members.index(me)) % len(members)
     return 2 * ahead < len(members) or (2 * ahead == len(members) and me < peer)

@@ -131,10 +131,14 @@ async def _lost(how: str) -> tuple[Heard, PeerId, float]:
     return heard, one.peer, at_s
 
 
-def test_in_an_exchange_of_sixteen_a_member_asks_the_leader_and_two_others_twice_a_second_and_three_in_turn() -> None:
+def test_in_an_exchange_of_sixteen_a_member_asks_two_others_twice_a_second_and_three_in_turn_and_the_leader_all() -> (
+    None
+):
     heard = virtual_time.run(SEED, partial(_calm, NUM_PEERS))
     assert min(heard.exchange_s.values()) > 8.0
-    assert max(map(heard.beats_a_second, heard.beats)) <= (1 + NUM_BESIDE) / 0.4 + 4.0
+    said = sorted(map(heard.beats_a_second, heard.beats))
+    assert said[-2] <= NUM_BESIDE / 0.4 + 4.0
+    assert said[-1] <= NUM_PEERS / 0.4 + 4.0
 
 
 def test_who_freezes_in_an_exchange_of_sixteen_is_found_by_all_within_five_seconds_and_the_round_ends() -> None:
