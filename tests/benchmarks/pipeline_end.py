@@ -29,6 +29,8 @@ import structlog
 import torch
 import trio
 
+import peer.lane_outbox
+import peer.lane_seat
 from averaging.network.asyncio_thread import open_asyncio_thread
 from averaging.network.direct import DirectOptions
 from averaging.network.directory import signed_record_rule
@@ -37,7 +39,6 @@ from averaging.network.offload import ThreadOffload
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network
 from averaging.network.tls_identity import TlsCredential, credential_check
-from peer import lane_outbox, lane_seat
 from peer.lane_compute import LaneShape
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
@@ -229,8 +230,8 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str,
         patient = replace(tools.config, stalled_after_s=_PATIENCE_S)
         if not has_spare:
             patient = replace(patient, suspect_after_s=_PATIENCE_S)
-            setattr(lane_seat, "KEEPER_SILENT_S", _PATIENCE_S)  # noqa: B010 - it is Final
-            setattr(lane_outbox, "MOVES_WITHIN_S", _PATIENCE_S)  # noqa: B010 - it is Final
+            setattr(peer.lane_seat, "KEEPER_SILENT_S", _PATIENCE_S)  # noqa: B010 - it is Final
+            setattr(peer.lane_outbox, "MOVES_WITHIN_S", _PATIENCE_S)  # noqa: B010 - it is Final
         keepers = LaneKeepers(
             tools.network, patient, lambda: tuple((peer, frozenset({SPARE_STAGE})) for peer in spares)
         )

@@ -100,13 +100,14 @@ class Setting:
     limit: float
 
 
+_DISTURBED: Final[tuple[tuple[str, tuple[int | None, ...], float, tuple[BoundaryCodec, ...]], ...]] = (
+    ("synced: 3 stages x 2 replicas, one killed in mid-backward", (0, 1, 2), 0.0, ("fp64", "fp32")),
+    ("synced: 20% of replies dropped after the work was done", (None, None, None), REPLIES_LOST, ("fp64", "fp32")),
+    ("synced: int8 between stages, one killed", (0, 1, 2), 0.0, ("int8",)),
+)
 SETTINGS: Final = tuple(
     Setting(f"{name}, {str(dtype).removeprefix('torch.')}", killed, lost, codec, dtype, limit)
-    for name, killed, lost, codecs in (
-        ("synced: 3 stages x 2 replicas, one killed in mid-backward", (0, 1, 2), 0.0, ("fp64", "fp32")),
-        ("synced: 20% of replies dropped after the work was done", (None, None, None), REPLIES_LOST, ("fp64", "fp32")),
-        ("synced: int8 between stages, one killed", (0, 1, 2), 0.0, ("int8",)),
-    )
+    for name, killed, lost, codecs in _DISTURBED
     for codec, dtype, limit in zip(
         codecs, (torch.float64, torch.float32), (1e-5 if "int8" in codecs else 1e-10, 1e-5), strict=False
     )

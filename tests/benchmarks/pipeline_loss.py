@@ -7,7 +7,7 @@ any codec: of the parameters that a run's checkpoint has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Final, Literal
@@ -75,7 +75,7 @@ class StagesHere:
 
     def step(self, windows_BT: torch.Tensor, step: int) -> None:
         """One inner step on (micro-batches times sequences, T + 1)."""
-        for number, tokens_BT in enumerate(windows_BT.split(SEQUENCES)):
+        for number, tokens_BT in enumerate(torch.split(windows_BT, SEQUENCES)):
             batch = MicroBatch(_RUN, 0, step, number, step)
             moved = tokens_BT[:, :-1]
             for stage, trainer in enumerate(self.trainers[:-1]):
@@ -106,12 +106,12 @@ class StagesHere:
         with torch.no_grad():
             losses = [
                 functional.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
-                for part in windows_BT.split(AT_ONCE)
+                for part in torch.split(windows_BT, AT_ONCE)
             ]
         return float(torch.stack(losses).mean())
 
 
-def _windows(text: Text, starts: list[int]) -> torch.Tensor:
+def _windows(text: Text, starts: Sequence[int]) -> torch.Tensor:
     """(B, T + 1) int64."""
     places = np.array(starts)[:, None] + np.arange(MODEL.context_tokens + 1)
     return torch.from_numpy(text[places].astype(np.int64))
