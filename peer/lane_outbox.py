@@ -133,9 +133,8 @@ class Outbox:
             with trio.move_on_after(OPEN_WITHIN_S, shield=True):
                 await stream.aclose()
         if not self._is_sending and trio.current_time() - opened_s > MOVES_WITHIN_S:
-            self._answered_s = (
-                trio.current_time()
-            )  # it was there all the time; who has no seat for it ends a stream sooner
+            # it was there all the time; who has no seat for us ends a stream sooner
+            self._answered_s = trio.current_time()
         return reason
 
     async def _send(self, stream: Stream) -> None:

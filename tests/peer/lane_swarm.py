@@ -211,9 +211,10 @@ async def open_lanes(
     is_kept: bool = True,
     codecs: tuple[BoundaryCodec, BoundaryCodec] = ("fp64", "fp64"),
     seed: int = 1,
+    within_s: float = 600.0,
 ) -> AsyncIterator[LaneSwarm]:
     """A swarm whose lanes have begun, in the time of whatever clock runs; everything ends with the block."""
-    with trio.fail_after(600.0):
+    with trio.fail_after(within_s):
         async with trio.open_nursery() as nursery:
             world = LaneSwarm(MemorySwarm(nursery, random.Random(seed)), nursery, config, Rounds(num_lanes), codecs)
             if is_kept:

@@ -10,6 +10,7 @@ import trio.testing
 from peer.lane_service import LaneRole, LaneService
 from peer.stage_moves import MoveRole, StageMoves
 from protocol.ids import PeerId
+from protocol.pipeline.lane_forming import ENDS_WITHIN_S
 from protocol.pipeline.rebalancing import SETTLED_S, TURN_S
 from tests.peer.lane_swarm import open_lanes
 from tests.peer.lane_world import NUM_STAGES, lane_config, run_data_peers
@@ -83,9 +84,8 @@ async def test_a_peer_that_serves_no_lane_goes_where_another_lane_lacks_one_and_
         PeerId(f"stage{stage}peer{number}"): stage for stage, num in enumerate((3, 1, 2)) for number in range(num)
     }
     services, moved = dict[PeerId, LaneService](), list[tuple[PeerId, int]]()
-    async with open_lanes(
-        CONFIG, num_lanes=2, is_kept=False
-    ) as world:  # rounds are of two lanes: the first one waits in its round
+    # rounds are of two lanes: the first one waits in its round, and the second one begins when that has lasted long
+    async with open_lanes(CONFIG, num_lanes=2, is_kept=False, within_s=SETTLED_S + 2 * ENDS_WITHIN_S) as world:
 
         def open_peer(peer: PeerId, stage: int) -> None:
             def holders(of: int) -> list[PeerId]:
