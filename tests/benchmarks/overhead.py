@@ -1,10 +1,12 @@
 """`python -m tests.benchmarks.overhead --json FILE [--quick] [--device cpu]`: how much longer a step takes because it is a peer's.
 
 Two real peers with everything on, and a bare loop: the same model, batch, text and AdamW of torch, one thread each, and nothing else.
-A pair is a block of steps of the first peer and a block of the loop, one after the other, the order changing from pair to pair.
+A pair is TURNS short blocks of steps of the first peer and as many of the loop, in turn: on a shared machine a step's time drifts by a
+third within a minute, and long blocks show that. Who begins changes from pair to pair.
 Whoever does not have its turn is stopped, the peers with all that belongs to them. On the CPU the first peer, its daemon, its p2pd and
-the loop share one core, and all else has another; so what the daemon does is what the steps lose. A step is counted from the end of
-the one before it: what the training process does in between counts as well. Blocks lie between rounds: one in which the training
+the loop share one core, and all else has another; so what the daemon does is what the steps lose. The second peer's steps sleep: two
+that compute slow each other down also on cores of their own, and the loop has nobody beside it. A step is counted from the end of the
+one before it: what the training process does in between counts as well. Blocks lie between rounds: one in which the training
 process was ordered a snapshot, a shift or an evaluation is no block, and its pair is taken again. Peak memory is in
 tests.benchmarks.memory.
 """
@@ -43,7 +45,7 @@ from tests.benchmarks.recovery_swarm import NEVER_TOKENS, commits_of
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.benchmarks.swarm import Swarm, start_swarm, wait_until
 from tests.benchmarks.timed_peer import TIMED_PEER
-from tests.benchmarks.timed_worker import TIMES_VARIABLE, Trained, read_times, undisturbed
+from tests.benchmarks.timed_worker import SLEEP_VARIABLE, TIMES_VARIABLE, Trained, read_times, undisturbed
 
 BENCH: Final = "overhead"
 MODELS: Final[Mapping[str, DecoderConfig]] = {
@@ -53,12 +55,16 @@ MODELS: Final[Mapping[str, DecoderConfig]] = {
 """One sequence a step, so that nobody has a micro-batch to choose."""
 
 NUM_PAIRS: Final = 24
-BLOCK_S: Final = 8.0
-ROUND_S: Final = 24.0
+TURNS: Final = 4
+BLOCK_S: Final = 2.0
+ROUND_S: Final = 34.0
 AFTER_COMMIT_S: Final = 4.0
 """Its state's root and generation are written by then."""
 
-SETTLE_S: Final = 1.0
+ASLEEP_S: Final = 0.15
+"""A step of the second peer."""
+
+SETTLE_S: Final = 0.6
 """Of each block, before it is counted."""
 
 KEPT_MEMORY: Final = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=1073741824"
@@ -145,9 +151,11 @@ def _bare_ends(file: Path, begin_s: float, end_s: float) -> list[float]:
     return [one for one in ends if begin_s <= one <= end_s]
 
 
-def _step_s(ends_s: Sequence[float]) -> float | None:
-    """From the end of a step to the end of the next; None where there are too few."""
-    return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) >= LEAST_STEPS else None
+def _step_s(blocks: Sequence[Sequence[float]]) -> float | None:
+    """From the end of a step to the end of the next, over all blocks; None where one has too few."""
+    if any(len(ends_s) < LEAST_STEPS for ends_s in blocks):
+        return None
+    return sum(ends_s[-1] - ends_s[0] for ends_s in blocks) / sum(len(ends_s) - 1 for ends_s in blocks)
 
 
 # --- pairs --------------------------------------------------------------------------------------------------------------------
@@ -181,13 +189,13 @@ def _block() -> tuple[float, float]:
 def take_pair(
     swarm: Swarm, bare: subprocess.Popen[bytes], times: Path, bare_times: Path, *, is_bare_first: bool
 ) -> Pair | None:
-    """One block of each; the loop is stopped before and after it, the peers in between. None where one of them is no block."""
+    """Blocks of both in turn; the loop is stopped but for its blocks, the peers in these. None where one of them is no block."""
     _await_commit(swarm)
-    peer_ends: Sequence[float] = ()
-    bare_ends: Sequence[float] = ()
-    for is_bare in (is_bare_first, not is_bare_first):
+    peer_blocks: list[Sequence[float]] = []
+    bare_blocks: list[Sequence[float]] = []
+    for is_bare in (is_bare_first, not is_bare_first) * TURNS:
         if not is_bare:
-            peer_ends = undisturbed(*_block_of(times))
+            peer_blocks.append(undisturbed(*_block_of(times)))
             continue
         for peer in swarm.peers.values():
             signal_all_of(peer.running, signal.SIGSTOP)
@@ -196,8 +204,8 @@ def take_pair(
         bare.send_signal(signal.SIGSTOP)
         for peer in swarm.peers.values():
             signal_all_of(peer.running, signal.SIGCONT)
-        bare_ends = _bare_ends(bare_times, begin_s, end_s)
-    peer_s, bare_s = _step_s(peer_ends), _step_s(bare_ends)
+        bare_blocks.append(_bare_ends(bare_times, begin_s, end_s))
+    peer_s, bare_s = _step_s(peer_blocks), _step_s(bare_blocks)
     return None if peer_s is None or bare_s is None else Pair(peer_s, bare_s)
 
 
@@ -236,7 +244,8 @@ def measure(directory: Path, device: str, num_pairs: int) -> tuple[list[Pair], i
     os.sched_setaffinity(0, {other})  # the host is a child of ours
     times, bare_times = directory / "times.jsonl", directory / "bare.txt"
     first, rest = (("taskset", "-c", str(core), "env", KEPT_MEMORY) for core in (own, other))
-    places = (Place(prefix=(*first, f"{TIMES_VARIABLE}={times}")), Place(prefix=(*rest, f"{TIMES_VARIABLE}=/dev/null")))
+    asleep = (f"{TIMES_VARIABLE}=/dev/null", f"{SLEEP_VARIABLE}={ASLEEP_S}")
+    places = (Place(prefix=(*first, f"{TIMES_VARIABLE}={times}")), Place(prefix=(*rest, *asleep)))
     flags = ("--device", device, "--num-threads", "1")
     with open_children(directory / "logs") as children, open_bare(model, device, first, bare_times) as bare:
         bare.send_signal(signal.SIGSTOP)
@@ -263,7 +272,7 @@ def rows_of(pairs: Sequence[Pair], num_again: int, device: str) -> list[Row]:
     mean = statistics.fmean(longer)
     half = T_95[len(longer)] * statistics.stdev(longer) / len(longer) ** 0.5
     settings = {
-        "device": device, "values": decoder_schema(MODELS[device]).num_elements, "block_s": BLOCK_S,
+        "device": device, "values": decoder_schema(MODELS[device]).num_elements, "block_s": BLOCK_S, "turns": TURNS,
         "confidence_95": [round(mean - half, 5), round(mean + half, 5)],
         "mean_with_the_peer_first": _mean(pairs[0::2]), "mean_with_the_loop_first": _mean(pairs[1::2]),
         "median": round(statistics.median(longer), 5), "taken_again": num_again,
