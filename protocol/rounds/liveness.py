@@ -83,9 +83,9 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
 
 
 def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[PeerId, PeerView]:
-    """What comes on a stream is a sign of life as well: where bulk fills a line whose queue drops, heartbeats are lost together, for
-    longer than a suspicion takes (seen at 100 Mbit/s: 2.2 s). A process that stands still is noticed later by what its kernel still
-    sends. Who was reset stays so: that its last bytes are read says nothing.
+    """What comes on a stream is a sign of life as well: where bulk fills a line whose queue drops, heartbeats may be lost together for
+    longer than a suspicion takes. A process that stands still is noticed later by what its kernel still sends. Who was reset stays so:
+    that its last bytes are read says nothing.
     """
     views = (state.peers.get(peer) for peer in peers)
     return {view.peer: replace(view, heard_at_s=now_s) for view in views if view is not None and not view.lost}
