@@ -94,6 +94,21 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideSpine:
+    """The other units of a run: none of them may be without a commit unless they are experts, and all are of one round where they are
+    stages, by `offsets`.
+    """
+
+    units: Sequence[UnitName] = ()
+    are_experts: bool = False
+    are_stages: bool = False
+    offsets: StageOffsets = NO_OFFSETS
+
+
+SPINE_ALONE: Final = BesideSpine()
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRules:
     """The manifest's numbers: how often (in commits), how many of the newest to keep, and that one in every `keep_every`
     is kept for ever (0: none).
@@ -209,27 +224,21 @@ def _have_told_of_the_end(target: Target, peers: Mapping[PeerId, PeerEntry], now
 
 
 def _with_stages(
-    target: Target,
-    peers: Mapping[PeerId, PeerEntry],
-    units: Sequence[UnitName],
-    offsets: StageOffsets,
-    now_s: float,
-    *,
-    is_over: bool,
+    target: Target, peers: Mapping[PeerId, PeerEntry], stages: BesideSpine, now_s: float, *, is_over: bool
 ) -> Target | None:
     """A target with all other stages, of the same round: a model is one round's, whatever number a stage has for it that was restored
     to an older one. At the end, where a stage has another last round because its work of one was lost, that is taken once all of its
     holders say that they are done.
     """
     beside: list[UnitTarget] = []
-    for unit in units:
+    for unit in stages.units:
         told = [
             (peer, peers[peer].report.state, part)
             for peer in live_peers(peers, now_s)
             for part in peers[peer].report.beside
             if part.unit == unit and part.state_commit != NO_COMMIT
         ]
-        index = target.index - offsets.of(unit)
+        index = target.index - stages.offsets.of(unit)
         if is_over and told and all(state == "finished" for _, state, _ in told):
             index = max(part.index for _, _, part in told)
         donors: dict[tuple[CommitId, Root], list[PeerId]] = {}
@@ -260,26 +269,19 @@ def due_checkpoint(
     last_index: int,
     rules: CheckpointRules,
     now_s: float,
-    units: Sequence[UnitName] = (),
-    *,
-    are_experts: bool = False,
-    are_stages: bool = False,
-    offsets: StageOffsets = NO_OFFSETS,
+    beside: BesideSpine = SPINE_ALONE,
 ) -> Target | None:
-    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one; `units` are those beside the
-    spine, none of which may be without a commit unless they are experts, and which are all of one round where they are stages, by
-    `offsets`.
-    """
+    """The state to write now, or None. `last_index` is that of the newest checkpoint, 0 without one."""
     is_over = state.phase is Phase.FINISHED
 
     def complete(target: Target) -> Target | None:
-        if are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
+        if beside.are_experts and is_over and not _have_told_of_the_end(target, peers, now_s):
             return None
-        if are_stages:
-            return _with_stages(target, peers, units, offsets, now_s, is_over=is_over)
-        if are_experts:
-            return _with_experts(target, peers, chain, units, now_s)
-        return _with_units(target, peers, chain, units)
+        if beside.are_stages:
+            return _with_stages(target, peers, beside, now_s, is_over=is_over)
+        if beside.are_experts:
+            return _with_experts(target, peers, chain, beside.units, now_s)
+        return _with_units(target, peers, chain, beside.units)
 
     found = [complete(target) for target in _candidates(peers, chain, now_s)]
     candidates = [target for target in found if target is not None]
@@ -388,16 +390,13 @@ class Checkpointer:
         if tracker.chain is None or tracker.is_final_checkpoint_written:
             return None
         last_index = _newest_behind(tracker.chain, tracker.checkpoints)
-        units = [schema.unit for schema, _ in self._place.beside]
-        now_s = clock.monotonic_s()
-        due = partial(
-            due_checkpoint, tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, units
-        )
-        if self._place.are_stages:
+        place, now_s = self._place, clock.monotonic_s()
+        units = [schema.unit for schema, _ in place.beside]
+        if place.are_stages:
             newest = _newest_of(units, tracker.peers, now_s)
             self._offsets = seen(self._offsets, tracker.chain.head.index, newest)
-            return due(are_stages=True, offsets=self._offsets)
-        return due(are_experts=self._place.mixture is not None)
+        beside = BesideSpine(units, place.mixture is not None, place.are_stages, self._offsets)
+        return due_checkpoint(tracker.state, tracker.chain, tracker.peers, last_index, self._rules, now_s, beside)
 
     async def _write(self, target: Target, clock: Clock, offload: Offload) -> None:
         place = self._place

@@ -19,6 +19,7 @@ from coordinator.chain_log import ChainLog
 from coordinator.checkpointer import (
     FETCH_LIMIT_S,
     NO_OFFSETS,
+    BesideSpine,
     Checkpointer,
     CheckpointPlace,
     CheckpointRules,
@@ -123,7 +124,7 @@ def test_of_several_units_each_is_wanted_as_most_of_the_spines_donors_have_it() 
 
     training, here = RunState(phase=Phase.TRAINING), entry(commits[1])
     peers = {A: with_unit(here, first), B: with_unit(here, first), C: with_unit(here, second)}
-    due = due_checkpoint(training, log, peers, 0, RULES, 1.0, [unit])
+    due = due_checkpoint(training, log, peers, 0, RULES, 1.0, BesideSpine([unit]))
     assert due is not None
     assert due.beside == (UnitTarget(unit, first, ROOT, tuple(sorted((A, B)))),)
     genesis = log.head
@@ -132,7 +133,7 @@ def test_of_several_units_each_is_wanted_as_most_of_the_spines_donors_have_it() 
         assert parent is not None
         genesis = parent
     for nowhere in (genesis.commit, NO_COMMIT):
-        assert due_checkpoint(training, log, {A: with_unit(here, nowhere)}, 0, RULES, 1.0, [unit]) is None
+        assert due_checkpoint(training, log, {A: with_unit(here, nowhere)}, 0, RULES, 1.0, BesideSpine([unit])) is None
 
 
 def test_a_peer_that_names_a_unit_many_times_has_one_word_on_it() -> None:
@@ -141,7 +142,9 @@ def test_a_peer_that_names_a_unit_many_times_has_one_word_on_it() -> None:
     here = PeerReport("training", "", UNIT, state_commit=commits[1], state_root=ROOT)
     honest = PeerEntry(replace(here, beside=(UnitStanding(unit, good, ROOT),)), 0.0)
     many = PeerEntry(replace(here, beside=(UnitStanding(unit, forged, ROOT),) * 100), 0.0)
-    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, {A: honest, B: honest, C: many}, 0, RULES, 1.0, [unit])
+    due = due_checkpoint(
+        RunState(phase=Phase.TRAINING), log, {A: honest, B: honest, C: many}, 0, RULES, 1.0, BesideSpine([unit])
+    )
     assert due is not None
     assert due.beside == (UnitTarget(unit, good, ROOT, tuple(sorted((A, B)))),)
 
@@ -212,7 +215,9 @@ def test_experts_are_wanted_as_their_live_holders_have_them_and_frozen_ones_with
         B: holding(commits[0], units[0], second, 2),  # behind with the trunk, ahead with its expert
         C: holding(commits[1], units[1], first, 7, seen_s=-100.0),
     }
-    due = due_checkpoint(RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0, units, are_experts=True)
+    due = due_checkpoint(
+        RunState(phase=Phase.TRAINING), log, peers, 0, RULES, 1.0, BesideSpine(units, are_experts=True)
+    )
     assert due is not None
     assert (due.commit, due.donors) == (commits[1], (A,))
     nobody = [UnitTarget(unit, NO_COMMIT, NO_ROOT, ()) for unit in units[1:]]
@@ -227,7 +232,9 @@ def test_a_checkpoint_of_stages_is_of_one_round_whatever_number_a_restored_stage
         part = UnitStanding(stage, CommitId(bytes([100 + index]) * 32), ROOT, index)
         first = entry(commits[3])
         peers = {A: first, B: replace(first, report=replace(first.report, state_commit=NO_COMMIT, beside=(part,)))}
-        return due_checkpoint(training, log, peers, 0, RULES, 1.0, [stage], are_stages=True, offsets=offsets)
+        return due_checkpoint(
+            training, log, peers, 0, RULES, 1.0, BesideSpine([stage], are_stages=True, offsets=offsets)
+        )
 
     assert due(4, NO_OFFSETS) is not None
     assert due(3, NO_OFFSETS) is None, "it is about to have the round, or lost one just now"
@@ -252,7 +259,7 @@ def test_the_last_checkpoint_waits_until_live_holders_have_told_of_their_experts
 
     def due(*holders: PeerEntry) -> Target | None:
         peers = dict(zip((A, B), holders, strict=False))
-        return due_checkpoint(over, log, peers, 0, RULES, 1.0, [unit], are_experts=True)
+        return due_checkpoint(over, log, peers, 0, RULES, 1.0, BesideSpine([unit], are_experts=True))
 
     assert due(holder(commits[1], 3), holder(commits[0], 1)) is None
     told = due(holder(commits[1], 3), holder(commits[1], 3))
