@@ -17,10 +17,11 @@ from protocol.estimates import (
     run_size,
 )
 from protocol.manifest import RunConfig
+from protocol.reassignment import KEPT_ENTRIES
 from protocol.tables import in_bytes, whole
 
-DATA_SETS: Final = 3
-"""On the disk of a host that sends documents to experts anew (coordinator/run_texts.py)."""
+DATA_SETS: Final = 1 + KEPT_ENTRIES
+"""On the disk of a host that sends documents to experts anew: the one that the run was opened with, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -18,12 +18,13 @@ import numpy as np
 import structlog
 import trio
 
-from averaging.data.document_routing import route_with
+from averaging.data.document_routing import Routing, route_with
 from averaging.data.expert_shards import check_each_expert, read_router
 from averaging.data.packing import pack
 from averaging.data.routing_sample import RoutingSample
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, write_whole
-from averaging.data.sources import open_source
+from averaging.data.sources import Source, open_source
+from averaging.data.texts import Text
 from averaging.data.tokenizer import ByteTokenizer, Tokenizer
 from averaging.data.vocabulary import FileTokenizer
 from averaging.network.file_storage import sync_folder
@@ -102,28 +103,36 @@ def packed_anew(
     moved = sum(router.nearest(text) != anew.nearest(text) for text in sample.prefixes)
     if not moved:
         return Repacked(owners)
-    unfinished = run.folder / _UNFINISHED
+    routing = route_with(anew, read, least_documents=experts.min_documents)
+    return Repacked(owners, _packed(run, source, read(), tokenizer, routing, sample), moved)
+
+
+def _packed(
+    run: RunFiles, source: Source, texts: Iterable[Text], tokenizer: Tokenizer, routing: Routing, sample: RoutingSample
+) -> DatasetManifest:
+    """The text by this routing, with the run's other data sets. Raises as `packed_anew`."""
+    data, unfinished = run.manifest.config.data, run.folder / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         dataset = pack(
-            read(),
+            texts,
             tokenizer,
             unfinished,
-            shard_bytes=config.data.shard_bytes,
-            source=config.data.source,
+            shard_bytes=data.shard_bytes,
+            source=data.source,
             licence=source.licence,
-            routing=route_with(anew, read, least_documents=experts.min_documents),
+            routing=routing,
             sample=sample,
         )
         if _documents(dataset) != _documents(run.dataset):
             raise _other_text()
-        check_each_expert(dataset, config.model.context_tokens + 1)
+        check_each_expert(dataset, run.manifest.config.model.context_tokens + 1)
         _bring_in(unfinished, run.folder / DATA_FOLDER, dataset)
     except OSError as error:
         raise StorageError(f"{unfinished} cannot be written ({error.strerror})", "a writable folder") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Repacked(owners, dataset, moved)
+    return dataset
 
 
 def _tokenizer(run: RunFiles) -> Tokenizer:

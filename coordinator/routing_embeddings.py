@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from averaging.data.document_features import Embeddings, fit_embeddings
-from averaging.data.document_router import DocumentRouter, refit_router
+from averaging.data.document_router import DocumentRouter, refit_by, refit_router
 from averaging.data.document_routing import FitEmbeddings
 from averaging.data.tokenizer import Tokenizer
 from protocol.errors import StorageError
@@ -46,7 +46,7 @@ def refitted(
     if len(set(owners)) < router.num_experts:
         return by_own
     embeddings = _of_checkpoint(checkpoint, documents, router.embeddings.tokenizer)
-    by_newest = refit_router(router, documents, owners, embeddings)
+    by_newest = refit_by(router, documents, owners, embeddings)
     return max((by_own, by_newest), key=lambda each: num_followed(each, documents, owners))
 
 

@@ -22,7 +22,7 @@ from protocol.errors import PotluckError, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.ids import CommitId
 from protocol.manifest import RunManifest
-from protocol.reassignment import Reassignment, in_force, open_reassignment
+from protocol.reassignment import KEPT_ENTRIES, Reassignment, in_force, open_reassignment
 from protocol.reports import PeerReport
 from protocol.revocation import join_entries, split_entries
 from protocol.tables import several
@@ -35,9 +35,6 @@ REASSIGNMENTS: Final = "reassignments"
 
 SAMPLE_OWNERS: Final = "sample owners"
 """In the ledger: whose each document of the sample is by the losses so far, a byte each."""
-
-KEPT_ENTRIES: Final = 2
-"""The one that is read and the one that comes, or came before."""
 
 _SHARD_NAME: Final = re.compile("[0-9a-f]{64}")
 

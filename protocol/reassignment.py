@@ -25,6 +25,9 @@ REASSIGN_DOMAIN: Final = "potluck reassign"
 LEAD_ROUNDS: Final = 2
 """Between the round at which the host signs and the first of the new text: time to fetch it."""
 
+KEPT_ENTRIES: Final = 2
+"""Of a run at its host: the one that is read and the one that comes, or came before."""
+
 MAX_SAMPLE_WINDOWS: Final = 1024
 """Of the sample on which experts are compared."""
 

@@ -107,16 +107,13 @@ class DocumentRouter:
 
     def to_bytes(self) -> bytes:
         """A line of JSON, then the prices, what a second expert is within, centroids, and any embeddings by rows; little-endian."""
-        head = _head(self.num_experts, self.embeddings)
+        head, table = _head(self.num_experts, self.centroids_XF.shape[1]), b""
+        if (known_by := self.embeddings) is not None:
+            head = _head(self.num_experts, known_by.num_features, len(known_by.table_VF), known_by.origin)
+            table = known_by.table_VF.tobytes()
         numbers = np.append(self.prices_X, self.second_within).astype("<i8").tobytes()
-        table = self.embeddings.table_VF.tobytes() if self.embeddings is not None else b""
-        return (
-            json.dumps(head, sort_keys=True).encode()
-            + b"\n"
-            + numbers
-            + self.centroids_XF.astype("<i2").tobytes()
-            + table
-        )
+        centroids = self.centroids_XF.astype("<i2").tobytes()
+        return b"".join((json.dumps(head, sort_keys=True).encode(), b"\n", numbers, centroids, table))
 
     @property
     def root(self) -> Root:
@@ -129,12 +126,10 @@ def router_root(data: bytes) -> Root:
     return Root(sha256(b"potluck router" + data).digest())
 
 
-def _head(num_experts: int, embeddings: Embeddings | None) -> dict[str, object]:
-    if embeddings is None:
-        return {"kind": _MAGIC, "experts": num_experts, "features": NUM_GRAM_FEATURES, "prefix": PREFIX_BYTES}
-    num_tokens, num_features = embeddings.table_VF.shape
-    told = {"features": num_features, "tokens": num_tokens, "embeddings": embeddings.origin}
-    return {"kind": _MAGIC, "experts": num_experts, "prefix": PREFIX_BYTES, **told}
+def _head(num_experts: int, num_features: int, num_tokens: int = 0, origin: str = "") -> dict[str, object]:
+    """Of a file without embeddings where there are no tokens."""
+    head = {"kind": _MAGIC, "experts": num_experts, "features": num_features, "prefix": PREFIX_BYTES}
+    return {**head, "tokens": num_tokens, "embeddings": origin} if num_tokens else head
 
 
 def router_from_bytes(
@@ -186,15 +181,14 @@ def _expected(line: bytes, num_experts: int, features: RouterFeatures) -> tuple[
     embedding and its origin are the file's own to say.
     """
     if features == "grams":
-        return 0, NUM_GRAM_FEATURES, _head(num_experts, None)
+        return 0, NUM_GRAM_FEATURES, _head(num_experts, NUM_GRAM_FEATURES)
     head = _parsed(line)
     num_tokens, num_features = (
         found if type(found := head.get(name)) is int and 1 <= found <= most else 1
         for name, most in (("tokens", _MOST_TOKENS), ("features", MAX_EMBEDDING_FEATURES))
     )
     origin = found if isinstance(found := head.get("embeddings"), str) and len(found) <= _MOST_ORIGIN else "seed 1"
-    table_VF = np.broadcast_to(np.int8(0), (num_tokens, num_features))
-    return num_tokens, num_features, _head(num_experts, Embeddings(table_VF, origin))
+    return num_tokens, num_features, _head(num_experts, num_features, num_tokens, origin)
 
 
 def _features(text: bytes, embeddings: Embeddings | None) -> Integers:
@@ -240,36 +234,45 @@ def _overlapping(router: DocumentRouter, documents: Sequence[bytes], count: int)
     return replace(router, second_within=seconds[count - 1])
 
 
-def refit_router(
-    router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings | None = None
-) -> DocumentRouter:
+def refit_router(router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int]) -> DocumentRouter:
     """The router that sends these documents, as far as it can, where they were labelled, and to each expert as many; what a second
     expert is within stays.
 
     Labels are of the expert with the lowest loss (DiPaCo's discriminative routing, 2403.10616); an expert that got none keeps its
     direction.
 
-    Args:
-        embeddings: by which documents are known from now on, where those are others than before: each expert needs a document then,
-            and as many documents as before have a second expert.
-
     Raises:
         ConfigError: a label out of range, another number of labels than documents, or a document that is empty or no text.
     """
-    if len(labels) != len(documents) or not documents or not all(0 <= label < router.num_experts for label in labels):
-        raise ConfigError(f"{len(labels)} labels", f"{len(documents)}, each 0 to {router.num_experts - 1}")
-    if embeddings is not None and len(set(labels)) < router.num_experts:
-        raise ConfigError(f"labels of {len(set(labels))} experts", f"of all {router.num_experts}, for other embeddings")
-    known_by = embeddings or router.embeddings
-    unit_DF = _units(np.stack([_features(text, known_by) for text in documents]))
     before_XF = _units(router.centroids_XF.astype(np.int64))
-    if embeddings is not None:
-        before_XF = np.zeros((router.num_experts, embeddings.num_features))
-    centroids_XF = _means(unit_DF, np.array(labels), before_XF)
-    refitted = _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), known_by)
-    if embeddings is None:
-        return replace(refitted, second_within=router.second_within)
+    refitted = _labelled(before_XF, documents, labels, router.embeddings)
+    return replace(refitted, second_within=router.second_within)
+
+
+def refit_by(
+    router: DocumentRouter, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings
+) -> DocumentRouter:
+    """The same where documents are known by other embeddings from now on: as many of these as before have a second expert.
+
+    Raises:
+        ConfigError: as `refit_router`; and an expert that got none of the documents has no direction among these embeddings.
+    """
+    if len(set(labels)) < router.num_experts:
+        raise ConfigError(f"labels of {len(set(labels))} experts", f"of all {router.num_experts}, for other embeddings")
+    before_XF = np.zeros((router.num_experts, embeddings.num_features))
+    refitted = _labelled(before_XF, documents, labels, embeddings)
     return _overlapping(refitted, documents, sum(len(router.choices(text)) > 1 for text in documents))
+
+
+def _labelled(
+    before_XF: Directions, documents: Sequence[bytes], labels: Sequence[int], embeddings: Embeddings | None
+) -> DocumentRouter:
+    num_experts = len(before_XF)
+    if len(labels) != len(documents) or not documents or not all(0 <= label < num_experts for label in labels):
+        raise ConfigError(f"{len(labels)} labels", f"{len(documents)}, each 0 to {num_experts - 1}")
+    unit_DF = _units(np.stack([_features(text, embeddings) for text in documents]))
+    centroids_XF = _means(unit_DF, np.array(labels), before_XF)
+    return _rounded(centroids_XF, _balanced_prices(unit_DF @ centroids_XF.T), embeddings)
 
 
 def _units(values_DF: Integers) -> Directions:

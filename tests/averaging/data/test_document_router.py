@@ -15,6 +15,7 @@ from averaging.data.document_features import Embeddings, fit_embeddings, gram_fe
 from averaging.data.document_router import (
     DocumentRouter,
     fit_router,
+    refit_by,
     refit_router,
     router_from_bytes,
     router_root,
@@ -133,14 +134,14 @@ def test_other_embeddings_send_documents_to_their_owners_and_as_many_to_a_second
     documents = [*CODE[::3], *PROSE[::3]]
     by_seed = fit_router(documents, 2, overlap=0.25, embeddings=_embeddings(1))
     owners = [by_seed.nearest(text)[0] for text in documents]
-    anew = refit_router(by_seed, documents, owners, _embeddings(2))
+    anew = refit_by(by_seed, documents, owners, _embeddings(2))
     assert sum(anew.nearest(text)[0] == owner for text, owner in zip(documents, owners, strict=True)) > 0.85 * len(
         owners
     )
     seconds = [sum(len(each.choices(text)) > 1 for text in documents) for each in (by_seed, anew)]
     assert seconds[0] == pytest.approx(seconds[1], abs=1)
     with pytest.raises(ConfigError, match="labels of 1 experts; expected of all 2"):
-        refit_router(by_seed, documents, [0] * len(documents), _embeddings(2))
+        refit_by(by_seed, documents, [0] * len(documents), _embeddings(2))
 
 
 def test_a_router_file_comes_back_as_it_was_and_another_than_the_manifests_is_refused(router: DocumentRouter) -> None:
