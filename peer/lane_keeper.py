@@ -71,9 +71,11 @@ class LaneKeepers:
         """Lanes whose part in the round is still to come, as members are told: those that are kept, and those that have just ended
         with a part, which the neighbour of the lost member may have to give to somebody first.
         """
+        return len(self.lanes) + len(self._giving())
+
+    def _giving(self) -> dict[int, float]:
         now_s = trio.current_time()
-        self._giving_s = {number: at_s for number, at_s in self._giving_s.items() if now_s - at_s < GIVEN_WITHIN_S}
-        return len(self.lanes) + len(self._giving_s)
+        return {number: at_s for number, at_s in self._giving_s.items() if now_s - at_s < GIVEN_WITHIN_S}
 
     def serve(self) -> None:
         """Answer members; before the network is started."""
@@ -106,7 +108,7 @@ class LaneKeepers:
     def _note_end(self, number: int, ended: ended_lanes.EndedLane) -> None:
         self._ended = ended_lanes.has_ended(self._ended, number, ended)
         if ended.end.tokens:
-            self._giving_s[number] = trio.current_time()
+            self._giving_s = {**self._giving(), number: trio.current_time()}
 
     def _claim(self, asker: PeerId, claim: said.LaneClaim) -> str:
         done = ended_lanes.claimed(self._ended, asker, claim)

@@ -65,6 +65,11 @@ class Keepers(Protocol):
         """By their numbers."""
         ...
 
+    @property
+    def num_due(self) -> int:
+        """Of so many the next round is."""
+        ...
+
     def serve(self) -> None:
         """Answer members; before the network is started."""
         ...
@@ -123,9 +128,7 @@ class LaneService:
     @property
     def num_lanes(self) -> int:
         """That are kept in the run, as far as it is known here; 0 where it is not."""
-        if not self._is_keeping:
-            return self.member.num_lanes
-        return len(self.keepers.lanes) if self.is_synced else self._lanes.num_due
+        return self.keepers.num_due if self._is_keeping else self.member.num_lanes
 
     @property
     def ended_lanes(self) -> Mapping[int, EndedLane]:

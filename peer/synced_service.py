@@ -62,6 +62,11 @@ class SyncedOwners:
         owner = self.owner
         return {} if owner is None or owner.state.phase == "over" else {owner.number: owner.state}
 
+    @property
+    def num_due(self) -> int:
+        """Of the group's replicas each brings its own."""
+        return len(self.lanes)
+
     def serve(self) -> None:
         """Answer replicas and peers that are free; before the network is started."""
         self._network.serve_calls(KEEPER_CHANNEL, self._called)
@@ -79,7 +84,7 @@ class SyncedOwners:
             message = decode_lane_message(request)
             if isinstance(message, lane_said.LaneSpare):
                 reason = self._spare_heard(sender, message)
-                return encode_parcel(lane_said.LaneAnswer(reason, 0 if reason else len(self.lanes)))
+                return encode_parcel(lane_said.LaneAnswer(reason, 0 if reason else self.num_due))
             self._group(message.lane).hear(sender, message)
         except RemoteProtocolError as error:
             log.warning("lane_refused", sender=short(sender), reason=error.one_line())
