@@ -269,9 +269,7 @@ class LocalTrainer:
         losses: list[torch.Tensor] = []
         for begin in range(0, len(starts), self.micro_batch):
             if begin:
-                losses[
-                    -1
-                ].item()  # waits for an accelerator, which else would have all of the step to do when a pause comes
+                losses[-1].item()  # an accelerator would else have all of the step still to do when a pause comes
                 if not goes_on():
                     self._optimizer.zero_grad()
                     return counters

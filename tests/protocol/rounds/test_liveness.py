@@ -232,11 +232,16 @@ def _exchanging(table: Table) -> Seat:
     return table.opener()
 
 
-def test_a_member_that_fell_silent_is_dropped_from_the_exchange() -> None:
+def _with_one_unheard() -> tuple[Table, Seat]:
+    """Four in an exchange that does not end, and a member of it whose heartbeats stop."""
     table = Table(4)
-    opener = _exchanging(table)
-    (frozen, *_) = table.others(opener)
-    table.freeze(frozen)
+    (unheard, *_) = table.others(_exchanging(table))
+    table.freeze(unheard)
+    return table, unheard
+
+
+def test_a_member_that_fell_silent_is_dropped_from_the_exchange() -> None:
+    table, frozen = _with_one_unheard()
     table.run_for(2.0)
     assert not any(DropMember(frozen.peer, "silent") in seat.orders for seat in table.others(frozen))
     table.run_for(1.5)
@@ -244,10 +249,7 @@ def test_a_member_that_fell_silent_is_dropped_from_the_exchange() -> None:
 
 
 def test_a_member_whose_heartbeats_are_lost_is_not_missed_while_its_stream_brings_something() -> None:
-    table = Table(4)
-    opener = _exchanging(table)
-    (unheard, *_) = table.others(opener)
-    table.freeze(unheard)
+    table, unheard = _with_one_unheard()
     for _ in range(20):
         table.run_for(0.2)
         for seat in table.others(unheard):
