@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -12,7 +13,7 @@ import structlog
 from averaging.network.frames import EndOfStream, FrameReader, write_end, write_frame
 from averaging.network.p2pd import P2pdProcess
 from averaging.network.seams import MAX_FRAME_BYTES
-from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TransportError
+from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -42,7 +43,7 @@ class RawStream:
         await asyncio.sleep(0.01)  # a killed process closes its sockets a moment before it counts as exited
         if not self._daemon.is_running:
             return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
-        return PeerUnreachable(f"the stream with {self.remote} was reset", "a live stream")
+        return ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
 
     async def send(self, data: bytes) -> None:
         """Send one frame. Raises TransportError when the stream is broken."""
@@ -92,7 +93,13 @@ class RawStream:
             self.writer.close()
 
     async def drop_rest(self, within_s: float) -> None:
-        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks."""
+        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks.
+
+        Who says the last word waits so before it closes its socket: p2pd then ends its libp2p stream for reading and for writing
+        one after the other (go-yamux: `Stream.Close`), and its own reader, woken by the first, may reset the stream before the
+        second (go-libp2p-daemon: `doStreamPipe`). A reset overtakes what was sent before it, so the last word would come as
+        the death of a living process.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while await self._reader.read(DROP_BYTES):
@@ -128,6 +135,11 @@ class Daemon:
     def is_running(self) -> bool:
         """Asked of the kernel now."""
         return self._process.is_running
+
+    @property
+    def control_socket(self) -> Path:
+        """Where p2pd takes requests."""
+        return self._process.control_socket
 
     async def open_stream(self, peer: PeerId, protocol: str) -> RawStream:
         """A libp2p stream to a peer; nothing stays open when it fails or is cancelled.
