@@ -10,7 +10,7 @@ import trio
 
 from averaging.network.clocks import Timers
 from averaging.network.seams import MAX_CONTROL_BYTES, TookReply
-from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -260,5 +260,5 @@ class Call:
 
     def server_died(self) -> None:
         """The connection is reset, which the caller hears as soon as anything passes."""
-        error = PeerUnreachable(f"{self._peer} died during a call on {self._channel}", "an answer")
+        error = ConnectionReset(f"{self._peer} died during a call on {self._channel}", "an answer")
         self._swarm.when_passable(self._peer, self._caller.peer, lambda: self._answer.fail(error))
