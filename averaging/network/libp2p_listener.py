@@ -30,8 +30,8 @@ NAMED_WITHIN_S: Final = 5.0
 ServeStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def listen(socket: Path, handlers: Mapping[str, ServeStream]) -> asyncio.Server:
-    """Serve the streams of these protocols that p2pd brings to this socket, from now until the server is closed.
+async def make_listener(socket: Path, handlers: Mapping[str, ServeStream]) -> asyncio.Server:
+    """What serves the streams of these protocols that p2pd brings to this socket, from `start_serving` until it is closed.
 
     Raises:
         OSError: there cannot be such a socket.
@@ -51,7 +51,7 @@ async def listen(socket: Path, handlers: Mapping[str, ServeStream]) -> asyncio.S
             return
         await handlers[info.proto](PeerId(PeerID(info.peer).to_base58()), reader, writer)
 
-    return await asyncio.start_unix_server(serve, path=socket, backlog=WAITING)
+    return await asyncio.start_unix_server(serve, path=socket, backlog=WAITING, start_serving=False)
 
 
 async def bring_to(socket: Path, control_socket: Path, protocols: tuple[str, ...]) -> None:

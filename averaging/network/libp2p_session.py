@@ -27,8 +27,17 @@ from averaging.network.frames import (
     write_bytes,
     write_frame,
 )
-from averaging.network.libp2p_door import MAX_PER_STRANGER, STRANGER_WITHIN_S, Admits, Door, Gate, Verdicts, Visit
-from averaging.network.libp2p_listener import bring_to, listen
+from averaging.network.libp2p_door import (
+    MAX_PER_STRANGER,
+    MAX_STRANGERS,
+    STRANGER_WITHIN_S,
+    Admits,
+    Door,
+    Gate,
+    Verdicts,
+    Visit,
+)
+from averaging.network.libp2p_listener import bring_to, make_listener
 from averaging.network.libp2p_stream import BROKEN, CLOSE_GRACE_S, Daemon, RawStream
 from averaging.network.p2pd import P2pdProcess
 from averaging.network.seams import MAX_CONTROL_BYTES, DirectoryEntry
@@ -57,7 +66,12 @@ MAX_PINGS: Final = 64
 TAKEN_WITHIN_S: Final = 10.0
 """A caller has this long to end a call whose reply was sent to p2pd; its place is taken until then."""
 TURNED_AWAY_S: Final = 3.0
-MAX_TURNED_AWAY: Final = 64
+MAX_TURNED_AWAY_PER_PEER: Final = 256
+MAX_TURNED_AWAY: Final = 1024
+"""Members who are told at the same time that there is no place; beyond that, and for strangers beyond the places of strangers, the
+stream is closed without a word, which reads like a death.
+"""
+
 NOT_ADMITTED: Final = b"no credential of this run was shown"
 
 
@@ -132,7 +146,9 @@ class Session:
         self._calls = Door(verdicts, Gate(MAX_CALLS_PER_PEER, MAX_CALLS), hooks.open_channels)
         self._streams = Door(verdicts, Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS), frozenset())
         self._pings = Gate(MAX_PER_STRANGER, MAX_PINGS)
-        self._num_turned_away = 0
+        self._turned_away = Gate(MAX_TURNED_AWAY_PER_PEER, MAX_TURNED_AWAY)
+        self._strangers_turned_away = Gate(MAX_PER_STRANGER, MAX_STRANGERS)
+        self._is_known = verdicts.known
 
     @property
     def peer_id(self) -> PeerId:
@@ -161,7 +177,8 @@ class Session:
             STREAM_PROTOCOL: self._serve_stream,
             PING_PROTOCOL: self._serve_ping,
         }
-        self._listener = await listen(self._socket, serving)
+        self._listener = await make_listener(self._socket, serving)
+        await self._listener.start_serving()
         await bring_to(self._socket, self.daemon.control_socket, tuple(serving))
         reached = await self._connect(addresses)
         self._node = await DHTNode.create(
@@ -177,10 +194,10 @@ class Session:
 
     async def close(self) -> None:
         """Detach. A dead p2pd answers nothing, so nothing here waits for it long."""
-        await self.daemon.close()
         if self._listener is not None:
             self._listener.close()
             self._socket.unlink(missing_ok=True)
+        await self.daemon.close()
         if self._node is not None:
             self._node.is_alive = False
             if self.daemon.is_running:
@@ -367,10 +384,10 @@ class Session:
 
     def _turn_away(self, stream: RawStream, answer: bytes) -> None:
         """Answer without reading the request."""
-        if self._num_turned_away >= MAX_TURNED_AWAY:
+        gate = self._turned_away if self._is_known(stream.remote) else self._strangers_turned_away
+        if not gate.enter(stream.remote):
             stream.writer.close()
             return
-        self._num_turned_away += 1
 
         async def wait() -> None:
             try:
@@ -379,7 +396,7 @@ class Session:
             except BROKEN as error:
                 log.debug("turned_away_broken", peer=stream.remote, error=repr(error)[:200])
             finally:
-                self._num_turned_away -= 1
+                gate.leave(stream.remote)
                 stream.writer.close()
 
         self.daemon.keep_until_done(wait())
