@@ -123,26 +123,32 @@ async def test_the_death_of_our_own_p2pd_fails_calls_in_flight_without_blaming_t
                 await bob.call(alice.peer_id, "hold", b"", timeout_s=60)
 
 
-async def test_a_restart_that_is_cut_short_ends_p2pd_all_the_same(tmp_path: Path) -> None:
-    stopped: list[bool] = []
+async def test_a_restart_that_is_cut_short_ends_session_and_p2pd_all_the_same(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    stopped: list[str] = []
 
     async def run(function: Callable[[], Awaitable[None]], timeout_s: float) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        await function()
+        with trio.move_on_after(timeout_s):
+            await function()
+
+    async def close() -> None:
+        stopped.append("session")
+        await trio.sleep_forever()
 
     async def stop() -> None:
-        stopped.append(True)
+        stopped.append("p2pd")
 
     network: Any = SimpleNamespace(thread=SimpleNamespace(run=run), detach=lambda: None)
     supervisor = _Supervisor(network, _options(tmp_path, ALICE), tmp_path)
-    session: Any = SimpleNamespace(close=trio.sleep_forever)
+    session: Any = SimpleNamespace(close=close)
     process: Any = SimpleNamespace(stop=stop)
     supervisor._session, supervisor._process = session, process
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervisor.stop)
-        await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    assert stopped == [True]
+        nursery.start_soon(supervisor.stop)
+    assert stopped == ["session", "p2pd"]
 
 
 async def test_peers_that_know_only_a_third_find_each_other(tmp_path: Path) -> None:
