@@ -14,6 +14,7 @@
     +-- RemoteProtocolError              a peer sent something the protocol does not allow: drop it, count it
     +-- TransportError                   a message could not be carried
         +-- PeerUnreachable              refused or reset: the process at the other end is gone
+        |   +-- ConnectionReset          reset in the middle: it is gone, or only the connection is
         +-- CallTimeout                  no answer within the deadline: slow, frozen or cut off
 
 Every error says what was found, what was expected and what to do about it, in that order, on one line: control characters, which
@@ -126,6 +127,10 @@ class TransportError(PotluckError):
 
 class PeerUnreachable(TransportError):
     """Refused or reset: the process at the other end is gone, as far as we can see."""
+
+
+class ConnectionReset(PeerUnreachable):
+    """Reset in the middle: the process at the other end is gone, or only the connection is; who asks again knows."""
 
 
 class CallTimeout(TransportError):

@@ -382,12 +382,12 @@ class _Supervisor:
         self._network.detach()
         session, process = self._session, self._process
         self._session = self._process = None
-        try:
-            if session is not None:
-                await self._network.thread.run(session.close, timeout_s=STOP_TIMEOUT_S)
-        finally:  # a session that cannot be closed in time, or a restart that is cut short, must not leave p2pd behind
-            if process is not None:
-                with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True):  # a restart that is cut short leaves neither behind; both ends are bounded
+            try:
+                if session is not None:
+                    await self._network.thread.run(session.close, timeout_s=STOP_TIMEOUT_S)
+            finally:
+                if process is not None:
                     await self._network.thread.run(process.stop, timeout_s=STOP_TIMEOUT_S)
 
     async def keep(self, unix_s: Callable[[], float]) -> None:

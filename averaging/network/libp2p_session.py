@@ -27,7 +27,17 @@ from averaging.network.frames import (
     write_bytes,
     write_frame,
 )
-from averaging.network.libp2p_door import MAX_PER_STRANGER, STRANGER_WITHIN_S, Admits, Door, Gate, Verdicts, Visit
+from averaging.network.libp2p_door import (
+    MAX_PER_STRANGER,
+    MAX_STRANGERS,
+    STRANGER_WITHIN_S,
+    Admits,
+    Door,
+    Gate,
+    Verdicts,
+    Visit,
+)
+from averaging.network.libp2p_listener import bring_to, make_listener
 from averaging.network.libp2p_stream import BROKEN, CLOSE_GRACE_S, Daemon, RawStream
 from averaging.network.p2pd import P2pdProcess
 from averaging.network.seams import MAX_CONTROL_BYTES, DirectoryEntry
@@ -53,8 +63,15 @@ MAX_CALLS: Final = 256
 MAX_STREAMS_PER_PEER: Final = 16
 MAX_STREAMS: Final = 256
 MAX_PINGS: Final = 64
+TAKEN_WITHIN_S: Final = 10.0
+"""A caller has this long to end a call whose reply was sent to p2pd; its place is taken until then."""
 TURNED_AWAY_S: Final = 3.0
-MAX_TURNED_AWAY: Final = 64
+MAX_TURNED_AWAY_PER_PEER: Final = 256
+MAX_TURNED_AWAY: Final = 1024
+"""Members who are told at the same time that there is no place; beyond that, and for strangers beyond the places of strangers, the
+stream is closed without a word, which reads like a death.
+"""
+
 NOT_ADMITTED: Final = b"no credential of this run was shown"
 
 
@@ -118,16 +135,20 @@ class _RuleValidator:
 class Session:
     """Made by `open_session`."""
 
-    def __init__(self, process: P2pdProcess, p2p: Any, hooks: SessionHooks) -> None:
+    def __init__(self, process: P2pdProcess, p2p: Any, hooks: SessionHooks, folder: Path) -> None:
         self.daemon = Daemon(process)
         self._p2p = p2p
+        self._socket = folder / f"streams-{process.pid}"
+        self._listener: asyncio.Server | None = None
         self._node: Any = None
         self._hooks = hooks
         verdicts = Verdicts(hooks.admits)
         self._calls = Door(verdicts, Gate(MAX_CALLS_PER_PEER, MAX_CALLS), hooks.open_channels)
         self._streams = Door(verdicts, Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS), frozenset())
         self._pings = Gate(MAX_PER_STRANGER, MAX_PINGS)
-        self._num_turned_away = 0
+        self._turned_away = Gate(MAX_TURNED_AWAY_PER_PEER, MAX_TURNED_AWAY)
+        self._strangers_turned_away = Gate(MAX_PER_STRANGER, MAX_STRANGERS)
+        self._is_known = verdicts.known
 
     @property
     def peer_id(self) -> PeerId:
@@ -151,9 +172,14 @@ class Session:
     async def _start(self, addresses: Sequence[str], is_client: bool) -> None:
         from hivemind.dht.node import DHTNode
 
-        await self._p2p.add_binary_stream_handler(CALL_PROTOCOL, self._serve_call)
-        await self._p2p.add_binary_stream_handler(STREAM_PROTOCOL, self._serve_stream)
-        await self._p2p.add_binary_stream_handler(PING_PROTOCOL, self._serve_ping)
+        serving = {
+            CALL_PROTOCOL: self._serve_call,
+            STREAM_PROTOCOL: self._serve_stream,
+            PING_PROTOCOL: self._serve_ping,
+        }
+        self._listener = await make_listener(self._socket, serving)
+        await self._listener.start_serving()
+        await bring_to(self._socket, self.daemon.control_socket, tuple(serving))
         reached = await self._connect(addresses)
         self._node = await DHTNode.create(
             p2p=self._p2p,
@@ -168,6 +194,9 @@ class Session:
 
     async def close(self) -> None:
         """Detach. A dead p2pd answers nothing, so nothing here waits for it long."""
+        if self._listener is not None:
+            self._listener.close()
+            self._socket.unlink(missing_ok=True)
         await self.daemon.close()
         if self._node is not None:
             self._node.is_alive = False
@@ -275,23 +304,23 @@ class Session:
         finally:
             stream.writer.close()
 
-    async def _serve_ping(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = PeerId(info.peer_id.to_base58())
+    async def _serve_ping(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = RawStream(peer, reader, writer, self.daemon)
         if not self._pings.enter(peer):
             writer.close()
             return
         try:
             async with asyncio.timeout(STRANGER_WITHIN_S):
                 writer.write(await reader.readexactly(1))
-                await writer.drain()
+                await stream.drop_rest(STRANGER_WITHIN_S)
         except (TimeoutError, *BROKEN):
             log.debug("ping_broken")
         finally:
             self._pings.leave(peer)
             writer.close()
 
-    async def _serve_call(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = RawStream(PeerId(info.peer_id.to_base58()), reader, writer, self.daemon)
+    async def _serve_call(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = RawStream(peer, reader, writer, self.daemon)
         visit = self._calls.enter(stream.remote)
         if visit is None:
             self._turn_away(stream, bytes([Status.BUSY]) + frame_of(b""))
@@ -321,10 +350,11 @@ class Session:
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             write_bytes(stream.writer, bytes([status]))
             await write_frame(stream.writer, reply)
+        await stream.drop_rest(min(visit.within_s, TAKEN_WITHIN_S))
         stream.writer.close()
 
-    async def _serve_stream(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = RawStream(PeerId(info.peer_id.to_base58()), reader, writer, self.daemon)
+    async def _serve_stream(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = RawStream(peer, reader, writer, self.daemon)
         visit = self._streams.enter(stream.remote)
         if visit is None:
             self._turn_away(stream, bytes([Status.BUSY]))
@@ -353,11 +383,11 @@ class Session:
             visit.leave()
 
     def _turn_away(self, stream: RawStream, answer: bytes) -> None:
-        """Answer without reading the request; the answer would be lost if the socket closed at once."""
-        if self._num_turned_away >= MAX_TURNED_AWAY:
+        """Answer without reading the request."""
+        gate = self._turned_away if self._is_known(stream.remote) else self._strangers_turned_away
+        if not gate.enter(stream.remote):
             stream.writer.close()
             return
-        self._num_turned_away += 1
 
         async def wait() -> None:
             try:
@@ -366,7 +396,7 @@ class Session:
             except BROKEN as error:
                 log.debug("turned_away_broken", peer=stream.remote, error=repr(error)[:200])
             finally:
-                self._num_turned_away -= 1
+                gate.leave(stream.remote)
                 stream.writer.close()
 
         self.daemon.keep_until_done(wait())
@@ -386,4 +416,4 @@ async def open_session(process: P2pdProcess, hooks: SessionHooks, folder: Path) 
         p2p = await asyncio.wait_for(attached.replicate(Multiaddr(f"/unix{process.control_socket}")), CONNECT_TIMEOUT_S)
     except (TimeoutError, *BROKEN) as error:
         raise MachineError(f"p2pd does not answer: {error!r}"[:300], "a running libp2p daemon") from error
-    return Session(process, p2p, hooks)
+    return Session(process, p2p, hooks, folder)

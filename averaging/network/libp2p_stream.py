@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -12,7 +13,7 @@ import structlog
 from averaging.network.frames import EndOfStream, FrameReader, write_end, write_frame
 from averaging.network.p2pd import P2pdProcess
 from averaging.network.seams import MAX_FRAME_BYTES
-from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TransportError
+from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -21,7 +22,17 @@ LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
 """A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
 CLOSE_GRACE_S: Final = 1.0
+EXITED_WITHIN: Final = 10
+"""Hundredths of a second in which the kernel counts our own p2pd as exited once its sockets are closed, on a busy machine."""
+
 DROP_BYTES: Final = 1 << 16
+REFUSED: Final = ("refused", "reset")
+BACKOFF: Final = "dial backoff"
+NOT_NOW: Final = ("timeout", "deadline", "connection failed")
+"""go-libp2p's words: nobody listens there; it is not dialled so soon after a dial that failed; no answer in time, or the connection
+ended before the stream was open, which says nothing."""
+
+MAX_REFUSED: Final = 4096
 BROKEN: Final = (asyncio.IncompleteReadError, ConnectionError, OSError, EOFError)
 """What asyncio raises when a socket to p2pd ends in the middle of something."""
 
@@ -39,10 +50,13 @@ class RawStream:
 
     async def broken(self) -> TransportError:
         """Why the stream broke: the peer is gone, or only our own p2pd is."""
-        await asyncio.sleep(0.01)  # a killed process closes its sockets a moment before it counts as exited
-        if not self._daemon.is_running:
-            return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
-        return PeerUnreachable(f"the stream with {self.remote} was reset", "a live stream")
+        for _ in range(EXITED_WITHIN):  # a killed process closes its sockets a moment before it counts as exited
+            await asyncio.sleep(0.01)
+            if not self._daemon.is_running:
+                break
+        else:
+            return ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
+        return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
 
     async def send(self, data: bytes) -> None:
         """Send one frame. Raises TransportError when the stream is broken."""
@@ -92,7 +106,13 @@ class RawStream:
             self.writer.close()
 
     async def drop_rest(self, within_s: float) -> None:
-        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks."""
+        """Read and forget what comes until the other side closes, for so long. Raises what asyncio raises when it breaks.
+
+        Who says the last word waits so before it closes its socket: p2pd then ends its libp2p stream for reading and for writing
+        one after the other (go-yamux: `Stream.Close`), and its own reader, woken by the first, may reset the stream before the
+        second (go-libp2p-daemon: `doStreamPipe`). A reset overtakes what was sent before it, so the last word would come as
+        the death of a living process.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while await self._reader.read(DROP_BYTES):
@@ -110,6 +130,7 @@ class Daemon:
     def __init__(self, process: P2pdProcess) -> None:
         self._process = process
         self._lingering: set[asyncio.Task[None]] = set()
+        self._verdicts = DialVerdicts()
 
     def keep_until_done(self, ending: Coroutine[Any, Any, None]) -> None:
         """Let a stream that we ended wait for its other side."""
@@ -128,6 +149,11 @@ class Daemon:
     def is_running(self) -> bool:
         """Asked of the kernel now."""
         return self._process.is_running
+
+    @property
+    def control_socket(self) -> Path:
+        """Where p2pd takes requests."""
+        return self._process.control_socket
 
     async def open_stream(self, peer: PeerId, protocol: str) -> RawStream:
         """A libp2p stream to a peer; nothing stays open when it fails or is cancelled.
@@ -157,7 +183,8 @@ class Daemon:
             raise
         if response.type == p2pd_pb2.Response.ERROR:
             writer.close()
-            raise _dial_error(peer, response.error.msg)
+            raise self._verdicts.failed(peer, response.error.msg)
+        self._verdicts.opened(peer)
         return stream
 
 
@@ -171,8 +198,27 @@ def _peer_bytes(peer: PeerId) -> bytes:
         raise PeerUnreachable(f"{str(peer)[:80]!r} is no peer id", "a libp2p peer id in base58") from None
 
 
-def _dial_error(peer: PeerId, message: str) -> TransportError:
-    was_refused = "refused" in message or "reset" in message
-    if not was_refused and ("timeout" in message or "deadline" in message):
-        return CallTimeout(f"{peer} could not be dialled in time: {message[:200]}", "a connection")
-    return PeerUnreachable(f"{peer} could not be reached: {message[:200]}", "a connection")
+class DialVerdicts:
+    """What p2pd's reason for not opening a stream means to the caller. Only a refusal says that nobody is there.
+
+    p2pd does not dial again for some seconds after a dial that failed; what that one said counts until then.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[PeerId, None] = {}
+
+    def opened(self, peer: PeerId) -> None:
+        """It is there."""
+        self._refused.pop(peer, None)
+
+    def failed(self, peer: PeerId, reason: str) -> TransportError:
+        """The error to raise."""
+        if any(word in reason for word in REFUSED):
+            self._refused[peer] = None
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+        elif BACKOFF not in reason:
+            self._refused.pop(peer, None)
+        if peer not in self._refused and any(word in reason for word in (BACKOFF, *NOT_NOW)):
+            return CallTimeout(f"{peer} could not be dialled in time: {reason[:200]}", "a connection")
+        return PeerUnreachable(f"{peer} could not be reached: {reason[:200]}", "a connection")

@@ -10,7 +10,7 @@ import trio
 
 from averaging.network.clocks import Timers
 from averaging.network.seams import MAX_CONTROL_BYTES, TookReply
-from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class Call:
             return
         if host is None:
             return
+        if self._swarm.is_broken():
+            self._answer.fail(self._reset())
+            return
         number = self._swarm.next_number()
         host.serving[number] = self
         if host.thawed is None:
@@ -248,7 +251,9 @@ class Call:
             me.parked.append(partial(self._take, reply))
 
     def _take(self, reply: bytes | PotluckError) -> None:
-        if isinstance(reply, PotluckError):
+        if self._swarm.is_broken():
+            self._answer.fail(self._reset())
+        elif isinstance(reply, PotluckError):
             self._answer.fail(reply)
         elif len(reply) > MAX_CONTROL_BYTES:
             self._answer.fail(
@@ -260,5 +265,7 @@ class Call:
 
     def server_died(self) -> None:
         """The connection is reset, which the caller hears as soon as anything passes."""
-        error = PeerUnreachable(f"{self._peer} died during a call on {self._channel}", "an answer")
-        self._swarm.when_passable(self._peer, self._caller.peer, lambda: self._answer.fail(error))
+        self._swarm.when_passable(self._peer, self._caller.peer, lambda: self._answer.fail(self._reset()))
+
+    def _reset(self) -> ConnectionReset:
+        return ConnectionReset(f"a call of {self._peer} on {self._channel} was reset", "an answer")

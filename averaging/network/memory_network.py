@@ -141,6 +141,7 @@ class MemorySwarm:
         speeds: links slower or faster than the default, by peer; the slower end counts.
         loss: share of messages lost everywhere, and `losses` at one peer. Streams lose time instead, and sometimes break.
         duplicated: share of call requests that arrive twice.
+        broken: share of requests, and of replies, whose connection breaks on their way while both processes live.
         reorder_s: requests and replies take up to so much longer, each by itself.
         is_directory_up: whether records can be stored and found.
         has_way_in: instead of that, whether a peer can; None where it is the same for everybody.
@@ -168,6 +169,7 @@ class MemorySwarm:
         self.loss = 0.0
         self.losses: dict[PeerId, float] = {}
         self.duplicated = 0.0
+        self.broken = 0.0
         self.reorder_s = 0.0
         self.is_directory_up = True
         self.has_way_in: Callable[[PeerId], bool] | None = None
@@ -312,6 +314,10 @@ class MemorySwarm:
     def is_duplicated(self) -> bool:
         """Whether this request arrives twice."""
         return self.duplicated > 0 and self._random.random() < self.duplicated
+
+    def is_broken(self) -> bool:
+        """Whether the connection of this request, or of this reply, breaks on its way."""
+        return self.broken > 0 and self._random.random() < self.broken
 
     def next_number(self) -> int:
         """Numbers for what is on its way."""

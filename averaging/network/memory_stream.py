@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Way
-from protocol.errors import LocalProtocolError, PeerUnreachable
+from protocol.errors import ConnectionReset, LocalProtocolError
 from protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class MemoryStream:
 
     def _check(self, is_broken: bool) -> None:
         if is_broken or self._pipe.is_reset or self._is_closed or not self._here.is_alive:
-            raise PeerUnreachable(f"the stream with {self.remote} was reset", "a live stream")
+            raise ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
 
     async def send_frame(self, data: bytes | memoryview) -> None:
         """Arrives after the link's delay; waits while FRAME_BUFFER frames are on their way or unread."""

@@ -66,7 +66,7 @@ class Stream(Protocol):
         """Send one frame; waits while the other side is slow or the pacer says so. `data` may be changed once this returns or raises.
 
         Raises:
-            PeerUnreachable: the other side reset the stream or is gone.
+            ConnectionReset: the other side reset the stream or is gone.
             LocalProtocolError: `data` is longer than MAX_FRAME_BYTES.
         """
         ...
@@ -75,7 +75,7 @@ class Stream(Protocol):
         """The next frame, or None after the other side's clean `aclose`. A call that is cancelled loses none.
 
         Raises:
-            PeerUnreachable: the stream was reset.
+            ConnectionReset: the stream was reset.
             RemoteProtocolError: the other side announced a frame longer than MAX_FRAME_BYTES.
         """
         ...
@@ -172,7 +172,8 @@ class Network(Protocol):
         """Control lane: one request, one reply, each at most MAX_CONTROL_BYTES. Never waits behind bulk.
 
         Raises:
-            PeerUnreachable: refused or reset, also in the middle of the call: the peer's process is gone.
+            PeerUnreachable: refused: the peer's process is gone.
+            ConnectionReset: reset in the middle of the call: it is gone, or only the connection is.
             CallTimeout: no reply within `timeout_s`.
             RemoteProtocolError: the handler failed there, or the reply was too long.
         """

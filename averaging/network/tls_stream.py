@@ -21,7 +21,7 @@ from averaging.network.bulk_lane import BulkLane
 from averaging.network.frames import MAX_CHANNEL_BYTES, Status
 from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Way
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
-from protocol.errors import LocalProtocolError, PeerUnreachable, RemoteProtocolError
+from protocol.errors import ConnectionReset, LocalProtocolError, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -175,8 +175,8 @@ class TlsStream:
         except OSError as error:
             raise self._broken() from error
 
-    def _broken(self) -> PeerUnreachable:
-        return PeerUnreachable(f"the stream with {self._remote} was reset", "a live stream")
+    def _broken(self) -> ConnectionReset:
+        return ConnectionReset(f"the stream with {self._remote} was reset", "a live stream")
 
     async def aclose(self) -> None:
         """Clean end: what was sent still arrives. A task of the network waits until the other side has ended, too."""

@@ -26,6 +26,7 @@ from averaging.rounds.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_reques
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from protocol.envelope import ReplayGuard, open_envelope
 from protocol.errors import (
+    ConnectionReset,
     PeerUnreachable,
     PotluckError,
     RemoteProtocolError,
@@ -285,12 +286,26 @@ class PeerRounds:
     async def _deliver(
         self, to: tuple[PeerId, ...], raw: bytes, took: TookReply | None = None, channel: str = ROUND_CHANNEL
     ) -> None:
+        """Bring a message; once more where the connection broke: a dead process refuses the next one, and a living one that had
+        the message already says that it is repeated.
+        """
         banned = [peer for peer in to if self._tools.is_banned(peer)]
         for peer in banned:
             # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         others = [peer for peer in to if peer not in banned]
-        await self._tools.network.call_each(others, channel, raw, timeout_s=CALL_WITHIN_S, took=took or self._took)
+        took_it = took or self._took
+
+        async def took_once(peer: PeerId, reply: bytes | PotluckError) -> None:
+            if isinstance(reply, ConnectionReset):
+                self._tasks.spawn(self._call_each, (peer,), channel, raw, took_it)
+            else:
+                await took_it(peer, reply)
+
+        await self._call_each(others, channel, raw, took_once)
+
+    async def _call_each(self, to: Sequence[PeerId], channel: str, raw: bytes, took: TookReply) -> None:
+        await self._tools.network.call_each(to, channel, raw, timeout_s=CALL_WITHIN_S, took=took)
 
     async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """What came of one message of ours."""

@@ -9,7 +9,14 @@ import trio
 
 from averaging.network.directory import seal_record
 from averaging.network.seams import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
-from protocol.errors import CallTimeout, LocalProtocolError, PeerUnreachable, PotluckError, RemoteProtocolError
+from protocol.errors import (
+    CallTimeout,
+    ConnectionReset,
+    LocalProtocolError,
+    PeerUnreachable,
+    PotluckError,
+    RemoteProtocolError,
+)
 from protocol.ids import PeerId
 from tests.contract.network_worlds import RUN, Check, World, new_identity, open_real_world, run_in_memory
 
@@ -275,7 +282,7 @@ def test_a_handler_that_raises_resets_the_stream(run_streams: Runner) -> None:
         world.bob.serve_streams("give-up", give_up)
         stream = await world.alice.open_stream(world.bob.peer_id, "give-up", timeout_s=5)
         await stream.send_frame(b"chunk")
-        with trio.fail_after(10), pytest.raises(PeerUnreachable):
+        with trio.fail_after(10), pytest.raises(ConnectionReset):
             await stream.receive_frame()
         await stream.aclose()
 
@@ -354,7 +361,7 @@ def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run: 
         await world.alice.add_addresses(victim.addresses())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_kill_when, world, victim, holder.began)
-            with trio.fail_after(10), pytest.raises(PeerUnreachable):
+            with trio.fail_after(10), pytest.raises(ConnectionReset):
                 await world.alice.call(victim.peer_id, "hold", b"", timeout_s=60)
 
     run(check)
@@ -368,9 +375,9 @@ def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_st
         stream = await world.alice.open_stream(victim.peer_id, "hold", timeout_s=5)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_kill_when, world, victim, holder.began)
-            with trio.fail_after(10), pytest.raises(PeerUnreachable):
+            with trio.fail_after(10), pytest.raises(ConnectionReset):
                 await stream.receive_frame()
-        with trio.fail_after(10), pytest.raises(PeerUnreachable):
+        with trio.fail_after(10), pytest.raises(ConnectionReset):
             await _send_until_cancelled(stream)
         await stream.aclose()
 
@@ -486,7 +493,7 @@ def test_a_reader_that_leaves_stops_its_writer(run_streams: Runner) -> None:
         await stream.aclose()
         with trio.fail_after(20):
             await done.wait()
-        assert outcome == ["PeerUnreachable"]
+        assert outcome == ["ConnectionReset"]
 
     run_streams(check)
 

@@ -365,6 +365,15 @@ async def _duplicates(world: World, chooser: random.Random, lasts_s: float) -> N
         world.swarm.duplicated = 0.0
 
 
+async def _resets(world: World, chooser: random.Random, lasts_s: float) -> None:
+    world.happened("resets")
+    world.swarm.broken = chooser.uniform(0.02, 0.3)
+    try:
+        await world.swarm.timers.sleep(lasts_s)
+    finally:
+        world.swarm.broken = 0.0
+
+
 async def _reordering(world: World, chooser: random.Random, lasts_s: float) -> None:
     world.happened("reordering")
     world.swarm.reorder_s = chooser.choice((0.05, 0.3, 1.0))
@@ -399,5 +408,6 @@ FAULTS: dict[str, Fault] = {
     "slow link": _slow_link,
     "lossy link": _lossy_link,
     "duplicates": _duplicates,
+    "resets": _resets,
     "reordering": _reordering,
 }

@@ -31,7 +31,8 @@ SEED_DEAD = "seed dead"
 RENEWAL = "renewal"
 LINK_FAULTS = ("two sides", "three sides", "one way", "pair", "coordinator", "slow link", "lossy link")
 HOST_FAULTS = ("host restart", "host restored")
-MESSAGE_FAULTS = ("duplicates", "reordering")
+RESETS = "resets"
+MESSAGE_FAULTS = ("duplicates", "reordering", RESETS)
 SKEW = "clock skew"
 FAULT_KINDS = (
     *PROCESS_FAULTS,
@@ -171,7 +172,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("calm", {"join": 2, "leave": 1, "crash": 4}),
-        Profile("default", _MIXED, beside=HOST_FAULTS, reaches=_MANY_FAULTS),
+        Profile("default", _MIXED, beside=(*HOST_FAULTS, RESETS), reaches=_MANY_FAULTS),
         Profile("faults", _MIXED, num_faults=(7, 14), num_peers=(3, 7), fault_s=(0.5, 25.0), spread_s=60.0),
         Profile("partition", _SIDES, fault_s=(2.0, 45.0), spread_s=40.0),
         Profile(
@@ -252,6 +253,7 @@ PROFILES = {
         Profile(
             "lossy",
             {"lossy link": 4, "slow link": 2, "duplicates": 2, "reordering": 2, "crash": 1, SKEW: 1},
+            beside=(RESETS,),
             fault_s=(5.0, 40.0),
         ),
         Profile(

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from averaging.network.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
 from averaging.network.seams import Stream
-from protocol.errors import CallTimeout, PeerUnreachable
+from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable
 from protocol.ids import PeerId
 
 ALICE, BOB, CAROL = PeerId("alice"), PeerId("bob"), PeerId("carol")
@@ -67,6 +67,25 @@ async def test_a_one_way_cut_loses_requests_one_way_and_replies_the_other(autoju
         with pytest.raises(CallTimeout):
             await networks[BOB].call(ALICE, "count", b"", timeout_s=1)
         assert num_handled == 1
+
+
+async def test_a_connection_that_breaks_is_a_reset_before_or_after_the_handler_ran(autojump_clock: MockClock) -> None:
+    async with _swarm() as (swarm, networks):
+        num_handled = num_reset = 0
+
+        async def count(sender: PeerId, request: bytes) -> bytes:
+            nonlocal num_handled
+            num_handled += 1
+            return b""
+
+        networks[BOB].serve_calls("count", count)
+        swarm.broken = 0.5
+        for _ in range(40):
+            try:
+                await networks[ALICE].call(BOB, "count", b"", timeout_s=1)
+            except ConnectionReset:
+                num_reset += 1
+        assert 0 < 40 - num_reset < num_handled < 40
 
 
 async def test_frames_wait_out_a_cut(autojump_clock: MockClock) -> None:

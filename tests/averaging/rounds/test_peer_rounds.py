@@ -292,6 +292,25 @@ async def test_a_refused_connection_and_an_answer_are_told_to_all_units(autojump
         await until(lambda: lost() == [False, False], 3.0)
 
 
+async def test_a_member_whose_connection_broke_is_asked_again_before_it_is_lost(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
+        heard: list[list[RoundMessage]] = []
+
+        async def break_it(_sender: PeerId, _request: bytes) -> bytes:
+            life.world.swarm.kill(other.peer)
+            other.boot()
+            heard.append(listen(other))
+            await trio.sleep_forever()
+
+        other.network.serve_calls(ROUND_CHANNEL, break_it)
+        await life.rounds.send((other.peer,), message)
+        await trio.sleep(1.0)
+        assert heard == [[message]], "the process that is there now has it"
+        assert not any(life.services[unit].state.peers[other.peer].lost for unit in BOTH)
+
+
 async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_does_not_name(
     autojump_clock: Clock,
 ) -> None:
