@@ -20,7 +20,7 @@ import trio
 
 from averaging.data.document_routing import Routing, route_with
 from averaging.data.expert_shards import check_each_expert, read_router
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.routing_sample import RoutingSample
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, write_whole
 from averaging.data.sources import Source, open_source
@@ -112,18 +112,10 @@ def _packed(
 ) -> DatasetManifest:
     """The text by this routing, with the run's other data sets. Raises as `packed_anew`."""
     data, unfinished = run.manifest.config.data, run.folder / _UNFINISHED
+    packing = Packing(data.shard_bytes, data.source, source.licence, routing=routing, sample=sample)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        dataset = pack(
-            texts,
-            tokenizer,
-            unfinished,
-            shard_bytes=data.shard_bytes,
-            source=data.source,
-            licence=source.licence,
-            routing=routing,
-            sample=sample,
-        )
+        dataset = pack(texts, tokenizer, unfinished, packing)
         if _documents(dataset) != _documents(run.dataset):
             raise _other_text()
         check_each_expert(dataset, run.manifest.config.model.context_tokens + 1)

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from averaging.data.document_routing import Routing, route_documents, route_with
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.routing_sample import routing_sample
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
 from averaging.data.texts import Text
@@ -37,10 +37,11 @@ TEXTS = [
 HELD = (1,)
 
 
-def _packed(folder: Path, routing: Routing, texts: Sequence[Text] = TEXTS, **changes: object) -> DatasetManifest:
-    values: dict[str, object] = {"sample": routing_sample(lambda: TEXTS, ByteTokenizer(), 65, 16)}
-    numbers = {"shard_bytes": 65536, "source": "text", "licence": "none", "routing": routing}
-    return pack(texts, ByteTokenizer(), folder, **{**numbers, **values, **changes})  # type: ignore[arg-type]
+def _packed(
+    folder: Path, routing: Routing, texts: Sequence[Text] = TEXTS, num_windows: int = 16
+) -> DatasetManifest:
+    sample = routing_sample(lambda: TEXTS, ByteTokenizer(), 65, num_windows)
+    return pack(texts, ByteTokenizer(), folder, Packing(65536, "text", "none", routing=routing, sample=sample))
 
 
 @dataclass
@@ -312,7 +313,7 @@ def _harmful(world: _World, harm: str) -> bytes:
     if harm == "data set":
         return world.sealed(dataset_id="ab" * 32)
     if harm == "sample":
-        return world.sealed(_packed(host, routing, sample=routing_sample(lambda: TEXTS, ByteTokenizer(), 65, 15)))
+        return world.sealed(_packed(host, routing, num_windows=15))
     if harm == "kept documents":
         texts = [text for number, text in enumerate(TEXTS) if number != 14]  # one that is kept for evaluation
         return world.sealed(_packed(host, route_with(routing.router, lambda: texts), texts))
