@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +32,7 @@ from coordinator.reassigning_core import owners_after
 from coordinator.routing_embeddings import refitted
 from coordinator.run_files import CHECKPOINT_FOLDER, DATA_FOLDER, RunFiles, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
-from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts
+from coordinator.run_texts import PackedText, RunTexts
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.ids import Root
 from protocol.reassignment import LEAD_ROUNDS, Reassignment, seal_reassignment
@@ -104,7 +104,7 @@ def packed_anew(
     if not moved:
         return Repacked(owners)
     routing = route_with(anew, read, least_documents=experts.min_documents)
-    return Repacked(owners, _packed(run, source, read(), tokenizer, routing, sample), moved)
+    return Repacked(owners, _packed(run, source, read(), tokenizer, routing, replace(sample, owners=owners)), moved)
 
 
 def _packed(
@@ -192,10 +192,10 @@ class Reassigner:
 
     async def look(self) -> None:
         """Pack anew where there is a reason to. What cannot be done is said, and tried again with the next losses."""
-        newest = self.texts.newest
-        if newest is not None and self.head_index() < newest.entry.from_round:
+        newest = self.texts.newest_entry
+        if newest is not None and self.head_index() < newest.from_round:
             return  # what was signed last is not read yet: losses tell nothing of it
-        from_round = newest.entry.from_round if newest is not None else 0
+        from_round = newest.from_round if newest is not None else 0
         found = self.texts.book.complete(max(self.done_index, from_round))
         if found is None:
             return
@@ -206,23 +206,23 @@ class Reassigner:
             _log.warning("documents_not_reassigned", index=self.done_index, reason=error.one_line())
 
     async def _reassign(self, losses_DX: Losses) -> None:
-        newest = self.texts.newest
+        newest, packed_after = self.texts.newest, self.texts.num_added
         current = newest.dataset if newest is not None else self.run.dataset
         rows = await self.ledger.run(lambda ledger: ledger.checkpoints())
         checkpoint = self.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
         pack_text = partial(packed_anew, self.run, self.base, current, losses_DX, self.texts.owners, checkpoint)
         packed = await self.offload.run(pack_text)
-        await self.ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(packed.owners_D)))
-        self.texts.owners = packed.owners_D
         if packed.dataset is None:
+            if not await self.texts.remember(self.ledger, packed.owners_D, packed_after):
+                return
             _log.info(
                 "documents_stay", index=self.done_index, reason="the router would send none of the sample elsewhere"
             )
             return
         entry = self._entry(packed.dataset, self.texts.newest_entry)
         sealed = seal_reassignment(self.signer, self.run.manifest.run_id, entry)
-        if not await self.texts.add(self.ledger, PackedText(sealed, entry, packed.dataset)):
-            return  # one that was lost came back while this was packed
+        if not await self.texts.add(self.ledger, PackedText(sealed, entry, packed.dataset), packed_after):
+            return  # one that was lost came back while this was packed: the next losses decide
         windows = self.texts.book.num_windows
         _log.info(
             "documents_reassigned",

@@ -271,6 +271,7 @@ def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: b
         num_experts=num_experts,
         text_bytes=text_bytes,
         sample_tokens=sample.window_tokens if sample is not None else 0,
+        sample_owners=list(sample.owners) if sample is not None and sample.owners else None,
     )
 
 

@@ -25,10 +25,11 @@ MOST_TOKENS: Final = 256
 
 @dataclass(frozen=True)
 class RoutingSample:
-    """D documents: the prefix of each, by which it is routed, and its first window, W tokens."""
+    """D documents: the prefix of each, by which it is routed, its first window, W tokens, and, where losses told it, whose it is."""
 
     prefixes: Sequence[bytes]
     windows: Sequence[Tokens]
+    owners: Sequence[int] = ()
 
     @property
     def window_tokens(self) -> int:

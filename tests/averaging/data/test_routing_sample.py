@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,20 @@ def test_a_data_set_has_its_sample_for_every_holder_and_without_one_keeps_its_id
     assert b"sample" not in plain.canonical_bytes()
     assert parse_dataset(dataset.canonical_bytes(), dataset.dataset_id) == dataset
     assert dataset.num_tokens("train") == plain.num_tokens("train")
+
+
+@pytest.mark.parametrize("owners", [[0] * 9, [0] * 9 + [2], [0] * 9 + [-1]])
+def test_owners_that_are_not_of_each_window_or_of_no_expert_are_no_data_set(tmp_path: Path, owners: list[int]) -> None:
+    sample = routing_sample(lambda: TEXTS, ByteTokenizer(), 33, 10)
+    packing = Packing(4096, "text", "none", routing=route_documents(lambda: TEXTS, 2))
+    fine = [0, 1] * 5
+    dataset = pack(TEXTS, ByteTokenizer(), tmp_path, replace(packing, sample=replace(sample, owners=fine)))
+    assert parse_dataset(dataset.canonical_bytes(), dataset.dataset_id).sample_owners == tuple(fine)
+    told = json.dumps(fine, separators=(",", ":")).encode()
+    other = dataset.canonical_bytes().replace(told, json.dumps(owners, separators=(",", ":")).encode())
+    assert other != dataset.canonical_bytes()
+    with pytest.raises(RemoteProtocolError, match="cannot be read"):
+        parse_dataset(other, dataset.dataset_id)
 
 
 def test_a_sample_that_is_not_whole_windows_is_no_data_set(tmp_path: Path) -> None:
