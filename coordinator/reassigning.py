@@ -184,6 +184,9 @@ class Reassigner:
     done_index: int = 0
     """The round whose losses were looked at last."""
 
+    _said_index: int = 0
+    """The round of which it was said last that experts were not measured."""
+
     async def keep(self) -> None:
         """Until cancelled."""
         while True:
@@ -198,12 +201,21 @@ class Reassigner:
         from_round = newest.from_round if newest is not None else 0
         found = self.texts.book.complete(max(self.done_index, from_round))
         if found is None:
+            self._say_unmeasured()
             return
         self.done_index, losses_DX = found
         try:
             await self._reassign(losses_DX)
         except PotluckError as error:
             _log.warning("documents_not_reassigned", index=self.done_index, reason=error.one_line())
+
+    def _say_unmeasured(self) -> None:
+        """Once for each round."""
+        found = self.texts.book.unmeasured(max(self.done_index, self._said_index), self.head_index())
+        if found is not None:
+            self._said_index, experts = found
+            reason = f"nobody measured expert {', '.join(map(str, experts))} at round {self._said_index}"
+            _log.warning("documents_not_reassigned", index=self._said_index, reason=reason)
 
     async def _reassign(self, losses_DX: Losses) -> None:
         newest, packed_after = self.texts.newest, self.texts.num_added
