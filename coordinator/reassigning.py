@@ -195,13 +195,15 @@ class Reassigner:
 
     async def look(self) -> None:
         """Pack anew where there is a reason to. What cannot be done is said, and tried again with the next losses."""
-        newest = self.texts.newest_entry
-        if newest is not None and self.head_index() < newest.from_round:
+        newest, head_index = self.texts.newest_entry, self.head_index()
+        self.texts.book = self.texts.book.until(head_index)
+        self.done_index, self._said_index = min(self.done_index, head_index), min(self._said_index, head_index)
+        if newest is not None and head_index < newest.from_round:
             return  # what was signed last is not read yet: losses tell nothing of it
         from_round = newest.from_round if newest is not None else 0
         found = self.texts.book.complete(max(self.done_index, from_round))
         if found is None:
-            self._say_unmeasured()
+            self._say_unmeasured(head_index)
             return
         self.done_index, losses_DX = found
         try:
@@ -209,9 +211,9 @@ class Reassigner:
         except PotluckError as error:
             _log.warning("documents_not_reassigned", index=self.done_index, reason=error.one_line())
 
-    def _say_unmeasured(self) -> None:
+    def _say_unmeasured(self, head_index: int) -> None:
         """Once for each round."""
-        found = self.texts.book.unmeasured(max(self.done_index, self._said_index), self.head_index())
+        found = self.texts.book.unmeasured(max(self.done_index, self._said_index), head_index)
         if found is not None:
             self._said_index, experts = found
             reason = f"nobody measured expert {', '.join(map(str, experts))} at round {self._said_index}"

@@ -60,6 +60,11 @@ class SampleBook:
         newest = sorted(measured.items(), key=lambda item: (item[1].index, item[0]))[-KEPT_COMMITS:]
         return replace(self, measured=MappingProxyType(dict(newest)))
 
+    def until(self, head_index: int) -> SampleBook:
+        """The book without what was measured at later rounds than the trunk's: of a lineage that is not followed any more."""
+        kept = {commit: each for commit, each in self.measured.items() if each.index <= head_index}
+        return self if len(kept) == len(self.measured) else replace(self, measured=MappingProxyType(kept))
+
     def unmeasured(self, after_index: int, head_index: int) -> tuple[int, tuple[int, ...]] | None:
         """The newest round after this one at which some experts were measured and others not, and those, once the trunk has come
         to the next round at which they all are: nobody will tell of this one any more. None where there is none.

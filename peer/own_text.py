@@ -115,8 +115,8 @@ class OwnText:
             try:
                 entry = self._opened(sealed)
                 dataset = await self._offload.run(partial(self._dataset_of, entry.says))
-            except PotluckError as error:
-                log.warning("reassignment_not_read", path=str(self._path), reason=error.one_line())
+            except (PotluckError, OSError) as error:
+                log.warning("reassignment_not_read", path=str(self._path), reason=str(error))
                 continue
             self._restored = (*self._restored, HeldText(dataset, entry.says, sealed))
             self._hear(entry)

@@ -131,7 +131,8 @@ def step(state: TextState, event: Event) -> tuple[TextState, Orders, str]:
         return replace(state, here=here, coming=coming), NOTHING, "all of its files are here"
     if isinstance(event, Begun):
         newest = max([state.now, *state.here], key=lambda text: text.signed_unix_s)
-        return replace(state, now=newest), NOTHING, "training begins with what was signed last"
+        is_other = newest.signed_unix_s != state.now.signed_unix_s
+        return replace(state, now=newest), NOTHING, "training begins with what was signed last" if is_other else ""
     if isinstance(event, TrunkMoved):
         return _moved(state, event.index)
     return _pruned(replace(state, now=event.text), event.index)

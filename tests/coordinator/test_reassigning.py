@@ -288,6 +288,25 @@ async def test_nothing_is_signed_before_the_round_of_what_an_old_ledger_has_lost
         assert world.texts.newest.entry.number > lost.entry.number
 
 
+async def test_where_the_trunk_goes_back_losses_of_the_lineage_that_was_left_count_no_more_and_the_next_ones_do(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with _world(tmp_path) as world:
+        alike = dict.fromkeys(range(2), [2.0] * world.run.dataset.sample_windows)
+        world.measured(40, world.by_kind())
+        world.index = 9
+        await world.reassigner.look()
+        assert world.texts.owners == (), "they are of another lineage"
+        world.measured(40, alike)
+        await world.reassigner.look()
+        before = world.texts.owners
+        world.index = 9
+        await world.reassigner.look()
+        world.measured(10, world.by_kind())
+        await world.reassigner.look()
+        assert world.texts.owners != before != (), "and not only once the trunk is as far again"
+
+
 @pytest.mark.parametrize("harm", ["another text", "a text is gone", "one expert alone"])
 async def test_what_cannot_be_done_changes_nothing_and_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], autojump_clock: object, harm: str
