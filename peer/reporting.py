@@ -58,7 +58,7 @@ _NOT_STARTED: Final = "gathering"
 _UNDER_WAY: Final = "training"
 
 MAX_HELDOUT_KEPT: Final = 32
-"""A report holds as many."""
+"""Of results that wait for the host; a report has room for them."""
 
 MAX_SAMPLES_KEPT: Final = MAX_EXPERTS
 """A round's, whoever holds how many. Those that a report has no room for wait for the next one."""
