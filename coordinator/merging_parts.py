@@ -30,7 +30,6 @@ from protocol.expert_schema import TRUNK, MixtureConfig, expert_of, held_units
 from protocol.identity import Ed25519Verifier
 from protocol.ids import UnitName
 from protocol.manifest import RunManifest, open_manifest
-from protocol.reassignment import in_force
 from protocol.tensor_schema import TensorSchema, TensorSpec
 
 DATA_FOLDER: Final = "data"
@@ -216,13 +215,17 @@ class ExpertText:
             )
         with open_ledger(path) as ledger:
             texts = read_texts(self._state_dir, manifest, ledger)
-        if texts and texts[0].entry.number > 1 and index < texts[0].entry.from_round:
+        begun = [place for place, text in enumerate(texts, 1) if text.entry.from_round <= index]
+        place = begun[-1] if begun else 0
+        number = texts[place - 1].entry.number if place else 0
+        # where numbers are missing that text was deleted, or never came back after the ledger was an old copy
+        if texts[place:] and (later := texts[place].entry).number != number + 1:
             raise ConfigError(
                 f"the text of round {index} is not kept in {self._state_dir} any more",
-                f"a checkpoint of round {texts[0].entry.from_round} or later",
+                f"a checkpoint of round {later.from_round} or later",
                 "merge a newer one: documents were sent to experts anew since",
             )
-        return in_force([(text.entry.from_round, text.dataset) for text in texts], index, first)[1]
+        return texts[place - 1].dataset if place else first
 
     def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
         cache = ShardCache(self._folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ import trio
 
 from averaging.data.document_routing import Routing, route_with
 from averaging.data.expert_shards import check_each_expert, read_router
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.routing_sample import RoutingSample
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, write_whole
 from averaging.data.sources import Source, open_source
@@ -32,7 +32,7 @@ from coordinator.reassigning_core import owners_after
 from coordinator.routing_embeddings import refitted
 from coordinator.run_files import CHECKPOINT_FOLDER, DATA_FOLDER, RunFiles, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
-from coordinator.run_texts import SAMPLE_OWNERS, PackedText, RunTexts
+from coordinator.run_texts import PackedText, RunTexts
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.ids import Root
 from protocol.reassignment import LEAD_ROUNDS, Reassignment, seal_reassignment
@@ -104,7 +104,7 @@ def packed_anew(
     if not moved:
         return Repacked(owners)
     routing = route_with(anew, read, least_documents=experts.min_documents)
-    return Repacked(owners, _packed(run, source, read(), tokenizer, routing, sample), moved)
+    return Repacked(owners, _packed(run, source, read(), tokenizer, routing, replace(sample, owners=owners)), moved)
 
 
 def _packed(
@@ -112,18 +112,10 @@ def _packed(
 ) -> DatasetManifest:
     """The text by this routing, with the run's other data sets. Raises as `packed_anew`."""
     data, unfinished = run.manifest.config.data, run.folder / _UNFINISHED
+    packing = Packing(data.shard_bytes, data.source, source.licence, routing=routing, sample=sample)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        dataset = pack(
-            texts,
-            tokenizer,
-            unfinished,
-            shard_bytes=data.shard_bytes,
-            source=data.source,
-            licence=source.licence,
-            routing=routing,
-            sample=sample,
-        )
+        dataset = pack(texts, tokenizer, unfinished, packing)
         if _documents(dataset) != _documents(run.dataset):
             raise _other_text()
         check_each_expert(dataset, run.manifest.config.model.context_tokens + 1)
@@ -192,6 +184,9 @@ class Reassigner:
     done_index: int = 0
     """The round whose losses were looked at last."""
 
+    _said_index: int = 0
+    """The round of which it was said last that experts were not measured."""
+
     async def keep(self) -> None:
         """Until cancelled."""
         while True:
@@ -200,12 +195,15 @@ class Reassigner:
 
     async def look(self) -> None:
         """Pack anew where there is a reason to. What cannot be done is said, and tried again with the next losses."""
-        newest = self.texts.newest
-        if newest is not None and self.head_index() < newest.entry.from_round:
+        newest, head_index = self.texts.newest_entry, self.head_index()
+        self.texts.book = self.texts.book.until(head_index)
+        self.done_index, self._said_index = min(self.done_index, head_index), min(self._said_index, head_index)
+        if newest is not None and head_index < newest.from_round:
             return  # what was signed last is not read yet: losses tell nothing of it
-        from_round = newest.entry.from_round if newest is not None else 0
+        from_round = newest.from_round if newest is not None else 0
         found = self.texts.book.complete(max(self.done_index, from_round))
         if found is None:
+            self._say_unmeasured(head_index)
             return
         self.done_index, losses_DX = found
         try:
@@ -213,24 +211,32 @@ class Reassigner:
         except PotluckError as error:
             _log.warning("documents_not_reassigned", index=self.done_index, reason=error.one_line())
 
+    def _say_unmeasured(self, head_index: int) -> None:
+        """Once for each round."""
+        found = self.texts.book.unmeasured(max(self.done_index, self._said_index), head_index)
+        if found is not None:
+            self._said_index, experts = found
+            reason = f"nobody measured expert {', '.join(map(str, experts))} at round {self._said_index}"
+            _log.warning("documents_not_reassigned", index=self._said_index, reason=reason)
+
     async def _reassign(self, losses_DX: Losses) -> None:
-        newest = self.texts.newest
+        newest, packed_after = self.texts.newest, self.texts.num_added
         current = newest.dataset if newest is not None else self.run.dataset
         rows = await self.ledger.run(lambda ledger: ledger.checkpoints())
         checkpoint = self.run.folder / CHECKPOINT_FOLDER / rows[-1].path if rows else None
         pack_text = partial(packed_anew, self.run, self.base, current, losses_DX, self.texts.owners, checkpoint)
         packed = await self.offload.run(pack_text)
-        await self.ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(packed.owners_D)))
-        self.texts.owners = packed.owners_D
         if packed.dataset is None:
+            if not await self.texts.remember(self.ledger, packed.owners_D, packed_after):
+                return
             _log.info(
                 "documents_stay", index=self.done_index, reason="the router would send none of the sample elsewhere"
             )
             return
         entry = self._entry(packed.dataset, self.texts.newest_entry)
         sealed = seal_reassignment(self.signer, self.run.manifest.run_id, entry)
-        if not await self.texts.add(self.ledger, PackedText(sealed, entry, packed.dataset)):
-            return  # one that was lost came back while this was packed
+        if not await self.texts.add(self.ledger, PackedText(sealed, entry, packed.dataset), packed_after):
+            return  # one that was lost came back while this was packed: the next losses decide
         windows = self.texts.book.num_windows
         _log.info(
             "documents_reassigned",

@@ -60,6 +60,25 @@ class SampleBook:
         newest = sorted(measured.items(), key=lambda item: (item[1].index, item[0]))[-KEPT_COMMITS:]
         return replace(self, measured=MappingProxyType(dict(newest)))
 
+    def until(self, head_index: int) -> SampleBook:
+        """The book without what was measured at later rounds than the trunk's: of a lineage that is not followed any more."""
+        kept = {commit: each for commit, each in self.measured.items() if each.index <= head_index}
+        return self if len(kept) == len(self.measured) else replace(self, measured=MappingProxyType(kept))
+
+    def unmeasured(self, after_index: int, head_index: int) -> tuple[int, tuple[int, ...]] | None:
+        """The newest round after this one at which some experts were measured and others not, and those, once the trunk has come
+        to the next round at which they all are: nobody will tell of this one any more. None where there is none.
+        """
+        rounds = [
+            each
+            for each in self.measured.values()
+            if after_index < each.index <= head_index - self.every_rounds and len(each.losses) < self.num_experts
+        ]
+        if not rounds:
+            return None
+        newest = max(rounds, key=lambda each: each.index)
+        return newest.index, tuple(expert for expert in range(self.num_experts) if expert not in newest.losses)
+
     def complete(self, after_index: int) -> tuple[int, tuple[tuple[float, ...], ...]] | None:
         """The newest round after this one at which all experts were measured, and (D, X) losses; None where there is none."""
         rounds = [

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from averaging.data.expert_shards import check_each_expert
-from averaging.data.packing import NO_START, pack
+from averaging.data.packing import NO_START, Packing, pack
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, parse_dataset
 from averaging.data.sources import open_source
 from averaging.data.texts import Split
@@ -213,13 +213,15 @@ def _pack(config: RunConfig, folder: Path, base: Path, yardsticks: Yardsticks) -
             read(),
             tokenizer,
             unfinished,
-            shard_bytes=data.shard_bytes,
-            source=data.source,
-            licence=source.licence,
-            seen=yardsticks.add,
-            start=start,
-            routing=routing,
-            sample=sample_of(config, read, tokenizer),
+            Packing(
+                data.shard_bytes,
+                data.source,
+                source.licence,
+                start=start,
+                routing=routing,
+                sample=sample_of(config, read, tokenizer),
+            ),
+            yardsticks.add,
         )
         _check_enough(config, dataset)
         check_each_expert(dataset, config.model.context_tokens + 1)

@@ -81,8 +81,12 @@ def read_owners(run: RunFiles, ledger: Ledger) -> tuple[int, ...]:
 
 
 def keep_text(run: RunFiles, ledger: Ledger, texts: Sequence[PackedText]) -> tuple[PackedText, ...]:
-    """Remember the newest of these re-assignments, and delete what only older ones name. Blocks; durable when it returns."""
+    """Remember the newest of these re-assignments, with whose documents are whose by the last one, and delete what only older ones
+    name. Blocks; durable when it returns.
+    """
     kept = tuple(texts[-KEPT_ENTRIES:])
+    if kept and (owners := kept[-1].dataset.sample_owners):
+        ledger.put(SAMPLE_OWNERS, bytes(owners))
     ledger.put(REASSIGNMENTS, join_entries(text.sealed for text in kept))
     datasets = (run.dataset, *(text.dataset for text in kept))
     wanted = {file.sha256 for dataset in datasets for file in dataset.files}
@@ -106,6 +110,9 @@ class RunTexts:
         self.taken = tuple(taken)
         self._lost: tuple[bytes, Reassignment] | None = None
         self.owners = owners_D
+        self.num_added = 0
+        """How many were added since this process began."""
+
         every_rounds = section.reassign_every_rounds if section is not None else 0
         num_experts = section.num_experts if section is not None else 0
         self.book = SampleBook(num_experts, run.dataset.sample_windows, every_rounds)
@@ -147,8 +154,13 @@ class RunTexts:
         if self.lacks(entry.signed_unix_s):
             self._lost = (sealed, entry)
 
-    async def add(self, ledger: LedgerWriter, text: PackedText) -> bool:
-        """Remember one whose files are here, and delete what only older ones name; False where a newer one was signed meanwhile.
+    async def add(self, ledger: LedgerWriter, text: PackedText, packed_after: int | None = None) -> bool:
+        """Remember one whose files are here, with whose documents are whose by it, and delete what only older ones name; False where a
+        newer one was signed meanwhile.
+
+        Args:
+            packed_after: `num_added` before its files were brought here. Where another one was added since, they may have been deleted
+                with what that one does not name: False, too.
 
         Raises:
             StorageError: as the ledger's methods; nothing has changed.
@@ -157,8 +169,25 @@ class RunTexts:
             newest = self.newest
             if newest is not None and newest.entry.signed_unix_s >= text.entry.signed_unix_s:
                 return False
+            if packed_after not in (None, self.num_added):
+                return False
             taken = (*self.taken, text)
             self.taken = await ledger.run(lambda ledger: keep_text(self._run, ledger, taken))
+            self.owners = text.dataset.sample_owners or self.owners
+            self.num_added += 1
+        return True
+
+    async def remember(self, ledger: LedgerWriter, owners_D: tuple[int, ...], packed_after: int) -> bool:
+        """Whose documents are whose where no text is packed for it; False where one was added since, which says it anew.
+
+        Raises:
+            StorageError: as the ledger's methods; nothing has changed.
+        """
+        async with self._adding:
+            if packed_after != self.num_added:
+                return False
+            await ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(owners_D)))
+            self.owners = owners_D
         return True
 
     @property

@@ -2,9 +2,8 @@
 since, of the one that it signed last (protocol/reassignment.py).
 
 What was signed is fetched and checked while training goes on, and read from its round on, or as soon as it is here. The entry is
-kept on disk once all that it names is here, so a restart reads the same without the host. What does not match what was signed is
-refused in one line of the log, and nothing changes. The text before stays here for some rounds: where the trunk goes over to a lineage
-that is not that far, what its round read is read again.
+kept on disk once all that it names is here, with that of the text before, so a restart reads the same without the host. What does not
+match what was signed is refused in one line of the log, and nothing changes.
 """
 
 from __future__ import annotations
@@ -22,20 +21,32 @@ from averaging.data.expert_shards import check_each_expert, read_router
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache, parse_dataset
 from averaging.network.seams import Offload
 from peer.membership_file import write_durably
+from peer.own_text_core import (
+    Arrived,
+    Begun,
+    Event,
+    HeldText,
+    Named,
+    Orders,
+    Refused,
+    TextState,
+    TrunkMoved,
+    WasTakenUp,
+    kept_entries,
+    step,
+)
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, UnreachableError, VersionError
 from protocol.identity import Ed25519Verifier
 from protocol.manifest import RunManifest
 from protocol.reassignment import Reassignment, open_reassignment
+from protocol.revocation import join_entries, split_entries
 
 log = structlog.get_logger()
 
-FILE_NAME: Final = "reassignment"
-"""In the folder of a run: the signed entry whose data set is here."""
+FILE_NAME: Final = "reassignments"
+"""In the folder of a run: the signed entries whose data sets are here, in the order in which they were signed."""
 
 TRY_AGAIN_S: Final = 30.0
-
-KEPT_ROUNDS: Final = 16
-"""So many rounds of the trunk after the first of a text the one before is deleted: no lineage is left by more, but for long cuts."""
 
 Fetch = Callable[[Sequence[HashedFile]], Awaitable[None]]
 """Bring files into the cache, each checked; raises UnreachableError where nobody has one."""
@@ -50,26 +61,10 @@ class _Entry:
     says: Reassignment
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A text and from which round on it is read; the entry that named it, None for the one that the run was opened with."""
-
-    entry: _Entry | None
-    dataset: DatasetManifest
-
-    @property
-    def from_round(self) -> int:
-        return self.entry.says.from_round if self.entry is not None else 0
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Of its files."""
-        beside = [self.entry.says.manifest_sha256] if self.entry is not None else []
-        return frozenset([*beside, *(file.sha256 for file in self.dataset.files)])
-
-
 class OwnText:
-    """What is read here, what was, and what comes; from round 0 on the data set of the manifest."""
+    """What is read here, what was, and what comes; from round 0 on the data set of the manifest. What is read when, and what is
+    deleted, is decided in own_text_core.py.
+    """
 
     def __init__(
         self,
@@ -92,36 +87,48 @@ class OwnText:
         self.heard = b""
         """That entry, for a host whose ledger has lost it."""
 
-        self._now = _Read(None, first)
-        self._before: _Read | None = None
-        """What was read before, while it is here."""
+        self._state = TextState(HeldText(first))
+        self._restored: tuple[HeldText, ...] = ()
+        """What was here when this process began, if its files still are."""
 
         self._coming: _Entry | None = None
-        self._ready: tuple[_Read, ...] = ()
-        """What is here and whose round has not come, or has not come again, in the order of their rounds."""
-
         self._news = trio.Event()
         self._fetching = trio.CancelScope()
+        self._writing = trio.Lock()
+        self._written = b""
+        """What is on the disk of this."""
 
     @property
     def dataset(self) -> DatasetManifest:
         """What is read."""
-        return self._now.dataset
+        return self._state.now.dataset
 
     @property
     def from_round(self) -> int:
         """From which round of the trunk on."""
-        return self._now.from_round
+        return self._state.now.from_round
 
     async def restore(self) -> None:
-        """Read what was read last, as far as it is on this disk; a damaged entry costs nothing for long: the host tells it again."""
-        try:
-            sealed = await self._offload.run(self._read)
-            if sealed:
+        """Find again what was signed, as far as it is on this disk; a damaged entry costs little: the host tells it again."""
+        self._restored = (HeldText(self._first),)
+        for sealed in await self._kept():
+            try:
                 entry = self._opened(sealed)
-                self._take_up(_Read(entry, await self._offload.run(partial(self._dataset_of, entry.says))))
-        except (PotluckError, OSError) as error:
+                dataset = await self._offload.run(partial(self._dataset_of, entry.says))
+            except (PotluckError, OSError) as error:
+                log.warning("reassignment_not_read", path=str(self._path), reason=str(error))
+                continue
+            self._restored = (*self._restored, HeldText(dataset, entry.says, sealed))
+            self._hear(entry)
+        self._state = TextState(self._restored[-1])
+
+    async def _kept(self) -> tuple[bytes, ...]:
+        try:
+            self._written = await self._offload.run(self._read)
+            return split_entries(self._written)
+        except (RemoteProtocolError, OSError) as error:
             log.warning("reassignment_not_read", path=str(self._path), reason=str(error))
+            return ()
 
     def _read(self) -> bytes:
         return self._path.read_bytes() if self._path.exists() else b""
@@ -135,11 +142,17 @@ class OwnText:
         except (RemoteProtocolError, VersionError) as error:
             log.warning("reassignment_refused", reason=error.one_line())
             return
-        if entry.says.signed_unix_s > self.heard_unix_s:
-            self._hear(entry)
+        if self._hear(entry):
             self._coming = entry
             self._news.set()
             self._fetching.cancel()
+
+    def _hear(self, entry: _Entry) -> bool:
+        """Whether it is newer than what was heard of before."""
+        is_newer = entry.says.signed_unix_s > self.heard_unix_s
+        if is_newer:
+            self.heard_unix_s, self.heard = entry.says.signed_unix_s, entry.sealed
+        return is_newer
 
     def _opened(self, sealed: bytes) -> _Entry:
         manifest = self._manifest
@@ -157,15 +170,27 @@ class OwnText:
             UnreachableError: nobody has a file of that either.
             ConfigError: its router is not the one of the manifest, or an expert has too little text.
         """
+        if experts:
+            await self._find_again(experts)
         if self._coming is not None and experts:
             try:
                 await self._prepare(fetch, experts)
             except (UnreachableError, StorageError) as error:
                 log.warning("reassigned_text_not_here", reason=error.one_line())
-            self._take_up_ready()
+        self._decide(Begun())
         await fetch(self._files(self.dataset, experts))
         if self._manifest.config.experts is not None:
             await self._offload.run(partial(self._check_files, self.dataset))
+        if experts:
+            self._decide(Arrived(self._state.now))
+
+    async def _find_again(self, experts: Sequence[int]) -> None:
+        for text in self._restored:
+            if await self._offload.run(partial(self._is_whole, text, experts)):
+                self._decide(Arrived(text))
+
+    def _is_whole(self, text: HeldText, experts: Sequence[int]) -> bool:
+        return all(self._cache.has(file) for file in self._files(text.dataset, experts))
 
     async def keep(self, fetch: Fetch, experts: Sequence[int]) -> None:
         """Bring what is signed while training goes on, until cancelled."""
@@ -187,20 +212,32 @@ class OwnText:
         if entry is None:
             return
         try:
-            await fetch([entry.says])
-            dataset = await self._offload.run(partial(self._dataset_of, entry.says))
-            await fetch(self._files(dataset, experts))
-            await self._offload.run(partial(self._check_files, dataset))
-            await self._offload.run(partial(write_durably, self._path, entry.sealed))
+            await self._bring(entry, fetch, experts)
         except (ConfigError, RemoteProtocolError) as error:
             log.warning("reassignment_refused", number=entry.says.number, reason=error.one_line())
+            await self._delete(self._decide(Refused()))
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}", "a folder with space") from error
-        else:
-            log.info("reassigned_text_here", number=entry.says.number, from_round=entry.says.from_round)
-            self._ready = (*self._ready, _Read(entry, dataset))
         if self._coming is entry:
             self._coming = None
+
+    async def _bring(self, entry: _Entry, fetch: Fetch, experts: Sequence[int]) -> None:
+        await fetch([entry.says])
+        text = HeldText(await self._offload.run(partial(self._dataset_of, entry.says)), entry.says, entry.sealed)
+        await self._delete(self._decide(Named(text)))
+        await fetch(self._files(text.dataset, experts))
+        await self._offload.run(partial(self._check_files, text.dataset))
+        await self._write(text)
+        self._decide(Arrived(text))
+        log.info("reassigned_text_here", number=entry.says.number, from_round=entry.says.from_round)
+
+    async def _write(self, *beside: HeldText) -> None:
+        """Remember which texts are here, and these. Raises OSError."""
+        async with self._writing:
+            data = join_entries(kept_entries((*self._state.here, *beside)))
+            if data != self._written:
+                await self._offload.run(partial(write_durably, self._path, data))
+                self._written = data
 
     def _dataset_of(self, entry: Reassignment) -> DatasetManifest:
         """The data set that an entry names. Blocks.
@@ -238,48 +275,32 @@ class OwnText:
         check_each_expert(dataset, config.model.context_tokens + 1)
 
     async def follow(self, index: int, read: Callable[[DatasetManifest], Awaitable[None]]) -> int:
-        """Where the trunk has come to the round of what is ready here, read it from now on; where it has gone back before that round,
-        what was read before. Returns from which round on the text is that is read.
+        """Read what is to be read at a round of the trunk. Returns from which round on the text is that is read.
 
         Args:
             index: of the trunk's newest commit.
             read: tells the training process.
         """
-        now, before = self._now, self._before
-        due = [text for text in self._ready if text.from_round <= index]
-        if due:
-            await self._go_over(due[-1], index, read)
-            self._ready, self._before = self._ready[len(due) :], now
-            await self._forget(before, *due[:-1])
-        elif before is not None and index < now.from_round:
-            await self._go_over(before, index, read)
-            self._ready, self._before = (now, *self._ready), None
-        elif before is not None and index >= now.from_round + KEPT_ROUNDS:
-            self._before = None
-            await self._forget(before)
+        orders = self._decide(TrunkMoved(index))
+        if orders.take_up is not None:
+            await read(orders.take_up.dataset)
+            orders = self._decide(WasTakenUp(orders.take_up, index))
+            log.info("reassigned_text_read", from_round=self.from_round, index=index)
+        await self._delete(orders)
         return self.from_round
 
-    async def _go_over(self, text: _Read, index: int, read: Callable[[DatasetManifest], Awaitable[None]]) -> None:
-        await read(text.dataset)
-        self._take_up(text)
-        log.info("reassigned_text_read", from_round=self.from_round, index=index)
+    def _decide(self, event: Event) -> Orders:
+        self._state, orders, reason = step(self._state, event)
+        if reason:
+            log.debug("text_decided", heard=type(event).__name__, reason=reason)
+        return orders
 
-    async def _forget(self, *texts: _Read | None) -> None:
-        """Delete what only these name."""
-        others = [each.names for each in (self._now, self._before, *self._ready) if each is not None]
-        names = {name for text in texts if text is not None for name in text.names}
-        if names:
-            await self._offload.run(partial(self._cache.drop, names.difference(*others)))
-
-    def _take_up_ready(self) -> None:
-        if self._ready:
-            self._take_up(self._ready[-1])
-            self._ready = ()
-
-    def _take_up(self, text: _Read) -> None:
-        self._now = text
-        if text.entry is not None and text.entry.says.signed_unix_s > self.heard_unix_s:
-            self._hear(text.entry)
-
-    def _hear(self, entry: _Entry) -> None:
-        self.heard_unix_s, self.heard = entry.says.signed_unix_s, entry.sealed
+    async def _delete(self, orders: Orders) -> None:
+        """Files first: of an entry that is kept without them a restart knows that they are gone."""
+        if not orders.delete:
+            return
+        try:
+            await self._offload.run(partial(self._cache.drop, orders.delete))
+            await self._write()
+        except OSError as error:
+            log.warning("text_not_deleted", path=str(self._path.parent), reason=error.strerror)

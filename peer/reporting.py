@@ -24,9 +24,11 @@ from peer.status import PeerStatus
 from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.decoder_schema import WHOLE_MODEL
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError, SupersededError
+from protocol.expert_schema import MAX_EXPERTS
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.reassignment import is_measured
 from protocol.reports import (
+    MAX_SAMPLES,
     HeldoutResult,
     PeerReport,
     ReportReply,
@@ -56,8 +58,10 @@ _NOT_STARTED: Final = "gathering"
 _UNDER_WAY: Final = "training"
 
 MAX_HELDOUT_KEPT: Final = 32
-MAX_SAMPLES_KEPT: Final = 8
-"""As many as a report holds."""
+"""Of results that wait for the host; a report has room for them."""
+
+MAX_SAMPLES_KEPT: Final = MAX_EXPERTS
+"""A round's, whoever holds how many. Those that a report has no room for wait for the next one."""
 
 EVALUATE_WITHIN_S: Final = 120.0
 
@@ -122,7 +126,7 @@ def make_report(
         expert_room=board.experts.room if board.experts is not None else 0,
         incarnation=board.incarnation,
         reassigned_unix_s=board.text.heard_unix_s if board.text is not None else 0,
-        sample_losses=tuple(board.samples),
+        sample_losses=tuple(board.samples[:MAX_SAMPLES]),
         unit_bytes=tuple(UnitBytes(UnitName(unit), *moved) for unit, moved in status.unit_bytes.items()),
         lane=status.lane,
         could_tokens_per_s=status.could_tokens_per_s,
@@ -429,13 +433,17 @@ async def _measure_sample(
     text: ExpertText, ours: Sequence[int], link: ChainLink, anchor_N: torch.Tensor, board: Board
 ) -> None:
     """Whose documents are whose is decided by these losses, on the host."""
-    try:
-        with trio.move_on_after(EVALUATE_WITHIN_S):
-            for expert in ours:
-                board.samples.append(SampleLosses(link.commit, expert, await text.measure_sample(anchor_N, expert)))
+    with trio.move_on_after(EVALUATE_WITHIN_S) as scope:
+        for expert in ours:
+            try:
+                nats = await text.measure_sample(anchor_N, expert)
+            except PotluckError as error:
+                log.info("sample_not_measured", expert=expert, index=link.index, reason=error.one_line())
+                continue
+            board.samples.append(SampleLosses(link.commit, expert, nats))
             del board.samples[:-MAX_SAMPLES_KEPT]
-    except PotluckError as error:
-        log.info("sample_not_measured", index=link.index, reason=error.one_line())
+    if scope.cancelled_caught:
+        log.info("sample_not_measured", index=link.index, reason=f"it took longer than {EVALUATE_WITHIN_S:.0f} s")
 
 
 async def _evaluate(measure: Measure, link: ChainLink, anchor_N: torch.Tensor, board: Board) -> None:

@@ -32,7 +32,9 @@ LIKENESS_BYTES: Final = 8
 
 _MAX_ADDRESSES: Final = 16
 _MAX_HELDOUT: Final = 64
-_MAX_SAMPLES: Final = 8
+MAX_SAMPLES: Final = 8
+"""Losses of a sample, of an expert each; a holder of more experts tells of the rest in the next report."""
+
 _MAX_UNITS: Final = 1024
 _MAX_START_BYTES: Final = 64 << 10
 _MAX_COUNT: Final = 1 << 60
@@ -200,7 +202,7 @@ class PeerReport:
         sizes = {"results": (len(self.heldout), _MAX_HELDOUT), "addresses": (len(self.addresses), _MAX_ADDRESSES)}
         sizes["units"] = max(len(self.beside), len(self.unit_bytes)), _MAX_UNITS
         sizes["experts"] = max((len(self.experts), *(e + 1 for e in self.experts), self.expert_room)), MAX_EXPERTS
-        sizes["samples"] = len(self.sample_losses), _MAX_SAMPLES
+        sizes["samples"] = len(self.sample_losses), MAX_SAMPLES
         sizes["certificates"] = len(self.certificates), MAX_CERTIFICATES
         for what, (found, most) in {**sizes, "bytes of start": (len(self.start_record), _MAX_START_BYTES)}.items():
             require(found <= most, f"{found} {what}", f"at most {most}")
@@ -351,7 +353,7 @@ def decode_report(data: bytes) -> PeerReport:
         incarnation=body.incarnation,
         unit_bytes=tuple(UnitBytes(UnitName(p.unit), p.bytes_up, p.bytes_down) for p in body.unit_bytes),
         reassigned_unix_s=body.reassigned_unix_s,
-        sample_losses=tuple(_decode_sample(sample) for sample in body.sample_losses[: _MAX_SAMPLES + 1]),
+        sample_losses=tuple(_decode_sample(sample) for sample in body.sample_losses[: MAX_SAMPLES + 1]),
         lane=body.lane if body.HasField("lane") else None,
         could_tokens_per_s=body.could_tokens_per_s,
         reassignment=body.reassignment,

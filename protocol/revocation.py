@@ -143,7 +143,7 @@ def split_entries(data: bytes) -> tuple[bytes, ...]:
         head = data[begin : begin + _LENGTH.size]
         stop = begin + _LENGTH.size + (int.from_bytes(head, "big") if len(head) == _LENGTH.size else len(data))
         if stop > len(data) or len(entries) == MAX_REVOCATIONS:
-            raise RemoteProtocolError(f"{len(data)} bytes of revocations", "whole entries, not more than anybody keeps")
+            raise RemoteProtocolError(f"{len(data)} bytes of signed entries", "whole ones, not more than anybody keeps")
         entries.append(data[begin + _LENGTH.size : stop])
         begin = stop
     return tuple(entries)

@@ -84,10 +84,10 @@ def route_with(router: DocumentRouter, read: ReadTexts, *, least_documents: int 
     choices: list[tuple[int, ...]] = []
     next_ones = [_NextOnes(least_documents) for _ in range(router.num_experts)]
     counts = [0] * router.num_experts
-    for number, (prefix, split) in enumerate(document_prefixes(read())):
-        with _of_document(number):
-            chosen, farther_X = router.chosen(prefix)
-        if split != "train":
+    for number, beginning in enumerate(document_prefixes(read())):
+        with _of_document(number, beginning):
+            chosen, farther_X = router.chosen(beginning.prefix)
+        if beginning.split != "train":
             choices.append(chosen[:1])
             continue
         choices.append(chosen)
@@ -124,22 +124,24 @@ class _NextOnes:
 
 
 @contextmanager
-def _of_document(number: int) -> Iterator[None]:
+def _of_document(number: int, beginning: Beginning) -> Iterator[None]:
     """Say which document an error is about."""
     try:
         yield
     except ConfigError as error:
         found = error.found.removeprefix("a document that ")
-        raise ConfigError(f"data: document {number + 1} {found}", error.expected, error.remedy) from error
+        place = beginning.place or f"document {number + 1}"
+        raise ConfigError(f"data: {place} {found}", error.expected, error.remedy) from error
 
 
 def _sample(texts: Iterable[Text]) -> list[bytes]:
     """Beginnings of training documents, those with the lowest hashes: the same ones in whatever order they come."""
     heap: list[tuple[int, bytes]] = []
-    for number, (prefix, split) in enumerate(document_prefixes(texts)):
-        with _of_document(number):
+    for number, beginning in enumerate(document_prefixes(texts)):
+        prefix = beginning.prefix
+        with _of_document(number, beginning):
             text_prefix(prefix)
-        if split != "train":
+        if beginning.split != "train":
             continue
         heapq.heappush(heap, (-int.from_bytes(sha256(prefix).digest(), "big"), prefix))
         if len(heap) > SAMPLE_DOCUMENTS:
@@ -147,13 +149,22 @@ def _sample(texts: Iterable[Text]) -> list[bytes]:
     return [prefix for _, prefix in sorted(heap, reverse=True)]
 
 
-def document_prefixes(texts: Iterable[Text]) -> Iterator[tuple[bytes, Split]]:
-    """The beginning of each document, as far as a router looks, and its part of the data."""
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Of a document, as far as a router looks; its part of the data, and what errors call it, empty where that is its number alone."""
+
+    prefix: bytes
+    split: Split
+    place: str
+
+
+def document_prefixes(texts: Iterable[Text]) -> Iterator[Beginning]:
+    """The beginning of each document."""
     prefix = b""
     for text in texts:
         prefix += text.data[: PREFIX_BYTES - len(prefix)]
         if text.is_last:
-            yield prefix, text.split
+            yield Beginning(prefix, text.split, text.place)
             prefix = b""
 
 

@@ -6,6 +6,7 @@ Weights to start with become shards, too. Text for experts is packed apart for e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -92,18 +93,37 @@ class _ShardWriter:
 _Parts = Mapping[tuple[Split, int | None], _ShardWriter]
 
 
+@dataclass(frozen=True)
+class Packing:
+    """What a data set is packed with, beside its text.
+
+    Attributes:
+        shard_bytes: length of every shard but the last one of each part.
+        source: what the manifest calls the source.
+        licence: of the text.
+        start: bytes of the weights to start with, little-endian float32; they become the last shards.
+        routing: which experts each document is packed for; None where the run has none.
+        sample: on which experts are compared; None where they never are.
+    """
+
+    shard_bytes: int
+    source: str
+    licence: str
+    start: memoryview = NO_START
+    routing: Routing | None = None
+    sample: RoutingSample | None = None
+
+    @property
+    def experts(self) -> list[int | None]:
+        """Whose text is packed apart; None stands for everybody's where the run has no experts."""
+        return [None] if self.routing is None else list(range(self.routing.router.num_experts))
+
+
+_Seen = Callable[[Text], None]
+
+
 def pack(
-    texts: Iterable[Text],
-    tokenizer: Tokenizer,
-    folder: Path,
-    *,
-    shard_bytes: int,
-    source: str,
-    licence: str,
-    seen: Callable[[Text], None] = lambda _: None,
-    start: memoryview = NO_START,
-    routing: Routing | None = None,
-    sample: RoutingSample | None = None,
+    texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen = lambda _: None
 ) -> DatasetManifest:
     """Write the tokens of the texts, and weights to start with, as shards into `folder`; returns the manifest, which is written last.
 
@@ -111,13 +131,8 @@ def pack(
         texts: documents, piece by piece.
         tokenizer: cuts them.
         folder: is made where it is not there.
-        shard_bytes: length of every shard but the last one of each part.
-        source: what the manifest calls the source.
-        licence: of the text.
+        packing: with what.
         seen: is told of every piece, as it goes by.
-        start: bytes of the weights to start with, little-endian float32; they become the last shards.
-        routing: which experts each document is packed for; None where the run has none.
-        sample: on which experts are compared; None where they never are.
 
     Raises:
         ConfigError: no document for training or none kept for evaluation, of all or of an expert; another number of documents than
@@ -126,23 +141,8 @@ def pack(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        parts = _write_texts(texts, tokenizer, folder, shard_bytes, seen, routing)
-        experts = _experts(routing)
-        num_documents = _checked_documents(parts, experts)
-        has_words = tokenizer.file is not None
-        manifest = DatasetManifest(
-            source=source,
-            num_documents=num_documents,
-            licence=licence,
-            shards=[
-                *(entry for part in parts.values() for entry in part.entries),
-                *_write_sample(sample, folder, tokenizer, shard_bytes),
-                *_write_start(start, folder, shard_bytes),
-            ],
-            tokenizer=_write_tokenizer(tokenizer, folder),
-            text_bytes=_text_bytes(parts, experts) if has_words else None,
-            router=_write_router(routing, folder, parts, sample, has_words=has_words),
-        )
+        parts = _write_texts(texts, tokenizer, folder, packing, seen)
+        manifest = _write_beside(parts, tokenizer, folder, packing)
         write_whole(folder / MANIFEST_NAME, manifest.canonical_bytes())
     except OSError as error:
         raise StorageError(
@@ -151,21 +151,14 @@ def pack(
     return manifest
 
 
-def _write_texts(
-    texts: Iterable[Text],
-    tokenizer: Tokenizer,
-    folder: Path,
-    shard_bytes: int,
-    seen: Callable[[Text], None],
-    routing: Routing | None,
-) -> _Parts:
+def _write_texts(texts: Iterable[Text], tokenizer: Tokenizer, folder: Path, packing: Packing, seen: _Seen) -> _Parts:
     """The shards of every part, all written; in the order of the manifest."""
-    size = token_bytes(tokenizer.vocab_size)
+    size, routing = token_bytes(tokenizer.vocab_size), packing.routing
     end = np.array([tokenizer.end], dtype=f"u{size}")
     parts = {
-        (split, expert): _ShardWriter(folder, split, size, shard_bytes, expert)
+        (split, expert): _ShardWriter(folder, split, size, packing.shard_bytes, expert)
         for split in _SPLITS
-        for expert in _experts(routing)
+        for expert in packing.experts
     }
     document = 0
     for text in texts:
@@ -185,9 +178,23 @@ def _write_texts(
     return parts
 
 
-def _experts(routing: Routing | None) -> list[int | None]:
-    """Whose text is packed apart; None stands for everybody's where the run has no experts."""
-    return [None] if routing is None else list(range(routing.router.num_experts))
+def _write_beside(parts: _Parts, tokenizer: Tokenizer, folder: Path, packing: Packing) -> DatasetManifest:
+    """Everything but the text; returns what there is to the manifest. Raises ConfigError as `pack`."""
+    num_documents = _checked_documents(parts, packing.experts)
+    has_words = tokenizer.file is not None
+    return DatasetManifest(
+        source=packing.source,
+        num_documents=num_documents,
+        licence=packing.licence,
+        shards=[
+            *(entry for part in parts.values() for entry in part.entries),
+            *_write_sample(packing.sample, folder, tokenizer, packing.shard_bytes),
+            *_write_start(packing.start, folder, packing.shard_bytes),
+        ],
+        tokenizer=_write_tokenizer(tokenizer, folder),
+        text_bytes=_text_bytes(parts, packing.experts) if has_words else None,
+        router=_write_router(packing, folder, parts, has_words=has_words),
+    )
 
 
 def _chosen(routing: Routing, document: int) -> tuple[int, ...]:
@@ -249,9 +256,8 @@ def _text_bytes(parts: _Parts, experts: Sequence[int | None]) -> TextBytes:
     return TextBytes(**{split: sum(parts[split, expert].num_text_bytes for expert in experts) for split in _SPLITS})
 
 
-def _write_router(
-    routing: Routing | None, folder: Path, parts: _Parts, sample: RoutingSample | None, *, has_words: bool
-) -> RouterEntry | None:
+def _write_router(packing: Packing, folder: Path, parts: _Parts, *, has_words: bool) -> RouterEntry | None:
+    routing, sample = packing.routing, packing.sample
     if routing is None:
         return None
     data, num_experts = routing.router.to_bytes(), routing.router.num_experts
@@ -265,6 +271,7 @@ def _write_router(
         num_experts=num_experts,
         text_bytes=text_bytes,
         sample_tokens=sample.window_tokens if sample is not None else 0,
+        sample_owners=list(sample.owners) if sample is not None and sample.owners else None,
     )
 
 

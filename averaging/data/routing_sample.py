@@ -25,10 +25,11 @@ MOST_TOKENS: Final = 256
 
 @dataclass(frozen=True)
 class RoutingSample:
-    """D documents: the prefix of each, by which it is routed, and its first window, W tokens."""
+    """D documents: the prefix of each, by which it is routed, its first window, W tokens, and, where losses told it, whose it is."""
 
     prefixes: Sequence[bytes]
     windows: Sequence[Tokens]
+    owners: Sequence[int] = ()
 
     @property
     def window_tokens(self) -> int:
@@ -50,9 +51,10 @@ def routing_sample(read: ReadTexts, tokenizer: Tokenizer, num_tokens: int, most:
     """
     heap: list[tuple[int, bytes, Tokens]] = []
     taken: set[int] = set()
-    for prefix, split in document_prefixes(read()):
+    for beginning in document_prefixes(read()):
+        prefix = beginning.prefix
         place = -int.from_bytes(sha256(prefix).digest(), "big")
-        if split != "train" or place in taken or (len(heap) == most and place < heap[0][0]):
+        if beginning.split != "train" or place in taken or (len(heap) == most and place < heap[0][0]):
             continue
         tokens = tokenizer.encode(prefix)[:num_tokens]
         if len(tokens) < num_tokens:

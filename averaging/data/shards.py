@@ -109,7 +109,8 @@ class RouterEntry(_Part):
     """The file of the router that sent documents to experts, which travels as a shard does, and its root (`router_root`).
 
     `text_bytes` are those of each expert, in the order of their numbers; left out where tokens are bytes. `sample_tokens` is the
-    length of each window of the part "sample", 0 without one.
+    length of each window of the part "sample", 0 without one. `sample_owners` says of each of them whose document losses made it, for
+    a host whose ledger is an old copy; left out where it is as the router says.
     """
 
     sha256: Hex32
@@ -118,6 +119,7 @@ class RouterEntry(_Part):
     num_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)]
     text_bytes: list[TextBytes] | None = None
     sample_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    sample_owners: list[int] | None = None
 
     @model_validator(mode="after")
     def _check_text_bytes(self) -> RouterEntry:
@@ -147,6 +149,11 @@ class DatasetManifest(_Part):
         found, window = self.num_tokens("sample"), self.router.sample_tokens if self.router else 0
         if found % window if window else found:
             raise ValueError(f"a sample of {found} tokens: expected whole windows of {window}")
+        owners = self.sample_owners
+        if owners and (len(owners) != self.sample_windows or not all(0 <= each < num_experts for each in owners)):
+            raise ValueError(
+                f"owners of {len(owners)} windows: expected {self.sample_windows}, of {num_experts} experts"
+            )
         return self
 
     @property
@@ -154,6 +161,11 @@ class DatasetManifest(_Part):
         """How many windows the sample has on which experts are compared."""
         window = self.router.sample_tokens if self.router else 0
         return self.num_tokens("sample") // window if window else 0
+
+    @property
+    def sample_owners(self) -> tuple[int, ...]:
+        """Whose each window of the sample is by losses; nothing where they have not told."""
+        return tuple(self.router.sample_owners or ()) if self.router else ()
 
     def canonical_bytes(self) -> bytes:
         """Compact ASCII JSON with sorted keys."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
@@ -27,11 +27,12 @@ _TEXT_KINDS: Final = frozenset(["string", "large_string"])
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of a document; `is_last` says that the document ends with it."""
+    """A piece of a document; `is_last` says that the document ends with it, `place` names it in errors where it has a name."""
 
     data: bytes
     split: Split
     is_last: bool = True
+    place: str = field(default="", compare=False)
 
 
 def split_by_content(data: bytes, heldout_every: int) -> Split:
@@ -55,7 +56,7 @@ def one_document(text: str, place: str, heldout_every: int) -> Text:
         ) from error
     if len(data) > MAX_DOCUMENT_BYTES:
         raise too_long(place)
-    return Text(data, split_by_content(data, heldout_every))
+    return Text(data, split_by_content(data, heldout_every), place=place)
 
 
 def too_long(place: str) -> ConfigError:
@@ -116,10 +117,10 @@ def _read_file(path: Path, split: Split, is_utf8: bool) -> Iterator[Text]:
                 if is_utf8:
                     _require_utf8(data, path, line)
                     line += data.count(b"\n")
-                yield Text(data, split, is_last=False)
+                yield Text(data, split, is_last=False, place=str(path))
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}", "a readable file") from error
-    yield Text(b"", split)
+    yield Text(b"", split, place=str(path))
 
 
 def cut_pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:

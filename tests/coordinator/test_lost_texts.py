@@ -21,7 +21,7 @@ from coordinator.ledger import open_ledger
 from coordinator.ledger_writer import LedgerWriter
 from coordinator.lost_texts import TRY_AGAIN_S, TextFinder
 from coordinator.run_files import RunFiles, open_run
-from coordinator.run_texts import PackedText, RunTexts, read_texts
+from coordinator.run_texts import PackedText, RunTexts, read_owners, read_texts
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity
 from protocol.ids import PeerId, Root
@@ -39,7 +39,9 @@ def run(tmp_path: Path) -> RunFiles:
 
 def _lost(run: RunFiles, folder: Path) -> PackedText:
     """A data set whose files lie with the peers, each expert's with its holder, and no more with the host."""
-    dataset = run.dataset.model_copy(update={"source": "packed anew"})
+    owners = [number % 2 for number in range(run.dataset.sample_windows)]
+    router = run.dataset.router.model_copy(update={"sample_owners": owners}) if run.dataset.router else None
+    dataset = run.dataset.model_copy(update={"source": "packed anew", "router": router})
     data = dataset.canonical_bytes()
     root = Root(bytes.fromhex(dataset.router.root if dataset.router else ""))
     name = sha256(data).hexdigest()
@@ -86,7 +88,7 @@ async def _host(run: RunFiles, folder: Path, texts: RunTexts, holders: Sequence[
 async def test_what_peers_have_kept_is_in_the_ledger_again_with_its_data_set(
     run: RunFiles, tmp_path: Path, autojump_clock: object
 ) -> None:
-    lost, texts = _lost(run, tmp_path), RunTexts(run)
+    lost, texts = _lost(run, tmp_path), RunTexts(run, owners_D=(0,) * run.dataset.sample_windows)
     async with _host(run, tmp_path, texts, HOLDERS):
         assert texts.lacks(lost.entry.signed_unix_s)
         texts.take_back(lost.sealed)
@@ -97,6 +99,9 @@ async def test_what_peers_have_kept_is_in_the_ledger_again_with_its_data_set(
     assert all(ShardCache(run.folder / "data").has(file) for file in lost.dataset.files)
     with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
         assert read_texts(run.folder, run.manifest, ledger) == (lost,)
+        assert read_owners(run, ledger) == texts.owners == lost.dataset.sample_owners, (
+            "whose the sample's documents were"
+        )
 
 
 async def test_without_a_holder_of_each_expert_nothing_changes_and_it_is_tried_again(

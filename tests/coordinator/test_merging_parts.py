@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from averaging.data.document_routing import route_with
 from averaging.data.expert_shards import expert_shards
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.shards import DatasetManifest
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.genesis import genesis_anchor
@@ -66,9 +66,7 @@ def _checkpoint(state_dir: Path, content: CheckpointContent) -> Path:
 
 def _host(state_dir: Path, seed: int = 1, text: str = "") -> tuple[str, DatasetManifest]:
     """The folder of a run's host, as far as a merge looks; the run's id and its data. `text` is its run.toml, where that matters."""
-    dataset = pack(
-        TEXTS, ByteTokenizer(), state_dir / "data", shard_bytes=4096, source="text", licence="none", routing=ROUTING
-    )
+    dataset = pack(TEXTS, ByteTokenizer(), state_dir / "data", Packing(4096, "text", "none", routing=ROUTING))
     config = parse_run_config(text or default_run_toml().replace("seed = 1", f"seed = {seed}"))
     manifest = RunManifest(
         config=config,
@@ -206,23 +204,28 @@ def test_the_text_of_each_expert_is_that_of_the_checkpoints_round(tmp_path: Path
 
     exchanged = replace(ROUTING.router, centroids_XF=ROUTING.router.centroids_XF[::-1])
     routing = route_with(exchanged, lambda: TEXTS)
-    anew = pack(TEXTS, ByteTokenizer(), tmp_path / "anew", shard_bytes=4096, source="t", licence="n", routing=routing)
+    anew = pack(TEXTS, ByteTokenizer(), tmp_path / "anew", Packing(4096, "t", "n", routing=routing))
     (tmp_path / "anew" / "dataset.json").rename(tmp_path / "data" / ("ab" * 32))
     for path in (tmp_path / "anew").iterdir():
         path.rename(tmp_path / "data" / path.name)
 
-    def signed(number: int, from_round: int) -> None:
+    def signed(*rounds: tuple[int, int]) -> None:
         root = Root(bytes.fromhex(anew.router.root if anew.router else ""))
-        entry = Reassignment(number, from_round, anew.dataset_id, root, "ab" * 32, 9, 1_700_000_000)
+        entries = [
+            Reassignment(number, from_round, anew.dataset_id, root, "ab" * 32, 9, 1_700_000_000 + number)
+            for number, from_round in rounds
+        ]
         with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
-            ledger.put(REASSIGNMENTS, join_entries([seal_reassignment(HOST, manifest.run_id, entry)]))
+            sealed = (seal_reassignment(HOST, manifest.run_id, entry) for entry in entries)
+            ledger.put(REASSIGNMENTS, join_entries(sealed))
 
     assert parts.manifest.index == 3
-    signed(1, 4)
+    signed((1, 4))
     assert torch.equal(ExpertText(parts).windows(0, 0, 4), at_first), "not yet"
-    signed(1, 3)
+    signed((1, 3), (2, 4))
     assert not torch.equal(ExpertText(parts).windows(0, 0, 4), at_first)
-    signed(3, 4)
-    with pytest.raises(ConfigError, match=r"the text of round 3 is not kept in .* any more.*round 4 or later"):
-        ExpertText(parts)
+    for lost in ([(3, 4)], [(1, 2), (3, 4)]):
+        signed(*lost)
+        with pytest.raises(ConfigError, match=r"the text of round 3 is not kept in .* any more.*round 4 or later"):
+            ExpertText(parts)
     assert first.dataset_id != anew.dataset_id

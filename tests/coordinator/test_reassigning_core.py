@@ -22,6 +22,22 @@ def test_the_losses_of_a_commit_count_once_all_experts_were_measured_at_it() -> 
     assert book.complete(0) == (8, ((1.0, 9.0),) * 3), "the newest"
 
 
+def test_what_was_measured_at_later_rounds_than_the_trunks_is_forgotten() -> None:
+    book = SampleBook(1, 1, every_rounds=4).with_losses(_losses(4, 0, 1.0), 4).with_losses(_losses(8, 0, 2.0), 8)
+    assert book.until(8) is book
+    assert book.until(7).complete(0) == (4, ((1.0,),))
+
+
+def test_who_was_not_measured_is_told_once_the_next_measured_round_has_come() -> None:
+    book = SampleBook(3, 1, every_rounds=4).with_losses(_losses(4, 1, 1.0), 4)
+    assert book.unmeasured(0, 7) is None, "it may be told yet"
+    assert book.unmeasured(0, 8) == (4, (0, 2))
+    assert book.unmeasured(4, 8) is None, "it was said"
+    for expert in (0, 1, 2):
+        book = book.with_losses(_losses(8, expert, 1.0), 8)
+    assert book.unmeasured(4, 40) is None, "all were"
+
+
 def test_what_is_no_sample_of_the_run_or_was_told_before_is_left_out() -> None:
     book = SampleBook(2, 2, every_rounds=4).with_losses(_losses(4, 0, 1.0, 2.0), 4)
     assert book.with_losses(_losses(4, 0, 9.0, 9.0), 4) is book, "the first that is told stands"

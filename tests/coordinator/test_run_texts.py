@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.ledger import open_ledger
 from coordinator.run_files import RunFiles, open_run
-from coordinator.run_texts import REASSIGNMENTS, PackedText, RunTexts, keep_text, read_owners, read_texts
+from coordinator.run_texts import REASSIGNMENTS, SAMPLE_OWNERS, PackedText, RunTexts, keep_text, read_owners, read_texts
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.reassignment import Reassignment, seal_reassignment
@@ -66,6 +66,21 @@ def test_the_newest_two_are_found_again_and_what_only_older_ones_name_is_deleted
     left = {path.name for path in (run.folder / "data").iterdir()}
     assert texts[0].entry.manifest_sha256 not in left
     assert left >= {file.sha256 for file in run.dataset.files} | {"dataset.json"}
+
+
+def test_whose_documents_are_whose_is_what_the_newest_text_says_and_what_the_ledger_said_where_it_says_nothing(
+    run: RunFiles, tmp_path: Path
+) -> None:
+    silent, count = _text(run, 1, 4), run.dataset.sample_windows
+    assert run.dataset.router is not None
+    router = run.dataset.router.model_copy(update={"sample_owners": [1] * count})
+    told = replace(silent, dataset=run.dataset.model_copy(update={"router": router}))
+    with open_ledger(tmp_path / "ledger.sqlite3") as ledger:
+        ledger.put(SAMPLE_OWNERS, bytes(count))
+        keep_text(run, ledger, [told, silent])
+        assert read_owners(run, ledger) == (0,) * count
+        keep_text(run, ledger, [silent, told])
+        assert read_owners(run, ledger) == (1,) * count
 
 
 def test_what_is_lost_or_not_the_hosts_own_is_said_at_the_start(run: RunFiles, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from coordinator.unit_holders import (
 )
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.reports import PeerReport, UnitStanding
+from protocol.reports import HeldoutResult, PeerReport, SampleLosses, UnitStanding
 from protocol.rounds.start import StartUnit
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -82,6 +82,23 @@ def test_an_expert_out_of_range_is_one_clear_line() -> None:
         check_claims(_report(2), PARTS)
     with pytest.raises(RemoteProtocolError, match=r"expert 0; expected none: this run has no experts"):
         check_claims(_report(0), ())
+
+
+def test_losses_of_an_expert_are_taken_from_those_who_hold_it_alone() -> None:
+    def measured(report: PeerReport, expert: int) -> tuple[PeerReport, PeerReport]:
+        result = HeldoutResult(COMMIT, 4, 100, 2.0, of_experts=((expert, 2.0),))
+        return replace(report, heldout=(result,)), replace(
+            report, sample_losses=(SampleLosses(COMMIT, expert, (2.0,)),)
+        )
+
+    for fine in measured(_report(1), 1):
+        check_claims(fine, PARTS)
+    claimed = replace(_report(0), experts=(0, 1))
+    for report in (*measured(_report(0), 1), *measured(claimed, 1)):
+        with pytest.raises(
+            RemoteProtocolError, match=r"losses of expert 1 in a report; expected of experts that it holds: 0"
+        ):
+            check_claims(report, PARTS)
 
 
 def test_an_expert_that_nobody_holds_for_a_while_is_frozen_until_somebody_does() -> None:

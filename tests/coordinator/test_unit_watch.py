@@ -48,6 +48,18 @@ def test_the_run_pauses_some_seconds_after_a_stage_lost_its_last_replica_and_goe
     assert logs[1]["reason"] == told
 
 
+def test_who_claims_an_expert_without_its_state_is_named_once_and_holds_nothing() -> None:
+    watch, liar = _watch(are_stages=False), replace(_report(0, 7), experts=(0, 1))
+    with capture_logs() as logs:
+        for _ in range(3):
+            watch.heard(B, liar)
+        held = watch.held({A: _report(0, 7), B: liar})
+    (said,) = logs
+    assert said["event"] == "holder_not_counted"
+    assert "says that it holds stage-1 and tells of no state there" in said["reason"]
+    assert [unit.holders for unit in held] == [(A, B), ()]
+
+
 def test_without_an_expert_the_others_go_on() -> None:
     watch = _watch(are_stages=False)
     alone = {A: _report(0, 7)}

@@ -20,9 +20,11 @@ import pytest
 from averaging.data.document_router import DocumentRouter, fit_router, refit_router
 from averaging.data.shards import DatasetManifest, parse_dataset
 from coordinator.hosted_runs import MANIFEST_FILE
+from peer.own_text import FILE_NAME
 from protocol.identity import Ed25519Verifier
 from protocol.manifest import RunManifest, open_manifest
 from protocol.reassignment import Reassignment, open_reassignment
+from protocol.revocation import split_entries
 from tests.e2e.processes import LOOPBACK, PEER_FLAGS, ROOT, Running, environment, running_potluck
 from tests.forked import Forked
 
@@ -116,12 +118,10 @@ def _manifest(folder: Path) -> RunManifest:
 
 
 def _entry(folder: Path, name: str) -> Reassignment:
-    """What the peer keeps of it."""
-    manifest, path = _manifest(folder), next((folder / name).rglob("reassignment"))
-    host_key = bytes.fromhex(manifest.host_public_key)
-    return open_reassignment(
-        path.read_bytes(), verifier=Ed25519Verifier(), run_id=manifest.run_id, host_public_key=host_key
-    )
+    """The newest one that the peer keeps."""
+    manifest, path = _manifest(folder), next((folder / name).rglob(FILE_NAME))
+    sealed, host_key = split_entries(path.read_bytes())[-1], bytes.fromhex(manifest.host_public_key)
+    return open_reassignment(sealed, verifier=Ed25519Verifier(), run_id=manifest.run_id, host_public_key=host_key)
 
 
 def _dataset(folder: Path, name: str, entry: Reassignment) -> DatasetManifest:

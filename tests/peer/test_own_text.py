@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -13,18 +13,20 @@ import trio
 import trio.testing
 
 from averaging.data.document_routing import Routing, route_documents, route_with
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.routing_sample import routing_sample
 from averaging.data.shards import DatasetManifest, HashedFile, ShardCache
 from averaging.data.texts import Text
 from averaging.data.tokenizer import ByteTokenizer
 from averaging.network.offload import InlineOffload
-from peer.own_text import FILE_NAME, KEPT_ROUNDS, TRY_AGAIN_S, OwnText
+from peer.own_text import FILE_NAME, TRY_AGAIN_S, OwnText
+from peer.own_text_core import KEPT_ROUNDS
 from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Identity
 from protocol.ids import Root
 from protocol.manifest import RunManifest, parse_run_config
 from protocol.reassignment import Reassignment, seal_reassignment
+from protocol.revocation import join_entries
 from tests.averaging.data.test_document_routing import CODE, PROSE
 from tests.protocol.test_experts_section import EXPERTS, expert_toml
 
@@ -37,10 +39,9 @@ TEXTS = [
 HELD = (1,)
 
 
-def _packed(folder: Path, routing: Routing, texts: Sequence[Text] = TEXTS, **changes: object) -> DatasetManifest:
-    values: dict[str, object] = {"sample": routing_sample(lambda: TEXTS, ByteTokenizer(), 65, 16)}
-    numbers = {"shard_bytes": 65536, "source": "text", "licence": "none", "routing": routing}
-    return pack(texts, ByteTokenizer(), folder, **{**numbers, **values, **changes})  # type: ignore[arg-type]
+def _packed(folder: Path, routing: Routing, texts: Sequence[Text] = TEXTS, num_windows: int = 16) -> DatasetManifest:
+    sample = routing_sample(lambda: TEXTS, ByteTokenizer(), 65, num_windows)
+    return pack(texts, ByteTokenizer(), folder, Packing(65536, "text", "none", routing=routing, sample=sample))
 
 
 @dataclass
@@ -178,6 +179,76 @@ async def test_a_restart_reads_the_same_without_the_host(world: _World, autojump
     assert world.fetched == []
 
 
+async def _restarted(world: _World) -> OwnText:
+    """A process that begins anew while the host is away."""
+    world.is_away, world.fetched[:] = True, []
+    again = world.text()
+    await again.restore()
+    await again.begin(world.fetch, HELD)
+    return again
+
+
+async def test_after_a_restart_a_trunk_that_goes_back_still_reads_what_its_round_read_and_that_is_deleted_in_time(
+    world: _World, autojump_clock: object
+) -> None:
+    text = world.text()
+    async with _training(world, text):
+        first_files = {path.name for path in (world.folder / "peer").iterdir()}
+        await _taken(text, world.sealed())
+        await text.follow(6, _Reads())
+    again, read = await _restarted(world), _Reads()
+    assert [await again.follow(index, read) for index in (7, 5, 6)] == [6, 0, 6]
+    assert read.datasets == [world.first, world.anew]
+    await again.follow(6 + KEPT_ROUNDS, read)
+    kept = {path.name for path in (world.folder / "peer").iterdir()}
+    assert not kept & (first_files - {file.sha256 for file in world.anew.files}), "what is not read any more is gone"
+    third = await _restarted(world)
+    assert [await third.follow(index, read) for index in (5, 30)] == [6, 6]
+    assert world.fetched == []
+
+
+async def test_a_restart_before_the_round_of_what_is_here_reads_the_text_before_until_then(
+    world: _World, autojump_clock: object
+) -> None:
+    text = world.text()
+    async with _training(world, text):
+        await _taken(text, world.sealed())
+        assert await text.follow(4, _Reads()) == 0
+    again, read = await _restarted(world), _Reads()
+    assert [await again.follow(index, read) for index in (4, 5, 6)] == [0, 0, 6]
+    assert read.datasets == [world.first, world.anew]
+
+
+async def test_after_a_switch_and_a_later_one_a_restart_knows_both_entries(
+    world: _World, autojump_clock: object
+) -> None:
+    text = world.text()
+    async with _training(world, text):
+        await _taken(text, world.sealed())
+        await text.follow(6, _Reads())
+        await _taken(text, world.sealed(world.first, signed_unix_s=1_700_000_009, number=2, from_round=9))
+        await text.follow(9, _Reads())
+    again, read = await _restarted(world), _Reads()
+    assert [await again.follow(index, read) for index in (9, 8, 9)] == [9, 6, 9]
+    assert read.datasets == [world.anew, world.first]
+    assert again.heard_unix_s == 1_700_000_009
+
+
+async def test_a_disk_that_refuses_to_forget_costs_nothing_but_room(
+    world: _World, autojump_clock: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    text, read = world.text(), _Reads()
+    async with _training(world, text):
+        await _taken(text, world.sealed())
+        await text.follow(6, read)
+        monkeypatch.setattr(ShardCache, "drop", refuses)
+        assert await text.follow(6 + KEPT_ROUNDS, read) == 6
+    assert "text_not_deleted" in capsys.readouterr().out
+
+
 async def test_who_is_restarted_while_nobody_has_what_was_signed_last_goes_on_with_what_is_here(
     world: _World, autojump_clock: object
 ) -> None:
@@ -312,7 +383,7 @@ def _harmful(world: _World, harm: str) -> bytes:
     if harm == "data set":
         return world.sealed(dataset_id="ab" * 32)
     if harm == "sample":
-        return world.sealed(_packed(host, routing, sample=routing_sample(lambda: TEXTS, ByteTokenizer(), 65, 15)))
+        return world.sealed(_packed(host, routing, num_windows=15))
     if harm == "kept documents":
         texts = [text for number, text in enumerate(TEXTS) if number != 14]  # one that is kept for evaluation
         return world.sealed(_packed(host, route_with(routing.router, lambda: texts), texts))
@@ -324,10 +395,13 @@ def _harmful(world: _World, harm: str) -> bytes:
     return world.sealed(manifest_sha256=name, manifest_bytes=5)
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda sealed: join_entries([sealed[:-1] + b"?"]), lambda sealed: join_entries([sealed])[:-1]]
+)
 async def test_a_kept_entry_that_is_damaged_is_said_and_costs_nothing_more(
-    world: _World, capsys: pytest.CaptureFixture[str]
+    world: _World, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
 ) -> None:
-    (world.folder / FILE_NAME).write_bytes(world.sealed()[:-1] + b"?")
+    (world.folder / FILE_NAME).write_bytes(damage(world.sealed()))
     text = world.text()
     await text.restore()
     assert (text.dataset, text.heard_unix_s) == (world.first, 0)

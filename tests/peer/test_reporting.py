@@ -28,6 +28,7 @@ from peer.reporting import (
 )
 from protocol.envelope import superseded
 from protocol.errors import (
+    LocalProtocolError,
     PotluckError,
     RefusedError,
     RemoteProtocolError,
@@ -579,6 +580,35 @@ async def test_what_is_read_is_settled_before_a_commit_is_measured_and_the_sampl
         assert result.text_round == 7
         assert followed.pop() == link.index
         assert board.samples == [SampleLosses(link.commit, 1, (2.0, 2.0))] * expected
+
+
+@pytest.mark.parametrize("fails_at", [None, 11])
+async def test_a_holder_of_many_experts_that_cannot_reach_the_host_can_still_make_a_report(
+    autojump_clock: Clock, fails_at: int | None
+) -> None:
+    """Losses of samples wait for the host, more of them than a report holds: reports take the first ones, each that arrives some."""
+    reporter, client, board = _reporter()
+    client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))
+    held = tuple(range(12))
+
+    async def follow(_: int) -> int:
+        return 0
+
+    async def measure_sample(_: torch.Tensor, expert: int) -> tuple[float, ...]:
+        await reporter.report_once()  # at any moment
+        if expert == fails_at:
+            raise LocalProtocolError("a loss that is not finite", "a number")
+        return (float(expert),)
+
+    service = _Service(_mine(1))
+    losses = replace(_losses(held, ()), text=ExpertText(follow, measure_sample, 1))
+    await _measure(service, _Trainer(), board, lambda: service.move(_mine(2)), losses)
+    client.answer = lambda: REPLY
+    for _ in range(4):
+        assert await reporter.report_once()
+    told = [(sample.commit, sample.expert) for report in client.reports for sample in report.sample_losses]
+    assert {expert for commit, expert in told if commit == _mine(2).commit} == set(held) - {fails_at}
+    assert board.samples == []
 
 
 async def test_losses_of_a_sample_are_told_until_they_have_arrived_and_an_entry_that_comes_is_taken(

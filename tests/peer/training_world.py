@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from averaging.data.corpus import Document
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.texts import read_files
 from averaging.data.tokenizer import ByteTokenizer
 from peer.local_training import TrainingPlan
@@ -24,7 +24,7 @@ def training_plan(folder: Path, text: str = "potluck trains one model. ", **chan
         path.write_text(text * 200)
         documents.append(Document(name, path, name == "heldout"))
     texts = read_files(documents, is_utf8=False)
-    manifest = pack(texts, ByteTokenizer(), folder / "data", shard_bytes=4096, source="text", licence="none")
+    manifest = pack(texts, ByteTokenizer(), folder / "data", Packing(4096, "text", "none"))
     plan = TrainingPlan(
         model=MODEL,
         inner=InnerSection(learning_rate=0.01, batch_tokens=BATCH_TOKENS),

@@ -133,7 +133,7 @@ def test_fingerprints_that_are_not_whole_or_too_many_are_refused(known: bytes) -
 
 @pytest.mark.parametrize("data", [b"\x00", b"\x00\x05abc", b"\x00\x00" * (MAX_REVOCATIONS + 1)])
 def test_an_answer_that_is_cut_off_or_too_long_is_refused(data: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="whole entries"):
+    with pytest.raises(RemoteProtocolError, match="whole ones"):
         split_entries(data)
 
 

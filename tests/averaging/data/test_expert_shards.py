@@ -12,7 +12,7 @@ import pytest
 from averaging.data.document_router import fit_router
 from averaging.data.document_routing import Routing, route_documents
 from averaging.data.expert_shards import check_each_expert, expert_shards, read_router
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.shards import DatasetManifest, ShardCache, TokenReader, parse_dataset
 from averaging.data.texts import Text
 from averaging.data.tokenizer import ByteTokenizer, encode_document
@@ -40,7 +40,7 @@ class Halves:
 
 def _pack(folder: Path, routing: Routing | None = ROUTING, tokenizer: object = None) -> DatasetManifest:
     tokens = tokenizer or ByteTokenizer()
-    return pack(TEXTS, tokens, folder, shard_bytes=4096, source="text", licence="none", routing=routing)
+    return pack(TEXTS, tokens, folder, Packing(4096, "text", "none", routing=routing))
 
 
 def _text_of(folder: Path, dataset: DatasetManifest, expert: int, split: str) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from averaging.data.corpus import Document, text_documents
-from averaging.data.packing import pack, token_bytes
+from averaging.data.packing import Packing, pack, token_bytes
 from averaging.data.shards import MANIFEST_NAME, DatasetManifest, TokenReader
 from averaging.data.texts import Split, Text, read_files
 from averaging.data.tokenizer import ByteTokenizer
@@ -26,7 +26,7 @@ class Wide:
 
 def _pack(texts: list[Text], folder: Path, tokenizer: object = None, **changes: object) -> DatasetManifest:
     numbers = {"shard_bytes": 4096, "source": "text", "licence": "none", **changes}
-    return pack(texts, tokenizer or ByteTokenizer(), folder, **numbers)
+    return pack(texts, tokenizer or ByteTokenizer(), folder, Packing(**numbers))
 
 
 def test_text_packed_by_earlier_releases_has_the_same_id(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_text_packed_by_earlier_releases_has_the_same_id(tmp_path: Path) -> None
         text = bytes(range(256)) * 10 + f"text number {n}, ".encode() * 300
         (tmp_path / "t" / f"{n}.txt").write_bytes(text)
     texts = read_files(text_documents("t/*.txt", 3, tmp_path), is_utf8=False)
-    manifest = pack(texts, ByteTokenizer(), tmp_path / "d", shard_bytes=4096, source="text", licence="as the host says")
+    manifest = pack(texts, ByteTokenizer(), tmp_path / "d", Packing(4096, "text", "as the host says"))
     assert manifest.dataset_id == "77e6c8abd57a2995bc49c939303a12f0a5ca911aa7f09b64082182167cf3aaa6"
 
 
@@ -79,7 +79,7 @@ def test_weights_to_start_with_are_the_last_shards_of_whole_values_whatever_a_to
 
 def test_every_piece_is_shown_as_it_goes_by(tmp_path: Path) -> None:
     texts, seen = [Text(b"a", "train"), Text(b"b", "heldout")], []
-    _pack(texts, tmp_path, seen=seen.append)
+    pack(texts, ByteTokenizer(), tmp_path, Packing(4096, "text", "none"), seen.append)
     assert seen == texts
 
 
@@ -101,7 +101,7 @@ def test_a_part_without_documents_is_one_clear_line(tmp_path: Path, texts: list[
 def test_what_cannot_be_read_or_written_is_said(tmp_path: Path) -> None:
     gone = read_files([Document("c", tmp_path / "c", False)], is_utf8=False)
     with pytest.raises(MachineError, match="c cannot be read"):
-        pack(gone, ByteTokenizer(), tmp_path / "data", shard_bytes=4096, source="text", licence="none")
+        pack(gone, ByteTokenizer(), tmp_path / "data", Packing(4096, "text", "none"))
     assert not (tmp_path / "data" / MANIFEST_NAME).exists()
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="cannot be written"):

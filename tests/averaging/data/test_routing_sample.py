@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from averaging.data.document_routing import route_documents
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.routing_sample import routing_sample, window_tokens
 from averaging.data.shards import TokenReader, parse_dataset
 from averaging.data.texts import Text
@@ -46,9 +48,9 @@ def test_a_window_is_the_models_context_and_no_longer_than_it_need_be() -> None:
 def test_a_data_set_has_its_sample_for_every_holder_and_without_one_keeps_its_id(tmp_path: Path) -> None:
     sample = routing_sample(lambda: TEXTS, ByteTokenizer(), 33, 10)
     routing = route_documents(lambda: TEXTS, 2)
-    numbers = {"shard_bytes": 4096, "source": "text", "licence": "none", "routing": routing}
-    dataset = pack(TEXTS, ByteTokenizer(), tmp_path / "with", sample=sample, **numbers)  # type: ignore[arg-type]
-    plain = pack(TEXTS, ByteTokenizer(), tmp_path / "plain", **numbers)  # type: ignore[arg-type]
+    packing = Packing(4096, "text", "none", routing=routing)
+    dataset = pack(TEXTS, ByteTokenizer(), tmp_path / "with", replace(packing, sample=sample))
+    plain = pack(TEXTS, ByteTokenizer(), tmp_path / "plain", packing)
     assert (dataset.sample_windows, plain.sample_windows) == (10, 0)
     (entry,) = dataset.part("sample")
     assert all(entry in dataset.files_of([expert]) for expert in range(2))
@@ -59,19 +61,24 @@ def test_a_data_set_has_its_sample_for_every_holder_and_without_one_keeps_its_id
     assert dataset.num_tokens("train") == plain.num_tokens("train")
 
 
+@pytest.mark.parametrize("owners", [[0] * 9, [0] * 9 + [2], [0] * 9 + [-1]])
+def test_owners_that_are_not_of_each_window_or_of_no_expert_are_no_data_set(tmp_path: Path, owners: list[int]) -> None:
+    sample = routing_sample(lambda: TEXTS, ByteTokenizer(), 33, 10)
+    packing = Packing(4096, "text", "none", routing=route_documents(lambda: TEXTS, 2))
+    fine = [0, 1] * 5
+    dataset = pack(TEXTS, ByteTokenizer(), tmp_path, replace(packing, sample=replace(sample, owners=fine)))
+    assert parse_dataset(dataset.canonical_bytes(), dataset.dataset_id).sample_owners == tuple(fine)
+    told = json.dumps(fine, separators=(",", ":")).encode()
+    other = dataset.canonical_bytes().replace(told, json.dumps(owners, separators=(",", ":")).encode())
+    assert other != dataset.canonical_bytes()
+    with pytest.raises(RemoteProtocolError, match="cannot be read"):
+        parse_dataset(other, dataset.dataset_id)
+
+
 def test_a_sample_that_is_not_whole_windows_is_no_data_set(tmp_path: Path) -> None:
     sample = routing_sample(lambda: TEXTS, ByteTokenizer(), 33, 10)
     routing = route_documents(lambda: TEXTS, 2)
-    dataset = pack(
-        TEXTS,
-        ByteTokenizer(),
-        tmp_path,
-        shard_bytes=4096,
-        source="text",
-        licence="none",
-        routing=routing,
-        sample=sample,
-    )
+    dataset = pack(TEXTS, ByteTokenizer(), tmp_path, Packing(4096, "text", "none", routing=routing, sample=sample))
     torn = dataset.canonical_bytes().replace(b'"num_tokens":330', b'"num_tokens":329')
     assert torn != dataset.canonical_bytes()
     with pytest.raises(RemoteProtocolError, match="cannot be read"):

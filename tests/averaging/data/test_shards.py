@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from averaging.data.corpus import Document
-from averaging.data.packing import pack
+from averaging.data.packing import Packing, pack
 from averaging.data.shards import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -36,7 +36,7 @@ def _documents(folder: Path) -> list[Document]:
 def _packed(folder: Path) -> tuple[DatasetManifest, Path]:
     target = folder / "data"
     texts = read_files(_documents(folder / "text"), is_utf8=False)
-    return pack(texts, ByteTokenizer(), target, shard_bytes=SHARD_BYTES, source="text", licence="none"), target
+    return pack(texts, ByteTokenizer(), target, Packing(SHARD_BYTES, "text", "none")), target
 
 
 def _entry(data: bytes) -> ShardEntry:
