@@ -9,6 +9,10 @@ that compute slow each other down also on cores of their own, and the loop has n
 one before it: what the training process does in between counts as well. Blocks lie between rounds: one in which the training
 process was ordered a snapshot, a shift or an evaluation is no block, and its pair is taken again. Peak memory is in
 tests.benchmarks.memory.
+
+Where the difference is small beside the machine's drift, two numbers of the same blocks say more: the share of the peer's blocks that
+passed outside of its steps (looking for orders, telling the daemon, choosing when to step), and the processor time of its daemon and
+p2pd, which have the same core. Neither is judged.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from peer.demo_processes import Running
 from peer.model import Decoder
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
@@ -40,7 +45,7 @@ from protocol.host_sections import CheckpointSection
 from protocol.manifest import RoundSection, RunConfig, RunSection
 from protocol.training_sections import InnerSection
 from tests.benchmarks.places import LOOPBACK, Place, Places
-from tests.benchmarks.processes import die_with_parent, open_children, signal_all_of
+from tests.benchmarks.processes import child_named, die_with_parent, family, open_children, signal_all_of
 from tests.benchmarks.recovery_swarm import NEVER_TOKENS, commits_of
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
 from tests.benchmarks.swarm import Swarm, start_swarm, wait_until
@@ -89,10 +94,12 @@ SOURCES: Final = Path(__file__).parents[2] / "protocol"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Seconds of a step."""
+    """Seconds of a step; of the peer's blocks the share outside of its steps, and of their core what its daemon and p2pd took."""
 
     peer_s: float
     bare_s: float
+    outside: float
+    beside: float
 
     @property
     def longer(self) -> float:
@@ -191,11 +198,16 @@ def take_pair(
 ) -> Pair | None:
     """Blocks of both in turn; the loop is stopped but for its blocks, the peers in these. None where one of them is no block."""
     _await_commit(swarm)
-    peer_blocks: list[Sequence[float]] = []
+    peer_blocks: list[Sequence[Trained]] = []
     bare_blocks: list[Sequence[float]] = []
+    first = next(iter(swarm.peers.values())).running
+    beside_s = blocks_s = 0.0
     for is_bare in (is_bare_first, not is_bare_first) * TURNS:
         if not is_bare:
+            spent_s, began_s = _beside_s(first), time.monotonic()
             peer_blocks.append(undisturbed(*_block_of(times)))
+            beside_s += _beside_s(first) - spent_s
+            blocks_s += time.monotonic() - began_s
             continue
         for peer in swarm.peers.values():
             signal_all_of(peer.running, signal.SIGSTOP)
@@ -205,8 +217,26 @@ def take_pair(
         for peer in swarm.peers.values():
             signal_all_of(peer.running, signal.SIGCONT)
         bare_blocks.append(_bare_ends(bare_times, begin_s, end_s))
-    peer_s, bare_s = _step_s(peer_blocks), _step_s(bare_blocks)
-    return None if peer_s is None or bare_s is None else Pair(peer_s, bare_s)
+    peer_s, bare_s = _step_s([[one.unix_s for one in block] for block in peer_blocks]), _step_s(bare_blocks)
+    if peer_s is None or bare_s is None:
+        return None
+    return Pair(peer_s, bare_s, _outside(peer_blocks), beside_s / blocks_s)
+
+
+def _outside(blocks: Sequence[Sequence[Trained]]) -> float:
+    trained_s = sum(block[-1].trained_s - block[0].trained_s for block in blocks)
+    return 1.0 - trained_s / sum(block[-1].unix_s - block[0].unix_s for block in blocks)
+
+
+def _beside_s(peer: Running) -> float:
+    """Processor seconds of all processes of a peer but the one that trains."""
+    worker = child_named(peer, "timed_worker")
+    spent_s = 0.0
+    for process in family(peer):
+        if process != worker:
+            times = process.cpu_times()
+            spent_s += times.user + times.system
+    return spent_s
 
 
 def _block_of(times: Path) -> tuple[list[Trained], float, float]:
@@ -271,7 +301,7 @@ def rows_of(pairs: Sequence[Pair], num_again: int, device: str) -> list[Row]:
     longer = sorted(pair.longer for pair in pairs)
     mean = statistics.fmean(longer)
     half = T_95[len(longer)] * statistics.stdev(longer) / len(longer) ** 0.5
-    settings = {
+    settings: dict[str, object] = {
         "device": device, "values": decoder_schema(MODELS[device]).num_elements, "block_s": BLOCK_S, "turns": TURNS,
         "confidence_95": [round(mean - half, 5), round(mean + half, 5)],
         "mean_with_the_peer_first": _mean(pairs[0::2]), "mean_with_the_loop_first": _mean(pairs[1::2]),
@@ -282,8 +312,17 @@ def rows_of(pairs: Sequence[Pair], num_again: int, device: str) -> list[Row]:
         Row(BENCH, f"{device}: a peer's step between rounds, longer than a bare one by (mean judged)", round(mean, 5), "share",
             0.0, None, f"<= {MOST_LONGER:g}", mean <= MOST_LONGER, len(pairs),
             {"best": round(longer[0], 5), "worst": round(longer[-1], 5)}, settings),
+        _told(f"{device}: of the peer's blocks, outside of its steps", [pair.outside for pair in pairs], settings),
+        _told(f"{device}: of its core, for its daemon and p2pd", [pair.beside for pair in pairs], settings),
         Row(BENCH, f"{device}: half of its 95% confidence interval", round(half, 5), "share", trials=len(pairs), settings=settings),
     ]  # fmt: skip
+
+
+def _told(metric: str, shares: Sequence[float], settings: dict[str, object]) -> Row:
+    spread = {"best": round(min(shares), 5), "worst": round(max(shares), 5)}
+    return Row(
+        BENCH, metric, round(statistics.fmean(shares), 5), "share", trials=len(shares), spread=spread, settings=settings
+    )
 
 
 def _mean(pairs: Sequence[Pair]) -> float:

@@ -109,10 +109,10 @@ def mean_step_s(times: list[Trained], begin_unix_s: float, end_unix_s: float) ->
     return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else None
 
 
-def undisturbed(times: list[Trained], begin_unix_s: float, end_unix_s: float) -> list[float]:
-    """When each step of this window ended, Unix seconds; none where the process obeyed an order between the first and the last."""
+def undisturbed(times: list[Trained], begin_unix_s: float, end_unix_s: float) -> list[Trained]:
+    """Each step that ended in this window; none where the process obeyed an order between the first and the last."""
     inside = [one for one in times if begin_unix_s <= one.unix_s <= end_unix_s]
-    return [one.unix_s for one in inside] if inside and inside[0].num_orders == inside[-1].num_orders else []
+    return inside if inside and inside[0].num_orders == inside[-1].num_orders else []
 
 
 def install(times: TrainingTimes, paced_s: float | None) -> None:

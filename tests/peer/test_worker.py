@@ -396,5 +396,5 @@ def test_timed_it_tells_steps_between_which_it_obeyed_nothing(tmp_path: Path) ->
     times.idle(lambda: True, 0.0)
     assert [one.num_orders for one in read_times(tmp_path / "times")] == [0, 0, 1]
     told = [Trained(100.0, 8.0, 3), Trained(110.0, 17.0, 3), Trained(111.0, 18.0, 4)]
-    assert undisturbed(told, 99.0, 110.5) == [100.0, 110.0]
+    assert [one.unix_s for one in undisturbed(told, 99.0, 110.5)] == [100.0, 110.0]
     assert undisturbed(told, 99.0, 111.5) == undisturbed(told, 112.0, 113.0) == []
