@@ -20,6 +20,10 @@ TEST_LIMIT_S = 120.0
 # Many tests start processes of ours. They compile the sources once and not each: as on the machines of those who use it.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
+# Before torch is imported: its threads sleep while they wait for one another. As many as there are processors, in each of several
+# processes, would otherwise spin for a processor that another of them spins on: tests of seconds took minutes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @pytest.fixture
 def autojump_clock() -> trio.testing.MockClock:
