@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,16 @@ import pytest
 import trio
 import trio.testing
 
+from averaging.uncollected import uncollected
+
 TEST_LIMIT_S = 120.0
 
 # Many tests start processes of ours. They compile the sources once and not each: as on the machines of those who use it.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+
+# Before torch is imported: its threads sleep while they wait for one another. As many as there are processors, in each of several
+# processes, would otherwise spin for a processor that another of them spins on: tests of seconds took minutes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture
@@ -44,6 +51,15 @@ async def _within_limit(test: Any, is_real_time: bool) -> None:
         await test()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while everything is imported, nor ever in what that made: it lasts as long as the tests."""
+    with uncollected():
+        collected = yield
+    gc.freeze()
+    return collected
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In one of several processes, the same order in all of them."""
     if hasattr(config, "workerinput"):
@@ -62,5 +78,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """Simulated worlds freeze what they need not look through; plugins that follow look at who refers to whom."""
+    """What was frozen, here and by simulated worlds, is looked through once more; plugins that follow look at who refers to whom."""
     gc.unfreeze()

@@ -124,19 +124,18 @@ def _start(arguments: Sequence[str], out: int, err: int, before: str) -> subproc
     )
 
 
-def run_of_two(folder: Path, meanwhile: Callable[[Running], object] | None = None) -> None:
+def run_of_two(folder: Path, forked: Forked, meanwhile: Callable[[Running], object] | None = None) -> None:
     """Host the run.toml in `folder` for two peers, "a" and "b", to its end; state folders by these names and "host". `meanwhile` is
     done with "a" once they were started.
     """
     hosting = ("host", str(folder / "run.toml"), "--state-dir", str(folder / "host"), *LOOPBACK)
     with ExitStack() as stack:
-        host = stack.enter_context(running_potluck(folder, "host process", *hosting))
+        host = stack.enter_context(running_potluck(folder, "host process", *hosting, forked=forked))
         invite = host.wait_for(r"(potluck1:\S+)\n")
+        joining = {name: ("join", invite, "--state-dir", str(folder / name), *PEER_FLAGS) for name in ("a", "b")}
         peers = [
-            stack.enter_context(
-                running_potluck(folder, f"peer {name}", "join", invite, "--state-dir", str(folder / name), *PEER_FLAGS)
-            )
-            for name in ("a", "b")
+            stack.enter_context(running_potluck(folder, f"peer {name}", *arguments, forked=forked))
+            for name, arguments in joining.items()
         ]
         if meanwhile is not None:
             meanwhile(peers[0])

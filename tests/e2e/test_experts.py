@@ -15,6 +15,7 @@ from coordinator.checkpoints import verify_checkpoint
 from peer.checkpoint_sample import sample_from_checkpoint
 from potluck import checkpoint_merge
 from tests.e2e.processes import ROOT, run_of_two
+from tests.forked import Forked
 
 RUN_TOML = """
 [run]
@@ -52,12 +53,12 @@ router_features = "embeddings"
 
 
 @pytest.mark.timeout(240)
-def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(tmp_path: Path) -> None:
+def test_a_run_of_experts_goes_to_its_end_and_leaves_the_trunk_and_all_of_them(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(24):
         text = (ROOT / ("README.md", "potluck.py")[number % 2]).read_text(encoding="utf8")
         (tmp_path / f"{number}.md").write_text(f"{number} {text[100 * number :]}")
-    run_of_two(tmp_path)
+    run_of_two(tmp_path, forked)
     newest = max((tmp_path / "host" / "checkpoints").glob("0*"))
     manifest = verify_checkpoint(newest)
     assert manifest.total_tokens >= 24_000

@@ -10,6 +10,7 @@ from coordinator.checkpoints import verify_checkpoint
 from peer.checkpoint_sample import sample_from_checkpoint
 from tests.e2e.live_trace import wait_for_whole_trace
 from tests.e2e.processes import ROOT, run_of_two
+from tests.forked import Forked
 
 RUN_TOML = """
 [run]
@@ -45,12 +46,12 @@ every_rounds = 100
 
 @pytest.mark.timeout(240)
 def test_a_run_in_fragments_goes_to_its_end_and_leaves_one_whole_model_and_a_live_round_shows_all_it_is_made_of(
-    tmp_path: Path,
+    tmp_path: Path, forked: Forked
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
     for number in range(6):
         (tmp_path / f"{number}.md").write_text(f"{number} " + (ROOT / "README.md").read_text(encoding="utf8"))
-    run_of_two(tmp_path, lambda a: wait_for_whole_trace(a, tmp_path / "a", tmp_path / "trace.json"))
+    run_of_two(tmp_path, forked, lambda a: wait_for_whole_trace(a, tmp_path / "a", tmp_path / "trace.json"))
     (checkpoint,) = (tmp_path / "host" / "checkpoints").glob("0*")
     manifest = verify_checkpoint(checkpoint)
     assert manifest.total_tokens >= 6_000

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,9 +93,12 @@ class Totals:
         return transitions.missing(self.reached, profile.transitions) if self.seeds >= ENOUGH_FOR_TRANSITIONS else []
 
 
-def main() -> int:
-    """Exit code 1 on any violation, or where a kind of fault or a transition of the profile never happened."""
-    args = _arguments()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 1 on any violation, or where a kind of fault or a transition of the profile never happened.
+
+    `arguments`: in the place of those of the process.
+    """
+    args = _parsed(arguments)
     if not args.verbose:
         quiet = structlog.make_filtering_bound_logger(50)
         structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=True)
@@ -118,7 +122,7 @@ def main() -> int:
     return _report(args, totals, time.monotonic() - begin_s)
 
 
-def _arguments() -> argparse.Namespace:
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", epilog=EPILOG)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--start", type=int, default=0)
@@ -131,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trace", action="store_true", help="print what happened, line by line")
     parser.add_argument("--verbose", action="store_true", help="log what the services say")
     parser.add_argument("--json", action="store_true", help="print the totals as JSON instead of a summary")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _scenarios(args: argparse.Namespace) -> int:

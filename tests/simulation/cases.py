@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -21,12 +22,13 @@ def case_name(name: str, seed: int) -> str:
     return f"{name}-{seed}"
 
 
-def main(part: int, num_parts: int) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Play them and print."""
+    part, num_parts = map(int, arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     errors = {case_name(name, seed): play(SCENARIOS[name], seed).error for name, seed in CASES[part::num_parts]}
     print(json.dumps(errors))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1:])

@@ -19,14 +19,14 @@ from tests.simulation.profiles import PROFILES
 from tests.simulation.scenario import play
 from tests.simulation.stories import simulate
 
-FED = [
-    Play(("tests.simulation", "--json", "--profile", "feedback", "--start", str(start), "--seeds", "2"), str(start))
-    for start in (0, 2)
-]
-STREAMING = [
-    Play(("tests.simulation", "--json", "--profile", "streaming-feedback", "--start", str(start), "--seeds", "1"), "3")
-    for start in (8, 10)
-]
+
+def _play(profile: str, start: int, seeds: int, hash_seed: str) -> Play:
+    stories = ("--start", str(start), "--seeds", str(seeds))
+    return Play("tests.simulation.__main__", ("--json", "--profile", profile, *stories), hash_seed)
+
+
+FED = [_play("feedback", start, 2, hash_seed) for start, hash_seed in ((0, "1"), (2, "2"))]
+STREAMING = [_play("streaming-feedback", start, 1, hash_seed) for start, hash_seed in ((8, "1"), (10, "2"))]
 PLAYS = [*FED, *STREAMING]
 
 

@@ -6,11 +6,14 @@ import json
 
 import pytest
 
-from tests.simulation.beside import NUM_PROCESSES, Beside, Play
+from tests.simulation.beside import HASH_SEEDS, Beside, Play
 from tests.simulation.cases import CASES, case_name
 
 NAMES = [case_name(name, seed) for name, seed in CASES]
-PLAYS = [Play(("tests.simulation.cases", str(part), str(NUM_PROCESSES))) for part in range(NUM_PROCESSES)]
+PLAYS = [
+    Play("tests.simulation.cases", (str(part), str(len(HASH_SEEDS))), hash_seed)
+    for part, hash_seed in enumerate(HASH_SEEDS)
+]
 
 
 @pytest.fixture(scope="module")

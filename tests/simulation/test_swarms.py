@@ -22,7 +22,7 @@ PROFILE = "default"
 
 def _play(start: int, seeds: int, hash_seed: str, profile: str = PROFILE) -> Play:
     stories = ("--start", str(start), "--seeds", str(seeds))
-    return Play(("tests.simulation", "--json", "--profile", profile, *stories), hash_seed)
+    return Play("tests.simulation.__main__", ("--json", "--profile", profile, *stories), hash_seed)
 
 
 SWARMS = [_play(0, HALF + NUM_SHARED, "1"), _play(HALF, NUM_SEEDS - HALF, "2")]
