@@ -1,7 +1,8 @@
 """The rounds of one stage, between what a lane brings and what the round service wants of a trainer (averaging/network/seams.py).
 
-A lane's share waits here for the commit of its round, and the lane with it. It is of the commit on which the lane began; where that
-is no longer the head, because the round came without the lane, its work is lost, which is said, and it goes on from the head.
+A lane's share waits here for the commit of its round, and the lane with it. Commits name the lanes that they count. Where the round
+came without it, because its seat was empty then, the lane goes on from the head and the share is brought into the next round, once
+(peer/owed_shares.py); what cannot be is lost, which is said.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ import trio
 from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
 from averaging.rounds.unit import UnitChain
 from peer.lane_work import Confirm, LaneShare
+from peer.owed_shares import Anchors
 from peer.stage_channel import StageReply
 from peer.stage_pace import StagePace
 from protocol.errors import ConfigError, TemporaryError
 from protocol.ids import CommitId, PeerId, short
+from protocol.pipeline.counted_parts import counted_tokens
 from protocol.pipeline.lane_stage import LaneConfig, Point
 from protocol.pipeline.schedule import Pass
+from protocol.rounds.lane_parts import LanePart
 from protocol.stage_schema import stage_unit
 
 log = structlog.get_logger()
 
 SETTLED_REMEMBERED: Final = 64
+ADOPTED_WITHIN_S: Final = 5.0
+COMMITS_LOOKED_AT: Final = 64
+"""The newest ones, for whether they count a lane's share: a share is brought within seconds, or with the next round."""
 
 
 class NoShare(TemporaryError):
@@ -67,8 +74,8 @@ class StageRounds:
     ) -> None:
         self.num_lanes = num_lanes
         self.is_in_lane = is_in_lane
-        self.withdraws = True
-        """Whether a share goes with its seat: another may take that and bring the same. A replica of synced steps has none to give."""
+        self.is_synced = False
+        """Of synced steps every replica of a stage brings a part of one lane's tokens: it goes with no seat, and bears no name."""
 
         self.restarts: Callable[[], int] = lambda: 0
         self.is_after_the_end: Callable[[int], Awaitable[bool]] = _never
@@ -90,7 +97,12 @@ class StageRounds:
         """
 
         self._settled = deque[tuple[int, int]](maxlen=SETTLED_REMEMBERED)
-        """(lane, round) of shares that a commit counted, or came without."""
+        """(lane, round) of shares that are done with here."""
+
+        self._owed: dict[tuple[int, int], LaneShare] = {}
+        """Of rounds that are over and did not count them, by (lane, round)."""
+
+        self._anchors = Anchors()
 
         self._gifts: dict[int, LaneShare] = {}
         """Of lanes that are no more, by their numbers, for the round on the head."""
@@ -149,12 +161,11 @@ class StageRounds:
         """Bring it into the round; (N,), the parameters of the next one. What a lane brings once more, because it went back to the end
         of a round that is over, counts no more.
         """
-        if (share.lane, share.round) in self._settled or await self.is_after_the_end(share.round):
+        await self._wait_adopted()
+        if self._is_done_with(share) or await self.is_after_the_end(share.round):
             return self._goes_on(share)
-        is_late = self._base != self._chain.state.head or not self._is_next(share)
-        if is_late or share.tokens <= 0:
-            reason = "the round came without it" if share.tokens else "no step of it counts"
-            log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
+        if self._base != self._chain.state.head or not self._is_next(share) or share.tokens <= 0:
+            self._came_late(share)
             return self._goes_on(share)
         if self._share is not None and self._share.lane != share.lane:
             # of a lane that ended in this round; we serve another one since
@@ -169,9 +180,15 @@ class StageRounds:
             self._withdraw(share)
         return self._goes_on(share)
 
+    async def _wait_adopted(self) -> None:
+        """Where a commit came: until it is known here how it moves the parameters."""
+        with trio.move_on_after(ADOPTED_WITHIN_S):
+            while self._anchors.is_behind(self._chain.state.head):
+                await self._changed.wait()
+
     def _withdraw(self, share: LaneShare) -> None:
         """Its seat is over, or goes back, before the round was: who takes the seat brings the same, or the lane's end says who."""
-        if self._share is share and self.withdraws:
+        if self._share is share and not self.is_synced:
             self._share = None
             log.info("lane_share_withdrawn", lane=share.lane, stage=share.stage, tokens=share.tokens)
             self._change()
@@ -185,18 +202,51 @@ class StageRounds:
         """Bring the part of a lane that is no more into the round, too; why not, where it is not of this round and stage, or was not
         its giver's to give.
         """
-        if self._has_gift(share):
-            return ""  # its answer was lost on the way
+        is_ours = stage_unit(share.stage) == self._chain.state.unit
+        if is_ours and (self._has_gift(share) or self._is_done_with(share)):
+            return ""  # its answer was lost on the way, or who died had brought it
         reason = self._why_no_gift(share) or await confirm() or self._why_no_gift(share)
         if reason:
             return reason
         log.info("lane_gift", lane=share.lane, stage=share.stage, tokens=share.tokens, giver=short(giver))
-        self._gifts[share.lane] = share
-        self._change()
+        if self._is_next(share):
+            self._gifts[share.lane] = share
+            self._change()
+        elif not self._is_done_with(share):
+            self._came_late(share)
         return ""
 
     def _is_next(self, share: LaneShare) -> bool:
         return share.round + self._offset == self._chain.state.index
+
+    def _is_last(self, share: LaneShare) -> bool:
+        """Whether it is of the round that came last, from whose beginning on it is known here how the parameters moved."""
+        move, link = self._anchors.move, self._chain.links[-1]
+        is_known = move is not None and (move.base, move.head) == (link.parent, link.commit)
+        return is_known and not self.is_synced and share.round + self._offset + 1 == self._chain.state.index
+
+    def _is_done_with(self, share: LaneShare) -> bool:
+        place = (share.lane, share.round)
+        return place in self._settled or place in self._owed or self._counted(share) > 0
+
+    def _counted(self, share: LaneShare) -> int:
+        """Tokens of it that commits count, whoever brought them."""
+        return counted_tokens(self._chain.links[-COMMITS_LOOKED_AT:], share.lane, share.round)
+
+    def _came_late(self, share: LaneShare) -> None:
+        """Of the round before this one: into the next one, if it can be."""
+        if share.tokens > 0 and self._is_last(share):
+            self._owe(share)
+            return
+        reason = "the round came without it" if share.tokens else "no step of it counts"
+        log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
+        self._settled.append((share.lane, share.round))
+
+    def _owe(self, share: LaneShare) -> None:
+        if self._anchors.move is not None:
+            self._owed[share.lane, share.round] = self._anchors.move.of(share)
+        reason = "its round's commit does not count it: the next one is to"
+        log.info("lane_share_owed", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
     def _has_gift(self, share: LaneShare) -> bool:
         before = self._gifts.get(share.lane)
@@ -207,20 +257,32 @@ class StageRounds:
     def _why_no_gift(self, share: LaneShare) -> str:
         if stage_unit(share.stage) != self._chain.state.unit:
             return f"stage {share.stage}, here it is {self._chain.state.unit}"
-        if not self._is_next(share) or share.lane in self._gifts:
+        if not (self._is_next(share) or self._is_last(share)) or share.lane in self._gifts:
             return f"a part of round {share.round + 1}, here it is round {self._chain.state.index + 1}, or one that is here"
         return ""
 
     @property
     def shares(self) -> list[LaneShare]:
         """What is brought into the round here."""
+        return [*self._ready, *(share for _, share in sorted(self._owed.items()))]
+
+    @property
+    def _ready(self) -> list[LaneShare]:
+        """Of this round alone: it is due by these."""
         return [*([self._share] if self._share is not None else []), *(gift for _, gift in sorted(self._gifts.items()))]
+
+    @property
+    def owed_tokens(self) -> int:
+        """Of rounds that are over and did not count them; the next one is to."""
+        return sum(share.tokens for share in self._owed.values())
 
     # --- the round service's side ---
 
     async def load(self, anchor_N: torch.Tensor, *, schedule_tokens: int) -> None:
         """Another state: what waits is not of it."""
+        self._anchors.forget()
         self._spend(0)
+        self._anchors.moved_to(self._chain.state.head, anchor_N)
 
     async def snapshot(self) -> Snapshot:
         """The share that waits; of a lane that is still working it is waited for.
@@ -230,15 +292,16 @@ class StageRounds:
         """
         while self._share is None:
             if not self.is_in_lane():
-                if self._gifts:
+                if self._gifts or self._owed:
                     break
                 raise NoShare("no lane has brought anything of this round here", "a lane")
             with trio.move_on_after(1.0):
                 await self._changed.wait()
         shares = self.shares
         tokens = sum(share.tokens for share in shares)
-        steps = tokens // self._config.step_tokens
-        return Snapshot(together(shares), tokens, steps, shares[0].round * self._config.inner_steps)
+        steps, begun = tokens // self._config.step_tokens, shares[0].round * self._config.inner_steps
+        lanes = () if self.is_synced else tuple(LanePart(one.lane, one.round, one.tokens) for one in shares)
+        return Snapshot(together(shares), tokens, steps, begun, lanes)
 
     async def shift(
         self, shift_N: torch.Tensor, *, credited_tokens: int, schedule_tokens: int, kept: Sequence[KeptPart] = ()
@@ -247,7 +310,11 @@ class StageRounds:
         self._spend(credited_tokens)
 
     async def set_anchor(self, anchor_N: torch.Tensor) -> None:
-        """Nothing: a lane goes back to its snapshots, and begins from the chain's state."""
+        """The parameters of the newest commit. A lane goes back to its snapshots, and begins from the chain's state."""
+        if anchor_N is self._chain.state.anchor_N:
+            self._anchors.moved_to(self._chain.state.head, anchor_N)
+        else:  # one more commit is here already, and comes next: what both moved together is not known
+            self._anchors.forget()
 
     async def evaluate(self, anchor_N: torch.Tensor) -> float:
         """Nobody holds the whole model.
@@ -266,7 +333,7 @@ class StageRounds:
         now_s = trio.current_time()
         recent = sum(1 for at_s in self._steps if now_s - at_s < 10.0)
         return TrainerProgress(
-            tokens_ready=sum(share.tokens for share in self.shares),
+            tokens_ready=sum(share.tokens for share in self._ready),
             tokens_trained=self._tokens_trained,
             loss_nats=self._loss_nats,
             tokens_per_s=recent * self._config.step_tokens / 10.0,
@@ -281,13 +348,23 @@ class StageRounds:
         self._held_because = because
 
     def _spend(self, credited_tokens: int) -> None:
-        shares, self._share, self._gifts = self.shares, None, {}
-        self._settled.extend((share.lane, share.round) for share in shares)
-        lost = sum(share.tokens for share in shares) - credited_tokens
-        if lost > 0:
-            lanes, reason = [share.lane for share in shares], "the round's commit does not count it"
-            log.warning("lane_share_lost", lanes=lanes, tokens=lost, reason=reason)
+        shares, self._share, self._gifts, self._owed = self.shares, None, {}, {}
+        if self.is_synced:
+            self._settled.extend((share.lane, share.round) for share in shares)
+            self._say_lost([share.lane for share in shares], sum(share.tokens for share in shares) - credited_tokens)
+        for share in () if self.is_synced else shares:
+            counted = self._counted(share)
+            if counted == 0 and self._anchors.move is not None:
+                self._owe(share)
+            else:
+                self._settled.append((share.lane, share.round))
+                self._say_lost([share.lane], share.tokens - counted)
         self._change()
+
+    def _say_lost(self, lanes: Sequence[int], tokens: int) -> None:
+        if tokens > 0:
+            reason = "the round's commit does not count it"
+            log.warning("lane_share_lost", lanes=lanes, tokens=tokens, reason=reason)
 
     def _change(self) -> None:
         self._changed.set()

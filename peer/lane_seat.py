@@ -62,6 +62,7 @@ class LaneSeat:
         self._line = CallLine(tools.network, keeper, KEEPER_CHANNEL, self._answered)
         self._orders = deque((begun.state.epoch, order) for order in begun.orders)
         self._has_more = trio.Event()
+        self._early = trio.Event()
         self._working = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._heard_s = trio.current_time()
@@ -104,6 +105,7 @@ class LaneSeat:
             nursery.start_soon(self._tell_keeper)
             nursery.start_soon(self._watch_keeper)
             self._open_ways()
+            nursery.start_soon(self._fetch_early)
             await self._begin()
             while self.state.phase != "over":
                 await self._next_order()
@@ -277,15 +279,30 @@ class LaneSeat:
 
     async def _load(self, epoch: int, at: Point) -> None:
         """A spare takes its stage's snapshot from the neighbour; all others have it, and give it to a neighbour that is new."""
+        await self._early.wait()
         if at not in self._own:
-            wanted = said.LaneFetch(self.lane, epoch, at, self.stage)
-            most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
-            self._own[at] = await fetch_copy(self._tools.network, self._beside, wanted, most_bytes, tries=_FETCH_TRIES)
-            self._copied_to[at] = self._beside
+            await self._fetch(epoch, at)
         await self._work.restore(self._own[at])
         await self._copy_beside(epoch, at)
         self._feed(lane_stage.SnapshotLoaded(epoch))
         self._line.put(said.LaneLoaded(self.lane, epoch))
+
+    async def _fetch(self, epoch: int, at: Point) -> None:
+        beside, wanted = self._beside, said.LaneFetch(self.lane, epoch, at, self.stage)
+        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
+        self._own[at] = await fetch_copy(self._tools.network, beside, wanted, most_bytes, tries=_FETCH_TRIES)
+        self._copied_to[at] = beside
+
+    async def _fetch_early(self) -> None:
+        """A spare's snapshot comes while its stage is made: the lane waits for both."""
+        epoch, order = self._orders[0] if self._orders else (self.state.epoch, None)
+        try:
+            if isinstance(order, lane_stage.LoadSnapshot):
+                await self._fetch(epoch, order.at)
+        except PotluckError as error:  # asked for once more when it is to be loaded
+            log.debug("snapshot_not_fetched_early", lane=self.lane, stage=self.stage, reason=error.one_line())
+        finally:
+            self._early.set()
 
     def _outbox(self, peer: PeerId, *, is_copy: bool) -> Outbox:
         """One for what stages pass on, one for snapshots: these are long, and the others must not wait behind them."""

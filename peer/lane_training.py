@@ -133,7 +133,7 @@ async def train_in_lanes(
     rounds, stage_rounds = peer_rounds(joined, follower), StageRounds(chain, run.form)
     service = unit_service(joined, chain, open_round, stage_rounds, rounds)
     rounds.add(service)
-    stage_rounds.withdraws = run.pipeline.mode != "synced"
+    stage_rounds.is_synced = run.pipeline.mode == "synced"
     board.trainer, board.service, board.follower = stage_rounds, service, follower
     rounds.serve()
     plan = stage_plan(joined.life.config, joined.membership, cache, run.stage)

@@ -29,6 +29,7 @@ class _Flow:
         self.sender = sender
         self.receiver = receiver
         self.arrived: deque[bytes | None] = deque()
+        self._on_way: deque[bytes | None] = deque()
         self._waiting_to_pass: deque[bytes | None] = deque()
         self.num_on_way = 0
         self.is_unread = False
@@ -50,12 +51,14 @@ class _Flow:
             return
         self.num_on_way += 1
         self._last_arrival_s = max(self._last_arrival_s, now_s + delay_s)
-        swarm.timers.after(self._last_arrival_s - now_s, lambda: self._arrive(frame))
+        self._on_way.append(frame)
+        swarm.timers.after(self._last_arrival_s - now_s, self._arrive)
 
-    def _arrive(self, frame: bytes | None) -> None:
+    def _arrive(self) -> None:
+        """The next one in order, whichever timer it was: on a real clock time passes between what is computed and what is set."""
         if self.pipe.is_reset:
             return
-        self._waiting_to_pass.append(frame)
+        self._waiting_to_pass.append(self._on_way.popleft())
         if len(self._waiting_to_pass) == 1:
             self._pass()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from protocol.errors import PotluckError
     from protocol.ids import PeerId
+    from protocol.rounds.lane_parts import LanePart
 
 T = TypeVar("T")
 
@@ -327,12 +328,14 @@ class Snapshot:
         tokens: trained into `theta_N` since the last credited ones.
         num_steps: local steps behind these tokens.
         next_step: position in this peer's data: the local step that comes after them.
+        lanes: whose parts these tokens are, in a run of lanes.
     """
 
     theta_N: torch.Tensor
     tokens: int
     num_steps: int
     next_step: int
+    lanes: tuple[LanePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

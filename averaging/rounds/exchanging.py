@@ -28,9 +28,9 @@ from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
-from protocol.rounds.messages import ContributionHeader, Proposal, ResultReady
+from protocol.rounds.messages import Proposal, ResultReady
 from protocol.rounds.outer_rule import outer_of_round
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.state import RoundConfig
 from protocol.wire import encode_body
 
@@ -119,7 +119,7 @@ class Exchanging:
         await chain.log_contribution(base, LoggedContribution(encoded.root, snapshot.tokens, snapshot.next_step))
         config = self._config
         header = ContributionHeader(
-            config.unit, base, config.me, snapshot.tokens, config.codec, encoded.root, base, root
+            config.unit, base, config.me, snapshot.tokens, config.codec, encoded.root, base, root, snapshot.lanes
         )
         signed = await tools.seal(encode_body(header))
         self._check_head(base)

@@ -9,7 +9,7 @@ root, then each chunk's length and hash, then decoding within the budget and fin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import fsum
@@ -30,15 +30,15 @@ from protocol.identity import Verifier
 from protocol.ids import HASH_BYTES, PeerId, Root, RunId
 from protocol.merkle import leaf_hash, merkle_root, range_root
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.lane_parts import brought_twice
 from protocol.rounds.messages import (
-    ContributionHeader,
     Included,
     Omission,
     Proposal,
     ResultHeader,
     SliceSpec,
 )
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import decode_body
 
@@ -245,6 +245,7 @@ class Reduction:
                 return None
             if theirs.header.tokens > 0:
                 counted.append((peer, theirs))
+        counted = _each_lane_once(counted)
         complete = [
             chunk
             for chunk, _ in batch
@@ -263,20 +264,20 @@ class Reduction:
 
     def reduce(self) -> SliceResult | None:
         """Sum what is whole, in the order of peer ids, and encode the mean once; None when there is nothing to sum."""
-        counted = self._whole_offers()
-        while counted:
+        whole = self._whole_offers()
+        while whole:
             try:
-                return self._closed(counted)
+                return self._closed(_each_lane_once(whole), _twice(whole))
             except _UndecodableError as error:
                 self._absent[error.peer] = f"not decodable: {error}"
-                counted = [(peer, offer) for peer, offer in counted if peer != error.peer]
+                whole = [(peer, offer) for peer, offer in whole if peer != error.peer]
         return None
 
     def without_contributions(self) -> ResultHeader:
         """What the leader is told where there was nothing to sum: who was waited for, and why nobody is counted."""
-        return self._header((), 0, Root(bytes(HASH_BYTES)))
+        return self._header((), 0, Root(bytes(HASH_BYTES)), self._absent)
 
-    def _closed(self, counted: _Counted) -> SliceResult:
+    def _closed(self, counted: _Counted, twice: Mapping[PeerId, str]) -> SliceResult:
         of = _names(counted)
         # a copy in one step: the last chunks may be summed in another thread at this moment
         early = {chunk: each for chunk, each in dict(self._sums).items() if each.of == of}
@@ -285,7 +286,7 @@ class Reduction:
         sums = [early[chunk] for chunk in numbers]
         chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
         header = replace(
-            self._header(counted, sum(self._weights(counted)), merkle_root(hashes)),
+            self._header(counted, sum(self._weights(counted)), merkle_root(hashes), {**self._absent, **twice}),
             lost_ppm=lost_ppm(fsum(each.lost for each in sums), fsum(each.energy for each in sums)),
         )
         return SliceResult(header, chunks, hashes, b"".join(chunks))
@@ -338,11 +339,13 @@ class Reduction:
             raise RemoteProtocolError(f"a delta of {largest:.3g} in chunk {chunk}", f"at most {MAX_DELTA:.0e}")
         return values_n
 
-    def _header(self, included: _Counted, weight_sum: int, result_hash: Root) -> ResultHeader:
+    def _header(
+        self, included: _Counted, weight_sum: int, result_hash: Root, reasons: Mapping[PeerId, str]
+    ) -> ResultHeader:
         proposal = self._proposal
         counted = {peer for peer, _ in included}
         omitted = tuple(
-            Omission(member.peer, self._absent.get(member.peer, "late"))
+            Omission(member.peer, reasons.get(member.peer, "late"))
             for member in sorted(proposal.members, key=lambda member: member.peer)
             if member.peer not in counted
         )
@@ -360,10 +363,21 @@ class Reduction:
         )
 
 
+def _twice(whole: _Counted) -> dict[PeerId, str]:
+    """Who is left out because another brings a lane of theirs, and why."""
+    return brought_twice({peer: offer.header.lanes for peer, offer in whole})
+
+
+def _each_lane_once(whole: _Counted) -> list[tuple[PeerId, Offer]]:
+    twice = _twice(whole)
+    return [(peer, offer) for peer, offer in whole if peer not in twice]
+
+
 def _names(counted: _Counted) -> tuple[tuple[PeerId, Root], ...]:
     return tuple((peer, offer.header.root) for peer, offer in counted)
 
 
 def _included(peer: PeerId, offer: Offer) -> Included:
     header = offer.header
-    return Included(peer, header.member.incarnation, header.root, header.tokens, header.attested, header.attested_root)
+    attested = (header.attested, header.attested_root)
+    return Included(peer, header.member.incarnation, header.root, header.tokens, *attested, header.lanes)

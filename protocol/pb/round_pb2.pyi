@@ -73,8 +73,18 @@ class Proposal(_message.Message):
     result_codec: str
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., index: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., slices: _Optional[_Iterable[_Union[SliceSpec, _Mapping]]] = ..., codec: _Optional[str] = ..., weight_cap_tokens: _Optional[int] = ..., reduce_within_s: _Optional[float] = ..., level: _Optional[int] = ..., lone: bool = ..., spine: _Optional[bytes] = ..., result_codec: _Optional[str] = ...) -> None: ...
 
+class LanePart(_message.Message):
+    __slots__ = ("lane", "round", "tokens")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    round: int
+    tokens: int
+    def __init__(self, lane: _Optional[int] = ..., round: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class ContributionHeader(_message.Message):
-    __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root")
+    __slots__ = ("unit", "base", "member", "tokens", "codec", "root", "attested", "attested_root", "lanes")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +93,7 @@ class ContributionHeader(_message.Message):
     ROOT_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_ROOT_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     member: Member
@@ -91,7 +102,8 @@ class ContributionHeader(_message.Message):
     root: bytes
     attested: bytes
     attested_root: bytes
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., root: _Optional[bytes] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ...) -> None: ...
+    lanes: _containers.RepeatedCompositeFieldContainer[LanePart]
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., root: _Optional[bytes] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
 
 class Omission(_message.Message):
     __slots__ = ("peer", "reason")
@@ -102,20 +114,22 @@ class Omission(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Included(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "attested", "attested_root", "lanes")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_ROOT_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
     tokens: int
     attested: bytes
     attested_root: bytes
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ...) -> None: ...
+    lanes: _containers.RepeatedCompositeFieldContainer[LanePart]
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., attested: _Optional[bytes] = ..., attested_root: _Optional[bytes] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
 
 class ResultHeader(_message.Message):
     __slots__ = ("unit", "base", "ballot", "first_chunk", "stop_chunk", "reducer", "included", "omitted", "weight_sum", "result_hash", "lost_ppm")
@@ -160,18 +174,20 @@ class SliceRecord(_message.Message):
     def __init__(self, first_chunk: _Optional[int] = ..., stop_chunk: _Optional[int] = ..., reducer: _Optional[str] = ..., result_hash: _Optional[bytes] = ..., omitted: _Optional[_Iterable[_Union[Omission, _Mapping]]] = ..., lost_ppm: _Optional[int] = ...) -> None: ...
 
 class Contributor(_message.Message):
-    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens")
+    __slots__ = ("peer", "incarnation", "root", "tokens", "credited_tokens", "lanes")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CREDITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     root: bytes
     tokens: int
     credited_tokens: int
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ...) -> None: ...
+    lanes: _containers.RepeatedCompositeFieldContainer[LanePart]
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., root: _Optional[bytes] = ..., tokens: _Optional[int] = ..., credited_tokens: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LanePart, _Mapping]]] = ...) -> None: ...
 
 class Attestation(_message.Message):
     __slots__ = ("commit", "state_root")

@@ -13,6 +13,7 @@ from typing import Final
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.received import dropped, require
 from protocol.rounds.bounds import MAX_TOKENS, require_hash, require_lost, require_tiling, require_tokens
+from protocol.rounds.lane_parts import LanePart, require_once
 
 MAX_MEMBERS: Final = 64
 MAX_SLICES: Final = 32
@@ -128,31 +129,6 @@ def _require_spine(spine: CommitId) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ContributionHeader:
-    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (rule 8).
-
-    Attributes:
-        root: Merkle root over the hashes of all encoded chunks.
-        tokens: tokens trained into the delta.
-        attested, attested_root: the newest commit whose state root this member computed, and that root: P1's evidence.
-    """
-
-    unit: UnitName
-    base: CommitId
-    member: Member
-    tokens: int
-    codec: str
-    root: Root
-    attested: CommitId
-    attested_root: Root
-
-    def __post_init__(self) -> None:
-        for name in ("base", "root", "attested", "attested_root"):
-            require_hash(name, getattr(self, name))
-        require_tokens(self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
 class Omission:
     """A member left out of a slice, and why (P9)."""
 
@@ -162,7 +138,7 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """A contribution summed into a slice."""
+    """A contribution summed into a slice, with what its header says of it."""
 
     peer: PeerId
     incarnation: int
@@ -170,6 +146,7 @@ class Included:
     tokens: int
     attested: CommitId
     attested_root: Root
+    lanes: tuple[LanePart, ...] = ()
 
     def __post_init__(self) -> None:
         require_tokens(self.tokens)
@@ -206,6 +183,7 @@ class ResultHeader:
         require(len(self.omitted) <= MAX_MEMBERS, f"{len(self.omitted)} omissions", f"at most {MAX_MEMBERS}")
         most = MAX_TOKENS * len(self.included)
         require(bool(most) <= self.weight_sum <= most, f"weight sum {self.weight_sum}", f"{int(bool(most))} to {most}")
+        require_once(entry.lanes for entry in self.included)
         require_lost(self.lost_ppm)
 
 
@@ -228,13 +206,16 @@ class SliceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (rule 20)."""
+    """One member's part in a commit. `credited_tokens` = floor(tokens x covered chunks / all chunks) (rule 20). `lanes`: whose parts
+    it brought, in a run of lanes.
+    """
 
     peer: PeerId
     incarnation: int
     root: Root
     tokens: int
     credited_tokens: int
+    lanes: tuple[LanePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +272,14 @@ class CommitRecord:
         require(len(set(self.roster)) == len(self.roster), "a peer twice in the roster", "each once")
         require(len(self.incarnations) == len(self.roster), f"{len(self.incarnations)} incarnations", "one a voter")
         require_tiling([(part.first_chunk, part.stop_chunk) for part in self.slices])
+        self._require_lanes_once()
+
+    def _require_lanes_once(self) -> None:
+        """In no slice is a lane counted twice, whoever brought it."""
+        brought = [entry for entry in self.contributors if entry.lanes]
+        for part in self.slices if len(brought) > 1 else ():
+            omitted = {entry.peer for entry in part.omitted}
+            require_once(entry.lanes for entry in brought if entry.peer not in omitted)
 
     def contributor(self, peer: PeerId) -> Contributor | None:
         """The entry of `peer`, or None when nothing of it was counted."""

@@ -179,7 +179,12 @@ def _contributors(results: Sequence[ResultHeader], num_chunks: int, weight_cap_t
             entries[entry.peer] = entry
     return tuple(
         Contributor(
-            peer, e.incarnation, e.root, e.tokens, min(e.tokens, weight_cap_tokens) * covered[peer] // num_chunks
+            peer,
+            e.incarnation,
+            e.root,
+            e.tokens,
+            min(e.tokens, weight_cap_tokens) * covered[peer] // num_chunks,
+            e.lanes,
         )
         for peer, e in sorted(entries.items())
     )

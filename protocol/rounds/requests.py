@@ -1,4 +1,4 @@
-"""The first frame of a stream: what is brought to a reducer, and what is asked of somebody who holds it."""
+"""The first frame of a stream: what is brought to a reducer, under what header, and what is asked of somebody who holds it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ from typing import Final
 
 from protocol.ids import CommitId, Root, UnitName
 from protocol.received import require
-from protocol.rounds.messages import Ballot
+from protocol.rounds.bounds import require_hash, require_tokens
+from protocol.rounds.lane_parts import LanePart, require_parts
+from protocol.rounds.messages import Ballot, Member
 
 MAX_KNOWN: Final = 64
 """Ten dense steps and doublings after them reach back 2^54 commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionHeader:
+    """What a member offers for one (unit, base), signed in an envelope; one for all attempts (rule 8).
+
+    Attributes:
+        root: Merkle root over the hashes of all encoded chunks.
+        tokens: tokens trained into the delta.
+        attested, attested_root: the newest commit whose state root this member computed, and that root: P1's evidence.
+        lanes: whose parts it brings, in a run of lanes; none elsewhere.
+    """
+
+    unit: UnitName
+    base: CommitId
+    member: Member
+    tokens: int
+    codec: str
+    root: Root
+    attested: CommitId
+    attested_root: Root
+    lanes: tuple[LanePart, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("base", "root", "attested", "attested_root"):
+            require_hash(name, getattr(self, name))
+        require_tokens(self.tokens)
+        require_parts(self.lanes, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,9 +188,11 @@ async def _bring_nothing(share: LaneShare) -> None:
     """What a lane leaves behind has no round to go to."""
 
 
-def _tools(network: Network, process: StageProcess, end: End, pipeline: PipelineSection) -> LaneTools:
+def _tools(network: Network, process: StageProcess, end: End, pipeline: PipelineSection, held: int) -> LaneTools:
+    anchor_N = plan.anchor_of(held)  # a peer has it at hand, too, when it takes a seat
+
     def work_of(lane: int, stage: int) -> ProcessWork:
-        work = WatchedWork(process, lane, lambda: (plan.anchor_of(stage), 0), end)
+        work = WatchedWork(process, lane, lambda: (anchor_N, 0), end)
         work.end = end
         return work
 
@@ -222,7 +224,7 @@ async def _run(folder: Path, name: str, pipeline: PipelineSection, address: str,
         open_stage_process(stage) as process,
         trio.open_nursery() as nursery,
     ):
-        tools = _tools(network, process, end, pipeline)
+        tools = _tools(network, process, end, pipeline, STAGE_OF[name])
         end.member = LaneMember(tools, lambda lane: keeper)
         end.member.serve()
         nursery.start_soon(end.member.run)

@@ -45,7 +45,7 @@ from tests.protocol.pipeline.test_lane_messages import MESSAGES as MESSAGES_OF_L
 from tests.protocol.pipeline.test_lane_messages import PARCELS
 from tests.protocol.pipeline.test_synced_messages import MESSAGES as MESSAGES_OF_SYNCED
 from tests.protocol.pipeline.test_synced_messages import PARCELS as PARCELS_OF_SYNCED
-from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, RECORD, ROOT, UNIT
+from tests.protocol.test_wire import BASE, FETCHES, HEADER, LOSSY, MEMBERS, MESSAGES, OF_LANES, RECORD, ROOT, UNIT
 
 GOLDEN = Path(__file__).with_name("wire_bytes.json")
 ALICE = Identity(bytes(range(32)))
@@ -65,8 +65,7 @@ def _manifest() -> RunManifest:
 
 
 def _wire() -> dict[str, str]:
-    from protocol.rounds.messages import ContributionHeader
-    from protocol.rounds.requests import ExchangeHello
+    from protocol.rounds.requests import ContributionHeader, ExchangeHello
     from protocol.rounds.start import StartRecord, StartUnit
 
     config = DecoderConfig(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, context_tokens=16)
@@ -84,6 +83,7 @@ def _wire() -> dict[str, str]:
         "merkle root of 5": merkle_root([leaf_hash(bytes([i])) for i in range(5)]).hex(),
         "invite": invite.encode(),
         "commit record": encode_record(RECORD).hex(),
+        "commit record of lanes": encode_record(OF_LANES).hex(),
         "commit record of a lossy result": encode_record(LOSSY).hex(),
         "ResultHeader": encode_body(HEADER).hex(),
         "ResultHeader of a lossy result": encode_body(replace(HEADER, lost_ppm=1234)).hex(),

@@ -16,29 +16,34 @@ from averaging.state import UnitState
 from peer.lane_rounds import NoShare, StageRounds
 from peer.lane_work import LaneShare
 from peer.stage_channel import StageReply
-from protocol.ids import CommitId, PeerId, UnitName
+from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.pipeline.lane_stage import LaneConfig
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.lane_parts import LanePart
+from protocol.rounds.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 
 CONFIG = LaneConfig("1f1b", 3, 4, 10, 5, 1024)
 FIRST, SECOND = CommitId(b"1" * 32), CommitId(b"2" * 32)
-
-
-@dataclass
-class _Head:
-    total_tokens: int = 4096
+UNIT, ROOT = UnitName("stage-1"), Root(bytes(32))
+ME, OTHER = PeerId("me"), PeerId("other")
 
 
 @dataclass
 class _Chain:
-    """The two numbers of a chain that are looked at."""
+    """What is looked at of a chain."""
 
     state: UnitState
-    head: _Head
+    links: list[ChainLink]
+
+    @property
+    def head(self) -> ChainLink:
+        return self.links[-1]
 
 
 def _chain() -> _Chain:
     values_N = torch.arange(4, dtype=torch.float32)
-    return _Chain(UnitState(UnitName("stage-1"), FIRST, 3, 4096, values_N, torch.zeros(4)), _Head())
+    state = UnitState(UNIT, FIRST, 3, 4096, values_N, torch.zeros(4))
+    return _Chain(state, [ChainLink(UNIT, FIRST, 3, (ME,), 4096, 1)])
 
 
 def _rounds(chain: _Chain) -> StageRounds:
@@ -51,9 +56,20 @@ def _share(tokens: int = 10240) -> LaneShare:
     return LaneShare(7, 1, 3, tokens, torch.ones(4))
 
 
-def _commit(chain: _Chain) -> torch.Tensor:
-    chain.state = replace(chain.state, head=SECOND, index=4, anchor_N=torch.full((4,), 5.0))
-    return chain.state.anchor_N
+def _commit(chain: _Chain, *counted: LaneShare, by: PeerId = ME) -> torch.Tensor:
+    """The next one: it counts these, or something else where it is said to count nothing."""
+    lanes = tuple(LanePart(share.lane, share.round, share.tokens) for share in counted)
+    tokens, head = sum(part.tokens for part in lanes) or 1, CommitId(bytes([chain.state.index]) * 32)
+    contributors = (Contributor(by, 1, ROOT, tokens, tokens, lanes),)
+    slices, outer = (SliceRecord(0, 1, by, ROOT, ()),), OuterStep("mean", 1.0, 0.0)
+    record = CommitRecord(
+        UNIT, chain.state.head, chain.state.index + 1, Ballot(0, by), slices, contributors, "fp32", tokens, tokens, outer,
+        1, (by,), (1,),
+    )  # fmt: skip
+    chain.links = [*chain.links, ChainLink(UNIT, head, record.index, (by,), 4096 + tokens, 1, record)]
+    anchor_N = torch.full((4,), float(record.index + 1))
+    chain.state = replace(chain.state, head=head, index=record.index, anchor_N=anchor_N)
+    return anchor_N
 
 
 async def test_a_share_waits_for_its_commit_and_the_lane_goes_on_from_it(
@@ -67,14 +83,15 @@ async def test_a_share_waits_for_its_commit_and_the_lane_goes_on_from_it(
         assert rounds.progress().tokens_ready == 10240
         snapshot = await rounds.snapshot()
         assert (snapshot.tokens, snapshot.num_steps, snapshot.next_step) == (10240, 10, 30)
-        anchor_N = _commit(chain)
+        assert snapshot.lanes == (LanePart(7, 3, 10240),)
+        anchor_N = _commit(chain, _share())
         with capture_logs() as logs:
             await rounds.shift(anchor_N, credited_tokens=10240, schedule_tokens=0)
     assert not logs
     assert rounds.progress().tokens_ready == 0
 
 
-async def test_a_commit_without_the_share_is_gone_on_from_too_and_what_is_lost_is_said(
+async def test_where_it_is_not_known_how_a_commit_moved_the_parameters_what_it_does_not_count_is_lost_and_said(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     chain = _chain()
@@ -182,7 +199,7 @@ async def test_a_lane_that_goes_back_to_the_end_of_a_round_that_is_over_counts_n
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_goes_on_from, rounds, 5.0)
         await trio.testing.wait_all_tasks_blocked()
-        await rounds.shift(_commit(chain), credited_tokens=10240, schedule_tokens=0)
+        await rounds.shift(_commit(chain, _share()), credited_tokens=10240, schedule_tokens=0)
     rounds.newest()  # it went on, was called back before the next snapshot was whole, and brings the same again
     with capture_logs() as logs:
         await _goes_on_from(rounds, 5.0)
@@ -261,7 +278,7 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
         assert both.tokens == rounds.progress().tokens_ready == 12800
         assert both.theta_N.tolist() == [2.0] * 4  # (4 x 1 + 1 x 6) / 5
         with capture_logs() as logs:
-            await rounds.shift(_commit(chain), credited_tokens=12800, schedule_tokens=0)
+            await rounds.shift(_commit(chain, _share(), gift), credited_tokens=12800, schedule_tokens=0)
     assert not logs
     assert rounds.progress().tokens_ready == 0
 
@@ -280,3 +297,123 @@ async def test_a_share_whose_seat_is_given_back_before_the_commit_is_brought_her
     assert rounds.progress().tokens_ready == 0
     with pytest.raises(NoShare):
         await rounds.snapshot()
+
+
+async def _moved(rounds: StageRounds, chain: _Chain, *counted: LaneShare, by: PeerId = ME) -> None:
+    """A commit, as the round service tells it."""
+    shift_N = _commit(chain, *counted, by=by)
+    await rounds.set_anchor(chain.state.anchor_N)
+    await rounds.shift(shift_N, credited_tokens=0, schedule_tokens=0)
+
+
+async def _told(chain: _Chain) -> StageRounds:
+    rounds = _rounds(chain)
+    await rounds.set_anchor(chain.state.anchor_N)
+    return rounds
+
+
+async def test_what_a_commit_does_not_count_is_brought_into_the_next_one_as_far_from_it_and_makes_it_due_no_sooner(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    delta_N = torch.ones(4) - chain.state.anchor_N
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_goes_on_from, rounds, 5.0)
+            await trio.testing.wait_all_tasks_blocked()
+            await _moved(rounds, chain)
+        assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (10240, 0)
+        await _goes_on_from(rounds, 5.0)  # the lane went back to the end of that round: nothing comes twice
+        snapshot = await rounds.snapshot()
+        assert snapshot.lanes == (LanePart(7, 3, 10240),)
+        torch.testing.assert_close(snapshot.theta_N, chain.state.anchor_N + delta_N)
+        await _moved(rounds, chain, _share())
+    assert [log["event"] for log in logs] == ["lane_share_owed"]
+    assert rounds.owed_tokens == 0
+
+
+async def test_a_share_that_comes_when_its_round_is_over_is_brought_into_the_next_one_beside_that_ones(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    delta_N = torch.ones(4) - chain.state.anchor_N
+    await _moved(rounds, chain)
+    await _goes_on_from(rounds, 5.0)
+    rounds.newest()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rounds.average, replace(_share(), round=4))
+        await trio.testing.wait_all_tasks_blocked()
+        assert rounds.progress().tokens_ready == 10240
+        snapshot = await rounds.snapshot()
+        nursery.cancel_scope.cancel()
+    assert snapshot.lanes == (LanePart(7, 4, 10240), LanePart(7, 3, 10240))
+    torch.testing.assert_close(snapshot.theta_N, (torch.ones(4) + chain.state.anchor_N + delta_N) / 2)
+
+
+async def test_a_share_that_another_brought_before_it_lost_its_seat_is_counted_and_neither_owed_nor_lost(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_goes_on_from, rounds, 5.0)
+            await trio.testing.wait_all_tasks_blocked()
+            await _moved(rounds, chain, _share(), by=OTHER)
+        rounds.newest()
+        await _goes_on_from(rounds, 5.0)
+        assert await rounds.take_gift(OTHER, _share(), _refuses) == "", "who died had brought it"
+    assert not logs
+    assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (0, 0)
+
+
+async def test_what_is_owed_moves_with_every_commit_that_does_not_count_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    delta_N = torch.ones(4) - chain.state.anchor_N
+    await _moved(rounds, chain)
+    await _goes_on_from(rounds, 5.0)
+    await _moved(rounds, chain)
+    torch.testing.assert_close((await rounds.snapshot()).theta_N, torch.full((4,), 6.0) + delta_N)
+
+
+async def test_a_part_of_the_round_before_is_taken_for_the_next_one_and_one_of_an_older_round_is_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    await _moved(rounds, chain)
+    assert "here it is round 5" in await rounds.take_gift(OTHER, replace(_share(), round=2), _confirms)
+    assert await rounds.take_gift(OTHER, _share(), _confirms) == ""
+    assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (10240, 0)
+
+
+async def test_a_state_that_no_commit_led_to_ends_what_is_owed_and_that_is_said(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    await _moved(rounds, chain)
+    await _goes_on_from(rounds, 5.0)
+    _commit(chain)
+    with capture_logs() as logs:
+        await rounds.set_anchor(chain.state.anchor_N)
+        await rounds.load(chain.state.anchor_N, schedule_tokens=0)
+    assert [(log["event"], log["lanes"]) for log in logs] == [("lane_share_lost", [7])]
+    assert rounds.owed_tokens == 0
+
+
+async def test_a_replica_of_synced_steps_names_no_lane_of_which_it_has_a_part_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    rounds.is_synced = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rounds.average, _share())
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await rounds.snapshot()).lanes == ()
+        nursery.cancel_scope.cancel()

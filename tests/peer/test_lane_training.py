@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import pytest
+import trio
 
+from peer import training_process
 from peer.first_state import HELD_BECAUSE, FirstState
 from peer.lane_rounds import StageRounds
 from peer.lane_training import LaneControl, stage_run
@@ -15,6 +20,8 @@ from peer.trainer import OWNER_HOLDS
 from protocol.errors import LocalProtocolError
 from protocol.ids import RunId, UnitName
 from protocol.stage_schema import stage_unit
+from tests.peer.lane_run_world import ROUND_TOKENS, LaneRun
+from tests.peer.worker_world import Starts
 from tests.protocol.test_pipeline_section import pipeline_run
 
 
@@ -92,3 +99,60 @@ def test_a_run_without_stages_has_no_lanes() -> None:
     whole = config.model_copy(update={"run": config.run.model_copy(update={"shards": "data"}), "pipeline": None})
     with pytest.raises(LocalProtocolError, match="lanes in a run of data shards"):
         stage_run(whole, UnitName("fragment-0"))
+
+
+WITHIN_S = 60.0
+
+
+@asynccontextmanager
+async def _run(folder: Path, monkeypatch: pytest.MonkeyPatch, total_tokens: int) -> AsyncIterator[LaneRun]:
+    monkeypatch.setattr(training_process, "start_worker", Starts())
+    with trio.fail_after(WITHIN_S):
+        async with trio.open_nursery() as nursery:
+            yield LaneRun(folder, nursery, total_tokens)
+            nursery.cancel_scope.cancel()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await trio.sleep(0.05)
+
+
+async def test_two_peers_train_a_run_of_two_stages_to_its_end_in_lanes_and_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _run(tmp_path, monkeypatch, total_tokens=2 * ROUND_TOKENS) as run:
+        peers = [await run.open(stage) for stage in range(2)]
+        for one in peers:
+            await one.over.wait()
+    for one in peers:
+        head = one.chain.head
+        assert (head.index, head.total_tokens) == (2, 2 * ROUND_TOKENS)
+        lanes = [
+            part for link in one.chain.links if link.record for of in link.record.contributors for part in of.lanes
+        ]
+        assert [(part.round, part.tokens) for part in lanes] == [(0, ROUND_TOKENS), (1, ROUND_TOKENS)]
+        assert one.board.read().state == "finished"
+        assert one.joined.reporter.is_leaving
+        assert len(one.controls.ordered) == 1
+    first, second = (
+        {part.lane for link in one.chain.links if link.record for of in link.record.contributors for part in of.lanes}
+        for one in peers
+    )
+    assert first == second, "the same lane at both"
+
+
+async def test_who_is_asked_to_leave_says_goodbye_comes_back_with_what_is_on_its_disk_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _run(tmp_path, monkeypatch, total_tokens=100 * ROUND_TOKENS) as run:
+        peers = [await run.open(stage) for stage in range(2)]
+        await _until(lambda: peers[1].chain.head.index >= 1)
+        peers[1].joined.life.departure.order()
+        await peers[1].over.wait()
+        left_at = peers[1].chain.head.index
+        assert peers[1].joined.reporter.is_leaving
+        assert not peers[0].over.is_set()
+        back = await run.open(1)
+        assert back.chain.head.index >= left_at - 1 >= 0
+        await _until(lambda: back.chain.head.index >= left_at + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,26 @@ def test_what_others_sent_and_is_no_good_is_refused_and_what_cannot_be_done_fail
         assert other.refused or other.failed
         asker.ask("theta")
         assert torch.equal(asker.vectors.read(Area.OUT), anchor(stage_plan(tmp_path, 1)))
+
+
+_FIRST_PASS = """
+import sys
+import torch
+from peer.stage_worker import warm_up
+modules = [len(sys.modules)]
+warm_up()
+modules.append(len(sys.modules))
+layer = torch.nn.Linear(4, 4)
+torch.autograd.backward(layer(torch.ones(2, 4, requires_grad=True)), torch.ones(2, 4))
+print(modules[1] - modules[0], len(sys.modules) - modules[1])
+"""
+
+
+def test_the_first_backward_pass_of_a_process_that_was_warmed_up_imports_nothing() -> None:
+    told = subprocess.run([sys.executable, "-c", _FIRST_PASS], capture_output=True, text=True, check=True).stdout
+    before, at_the_pass = map(int, told.split())
+    assert at_the_pass == 0
+    assert before > 0, "else there is nothing to do beforehand any more: warm_up can go"
 
 
 @pytest.mark.parametrize("op", ["grant", "drop", "forget", "own_sum"])

@@ -8,9 +8,11 @@ import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId, Root, UnitName
+from protocol.pb import round_pb2
 from protocol.rounds import messages as m
 from protocol.rounds import requests as r
 from protocol.rounds.bounds import LOST_ALL_PPM
+from protocol.rounds.lane_parts import LanePart
 from protocol.wire import (
     commit_id,
     decode_body,
@@ -47,6 +49,10 @@ RECORD = m.CommitRecord(
     (A, B),
     (1, 2),
     m.Attestation(BASE, ROOT),
+)
+LANES = (LanePart(7, 4, 6), LanePart(1 << 31, 4, 4))
+OF_LANES = replace(
+    RECORD, slices=(m.SliceRecord(0, 9, A, ROOT, ()),), contributors=(m.Contributor(A, 1, ROOT, 10, 10, LANES),)
 )
 LOSSY = replace(RECORD, slices=(m.SliceRecord(0, 9, A, ROOT, (), 1234),))
 HEADER = m.ResultHeader(UNIT, BASE, BALLOT, 0, 9, A, (m.Included(A, 1, ROOT, 10, BASE, ROOT),), (), 10, ROOT)
@@ -168,6 +174,37 @@ def test_a_proposal_out_of_bounds_cannot_be_made(change: dict[str, object]) -> N
 def test_a_record_out_of_bounds_cannot_be_made(change: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         replace(RECORD, **change)
+
+
+def test_a_record_or_a_result_with_a_lane_twice_in_one_slice_can_neither_be_made_nor_read() -> None:
+    twice = (m.Contributor(A, 1, ROOT, 10, 10, LANES), m.Contributor(B, 1, ROOT, 6, 6, LANES[:1]))
+    with pytest.raises(RemoteProtocolError, match="a lane twice"):
+        replace(OF_LANES, contributors=twice)
+    included = m.Included(B, 1, ROOT, 6, BASE, ROOT, LANES[:1])
+    with pytest.raises(RemoteProtocolError, match="a lane twice"):
+        replace(HEADER, included=(replace(included, peer=A), included), weight_sum=12)
+    halves = (
+        m.SliceRecord(0, 5, A, ROOT, (m.Omission(A, "late"),)),
+        m.SliceRecord(5, 9, A, ROOT, (m.Omission(B, "late"),)),
+    )
+    assert replace(OF_LANES, slices=halves, contributors=twice).contributors == twice, "each chunk has it once"
+    message = round_pb2.CommitRecord.FromString(encode_record(OF_LANES))
+    message.contributors.add().CopyFrom(message.contributors[0])
+    message.contributors[1].peer = B
+    with pytest.raises(RemoteProtocolError, match="a lane twice"):
+        decode_record(message.SerializeToString())
+
+
+def test_what_a_lane_brings_crosses_the_wire_with_its_name_and_costs_nothing_where_there_are_none() -> None:
+    assert decode_record(encode_record(OF_LANES)) == OF_LANES
+    plain = replace(OF_LANES, contributors=(m.Contributor(A, 1, ROOT, 10, 10),))
+    one = replace(plain, contributors=(m.Contributor(A, 1, ROOT, 1 << 20, 10, (LanePart(1 << 31, 500, 1 << 20),)),))
+    unnamed = replace(plain, contributors=(m.Contributor(A, 1, ROOT, 1 << 20, 10),))
+    assert len(encode_record(one)) - len(encode_record(unnamed)) <= 16
+    header = r.ContributionHeader(UNIT, BASE, MEMBERS[0], 10, "int8", ROOT, BASE, ROOT, LANES)
+    assert decode_body(r.ContributionHeader, encode_body(header)) == header
+    with pytest.raises(RemoteProtocolError, match="lanes' parts of 10 tokens"):
+        replace(header, tokens=11)
 
 
 @pytest.mark.parametrize("lost_ppm", [-1, LOST_ALL_PPM + 1, 1 << 32])

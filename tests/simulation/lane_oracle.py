@@ -14,6 +14,9 @@ from protocol.pipeline.lane_stage import LaneConfig, Point
 from tests.peer.lane_world import NUM_STAGES
 from tests.simulation.lane_numbers import HALF, moved, target_value, token_value
 
+LATE_OFF_BY_AT_MOST = 1e-12
+"""What moves with the parameters is rounded once a round."""
+
 GIVEN_OFF_BY_AT_MOST = 1e-5
 """What a neighbour gives crosses the network in float32."""
 
@@ -86,6 +89,7 @@ class LaneLedger:
         said: a lane, or a lane's stage, of which somebody says that its share is lost.
         ended_of: how a lane ended, None for one that has not.
         violations: in words.
+        num_late: shares that were counted a round later than others of their lane.
     """
 
     oracle: LaneOracle
@@ -94,9 +98,12 @@ class LaneLedger:
     ended_of: Callable[[int], Dissolve | None] = lambda lane: None
     violations: list[str] = field(default_factory=list)
     num_checked: int = 0
+    num_late: int = 0
 
-    def counts(self, stage: int, share: LaneShare, by: PeerId) -> None:
-        """A stage's commit has this share, brought by this peer."""
+    def counts(self, stage: int, share: LaneShare, by: PeerId, base_N: torch.Tensor) -> None:
+        """A stage's commit on `base_N` has this share, brought by this peer: one that is a round late is as far from it as it was
+        from what its round began with.
+        """
         step_tokens, place = (
             self.oracle.config.step_tokens,
             f"round {share.round} of lane {share.lane} at stage {stage}",
@@ -112,8 +119,11 @@ class LaneLedger:
         if end is not None and end.at.round == share.round and end.at.step < whole and share.tokens != end.tokens:
             self.violations.append(f"{place}: {share.tokens} tokens by {by}, and the lane ended with {end.tokens}")
         expected_N = self.oracle.theta(share.lane, share.round, share.tokens // step_tokens, stage)
-        off = float((share.theta_N.double() - expected_N).abs().max())
-        most = 0.0 if share.theta_N.dtype == torch.float64 else GIVEN_OFF_BY_AT_MOST
+        moved_N = base_N.double() - self.oracle.starts[share.lane, share.round][stage]
+        self.num_late += bool(moved_N.any())
+        off = float((share.theta_N.double() - expected_N - moved_N).abs().max())
+        most = LATE_OFF_BY_AT_MOST if moved_N.any() else 0.0
+        most = most if share.theta_N.dtype == torch.float64 else GIVEN_OFF_BY_AT_MOST
         if not off <= most:
             self.violations.append(f"{place}: {off:.1e} off one data peer after {share.tokens} tokens, by {by}")
         self.num_checked += 1

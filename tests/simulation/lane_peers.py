@@ -25,9 +25,13 @@ from peer.lane_network import OwnLoop
 from peer.lane_rounds import NoShare, StageRounds
 from peer.lane_service import LaneRole, LaneService
 from peer.lane_work import LaneShare, LaneTools
-from protocol.ids import CommitId, PeerId
+from protocol.ids import CommitId, PeerId, Root
 from protocol.pipeline.lane import Dissolve
 from protocol.pipeline.lane_stage import LaneConfig
+from protocol.rounds import lane_parts
+from protocol.rounds.chain import ChainLink
+from protocol.rounds.lane_parts import LanePart
+from protocol.rounds.messages import Ballot, CommitRecord, Contributor, OuterStep, SliceRecord
 from protocol.stage_schema import stage_unit
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import NUM_STAGES, averaged
@@ -40,11 +44,9 @@ GENESIS = CommitId(b"g" * 32)
 LOOK_EVERY_S = 0.2
 LONGEST_INTERVAL_S = 30.0
 EXCHANGE_S = (0.3, 1.5)
-
-
-@dataclass
-class _Head:
-    total_tokens: int = 0
+SECOND_ATTEMPT, WHOLE_BEFORE_DEATH = 0.3, 0.5
+TARGET_TOKENS = 1
+ROOT = Root(bytes(32))
 
 
 @dataclass
@@ -52,7 +54,11 @@ class _Chain:
     """What is looked at of a unit's chain."""
 
     state: UnitState
-    head: _Head
+    links: list[ChainLink]
+
+    @property
+    def head(self) -> ChainLink:
+        return self.links[-1]
 
 
 @dataclass
@@ -77,6 +83,15 @@ class LanePeer:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
+@dataclass(frozen=True)
+class Brought:
+    """What a holder brings into a round, once for each base."""
+
+    tokens: int
+    lanes: tuple[LanePart, ...]
+    shares: list[LaneShare]
+
+
 @dataclass
 class StageUnit:
     """The rounds of one stage: due as the round service has it, when the holders have ready what they say that is due."""
@@ -84,6 +99,7 @@ class StageUnit:
     world: LaneWorld
     stage: int
     state: UnitState
+    links: list[ChainLink]
     first_ready_s: float | None = None
 
     async def run(self) -> None:
@@ -101,51 +117,76 @@ class StageUnit:
         return ready > 0 and ((due > 0 and ready >= due) or is_late)
 
     async def _commit(self) -> None:
-        """Each holder brings what it has within the exchange; those who die or freeze meanwhile bring nothing."""
-        brought = dict[PeerId, tuple[int, list[LaneShare]]]()
-        async with trio.open_nursery() as nursery:
-            for one in self.world.awake(self.stage):
-                nursery.start_soon(self._bring, one, brought)
-            await trio.sleep(self.world.draw.uniform(*EXCHANGE_S))
-            nursery.cancel_scope.cancel()
+        """Each holder brings what it has within the exchange, once, whatever the attempts; of those who die or freeze meanwhile all
+        may have come, or nothing.
+        """
+        brought = dict[PeerId, Brought]()
+        for _ in range(self.world.num_attempts()):
+            async with trio.open_nursery() as nursery:
+                for one in self.world.awake(self.stage):
+                    if one.peer not in brought:
+                        nursery.start_soon(self._bring, one, brought)
+                await trio.sleep(self.world.draw.uniform(*self.world.exchange_s))
+                nursery.cancel_scope.cancel()
         awake = self.world.awake(self.stage)
-        counted = {one.peer: brought[one.peer] for one in awake if one.peer in brought}
-        shares = [(share, peer) for peer, (_, of) in sorted(counted.items()) for share in of]
-        if not shares:
-            return
+        here = {one.peer for one in awake}
+        whole = {peer: of for peer, of in sorted(brought.items()) if peer in here or self.world.came_whole()}
+        twice = lane_parts.brought_twice({peer: of.lanes for peer, of in whole.items()})
+        counted = {peer: of for peer, of in whole.items() if peer not in twice}
+        if counted and awake:
+            self._advance(counted)
+        for one in awake if counted else ():
+            await self.give(one, counted[one.peer].tokens if one.peer in counted else 0)
+
+    def _advance(self, counted: Mapping[PeerId, Brought]) -> None:
+        shares = [(share, peer) for peer, of in counted.items() for share in of.shares]
         for share, peer in shares:
-            self.world.ledger.counts(self.stage, share, peer)
+            self.world.ledger.counts(self.stage, share, peer, self.state.anchor_N)
+        if self.world.ledger.violations:
+            return
         thetas = [(share.theta_N, share.tokens) for share, _ in shares]
         anchor_N, momentum_N = averaged(self.state.anchor_N.double(), self.state.momentum_N.double(), thetas)
-        index, tokens = self.state.index + 1, sum(share.tokens for share, _ in shares)
-        head = CommitId(sha256(self.state.head + index.to_bytes(8, "little")).digest())
-        total = self.state.total_tokens + tokens
-        self.state = UnitState(self.state.unit, head, index, total, anchor_N, momentum_N)
+        record = self._record(counted)
+        head = CommitId(sha256(self.state.head + record.index.to_bytes(8, "little")).digest())
+        self.state = UnitState(self.state.unit, head, record.index, record.total_tokens, anchor_N, momentum_N)
+        self.links.append(
+            ChainLink(record.unit, head, record.index, record.roster, record.total_tokens, TARGET_TOKENS, record)
+        )
         self.first_ready_s = None
-        for one in awake:
-            await self.give(one, counted.get(one.peer, (0, []))[0])
 
-    async def _bring(self, one: LanePeer, brought: dict[PeerId, tuple[int, list[LaneShare]]]) -> None:
+    def _record(self, counted: Mapping[PeerId, Brought]) -> CommitRecord:
+        """The real one, with one slice: it cannot be made with a lane twice."""
+        first, total = min(counted), sum(of.tokens for of in counted.values())
+        of = tuple(Contributor(peer, 1, ROOT, one.tokens, one.tokens, one.lanes) for peer, one in counted.items())
+        return CommitRecord(
+            self.state.unit, self.state.head, self.state.index + 1, Ballot(0, first),
+            (SliceRecord(0, 1, first, ROOT, ()),), of, "fp64", total, self.state.total_tokens + total,
+            OuterStep("nesterov", 0.7, 0.9), TARGET_TOKENS, tuple(counted), (1,) * len(counted),
+        )  # fmt: skip
+
+    async def _bring(self, one: LanePeer, brought: dict[PeerId, Brought]) -> None:
         try:
             snapshot = await one.rounds.snapshot()
         except NoShare:
             return
-        brought[one.peer] = (snapshot.tokens, list(one.rounds.shares))
+        brought[one.peer] = Brought(snapshot.tokens, snapshot.lanes, list(one.rounds.shares))
 
     async def give(self, one: LanePeer, credited_tokens: int = 0) -> None:
         """A holder comes to stand where the stage does."""
-        one.chain.state, one.chain.head = self.state, _Head(self.state.total_tokens)
+        one.chain.state, one.chain.links = self.state, list(self.links)
+        await one.rounds.set_anchor(self.state.anchor_N)
         await one.rounds.shift(torch.zeros(0), credited_tokens=credited_tokens, schedule_tokens=0)
 
 
 @dataclass
 class LaneWorld:
-    """Peers of one run; `open` makes one."""
+    """Peers of one run; `open` makes one. An exchange takes as long as `exchange_s` has it."""
 
     swarm: MemorySwarm
     nursery: trio.Nursery
     config: LaneConfig
     draw: random.Random
+    exchange_s: tuple[float, float] = EXCHANGE_S
     peers: dict[PeerId, LanePeer] = field(default_factory=dict)
     killed: set[PeerId] = field(default_factory=set)
     networks: list[MemoryNetwork] = field(default_factory=list)
@@ -153,9 +194,21 @@ class LaneWorld:
 
     def __post_init__(self) -> None:
         self.ledger = LaneLedger(LaneOracle(self.config), ended_of=self._ended_of)
-        self.units = [StageUnit(self, stage, _first_state(stage)) for stage in range(NUM_STAGES)]
+        firsts = [_first_state(stage) for stage in range(NUM_STAGES)]
+        self.units = [
+            StageUnit(self, stage, first, [ChainLink(first.unit, first.head, 0, (), 0, TARGET_TOKENS)])
+            for stage, first in enumerate(firsts)
+        ]
         for unit in self.units:
             self.nursery.start_soon(unit.run)
+
+    def num_attempts(self) -> int:
+        """Of one exchange: a reducer may die, where there is time for that."""
+        return 2 if self.exchange_s != EXCHANGE_S and self.draw.random() < SECOND_ATTEMPT else 1
+
+    def came_whole(self) -> bool:
+        """Whether all that a member sent had come before it died."""
+        return self.exchange_s != EXCHANGE_S and self.draw.random() < WHOLE_BEFORE_DEATH
 
     def _ended_of(self, lane: int) -> Dissolve | None:
         for one in self.peers.values():
@@ -177,8 +230,8 @@ class LaneWorld:
 
     def open(self, peer: PeerId, stage: int, pace_s: float = 0.1) -> LanePeer:
         """A peer that holds a stage, and the newest state of it."""
-        state = self.units[stage].state
-        chain, context = _Chain(state, _Head(state.total_tokens)), copy_context()
+        unit = self.units[stage]
+        chain, context = _Chain(unit.state, list(unit.links)), copy_context()
         one = LanePeer(peer, stage, chain, StageRounds(cast("UnitChain", chain), self.config), pace_s)
         context.run(PROCESS.set, one.process)
         tools = self._tools(one, context.run(self.swarm.start, peer))
@@ -188,6 +241,7 @@ class LaneWorld:
         one.rounds.is_in_lane = lambda: service.member.seat is not None
         service.serve()
         self.peers[peer] = one
+        self.nursery.start_soon(one.rounds.set_anchor, unit.state.anchor_N)
         context.run(self.nursery.start_soon, self._run, one)
         return one
 
@@ -281,11 +335,14 @@ def _first_state(stage: int) -> UnitState:
 
 
 @asynccontextmanager
-async def open_lane_world(config: LaneConfig, *, replicas: tuple[int, ...], seed: int) -> AsyncIterator[LaneWorld]:
+async def open_lane_world(
+    config: LaneConfig, *, replicas: tuple[int, ...], seed: int, exchange_s: tuple[float, float] = EXCHANGE_S
+) -> AsyncIterator[LaneWorld]:
     """A run that begins by itself, in the time of whatever clock runs; everything ends with the block."""
     draw = random.Random(seed)
     async with trio.open_nursery() as nursery:
-        world = LaneWorld(MemorySwarm(nursery, random.Random(seed), timers=driven_timers()), nursery, config, draw)
+        swarm = MemorySwarm(nursery, random.Random(seed), timers=driven_timers())
+        world = LaneWorld(swarm, nursery, config, draw, exchange_s)
         for stage, num in enumerate(replicas):
             for number in range(num):
                 world.open(PeerId(f"stage{stage}peer{number}"), stage, draw.uniform(0.02, 0.25))

@@ -21,7 +21,7 @@ from averaging.network.memory_network import LinkSpeed
 from protocol.ids import PeerId
 from tests.peer.lane_world import NUM_STAGES, lane_config
 from tests.simulation import virtual_time
-from tests.simulation.lane_peers import LaneWorld, open_lane_world
+from tests.simulation.lane_peers import EXCHANGE_S, LaneWorld, open_lane_world
 
 CONFIG = lane_config(inner_steps=4, snapshot_steps=2, suspect_after_s=4.0)
 ROUNDS = 4
@@ -29,6 +29,9 @@ WITHIN_S = 400.0
 """For all rounds, faults over the first half minute."""
 
 FAULTS_S = 30.0
+LONG_EXCHANGE_S = (3.0, 9.0)
+"""Longer than a member is suspected in, and its seat taken."""
+
 KINDS = ("kill", "kill", "freeze", "leave", "join", "slow", "link", "streams")
 REPLICAS = ((2, 2, 2), (3, 2, 2), (2, 3, 3), (1, 2, 3))
 
@@ -102,10 +105,11 @@ class Story:
             await trio.sleep(lasts_s / 10)
 
 
-async def play(seed: int) -> tuple[LaneWorld, Story]:
+async def play(seed: int, exchange_s: tuple[float, float] = EXCHANGE_S) -> tuple[LaneWorld, Story]:
     """What happened in a story; fails where a rule was broken."""
     draw = random.Random(seed)
-    async with open_lane_world(CONFIG, replicas=draw.choice(REPLICAS), seed=seed) as world:
+    replicas = draw.choice(REPLICAS)
+    async with open_lane_world(CONFIG, replicas=replicas, seed=seed, exchange_s=exchange_s) as world:
         structlog.configure(processors=[world.log, _dropped])
         story = Story(world, draw)
         story.begin()
@@ -129,9 +133,9 @@ def _dropped(_logger: object, _method: str, _event: object) -> str:
     raise structlog.DropEvent
 
 
-def simulate(seed: int) -> tuple[LaneWorld, Story]:
+def simulate(seed: int, exchange_s: tuple[float, float] = EXCHANGE_S) -> tuple[LaneWorld, Story]:
     """One seed in virtual time."""
-    return virtual_time.run(seed, partial(play, seed))
+    return virtual_time.run(seed, partial(play, seed, exchange_s))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,11 +143,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.lane_steps", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--start", type=int, default=1)
+    parser.add_argument(
+        "--long-exchanges", action="store_true", help="seats are lost and taken while rounds are exchanged"
+    )
     options = parser.parse_args(arguments)
-    failed, partial, checked = 0, 0, 0
+    failed, partial, checked, late = 0, 0, 0, 0
     for seed in range(options.start, options.start + options.seeds):
         try:
-            world, story = simulate(seed)
+            world, story = simulate(seed, LONG_EXCHANGE_S if options.long_exchanges else EXCHANGE_S)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it is, the seed has found it
             failed += 1
             print(f"seed {seed}: {error!r}"[:600], flush=True)
@@ -152,9 +159,9 @@ def main(arguments: Sequence[str]) -> int:
             print(seed, round(world.virtual_s), world.partial(), story.happened, flush=True)
         partial += len(world.partial())
         checked += world.ledger.num_checked
-    print(
-        f"{options.seeds} seeds, {failed} failed; {checked} shares counted, {partial} lanes' rounds not at every stage"
-    )
+        late += world.ledger.num_late
+    counted = f"{checked} shares counted, {late} of them a round late"
+    print(f"{options.seeds} seeds, {failed} failed; {counted}, {partial} lanes' rounds not at every stage")
     return 1 if failed else 0
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
-from peer.lane_rounds import StageRounds
-from tests.simulation.lane_steps import simulate
+from protocol.rounds import lane_parts
+from tests.simulation.lane_steps import LONG_EXCHANGE_S, simulate
 
 SEEDS = int(os.environ.get("POTLUCK_LANE_SEEDS", "4"))
 """Of stories; more where somebody asks for them."""
@@ -22,12 +21,19 @@ def test_a_lane_is_in_a_round_once_at_every_stage_as_one_data_peer_would_be_or_s
     assert world.ledger.num_checked >= 3 * min(unit.state.index for unit in world.units)
 
 
-def test_a_share_that_stays_where_its_seat_was_given_back_is_found_in_the_round_twice(
+def test_a_seat_that_is_lost_and_taken_while_a_round_is_exchanged_is_in_it_once_and_who_died_in_it_in_the_next_one() -> (
+    None
+):
+    late = 0
+    for seed in (9, 57):
+        world, _ = simulate(seed, LONG_EXCHANGE_S)
+        late += world.ledger.num_late
+    assert late
+
+
+def test_without_the_rule_that_a_lane_is_counted_once_a_lost_seat_is_found_in_the_round_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def stays(rounds: Any, share: Any) -> None:
-        """It is not taken back."""
-
-    monkeypatch.setattr(StageRounds, "_withdraw", stays)
+    monkeypatch.setattr(lane_parts, "brought_twice", lambda brought: {})
     with pytest.raises(AssertionError, match="once more"):
-        simulate(33)
+        simulate(9, LONG_EXCHANGE_S)

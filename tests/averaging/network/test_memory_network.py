@@ -179,3 +179,26 @@ async def test_what_arrives_after_the_end_of_the_world_is_dropped(autojump_clock
 
     host.start(handle)
     await trio.sleep(0.1)
+
+
+async def test_frames_arrive_in_the_order_that_they_were_sent_in_whichever_timer_is_first(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _swarm() as (swarm, networks):
+        found: list[bytes] = []
+
+        async def take(_sender: PeerId, stream: Stream) -> None:
+            while (frame := await stream.receive_frame()) is not None:
+                found.append(frame)
+
+        networks[BOB].serve_streams("frames", take)
+        stream = await networks[ALICE].open_stream(BOB, "frames", timeout_s=5.0)
+        after, later = swarm.timers.after, iter([0.03, 0.02, 0.01])  # as on a real clock, which goes on meanwhile
+        monkeypatch.setattr(
+            swarm.timers, "after", lambda delay_s, callback: after(delay_s + next(later, 0.0), callback)
+        )
+        sent = [b"first", b"second", b"third"]
+        for frame in sent:
+            await stream.send_frame(frame)
+        await trio.sleep(1.0)
+        assert found == sent

@@ -22,8 +22,8 @@ from protocol.envelope import open_envelope
 from protocol.errors import StorageError
 from protocol.ids import PeerId, Root
 from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import ContributionHeader, Included, Proposal, ResultHeader, ResultReady
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.messages import Included, Proposal, ResultHeader, ResultReady
+from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.wire import decode_body, encode_body
 from tests.averaging.rounds.round_world import (
     CODEC,

@@ -22,8 +22,8 @@ from protocol.ids import PeerId, Root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.core import open_result
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
-from protocol.rounds.messages import Ballot, ContributionHeader, ResultHeader, ResultReady
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.messages import Ballot, ResultHeader, ResultReady
+from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.wire import decode_body, encode_body
 from tests.averaging.rounds.exchange_world import (
     Side,

@@ -17,8 +17,9 @@ from protocol.envelope import NEVER_MS, seal
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, RunId, UnitName
 from protocol.rounds.chain import ROUND_DOMAIN
-from protocol.rounds.messages import Ballot, ContributionHeader, Member, Proposal, SliceSpec
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.lane_parts import LanePart
+from protocol.rounds.messages import Ballot, Member, Proposal, SliceSpec
+from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.tensor_schema import ChunkGrid
 from protocol.wire import encode_body
 from tests.simulation.signing import HashSigner, HashVerifier
@@ -175,6 +176,40 @@ def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was
     assert result.chunks == _straightforward(CODEC, GRID, good, (100, 100))
     named = {omission.peer: omission.reason for omission in result.header.omitted}
     assert named[SIGNERS[1].peer_id].startswith("not decodable: a delta of 1e+19 in chunk 2")
+
+
+def test_a_lane_that_two_members_bring_is_summed_once_and_the_other_is_left_out_by_name() -> None:
+    offers = _offers()
+    lane, other = LanePart(7, 3, 100), LanePart(8, 3, 100)
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    for number, parts in enumerate(((lane,), (lane,), (other,))):
+        mine = _contribution(number)
+        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, _hello(number, mine, lanes=parts))
+        for chunk in range(PART.first_chunk, PART.stop_chunk):
+            summing = reduction.take(offer, [(chunk, memoryview(mine.chunks[chunk]))])
+            if summing is not None:
+                summing()
+    result = reduction.reduce()
+    assert result is not None
+    known = [offer for number in (0, 2) if (offer := offers.get(SIGNERS[number].peer_id)) is not None]
+    assert result.chunks == _straightforward(CODEC, GRID, known, (100, 100))
+    assert [entry.lanes for entry in result.header.included] == [(lane,), (other,)]
+    (omission,) = result.header.omitted
+    assert omission.peer == SIGNERS[1].peer_id
+    assert omission.reason.startswith("its part of lane 7 is brought by ")
+
+
+def test_who_was_left_out_for_a_lane_counts_after_all_where_the_other_cannot_be_read() -> None:
+    offers, lanes = _offers(), (LanePart(7, 3, 100),)
+    theta_N = torch.full((40,), 10 * MAX_DELTA)
+    spoilt = encode_contribution(torch.zeros(40), theta_N, 100, CODEC, GRID)
+    for number, mine in enumerate((spoilt, _contribution(1))):
+        offer = offers.admit(SIGNERS[number].peer_id, PROPOSAL, PART, _hello(number, mine, lanes=lanes))
+        for chunk in range(PART.first_chunk, PART.stop_chunk):
+            _add_chunk(offers, offer, chunk, mine.chunks[chunk])
+    result = Reduction(PROPOSAL, PART, offers, CODEC, GRID).reduce()
+    assert result is not None
+    assert [entry.peer for entry in result.header.included] == [SIGNERS[1].peer_id]
 
 
 def test_contributions_are_read_in_their_codec_and_the_result_is_written_in_its_own() -> None:
