@@ -8,6 +8,7 @@ processor time for seconds, while each member of a large round says four message
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,12 +23,23 @@ log = structlog.get_logger()
 
 WAITING: Final = 1024
 """Connections that wait for us to run again: 32 members with four messages a second, for eight seconds. The kernel takes no more
-than net.core.somaxconn, 4096 by default."""
+than net.core.somaxconn, 4096 by default. All are taken at once then, and each is an open file (`allow_open_files`).
+"""
+
+OPEN_FILES: Final = 16384
 
 NAMED_WITHIN_S: Final = 5.0
 """p2pd says at once whose stream it is."""
 
 ServeStream = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def allow_open_files() -> None:
+    """Let this process, and what it starts, have as many open files as its owner allows, at most OPEN_FILES; most begin with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def make_listener(socket: Path, handlers: Mapping[str, ServeStream]) -> asyncio.Server:
@@ -36,6 +48,7 @@ async def make_listener(socket: Path, handlers: Mapping[str, ServeStream]) -> as
     Raises:
         OSError: there cannot be such a socket.
     """
+    from google.protobuf.message import DecodeError
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe
     from hivemind.proto import p2pd_pb2
@@ -45,11 +58,15 @@ async def make_listener(socket: Path, handlers: Mapping[str, ServeStream]) -> as
         try:
             async with asyncio.timeout(NAMED_WITHIN_S):
                 await read_pbmsg_safe(reader, info)
-        except (TimeoutError, *BROKEN) as error:
+            handler, peer = handlers[info.proto], PeerId(PeerID(info.peer).to_base58())
+        except (TimeoutError, DecodeError, ValueError, KeyError, *BROKEN) as error:
             log.debug("stream_not_named", error=repr(error)[:200])
             writer.close()
             return
-        await handlers[info.proto](PeerId(PeerID(info.peer).to_base58()), reader, writer)
+        except BaseException:
+            writer.close()
+            raise
+        await handler(peer, reader, writer)
 
     return await asyncio.start_unix_server(serve, path=socket, backlog=WAITING, start_serving=False)
 
@@ -75,4 +92,8 @@ async def bring_to(socket: Path, control_socket: Path, protocols: tuple[str, ...
     finally:
         writer.close()
     if response.type == p2pd_pb2.Response.ERROR:
-        raise MachineError(f"p2pd brings us no streams: {response.error.msg[:200]}", "a libp2p daemon that does")
+        raise MachineError(
+            f"p2pd brings us no streams: {response.error.msg[:200]}",
+            "a libp2p daemon that does",
+            "install hivemind again",
+        )

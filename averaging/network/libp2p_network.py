@@ -19,6 +19,7 @@ from averaging.network.directory import RecordRule
 from averaging.network.frames import MAX_REASON_BYTES, Status
 from averaging.network.hivemind_parts import import_hivemind
 from averaging.network.libp2p_door import Admits, admit_all
+from averaging.network.libp2p_listener import allow_open_files
 from averaging.network.libp2p_session import Session, SessionHooks, open_session
 from averaging.network.libp2p_stream import RawStream
 from averaging.network.p2pd import P2pdOptions, P2pdProcess, start_p2pd
@@ -382,7 +383,8 @@ class _Supervisor:
         self._network.detach()
         session, process = self._session, self._process
         self._session = self._process = None
-        with trio.CancelScope(shield=True):  # a restart that is cut short leaves neither behind; both ends are bounded
+        # a restart that is cut short leaves neither behind: it ends within two times STOP_TIMEOUT_S and what a thread may take longer
+        with trio.CancelScope(shield=True):
             try:
                 if session is not None:
                     await self._network.thread.run(session.close, timeout_s=STOP_TIMEOUT_S)
@@ -437,6 +439,7 @@ async def open_libp2p_network(
     Raises:
         MachineError: p2pd does not start: port in use, unreadable identity, or another peer's; or the bulk port is in use.
     """
+    allow_open_files()
     await trio.to_thread.run_sync(import_hivemind)
     folder = await trio.to_thread.run_sync(make_socket_folder)
     try:

@@ -66,10 +66,10 @@ MAX_PINGS: Final = 64
 TAKEN_WITHIN_S: Final = 10.0
 """A caller has this long to end a call whose reply was sent to p2pd; its place is taken until then."""
 TURNED_AWAY_S: Final = 3.0
-MAX_TURNED_AWAY_PER_PEER: Final = 256
-MAX_TURNED_AWAY: Final = 1024
-"""Members who are told at the same time that there is no place; beyond that, and for strangers beyond the places of strangers, the
-stream is closed without a word, which reads like a death.
+MAX_TURNED_AWAY_PER_PEER: Final = 64
+MAX_TURNED_AWAY: Final = 256
+"""Members who are told at the same time that there is no place; strangers have as many places for this as for calls. Beyond that the
+answer is not waited for: about half of them come as a reset.
 """
 
 NOT_ADMITTED: Final = b"no credential of this run was shown"
@@ -148,7 +148,7 @@ class Session:
         self._pings = Gate(MAX_PER_STRANGER, MAX_PINGS)
         self._turned_away = Gate(MAX_TURNED_AWAY_PER_PEER, MAX_TURNED_AWAY)
         self._strangers_turned_away = Gate(MAX_PER_STRANGER, MAX_STRANGERS)
-        self._is_known = verdicts.known
+        self._verdict = verdicts.known
 
     @property
     def peer_id(self) -> PeerId:
@@ -196,7 +196,8 @@ class Session:
         """Detach. A dead p2pd answers nothing, so nothing here waits for it long."""
         if self._listener is not None:
             self._listener.close()
-            self._socket.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._socket.unlink(missing_ok=True)
         await self.daemon.close()
         if self._node is not None:
             self._node.is_alive = False
@@ -384,8 +385,10 @@ class Session:
 
     def _turn_away(self, stream: RawStream, answer: bytes) -> None:
         """Answer without reading the request."""
-        gate = self._turned_away if self._is_known(stream.remote) else self._strangers_turned_away
+        gate = self._turned_away if self._verdict(stream.remote) is True else self._strangers_turned_away
         if not gate.enter(stream.remote):
+            with suppress(*BROKEN):
+                write_bytes(stream.writer, answer)
             stream.writer.close()
             return
 

@@ -22,15 +22,20 @@ LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
 """A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
 CLOSE_GRACE_S: Final = 1.0
-EXITED_WITHIN: Final = 10
-"""Hundredths of a second in which the kernel counts our own p2pd as exited once its sockets are closed, on a busy machine."""
+EXITED_WITHIN_S: Final = 0.02
+"""A killed process closes its sockets a moment before the kernel counts it as exited."""
 
 DROP_BYTES: Final = 1 << 16
-REFUSED: Final = ("refused", "reset")
+REFUSED: Final = "refused"
+RESET: Final = "reset"
 BACKOFF: Final = "dial backoff"
-NOT_NOW: Final = ("timeout", "deadline", "connection failed")
-"""go-libp2p's words: nobody listens there; it is not dialled so soon after a dial that failed; no answer in time, or the connection
-ended before the stream was open, which says nothing."""
+NOT_NOW: Final = (
+    *("timeout", "deadline", "context canceled", "connection failed"),
+    *("network is unreachable", "no route to host", "too many open files", "resource limit exceeded"),
+)
+"""go-libp2p's words: nobody listens there; the connection broke before the stream was open; it is not dialled so soon after a dial
+that failed; and what says nothing of the peer: no answer in time, or something of ours is full or down.
+"""
 
 MAX_REFUSED: Final = 4096
 BROKEN: Final = (asyncio.IncompleteReadError, ConnectionError, OSError, EOFError)
@@ -49,14 +54,11 @@ class RawStream:
         self._is_closed = False
 
     async def broken(self) -> TransportError:
-        """Why the stream broke: the peer is gone, or only our own p2pd is."""
-        for _ in range(EXITED_WITHIN):  # a killed process closes its sockets a moment before it counts as exited
-            await asyncio.sleep(0.01)
-            if not self._daemon.is_running:
-                break
-        else:
-            return ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
-        return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
+        """Why the stream broke: the peer is gone, or only the connection, or our own p2pd."""
+        await asyncio.sleep(EXITED_WITHIN_S)
+        if not self._daemon.is_running:
+            return CallTimeout(f"our own libp2p daemon died during a stream with {self.remote}", "a running one")
+        return ConnectionReset(f"the stream with {self.remote} was reset", "a live stream")
 
     async def send(self, data: bytes) -> None:
         """Send one frame. Raises TransportError when the stream is broken."""
@@ -159,7 +161,8 @@ class Daemon:
         """A libp2p stream to a peer; nothing stays open when it fails or is cancelled.
 
         Raises:
-            PeerUnreachable: refused, unknown, or it does not speak the protocol. CallTimeout: it could not be dialled in time.
+            PeerUnreachable: refused, unknown, or it does not speak the protocol. ConnectionReset: the connection broke meanwhile.
+            CallTimeout: it could not be dialled in time, or our own p2pd is not there.
         """
         from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
         from hivemind.proto import p2pd_pb2
@@ -177,7 +180,8 @@ class Daemon:
             await read_pbmsg_safe(reader, response)
         except BROKEN as error:
             writer.close()
-            raise await stream.broken() from error
+            found = "our own libp2p daemon ended a request for a stream"
+            raise CallTimeout(found, "its answer", "it is asked again, or being restarted") from error
         except BaseException:
             writer.close()
             raise
@@ -199,9 +203,10 @@ def _peer_bytes(peer: PeerId) -> bytes:
 
 
 class DialVerdicts:
-    """What p2pd's reason for not opening a stream means to the caller. Only a refusal says that nobody is there.
+    """What p2pd's reason for not opening a stream means to the caller.
 
-    p2pd does not dial again for some seconds after a dial that failed; what that one said counts until then.
+    A refusal says that nobody is there, and so does what we do not know, such as a peer of which p2pd has no address. After a dial
+    that failed p2pd does not dial again for a while, longer each time; what that one said counts until then.
     """
 
     def __init__(self) -> None:
@@ -213,7 +218,7 @@ class DialVerdicts:
 
     def failed(self, peer: PeerId, reason: str) -> TransportError:
         """The error to raise."""
-        if any(word in reason for word in REFUSED):
+        if REFUSED in reason:
             self._refused[peer] = None
             if len(self._refused) > MAX_REFUSED:
                 del self._refused[next(iter(self._refused))]
@@ -221,4 +226,6 @@ class DialVerdicts:
             self._refused.pop(peer, None)
         if peer not in self._refused and any(word in reason for word in (BACKOFF, *NOT_NOW)):
             return CallTimeout(f"{peer} could not be dialled in time: {reason[:200]}", "a connection")
+        if peer not in self._refused and RESET in reason:
+            return ConnectionReset(f"a connection to {peer} broke: {reason[:200]}", "an open stream")
         return PeerUnreachable(f"{peer} could not be reached: {reason[:200]}", "a connection")

@@ -114,8 +114,13 @@ class P2pdProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not exited, asked of the kernel now."""
-        return self._process.poll() is None
+        """Whether the process has not exited, asked of the kernel now: `poll` is blind while another thread waits for the exit."""
+        if self._process.returncode is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:  # that thread has just taken its status
+            return False
 
     @property
     def last_line(self) -> str:

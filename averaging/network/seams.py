@@ -194,7 +194,7 @@ class Network(Protocol):
         """Bulk lane: open a stream; `timeout_s` bounds the opening only, the caller bounds the rest with a cancel scope.
 
         Raises:
-            PeerUnreachable, CallTimeout: as for `call`.
+            PeerUnreachable, ConnectionReset, CallTimeout: as for `call`.
         """
         ...
 

@@ -296,13 +296,15 @@ class PeerRounds:
         others = [peer for peer in to if peer not in banned]
         took_it = took or self._took
 
-        async def took_once(peer: PeerId, reply: bytes | PotluckError) -> None:
-            if isinstance(reply, ConnectionReset):
-                self._tasks.spawn(self._call_each, (peer,), channel, raw, took_it)
-            else:
-                await took_it(peer, reply)
+        async with trio.open_nursery() as nursery:
 
-        await self._call_each(others, channel, raw, took_once)
+            async def took_once(peer: PeerId, reply: bytes | PotluckError) -> None:
+                if isinstance(reply, ConnectionReset):
+                    nursery.start_soon(self._call_each, (peer,), channel, raw, took_it)
+                else:
+                    await took_it(peer, reply)
+
+            await self._call_each(others, channel, raw, took_once)
 
     async def _call_each(self, to: Sequence[PeerId], channel: str, raw: bytes, took: TookReply) -> None:
         await self._tools.network.call_each(to, channel, raw, timeout_s=CALL_WITHIN_S, took=took)

@@ -282,7 +282,7 @@ def with_view(state: RoundState, view: PeerView) -> RoundState:
 
 
 def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:
-    """A connection was refused or reset: a death at once, no waiting. An answer that came later may have been told before."""
+    """A connection was refused, or broke twice: a death at once, no waiting. An answer that came later may have been told before."""
     view = state.peers.get(event.peer)
     if view is None or view.lost or view.heard_at_s > event.at_s:
         known = "is not known" if view is None else "is gone already" if view.lost else "was heard since"

@@ -98,7 +98,7 @@ class PeerView:
 
     Attributes:
         heard_at_s: monotonic time of its last sign of life towards us; an answered message of ours counts.
-        lost: its process refused or reset a connection since it was last heard.
+        lost: its process refused a connection, or two broke, since it was last heard.
         exchange_s: how long its uploads took, 0 when it has not told.
         silent: members of the running exchange whom it does not hear, as it said at `told_at_s`.
         spine_head: the spine commit on which it stands, None where it has not told or does not hold the spine; spine_ready: the tokens

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from averaging.network.libp2p_stream import DialVerdicts
-from protocol.errors import CallTimeout, PeerUnreachable
+from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable
 from protocol.ids import PeerId
 
 PEER = PeerId("12D3KooWQAqQX2YQexMmQapfgrFV88PTtqkyiRo1LjpZoVbkjQYR")
@@ -18,7 +18,13 @@ DIAL = f"failed to dial: failed to dial {PEER}: all dials failed\n  * [/ip4/127.
             DIAL + "dial tcp4 127.0.0.1:4001: i/o timeout\n  * [/ip4/127.0.0.1/tcp/4002] connection refused",
             PeerUnreachable,
         ),
-        (DIAL + "read tcp4 127.0.0.1:4001: connection reset by peer", PeerUnreachable),
+        (DIAL + "read tcp4 127.0.0.1:4001: connection reset by peer", ConnectionReset),
+        ("failed to negotiate protocol: stream reset", ConnectionReset),
+        (DIAL + "connect: network is unreachable", CallTimeout),
+        (DIAL + "connect: no route to host", CallTimeout),
+        (DIAL + "socket: too many open files", CallTimeout),
+        ("cannot reserve outbound stream: resource limit exceeded", CallTimeout),
+        ("context canceled", CallTimeout),
         ("failed to dial: routing: not found", PeerUnreachable),
         (DIAL + "dial tcp4 127.0.0.1:4001: i/o timeout", CallTimeout),
         ("context deadline exceeded", CallTimeout),
@@ -26,7 +32,7 @@ DIAL = f"failed to dial: failed to dial {PEER}: all dials failed\n  * [/ip4/127.
         ("connection failed", CallTimeout),
     ],
 )
-def test_only_a_refusal_says_that_nobody_is_there(reason: str, error: type[Exception]) -> None:
+def test_what_is_no_refusal_and_no_stranger_is_no_death(reason: str, error: type[Exception]) -> None:
     assert type(DialVerdicts().failed(PEER, reason)) is error
 
 

@@ -311,6 +311,41 @@ async def test_a_member_whose_connection_broke_is_asked_again_before_it_is_lost(
         assert not any(life.services[unit].state.peers[other.peer].lost for unit in BOTH)
 
 
+async def test_a_leader_says_again_what_a_member_behind_a_broken_connection_turned_away(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other, member = life.world.parties[2], Starting(life, 1, [])
+        proposal = member.proposal
+
+        async def break_it(_sender: PeerId, _request: bytes) -> bytes:
+            life.world.swarm.kill(other.peer)
+            other.boot()
+            other.network.serve_calls(ROUND_CHANNEL, member.take)
+            await trio.sleep_forever()
+
+        other.network.serve_calls(ROUND_CHANNEL, break_it)
+        member.lead(proposal.ballot)
+        await life.rounds.send((other.peer,), proposal)
+        await trio.sleep(QUIET_S / 10)
+        assert member.heard == [proposal] * 2
+
+
+async def test_what_is_waited_for_has_arrived_behind_a_broken_connection_too(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
+        heard: list[list[RoundMessage]] = []
+
+        async def break_it(_sender: PeerId, _request: bytes) -> bytes:
+            life.world.swarm.kill(other.peer)
+            other.boot()
+            heard.append(listen(other))
+            await trio.sleep_forever()
+
+        other.network.serve_calls(ROUND_CHANNEL, break_it)
+        await life.rounds.send_and_wait((other.peer,), message)
+        assert heard == [[message]]
+
+
 async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_does_not_name(
     autojump_clock: Clock,
 ) -> None:
