@@ -286,9 +286,7 @@ class PeerRounds:
     async def _deliver(
         self, to: tuple[PeerId, ...], raw: bytes, took: TookReply | None = None, channel: str = ROUND_CHANNEL
     ) -> None:
-        """Bring a message; once more where the connection broke: a dead process refuses the next one, and a living one that had
-        the message already says that it is repeated.
-        """
+        """Bring a message; once more where the connection broke: a dead process refuses that, a living one may say it is repeated."""
         banned = [peer for peer in to if self._tools.is_banned(peer)]
         for peer in banned:
             # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.

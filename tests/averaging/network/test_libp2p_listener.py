@@ -6,8 +6,6 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from hivemind.proto import p2pd_pb2
-
 from averaging.network.hivemind_parts import import_hivemind
 from averaging.network.libp2p_listener import OPEN_FILES, allow_open_files, make_listener
 from protocol.identity import Identity
@@ -19,7 +17,9 @@ NUM_WAITING = 300
 
 def _named(proto: str) -> bytes:
     """What p2pd says before a stream."""
+    import_hivemind()
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+    from hivemind.proto import p2pd_pb2
     from hivemind.utils.multiaddr import Multiaddr
 
     here = Multiaddr("/ip4/127.0.0.1/tcp/1").to_bytes()
