@@ -59,6 +59,9 @@ REASSIGNED: Final = "reassigned"
 REASSIGN_ROUNDS: Final = 2
 """Between two re-assignments, where documents are sent anew at all."""
 
+TUNED_AS: Final = "two experts a token"
+"""How a merged model's routers are taught (peer/merging.py): outcomes that were kept of another way count no more."""
+
 _FEED: Final = ("w_gate", "w_up", "w_down")
 
 Tokens = npt.NDArray[np.uint16]
@@ -106,7 +109,7 @@ class Trial:
     @property
     def key(self) -> str:
         """The same for the same numbers."""
-        measured = {"documents": DOCUMENTS, "windows": WINDOWS, "tune_steps": TUNE_STEPS}
+        measured = {"documents": DOCUMENTS, "windows": WINDOWS, "tune_steps": TUNE_STEPS, "tuned_as": TUNED_AS}
         return hashlib.sha256(json.dumps({**self.numbers(), **measured}, sort_keys=True).encode()).hexdigest()[:16]
 
 
