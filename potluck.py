@@ -261,7 +261,11 @@ def runs(
 
 
 @_checkpoint_commands.command(
-    "merge", epilog=examples("potluck checkpoint merge CHECKPOINT_DIR my-model --tune-steps 200")
+    "merge",
+    epilog=examples(
+        "potluck checkpoint merge CHECKPOINT_DIR my-model --tune-steps 200",
+        "potluck checkpoint merge CHECKPOINT_DIR my-model --without 0 --without 3",
+    ),
 )
 def checkpoint_merge(
     path: Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", help="A checkpoint's folder, of an expert run.")],
@@ -279,6 +283,10 @@ def checkpoint_merge(
         int,
         typer.Option(min=0, max=100_000, help="Train the routers, and nothing else, for so many steps; 0 leaves it."),
     ] = 40,
+    without: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Leave this expert out; may be given several times.", show_default=False),
+    ] = None,
 ) -> None:
     """Verify an expert run's checkpoint and write trunk and experts as one mixture, in Hugging Face's GraniteMoeShared layout."""
     from coordinator.checkpoint_export import ensure_free
@@ -287,14 +295,17 @@ def checkpoint_merge(
 
     ensure_free(target)
     parts = read_parts([path, *(also or ())])
+    left_out = sorted(without or ())
+    kept = parts.without(left_out)
     text = ExpertText(parts, state_dir)
-    merged = merge_with_text(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps)
-    exported = write_merged(parts, merged.tensors, target)
+    merged = merge_with_text(parts.decoder, parts.mixture, parts.trunk_N, parts.experts, text, tune_steps, left_out)
+    exported = write_merged(kept, merged.tensors, target)
     lacking = (
         f" without experts {', '.join(map(str, parts.missing))}, which were never trained," if parts.missing else ""
     )
+    lacking += f" without experts {', '.join(map(str, left_out))}, as asked," if left_out else ""
     size = f"{sum(exported.files.values()) / 1e6:.2f} MB"
-    where = f"round {parts.manifest.index} of {printable(parts.manifest.run_name)}, {len(parts.experts)} experts"
+    where = f"round {parts.manifest.index} of {printable(parts.manifest.run_name)}, {len(kept.experts)} experts"
     typer.echo(f"verified and merged{lacking} {merged.told}: {where}, {size} to {target}: {', '.join(exported.files)}")
     typer.echo(merged.quality.sentence)
 

@@ -5,7 +5,7 @@ the packed data. The mixture itself is the peer's (peer/merging.py); `write_merg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,25 @@ class MergingParts:
     def missing(self) -> list[int]:
         """Experts of the run that were never trained: no checkpoint holds a round of theirs."""
         return [expert for expert in range(self.mixture.num_experts) if expert not in self.experts]
+
+    def without(self, experts: Sequence[int]) -> MergingParts:
+        """These parts less some experts.
+
+        Raises:
+            ConfigError: one is named twice or is not here, or fewer stay than a token passes.
+        """
+        held = ", ".join(map(str, sorted(self.experts)))
+        for place, expert in enumerate(experts):
+            if expert in experts[:place]:
+                raise ConfigError(f"--without {expert} twice", "each expert once", "name it once")
+            if expert not in self.experts:
+                trained = f"the number of a trained expert: {held}"
+                raise ConfigError(f"--without {expert}, which these checkpoints do not have trained", trained)
+        kept = {expert: values for expert, values in self.experts.items() if expert not in experts}
+        if len(kept) < self.mixture.top_k:
+            found = f"--without {', '.join(map(str, experts))} of the trained experts {held}: {len(kept)} stay"
+            raise ConfigError(found, f"at least {self.mixture.top_k}, which a token passes", "leave fewer out")
+        return replace(self, experts=kept)
 
 
 @dataclass(frozen=True, slots=True)

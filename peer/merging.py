@@ -71,11 +71,15 @@ def merge_with_text(
     experts: Mapping[int, torch.Tensor],
     text: ExpertText,
     tune_steps: int,
+    without: Sequence[int] = (),
 ) -> Merged:
     """One model of a run's parts, its routers made of the experts' text and tuned for so many steps, and measured on held-out text.
 
+    Experts of `without` are taken out at the end, so that what is not sent to them is as in the model that has them; of the others'
+    held-out text it is measured.
+
     Raises:
-        LocalProtocolError: as `merge`.
+        LocalProtocolError: as `merge` and `without_expert`.
     """
     samples = {expert: text.windows(expert, 0, SAMPLE_WINDOWS)[:, :-1] for expert in experts}
     model = merge(decoder, mixture, trunk_N, experts, samples)
@@ -85,7 +89,9 @@ def merge_with_text(
     )
     loss_nats = tune_routers(model, batches)
     told = f"with routers tuned for {tune_steps} steps to {loss_nats:.3f} nats a token" if tune_steps else ""
-    quality = merged_quality(model, {expert: text.heldout(expert, HELDOUT_WINDOWS) for expert in experts})
+    for expert in without:
+        model = without_expert(model, expert)
+    quality = merged_quality(model, {expert: text.heldout(expert, HELDOUT_WINDOWS) for expert in model.experts})
     return Merged(dict(model.state_dict()), told or "with routers made of each expert's text", quality)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from averaging.data.document_routing import route_with
@@ -24,7 +26,7 @@ from coordinator.merging_parts import ExpertText, read_parts, write_merged
 from coordinator.run_texts import REASSIGNMENTS
 from peer.merging import merge_with_text
 from peer.mixture import MixtureDecoder
-from potluck import checkpoint_merge
+from potluck import app, checkpoint_merge
 from protocol.decoder_schema import DecoderConfig
 from protocol.errors import ConfigError, StorageError
 from protocol.expert_schema import MixtureConfig, held_units
@@ -132,6 +134,65 @@ def test_the_command_says_what_it_merged_and_leaves_no_half_of_it(
     with pytest.raises(ConfigError, match="no run is hosted from"):
         checkpoint_merge(alone, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_an_expert_is_left_out_and_all_that_is_not_its_own_stays_bit_equal(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint_merge(checkpoint, tmp_path / "whole", tune_steps=2)
+    capsys.readouterr()
+    checkpoint_merge(checkpoint, tmp_path / "less", tune_steps=2, without=[0])
+    told = capsys.readouterr().out
+    assert told.startswith("verified and merged without experts 0, as asked, with routers tuned for 2 steps")
+    assert "round 3 of potluck run, 1 experts" in told
+    assert json.loads((tmp_path / "less" / "config.json").read_text())["num_local_experts"] == 1
+    whole, less = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "less"))
+    assert set(less) == set(whole)
+    for name, tensor in whole.items():
+        assert torch.equal(less[name], tensor[1:] if ".block_sparse_moe." in name else tensor), name
+
+
+def test_documents_never_sent_to_an_expert_have_the_same_logits_without_it(checkpoint: Path) -> None:
+    parts = read_parts([checkpoint])
+    text = ExpertText(parts)
+    models = []
+    for left_out in ([], [0]):
+        merged = merge_with_text(DECODER, MIXTURE, parts.trunk_N, parts.experts, text, 2, left_out)
+        model = MixtureDecoder(DECODER, MIXTURE, sorted(parts.without(left_out).experts), is_merged=True)
+        model.load_state_dict(merged.tensors, strict=False)
+        models.append(model)
+    tokens_BT = torch.cat([text.windows(expert, 9, 64) for expert in range(2)])[:, :4]
+    with torch.no_grad():
+        (whole_BTV, chosen), less_BTV = models[0].routed(tokens_BT), models[1](tokens_BT)
+    is_its_own_B = torch.stack([routed.gates(1)[..., 0].sum(1) for routed in chosen]).sum(0) > 0
+    assert 0 < int(is_its_own_B.sum()) < len(tokens_BT)
+    assert torch.equal(less_BTV[~is_its_own_B], whole_BTV[~is_its_own_B])
+    assert not torch.equal(less_BTV[is_its_own_B], whole_BTV[is_its_own_B])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["2"], "--without 2, which these checkpoints do not have trained; expected .*: 0, 1"),
+        (["-1"], "--without -1, which these checkpoints do not have"),
+        (["1", "1"], "--without 1 twice; expected each expert once"),
+        (["0", "1"], "--without 0, 1 of the trained experts 0, 1: 0 stay; expected at least 1, which a token passes"),
+    ],
+)
+def test_experts_that_cannot_be_left_out_are_one_line_and_nothing_is_written(
+    checkpoint: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    flags = [word for number in arguments for word in ("--without", number)]
+    with pytest.raises(ConfigError, match=said) as raised:
+        app(["checkpoint", "merge", str(checkpoint), str(tmp_path / "out"), *flags], standalone_mode=False)
+    assert "\n" not in raised.value.one_line()
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_expert_that_was_never_trained_cannot_be_left_out(tmp_path: Path, run_id: str) -> None:
+    parts = read_parts([_checkpoint(tmp_path, _content(run_id, trained=(1,)))])
+    with pytest.raises(ConfigError, match="--without 0, which these checkpoints do not have trained"):
+        parts.without([0])
 
 
 def test_trained_experts_of_several_checkpoints_are_taken_together_and_others_are_known(
