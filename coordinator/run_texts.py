@@ -7,11 +7,12 @@ are deleted. A data set's manifest lies beside its shards, by the name of its ha
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
 import trio
 
 from averaging.data.shards import DatasetManifest, parse_dataset
@@ -29,6 +30,8 @@ from protocol.tables import several
 
 if TYPE_CHECKING:
     from coordinator.ledger_writer import LedgerWriter
+
+_log = structlog.get_logger()
 
 REASSIGNMENTS: Final = "reassignments"
 """In the ledger: the signed entries, oldest first."""
@@ -91,10 +94,22 @@ def keep_text(run: RunFiles, ledger: Ledger, texts: Sequence[PackedText]) -> tup
     datasets = (run.dataset, *(text.dataset for text in kept))
     wanted = {file.sha256 for dataset in datasets for file in dataset.files}
     wanted |= {text.entry.manifest_sha256 for text in kept}
-    for path in (run.folder / DATA_FOLDER).iterdir():
-        if _SHARD_NAME.fullmatch(path.name) and path.name not in wanted:
-            path.unlink()
+    _delete_others(run.folder / DATA_FOLDER, wanted)
     return kept
+
+
+def _delete_others(folder: Path, wanted: Collection[str]) -> None:
+    """The entry is durable by now: what cannot be deleted is said, and tried again with the next one."""
+    try:
+        unwanted = [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name) and path.name not in wanted]
+    except OSError as error:
+        _log.warning("old_text_not_deleted", path=str(folder), reason=error.strerror)
+        return
+    for path in unwanted:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("old_text_not_deleted", path=str(path), reason=error.strerror)
 
 
 class RunTexts:

@@ -333,3 +333,47 @@ async def test_what_cannot_be_done_changes_nothing_and_is_said(
             assert "at round 18" not in said, "it may be told yet"
         else:
             assert "the text is another than when the run was opened" in said
+
+
+@pytest.mark.parametrize("harm", ["missing", "empty", "one byte short"])
+async def test_a_damaged_shard_of_the_sample_changes_nothing_and_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], autojump_clock: object, harm: str
+) -> None:
+    with _world(tmp_path) as world:
+        path = world.run.folder / "data" / world.run.dataset.part("sample")[0].sha256
+        losses, whole = world.by_kind(), path.read_bytes()
+        if harm == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(b"" if harm == "empty" else whole[:-1])
+        before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+        world.measured(2, losses)
+        await world.reassigner.look()
+        assert (world.texts.newest, world.texts.owners) == (None, ())
+        assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+        said = [line for line in capsys.readouterr().out.splitlines() if "documents_not_reassigned" in line]
+        assert len(said) == 1
+        assert f"{path.name} is lost or damaged" in said[0]
+        path.write_bytes(whole)
+        for index in range(4, 30, 2):
+            world.measured(index, losses)
+            await world.reassigner.look()
+        assert world.texts.newest is not None
+
+
+async def test_what_cannot_be_deleted_is_said_and_the_new_entry_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], autojump_clock: object
+) -> None:
+    with _world(tmp_path) as world:
+        stuck = world.run.folder / "data" / ("f" * 64)
+        stuck.mkdir()  # a folder is not deleted as a file is, whoever asks
+        index = 0
+        while world.texts.newest is None:
+            index += 2
+            world.measured(index, world.by_kind())
+            await world.reassigner.look()
+        taken, owners = world.texts.taken, world.texts.owners
+        assert (len(taken), world.texts.num_added) == (1, 1)
+        assert "old_text_not_deleted" in capsys.readouterr().out
+    with _world_again(tmp_path) as again:
+        assert (again.taken, again.owners) == (taken, owners)
