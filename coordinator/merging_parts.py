@@ -249,12 +249,7 @@ class ExpertText:
     def _reader(self, dataset: DatasetManifest, expert: int, split: Split) -> TokenReader:
         cache = ShardCache(self._folder)
         entries = expert_shards(dataset, expert, split)[:MOST_SHARDS]
-        for entry in entries:
-            path = cache.path(entry.sha256)
-            # looked at as a reader of the host's own folder: `has` would remove a damaged file
-            if (data := cache.read(entry.sha256)) is None or not entry.is_whole(data):
-                raise StorageError(f"{path} is lost or damaged", "a shard of the run's data", "restore a copy")
-        return TokenReader([cache.path(entry.sha256) for entry in entries], dataset.token_bytes)
+        return TokenReader([cache.whole(entry) for entry in entries], dataset.token_bytes)
 
 
 def _stacked(reader: TokenReader, starts: Sequence[int], length: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from averaging.data.document_routing import Routing, route_with
 from averaging.data.expert_shards import check_each_expert, read_router
 from averaging.data.packing import Packing, pack
 from averaging.data.routing_sample import RoutingSample
-from averaging.data.shards import MANIFEST_NAME, DatasetManifest, HashedFile, ShardCache, TokenReader, write_whole
+from averaging.data.shards import MANIFEST_NAME, DatasetManifest, ShardCache, TokenReader, write_whole
 from averaging.data.sources import Source, open_source
 from averaging.data.texts import Text
 from averaging.data.tokenizer import ByteTokenizer, Tokenizer
@@ -134,23 +134,9 @@ def _tokenizer(run: RunFiles) -> Tokenizer:
 
 def _is_same(sample: RoutingSample, current: DatasetManifest, cache: ShardCache) -> bool:
     """Whether the windows are those that peers have. Raises StorageError where these are lost or damaged."""
-    entries = current.part("sample")
-    for entry in entries:
-        _check_whole(entry, cache)
-    reader = TokenReader([cache.path(entry.sha256) for entry in entries], current.token_bytes)
+    reader = TokenReader([cache.whole(entry) for entry in current.part("sample")], current.token_bytes)
     windows = np.concatenate(list(sample.windows))
     return reader.num_tokens == len(windows) and bool((reader.read(0, len(windows)) == windows).all())
-
-
-def _check_whole(entry: HashedFile, cache: ShardCache) -> None:
-    """Looked at as it lies: `has` would remove a damaged file."""
-    path = cache.path(entry.sha256)
-    try:
-        data = cache.read(entry.sha256)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read ({error.strerror})", "a shard of the run's data") from error
-    if data is None or sha256(data).hexdigest() != entry.sha256:
-        raise StorageError(f"{path} is lost or damaged", "a shard of the run's data", "restore a copy")
 
 
 def _documents(dataset: DatasetManifest) -> tuple[int, int]:

@@ -83,10 +83,6 @@ class ShardEntry(_Part):
         """Length of the shard's file."""
         return self.num_tokens * self.token_bytes
 
-    def is_whole(self, data: bytes) -> bool:
-        """Whether these are the shard's bytes."""
-        return sha256(data).hexdigest() == self.sha256
-
 
 class TokenizerEntry(_Part):
     """The tokenizer's file, for peers that show text: it travels as a shard does. `end` is the end mark's token."""
@@ -292,6 +288,22 @@ class ShardCache:
             return False
         self._checked.add(entry.sha256)
         return True
+
+    def whole(self, entry: HashedFile) -> Path:
+        """Where the file lies, which is here and as its hash says. Looked at as it lies: `has` would remove a damaged one.
+
+        Raises:
+            StorageError: it is lost, damaged or cannot be read.
+        """
+        path = self.path(entry.sha256)
+        try:
+            data = self.read(entry.sha256)
+        except OSError as error:
+            found = f"{path} cannot be read ({error.strerror})"
+            raise StorageError(found, "a shard of the run's data", "mend the disk, or who may read it") from error
+        if data is None or sha256(data).hexdigest() != entry.sha256:
+            raise StorageError(f"{path} is lost or damaged", "a shard of the run's data", "restore a copy")
+        return path
 
     def read(self, name: str) -> bytes | None:
         """A shard's bytes, or None."""
