@@ -245,7 +245,7 @@ class Reduction:
                 return None
             if theirs.header.tokens > 0:
                 counted.append((peer, theirs))
-        counted = _each_lane_once(counted)
+        counted, _ = _each_lane_once(counted)
         complete = [
             chunk
             for chunk, _ in batch
@@ -267,7 +267,7 @@ class Reduction:
         whole = self._whole_offers()
         while whole:
             try:
-                return self._closed(_each_lane_once(whole), _twice(whole))
+                return self._closed(*_each_lane_once(whole))
             except _UndecodableError as error:
                 self._absent[error.peer] = f"not decodable: {error}"
                 whole = [(peer, offer) for peer, offer in whole if peer != error.peer]
@@ -363,14 +363,10 @@ class Reduction:
         )
 
 
-def _twice(whole: _Counted) -> dict[PeerId, str]:
-    """Who is left out because another brings a lane of theirs, and why."""
-    return brought_twice({peer: offer.header.lanes for peer, offer in whole})
-
-
-def _each_lane_once(whole: _Counted) -> list[tuple[PeerId, Offer]]:
-    twice = _twice(whole)
-    return [(peer, offer) for peer, offer in whole if peer not in twice]
+def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, Offer]], dict[PeerId, str]]:
+    """Who is counted; and who is not because another brings a lane of theirs, and why."""
+    twice = brought_twice({peer: offer.header.lanes for peer, offer in whole})
+    return [(peer, offer) for peer, offer in whole if peer not in twice], twice
 
 
 def _names(counted: _Counted) -> tuple[tuple[PeerId, Root], ...]:

@@ -30,7 +30,6 @@ def _named(proto: str) -> bytes:
 def _served_of(connections: list[bytes], path: Path) -> list[PeerId]:
     """Who was served, of connections that all came before the loop ran again, and of which each was ended by us."""
     served: list[PeerId] = []
-    import_hivemind()
 
     async def serve(peer: PeerId, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.append(peer)

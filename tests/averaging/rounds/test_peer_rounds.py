@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -38,7 +38,7 @@ from protocol.rounds.short_beat import SAY_WHOLE, encode_short, likeness
 from protocol.rounds.state import Leading
 from protocol.rounds.views import own_heartbeat
 from protocol.wire import decode_message, encode_body, encode_certificate, encode_message
-from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, RoundWorld, open_world
+from tests.averaging.rounds.round_world import RUN_ID, UNIT, VERIFIER, Party, RoundWorld, open_world
 from tests.averaging.rounds.service_world import NEVER_DUE, listen, of_kind, proposal_by, tell, tell_raw, until
 from tests.averaging.rounds.units_world import (
     BOTH,
@@ -292,19 +292,24 @@ async def test_a_refused_connection_and_an_answer_are_told_to_all_units(autojump
         await until(lambda: lost() == [False, False], 3.0)
 
 
+def _break_then(life: UnitsLife, other: Party, serve: Callable[[], None]) -> None:
+    """The next call's connection breaks, and a new process is there at once, which serves."""
+
+    async def break_it(_sender: PeerId, _request: bytes) -> bytes:
+        life.world.swarm.kill(other.peer)
+        other.boot()
+        serve()
+        await trio.sleep_forever()
+
+    other.network.serve_calls(ROUND_CHANNEL, break_it)
+
+
 async def test_a_member_whose_connection_broke_is_asked_again_before_it_is_lost(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         other = life.world.parties[2]
         message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
         heard: list[list[RoundMessage]] = []
-
-        async def break_it(_sender: PeerId, _request: bytes) -> bytes:
-            life.world.swarm.kill(other.peer)
-            other.boot()
-            heard.append(listen(other))
-            await trio.sleep_forever()
-
-        other.network.serve_calls(ROUND_CHANNEL, break_it)
+        _break_then(life, other, lambda: heard.append(listen(other)))
         await life.rounds.send((other.peer,), message)
         await trio.sleep(1.0)
         assert heard == [[message]], "the process that is there now has it"
@@ -315,14 +320,7 @@ async def test_a_leader_says_again_what_a_member_behind_a_broken_connection_turn
     async with two_units(heartbeat_s=QUIET_S) as life:
         other, member = life.world.parties[2], Starting(life, 1, [])
         proposal = member.proposal
-
-        async def break_it(_sender: PeerId, _request: bytes) -> bytes:
-            life.world.swarm.kill(other.peer)
-            other.boot()
-            other.network.serve_calls(ROUND_CHANNEL, member.take)
-            await trio.sleep_forever()
-
-        other.network.serve_calls(ROUND_CHANNEL, break_it)
+        _break_then(life, other, lambda: other.network.serve_calls(ROUND_CHANNEL, member.take))
         member.lead(proposal.ballot)
         await life.rounds.send((other.peer,), proposal)
         await trio.sleep(QUIET_S / 10)
@@ -334,14 +332,7 @@ async def test_what_is_waited_for_has_arrived_behind_a_broken_connection_too(aut
         other = life.world.parties[2]
         message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
         heard: list[list[RoundMessage]] = []
-
-        async def break_it(_sender: PeerId, _request: bytes) -> bytes:
-            life.world.swarm.kill(other.peer)
-            other.boot()
-            heard.append(listen(other))
-            await trio.sleep_forever()
-
-        other.network.serve_calls(ROUND_CHANNEL, break_it)
+        _break_then(life, other, lambda: heard.append(listen(other)))
         await life.rounds.send_and_wait((other.peer,), message)
         assert heard == [[message]]
 
