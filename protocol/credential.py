@@ -6,10 +6,11 @@ by its P-256 key does not bind the identity, so the identity signs the CSR in an
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -31,6 +32,8 @@ CA_DAYS: Final = 3650
 _SCHEME: Final = "potluck:peer:"
 _RUN_SCHEME: Final = "potluck:run:"
 _REQUEST_LIFE_MS: Final = 300_000
+MAX_REMEMBERED: Final = 1024
+"""Credentials whose issuer was checked, of about 700 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,25 +223,44 @@ def named_peer(der: bytes) -> PeerId:
     return PeerId(peers[0])
 
 
+class _Issued(NamedTuple):
+    """What stands in a certificate that a CA issued."""
+
+    uris: frozenset[str]
+    not_before_unix_s: float
+    not_after_unix_s: float
+    serial: int
+
+
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
+def _issued(der: bytes, ca_der: bytes) -> _Issued:
+    """Remembered: the directory shows each member's credential at every look, several times. Raises RefusedError."""
+    try:
+        leaf = x509.load_der_x509_certificate(der)
+        leaf.verify_directly_issued_by(x509.load_der_x509_certificate(ca_der))
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
+        raise RefusedError(
+            "a credential that this run's CA did not issue", "one of this run", "join the run again"
+        ) from error
+    return _Issued(
+        frozenset(names.get_values_for_type(x509.UniformResourceIdentifier)),
+        leaf.not_valid_before_utc.timestamp(),
+        leaf.not_valid_after_utc.timestamp(),
+        leaf.serial_number,
+    )
+
+
 def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunId, now_unix_s: float) -> Credential:
     """Whether `der` lets `peer_id` take part in the run now.
 
     Raises:
         RefusedError: another CA, peer or run, or outside its time; a clock that is far off is named as the likely cause.
     """
-    try:
-        leaf = x509.load_der_x509_certificate(der)
-        ca = x509.load_der_x509_certificate(ca_der)
-        leaf.verify_directly_issued_by(ca)
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
-        raise RefusedError(
-            "a credential that this run's CA did not issue", "one of this run", "join the run again"
-        ) from error
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    if f"{_SCHEME}{peer_id}" not in uris or f"{_RUN_SCHEME}{run_id.hex()}" not in uris:
+    leaf = _issued(der, ca_der)
+    if f"{_SCHEME}{peer_id}" not in leaf.uris or f"{_RUN_SCHEME}{run_id.hex()}" not in leaf.uris:
         raise RefusedError("a credential of another peer or run", f"one for {peer_id}", "join the run again")
-    begin, end = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
+    begin, end = leaf.not_before_unix_s, leaf.not_after_unix_s
     if now_unix_s < begin:
         raise RefusedError(
             f"a credential that begins in {(begin - now_unix_s) / 60:.0f} minutes",
@@ -251,4 +273,4 @@ def check_credential(der: bytes, ca_der: bytes, *, peer_id: PeerId, run_id: RunI
             "one that is valid now",
             "join the run again",
         )
-    return Credential(peer_id, begin, end, leaf.serial_number)
+    return Credential(peer_id, begin, end, leaf.serial)

@@ -16,6 +16,13 @@ from protocol.ids import PeerId, RunId
 ANNOUNCE_EVERY_S: Final = 30.0
 RECORD_LIFE_S: Final = 120.0
 LIST_EVERY_S: Final = 5.0
+AGAIN_FIRST_S: Final = 1.0
+AGAIN_GROWTH: Final = 1.5
+AGAIN_LAST_S: Final = 16.0
+"""After a directory that did not answer, longer each time: where machines do not keep up, asking each second what takes eight is more
+than half of what they have to do.
+"""
+
 SETTLED_LIST_EVERY_S: Final = 60.0
 """While the same peers are there: a look brings all records from several nodes, and who comes says so itself, by its heartbeats."""
 
@@ -29,11 +36,13 @@ async def announce(
     network: Network, clock: Clock, run_id: RunId, make_value: Callable[[float], Awaitable[bytes]]
 ) -> None:
     """Publish our record again and again, until cancelled. `make_value(expires_unix_s)` returns the signed record."""
+    again_s = AGAIN_FIRST_S
     while True:
         expires_unix_s = clock.unix_s() + RECORD_LIFE_S
         value = await make_value(expires_unix_s)
         is_stored = await network.publish(directory_key(run_id), network.peer_id, value, expires_unix_s=expires_unix_s)
-        await trio.sleep(ANNOUNCE_EVERY_S if is_stored else 1.0)
+        await trio.sleep(ANNOUNCE_EVERY_S if is_stored else again_s)
+        again_s = AGAIN_FIRST_S if is_stored else min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)
 
 
 async def list_peers(
@@ -46,11 +55,18 @@ async def list_peers(
     """Look who is there again and again, until cancelled: after `every_s` where others are there than the last time, and while they
     are the same twice as late each time, up to `settled_every_s`.
     """
-    here, wait_s = frozenset[str](), every_s
+    here, wait_s, again_s = frozenset[str](), every_s, AGAIN_FIRST_S
     while True:
-        entries = [e for e in await network.lookup(directory_key(run_id)) if PeerId(e.subkey) != network.peer_id]
-        if entries:  # none at all says that the directory is away, not that everybody went
-            await take(entries)
-        before, here = here, frozenset(entry.subkey for entry in entries)
+        found = await network.lookup(directory_key(run_id))
+        entries = [entry for entry in found if PeerId(entry.subkey) != network.peer_id]
+        if (
+            not entries
+        ):  # none but our own: we came first; none at all says that the directory is away, not that everybody went
+            again_s = AGAIN_FIRST_S if found else again_s
+            await trio.sleep(again_s)
+            again_s = min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)
+            continue
+        await take(entries)
+        before, here, again_s = here, frozenset(entry.subkey for entry in entries), AGAIN_FIRST_S
         wait_s = min(2 * wait_s, max(every_s, settled_every_s)) if here == before else every_s
-        await trio.sleep(wait_s if entries else 1.0)
+        await trio.sleep(wait_s)

@@ -8,7 +8,14 @@ import trio
 import trio.testing
 
 from averaging.network.seams import DirectoryEntry
-from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, list_peers
+from averaging.rounds.membership import (
+    AGAIN_FIRST_S,
+    AGAIN_GROWTH,
+    AGAIN_LAST_S,
+    LIST_EVERY_S,
+    SETTLED_LIST_EVERY_S,
+    list_peers,
+)
 from protocol.ids import PeerId, RunId
 
 Clock = trio.testing.MockClock
@@ -61,10 +68,27 @@ async def test_a_settled_swarm_is_listed_rarely_and_a_changed_one_soon_again(aut
     assert len(directory.waits_s) >= 9
 
 
-async def test_a_directory_that_is_away_is_asked_each_second(autojump_clock: Clock) -> None:
+async def test_who_came_first_looks_each_second(autojump_clock: Clock) -> None:
     directory = _Directory("me")
     assert await _look(directory, 10.5) == 0
     assert directory.waits_s == [1.0] * 10
+
+
+async def test_a_directory_that_is_away_is_asked_less_often_each_time_and_as_ever_once_it_is_back(
+    autojump_clock: Clock,
+) -> None:
+    directory = _Directory()
+
+    async def come() -> None:
+        await trio.sleep(120.0)
+        directory.names.append("me")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come)
+        assert await _look(directory, 150.0) == 0
+    assert directory.waits_s[:4] == [round(AGAIN_FIRST_S * AGAIN_GROWTH**times, 3) for times in range(4)]
+    assert max(directory.waits_s) == AGAIN_LAST_S
+    assert directory.waits_s[-10:] == [AGAIN_FIRST_S] * 10
 
 
 async def test_who_waits_for_somebody_to_come_looks_as_often_as_ever(autojump_clock: Clock) -> None:
