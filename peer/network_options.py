@@ -75,4 +75,5 @@ def _direct(
         listen_host=None if config.no_listen or is_outbound_only else config.listen_host,
         listen_port=port,
         may_take_another=may_take_another,
+        listed=roster.bulk_addresses,
     )

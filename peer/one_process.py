@@ -60,7 +60,9 @@ class OwnRecord:
             SupersededError: another process with this identity was started after us.
         """
         self.check(await network.lookup(directory_key(self._run_id)))
-        value = self._roster.record(self._signer, self._next_sequence(), expires_unix_s, network.addresses())
+        value = self._roster.record(
+            self._signer, self._next_sequence(), expires_unix_s, network.addresses(), network.bulk_addresses()
+        )
         self._made.append(sha256(value).digest())
         return value
 

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 import trio
 
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.directory import PeerRecord, decode_peer_record, open_record, seal_record
 from averaging.network.seams import Clock, DirectoryEntry, Network
 from peer.membership_file import lasting
@@ -65,6 +66,7 @@ class Roster:
         self._values: dict[PeerId, bytes] = {}
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._experts: dict[PeerId, tuple[int, ...]] = {}
+        self._bulk: dict[PeerId, tuple[BulkAddress, ...]] = {}
         self.own_experts: tuple[int, ...] = ()
         """What our record says that we hold."""
 
@@ -117,6 +119,7 @@ class Roster:
             self._values.pop(peer, None)
             self._addresses.pop(peer, None)
             self._experts.pop(peer, None)
+            self._bulk.pop(peer, None)
 
     def is_banned(self, peer: PeerId) -> bool:
         """Whether the host revoked the peer's credential. Any thread may ask."""
@@ -134,6 +137,10 @@ class Roster:
     def listed_experts(self) -> dict[PeerId, tuple[int, ...]]:
         """What the members that the directory names say that they hold of a run's experts, nothing where they have not decided."""
         return {peer: self._experts.get(peer, ()) for peer in self.listed() if peer != self._coordinator}
+
+    def bulk_addresses(self, peer: PeerId) -> tuple[BulkAddress, ...]:
+        """Where the directory says that a member takes direct bulk streams; nothing where it does not say."""
+        return self._bulk.get(peer, ())
 
     def taking_connections(self) -> frozenset[PeerId]:
         """The members that the directory names with an address of theirs."""
@@ -161,9 +168,16 @@ class Roster:
         """Show this one from now on, with its key; our next record carries it."""
         self._own, self._own_tls_key_pem = credential, tls_key_pem
 
-    def record(self, signer: Signer, sequence: int, expires_unix_s: float, addresses: Sequence[str] = ()) -> bytes:
+    def record(
+        self,
+        signer: Signer,
+        sequence: int,
+        expires_unix_s: float,
+        addresses: Sequence[str] = (),
+        bulk: Sequence[BulkAddress] = (),
+    ) -> bytes:
         """Our directory record: the credential, where we listen and which experts we hold, signed."""
-        payload = PeerRecord(self._own, tuple(addresses), self.own_experts).encode()
+        payload = PeerRecord(self._own, tuple(addresses), self.own_experts, tuple(bulk)).encode()
         return seal_record(signer, self._run_id, sequence, expires_unix_s, payload)
 
     def take_records(self, entries: Sequence[DirectoryEntry]) -> tuple[PeerId, ...]:
@@ -180,6 +194,7 @@ class Roster:
         self._values = {peer: value for peer, value in self._values.items() if peer in listed}
         self._addresses = {peer: addresses for peer, addresses in self._addresses.items() if peer in listed}
         self._experts = {peer: experts for peer, experts in self._experts.items() if peer in listed}
+        self._bulk = {peer: bulk for peer, bulk in self._bulk.items() if peer in listed}
         relisted, self.relisted = self.relisted, trio.Event()
         relisted.set()
         return tuple(PeerId(e.subkey) for e in entries if self._is_known(PeerId(e.subkey)))
@@ -193,6 +208,7 @@ class Roster:
         self._values[peer] = value
         self._addresses[peer] = record.addresses
         self._experts[peer] = record.experts
+        self._bulk[peer] = record.bulk
 
     def lasting_addresses(self) -> tuple[str, ...]:
         """Where those members listen that have been listed for the longest time: a way back in when the host is away."""

@@ -31,10 +31,13 @@ class BulkAddress:
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.host} {self.port}"
+
 
 def encode_addresses(addresses: Iterable[BulkAddress]) -> bytes:
     """As others are told."""
-    return "\n".join(f"{a.host} {a.port}" for a in list(addresses)[:MAX_ADDRESSES]).encode("ascii")
+    return "\n".join(map(str, list(addresses)[:MAX_ADDRESSES])).encode("ascii")
 
 
 def decode_addresses(data: bytes) -> tuple[BulkAddress, ...]:

@@ -19,10 +19,19 @@ NEXT_AFTER_S: Final = 0.15
 """Each further address gets its turn while the ones before are still being tried: one that swallows packets holds up nobody."""
 
 
+def _unnoticed() -> None:
+    pass
+
+
 async def dial_first(
-    addresses: Sequence[BulkAddress], context: ssl.SSLContext, check: Callable[[bytes], None]
+    addresses: Sequence[BulkAddress],
+    context: ssl.SSLContext,
+    check: Callable[[bytes], None],
+    connected: Callable[[], None] = _unnoticed,
 ) -> tuple[BulkAddress, TlsSocket]:
     """Connect and shake hands; the first connection whose certificate passes `check` is taken, all others are closed.
+
+    `connected` hears of each TCP connection: its kernel answers at once however busy the peer is, who has to shake hands.
 
     Raises:
         UnreachableError: none did; says why the last one failed.
@@ -32,7 +41,7 @@ async def dial_first(
 
     async def attempt(address: BulkAddress, failed: trio.Event) -> None:
         try:
-            tls = await _dial(address, context, check)
+            tls = await _dial(address, context, check, connected)
         except (OSError, PotluckError) as error:
             reasons.append(f"{address.host} port {address.port}: {error}")
             failed.set()
@@ -59,7 +68,9 @@ async def dial_first(
     return found[0]
 
 
-async def _dial(address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None]) -> TlsSocket:
+async def _dial(
+    address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Callable[[], None]
+) -> TlsSocket:
     places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = places[0]
     connection = socket.socket(family, kind, protocol)
@@ -69,6 +80,7 @@ async def _dial(address: BulkAddress, context: ssl.SSLContext, check: Callable[[
     except BaseException:
         connection.close()
         raise
+    connected()
     tls = wrap(connection, context, is_server=False)
     try:
         check(await tls.handshake())

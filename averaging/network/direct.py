@@ -1,6 +1,7 @@
 """Bulk streams that go direct: over TCP and TLS 1.3 to an address that the other peer told us, where it can be connected to.
 
-Where a peer listens for bulk is asked on the control lane once and kept. A peer that cannot be reached there is left to libp2p, and
+Where a peer listens for bulk stands in its directory record; where it does not, or nobody answers there, it is asked on the control
+lane once, and that is kept. A peer that cannot be reached there is left to libp2p, and
 not tried again for a while: a second at first, four times as long each time, since packets to a closed firewall may just vanish, and
 the stream that tries waits for them.
 """
@@ -22,6 +23,7 @@ from averaging.network.bulk_lane import BulkLane
 from averaging.network.dialling import dial_first
 from averaging.network.frames import Status, refusal
 from averaging.network.libp2p_door import Admits
+from averaging.network.patience import patient_for
 from averaging.network.seams import CallHandler, Stream
 from averaging.network.tls_door import DoorRules, TlsDoor, bind_bulk
 from averaging.network.tls_identity import CheckCredential, TlsCredential, tls_context
@@ -37,6 +39,11 @@ ASK_WITHIN_S: Final = 2.0
 CONNECT_WITHIN_S: Final = 2.5
 """Half of what those who open streams allow, so that libp2p has its turn."""
 
+CONNECTED_SHARE: Final = 0.8
+"""Of what those who open streams allow, where a connection is made: who answers there is busy, and would be as late by libp2p, which
+costs both ends several times as much. Of 32 peers on two cores half fell back so, and no round came to its end.
+"""
+
 FIRST_WITHIN_S: Final = 0.8
 """What a way that has never worked may cost a stream: behind a router that forwards nothing a connection is only waited for. It is
 then tried beside the stream, for as long as others may take.
@@ -48,6 +55,10 @@ KEPT_FOR_S: Final = 600.0
 FIRST_PAUSE_S: Final = 1.0
 PAUSE_GROWTH: Final = 4.0
 LONGEST_PAUSE_S: Final = 600.0
+MAX_DIALS: Final = 8
+"""Connections made at a time: a handshake costs a millisecond of both ends and more on a busy machine, and of thirty begun together
+each would take as long as all.
+"""
 MAX_ROUTES: Final = 4096
 CLOSE_GRACE_S: Final = 1.0
 
@@ -64,6 +75,7 @@ class DirectOptions:
         listen_port: 0 for any.
         may_take_another: whether any free port does where `listen_port` is in use: nobody chose that one.
         first_within_s: what a way that has never worked may cost a stream.
+        listed: where the directory says that a peer listens for bulk, nothing where it does not say.
     """
 
     credential: Callable[[], TlsCredential]
@@ -73,6 +85,7 @@ class DirectOptions:
     listen_port: int = 0
     may_take_another: bool = False
     first_within_s: float = FIRST_WITHIN_S
+    listed: Callable[[PeerId], tuple[BulkAddress, ...]] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,7 @@ class _Route:
         self.not_before_s = 0.0
         self.pause_s = FIRST_PAUSE_S
         self.has_worked = False
+        self.is_to_ask = False
 
     def failed(self, now_s: float) -> bool:
         """Not again for a while, and then ask first where it listens now. True for the first of streams that failed together; the
@@ -112,6 +126,7 @@ class _Route:
         if now_s < self.not_before_s:
             return False
         self.known_until_s = 0.0
+        self.is_to_ask = True
         self.not_before_s = now_s + self.pause_s
         self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
         return True
@@ -119,6 +134,7 @@ class _Route:
     def worked(self, address: BulkAddress) -> None:
         """Begin with this one the next time."""
         self.has_worked = True
+        self.is_to_ask = False
         self.not_before_s = 0.0
         self.pause_s = FIRST_PAUSE_S
         self.addresses = (address, *(other for other in self.addresses if other != address))
@@ -138,12 +154,13 @@ class DirectWay:
         self._nursery = nursery
         self._routes: dict[PeerId, _Route] = {}
         self._contexts: dict[bool, tuple[TlsCredential, ssl.SSLContext]] = {}
+        self._dials = trio.CapacityLimiter(MAX_DIALS)
         self._num_ending = 0
         self._ended = trio.Event()
         self.port: int | None = None
 
-    async def open_stream(self, peer: PeerId, channel: str) -> Stream | None:
-        """A direct stream, None where there is no direct way now.
+    async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
+        """A direct stream, None where there is no direct way now. `within_s`: what the caller allows.
 
         Raises:
             TransportError, RemoteProtocolError: the peer was reached and says no.
@@ -154,10 +171,10 @@ class DirectWay:
         addresses = await self._where(peer, route)
         if not addresses or trio.current_time() < route.not_before_s:
             return None
+        patient_until_s = trio.current_time() + CONNECTED_SHARE * within_s
         try:
-            with trio.fail_after(CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s):
-                reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer))
-                status = await self._opened(tls, channel)
+            async with self._dials:
+                reached, tls, status = await self._opened(peer, route, addresses, channel, patient_until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
             is_first = route.failed(trio.current_time())
             log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause_s)
@@ -189,12 +206,22 @@ class DirectWay:
 
         return check
 
-    async def _opened(self, tls: TlsSocket, channel: str) -> Status:
-        try:
-            return await send_opening(tls, channel)
-        except BaseException:
-            tls.close(is_reset=True)
-            raise
+    async def _opened(
+        self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...], channel: str, patient_until_s: float
+    ) -> tuple[BulkAddress, TlsSocket, Status]:
+        """A connection, and what the peer says to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
+        async with patient_for(CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s) as scope:
+
+            def connected() -> None:
+                scope.deadline = patient_until_s
+
+            reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer), connected)
+            try:
+                return reached, tls, await send_opening(tls, channel)
+            except BaseException:
+                tls.close(is_reset=True)
+                raise
+        raise trio.TooSlowError
 
     # --- where others listen ---
 
@@ -214,6 +241,10 @@ class DirectWay:
             now_s = trio.current_time()
             if now_s < max(route.known_until_s, route.not_before_s):
                 return route.addresses
+            listed = () if route.is_to_ask else self._options.listed(peer)
+            if listed:
+                route.addresses, route.known_until_s = listed, now_s + KEPT_FOR_S
+                return listed
             try:
                 answer = await self._host.call(peer, ADDRESS_CHANNEL, b"", ASK_WITHIN_S)
                 route.addresses, kept_for_s = decode_addresses(answer), KEPT_FOR_S
@@ -225,9 +256,13 @@ class DirectWay:
 
     async def tell(self, _peer: PeerId, _request: bytes) -> bytes:
         """Where we listen, for whoever asks."""
+        return encode_addresses(self.own())
+
+    def own(self) -> tuple[BulkAddress, ...]:
+        """Where we listen; nothing where we do not."""
         if self.port is None:
-            return b""
-        return encode_addresses(own_addresses(self._host.addresses(), self._options.listen_host or "", self.port))
+            return ()
+        return own_addresses(self._host.addresses(), self._options.listen_host or "", self.port)
 
     # --- the listening side ---
 

@@ -7,15 +7,20 @@ the peer can be reached:
 
     length of the credential u16, big-endian | credential | addresses, ASCII, one a line
 
-In a run of experts a last line names those that the peer holds: "experts 0 3".
+Then where it takes direct bulk streams, if it does: "bulk 192.0.2.1 4242,2001:db8::1 4242". In a run of experts a last line names
+those that the peer holds: "experts 0 3".
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
+from averaging.network.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
+from averaging.network.bulk_address import BulkAddress, decode_addresses
 from protocol.credential import check_credential
 from protocol.envelope import Envelope, open_envelope, seal
 from protocol.errors import PotluckError, RefusedError, RemoteProtocolError
@@ -29,10 +34,14 @@ MAX_RECORD_LIFE_S: Final = 3600.0
 CLOCK_SLACK_S: Final = 5.0
 """Two honest clocks may differ by this much."""
 
+MAX_REMEMBERED: Final = 512
+"""Records of at most MAX_RECORD_BYTES each, mostly of one."""
+
 MAX_ADDRESSES: Final = 8
 MAX_ADDRESS_LETTERS: Final = 256
 _LENGTH: Final = struct.Struct(">H")
 _EXPERTS: Final = "experts "
+_BULK: Final = "bulk "
 
 
 class Record(NamedTuple):
@@ -44,16 +53,21 @@ class Record(NamedTuple):
 
 
 class PeerRecord(NamedTuple):
-    """What a peer's record says: its credential, its multiaddresses, each ending in /p2p/<its own id>, and its experts."""
+    """What a peer's record says: its credential, its multiaddresses, each ending in /p2p/<its own id>, its experts, and where it takes
+    direct bulk streams.
+    """
 
     credential: bytes
     addresses: tuple[str, ...] = ()
     experts: tuple[int, ...] = ()
+    bulk: tuple[BulkAddress, ...] = ()
 
     def encode(self) -> bytes:
         """The payload; addresses beyond MAX_ADDRESSES, and those that nobody would take, are left out."""
         fine = [address for address in self.addresses if address.isascii() and len(address) <= MAX_ADDRESS_LETTERS]
         lines = fine[:MAX_ADDRESSES]
+        if self.bulk:
+            lines.append(_BULK + ",".join(map(str, self.bulk[:MAX_BULK_ADDRESSES])))
         if self.experts:
             lines.append(_EXPERTS + " ".join(map(str, self.experts)))
         return _LENGTH.pack(len(self.credential)) + self.credential + "\n".join(lines).encode()
@@ -73,11 +87,19 @@ def decode_peer_record(payload: bytes, owner: PeerId) -> PeerRecord:
     credential = payload[_LENGTH.size : _LENGTH.size + length]
     lines = text.split("\n") if text else []
     experts = _experts(lines.pop()) if lines and lines[-1].startswith(_EXPERTS) else ()
+    bulk = _bulk(lines.pop()) if lines and lines[-1].startswith(_BULK) else ()
     addresses = tuple(lines)
     is_own = all(a.endswith(f"/p2p/{owner}") and len(a) <= MAX_ADDRESS_LETTERS for a in addresses)
     if len(credential) != length or len(addresses) > MAX_ADDRESSES or not is_own:
         raise RemoteProtocolError("a directory record of other contents", "a credential and the owner's addresses")
-    return PeerRecord(credential, addresses, experts)
+    return PeerRecord(credential, addresses, experts, bulk)
+
+
+def _bulk(line: str) -> tuple[BulkAddress, ...]:
+    addresses = decode_addresses(line.removeprefix(_BULK).replace(",", "\n").encode("ascii"))
+    if not addresses:
+        raise RemoteProtocolError("a directory record of other contents", "addresses for bulk")
+    return addresses
 
 
 def _experts(line: str) -> tuple[int, ...]:
@@ -119,14 +141,19 @@ PayloadRule = Callable[[PeerId, bytes, float], None]
 
 
 def signed_record_rule(verifier: Verifier, run_id: RunId, check_payload: PayloadRule | None = None) -> RecordRule:
-    """Size, expiry, the owner's signature in this run, and where given a rule for what the record says."""
+    """Size, expiry, the owner's signature in this run, and where given a rule for what the record says.
+
+    Signatures that were good are remembered: at a look each of several nodes shows each member's record. Of 32 peers on two cores that
+    was a fifth of what they computed while their round was open.
+    """
+    opened = functools.lru_cache(maxsize=MAX_REMEMBERED)(partial(open_record, verifier=verifier, run_id=run_id))
 
     def judge(record: Record, now_unix_s: float) -> str:
         reason = sized_record_rule(record, now_unix_s)
         if reason:
             return reason
         try:
-            envelope = open_record(record.value, verifier=verifier, run_id=run_id)
+            envelope = opened(record.value)
             if envelope.sender != record.subkey:
                 return f"signed by {envelope.sender}, stored for {record.subkey}"
             if record.expires_unix_s > envelope.expires_unix_ms / 1000 + 0.001:

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from averaging.network.asyncio_thread import AsyncioThread, open_plain_nursery
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.directory import RecordRule
@@ -178,6 +179,10 @@ class Libp2pNetwork:
         """Our multiaddresses, each ending in /p2p/<peer id>; empty for a peer that does not listen."""
         return self._addresses
 
+    def bulk_addresses(self) -> tuple[BulkAddress, ...]:
+        """Where we take direct bulk streams."""
+        return self.direct.own() if self.direct is not None else ()
+
     def traffic(self) -> TrafficCount:
         """Payload bytes so far."""
         bulk = self.lane.tally
@@ -214,7 +219,7 @@ class Libp2pNetwork:
     async def open_stream(self, peer: PeerId, channel: str, *, timeout_s: float) -> Stream:
         """A stream to the peer's handler of this channel: direct where there is such a way, else over libp2p."""
         with trio.move_on_after(timeout_s):
-            direct = await self.direct.open_stream(peer, channel) if self.direct is not None else None
+            direct = await self.direct.open_stream(peer, channel, timeout_s) if self.direct is not None else None
             if direct is not None:
                 return direct
             session = await self._current()

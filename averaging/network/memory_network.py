@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 import trio
 
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.bulk_tally import BulkTally
 from averaging.network.clocks import Timers
 from averaging.network.directory import Record, RecordRule, sized_record_rule
@@ -451,6 +452,10 @@ class MemoryNetwork:
 
     async def add_addresses(self, addresses: Sequence[str]) -> None:
         """Everybody is known here."""
+
+    def bulk_addresses(self) -> tuple[BulkAddress, ...]:
+        """There are no sockets here."""
+        return ()
 
     def addresses(self) -> tuple[str, ...]:
         """An address of this world."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     import torch
 
+    from averaging.network.bulk_address import BulkAddress
     from protocol.errors import PotluckError
     from protocol.ids import PeerId
     from protocol.rounds.lane_parts import LanePart
@@ -204,6 +205,10 @@ class Network(Protocol):
 
     def addresses(self) -> tuple[str, ...]:
         """Our own multiaddresses, each ending in /p2p/<peer id>."""
+        ...
+
+    def bulk_addresses(self) -> tuple[BulkAddress, ...]:
+        """Where we take direct bulk streams, for our directory record; empty where none are taken."""
         ...
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:

@@ -20,6 +20,7 @@ import trio
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.frames import Status
 from averaging.network.libp2p_door import Admits, Gate
+from averaging.network.patience import patient_for
 from averaging.network.seams import Stream
 from averaging.network.tls_identity import CheckCredential
 from averaging.network.tls_socket import TlsSocket, wrap
@@ -195,12 +196,14 @@ class TlsDoor:
     async def _shake_hands(self, tls: TlsSocket, name: str) -> PeerId | None:
         """Who it is; None where it did not say in time."""
         try:
-            with trio.move_on_after(HANDSHAKE_WITHIN_S):
-                return self._rules.check(await tls.handshake())
+            async with patient_for(HANDSHAKE_WITHIN_S) as scope:
+                peer = self._rules.check(await tls.handshake())
         finally:
             self._shook_hands(name)
-        tls.close(is_reset=True)
-        return None
+        if scope.cancelled_caught:
+            tls.close(is_reset=True)
+            return None
+        return peer
 
     async def _serve_peer(self, tls: TlsSocket, peer: PeerId) -> None:
         if not self._gate.enter(peer):

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.directory import PeerRecord
 from averaging.rounds.result_word import ResultWord
 from protocol.coordination import (
@@ -156,6 +157,11 @@ def _coordination() -> dict[str, str]:
             replace(report, experts=(0, 3), expert_room=2, beside=(UnitStanding(UnitName("expert-3"), BASE, ROOT, 7),))
         ),
         "report of bytes": encode_report(replace(report, unit_bytes=(UnitBytes(UnitName("expert-3"), 900, 7),))),
+        "directory record with bulk": PeerRecord(
+            b"credential",
+            ("/ip4/192.0.2.1/tcp/1/p2p/alice",),
+            bulk=(BulkAddress("192.0.2.1", 4242), BulkAddress("2001:db8::1", 4242)),
+        ).encode(),
         "directory record with experts": PeerRecord(
             b"credential", ("/ip4/192.0.2.1/tcp/1/p2p/alice",), (0, 3)
         ).encode(),

@@ -5,6 +5,7 @@ import random
 import trio
 import trio.testing
 
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.clocks import VirtualClock
 from averaging.network.directory import PeerRecord, Record, member_record_rule, seal_record
 from averaging.network.memory_network import MemorySwarm
@@ -122,6 +123,17 @@ async def test_a_peers_own_record_tells_others_where_it_listens(autojump_clock: 
     bob.own_experts = (1, 2)
     alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 2, UNIX_S + 60), UNIX_S + 60)])
     assert alice.listed_experts() == {BOB.peer_id: (1, 2)}
+
+
+async def test_a_peers_own_record_tells_others_where_it_takes_bulk_while_it_is_listed(autojump_clock: Clock) -> None:
+    alice, bob = _roster(ALICE, _credential(ALICE)), _roster(BOB, _credential(BOB))
+    here = (BulkAddress("192.0.2.1", 4242),)
+    assert alice.bulk_addresses(BOB.peer_id) == ()
+    value = bob.record(BOB, 1, UNIX_S + 60, [_address(BOB)], here)
+    alice.take_records([DirectoryEntry(BOB.peer_id, value, UNIX_S + 60)])
+    assert alice.bulk_addresses(BOB.peer_id) == here
+    alice.take_records([])
+    assert alice.bulk_addresses(BOB.peer_id) == ()
 
 
 async def test_lasting_addresses_are_those_of_the_members_listed_now_the_longest_listed_first(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,10 +20,17 @@ class CountingProxy:
 
 
 @asynccontextmanager
-async def open_counting_proxy(target_port: int, begin_after_s: float = 0.0) -> AsyncIterator[CountingProxy]:
-    """Relay loopback connections to `target_port` of loopback until the block ends; the first bytes of each after this time."""
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    proxy = CountingProxy(listener.socket.getsockname()[1])
+async def open_counting_proxy(
+    target_port: int, begin_after_s: float = 0.0, listener: socket.socket | None = None
+) -> AsyncIterator[CountingProxy]:
+    """Relay loopback connections to `target_port` of loopback until the block ends; the first bytes of each after this time. They come
+    to `listener`, or to any port.
+    """
+    if listener is None:
+        (serving,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    else:
+        serving = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+    proxy = CountingProxy(serving.socket.getsockname()[1])
 
     async def relay(here: trio.SocketStream) -> None:
         await trio.sleep(begin_after_s)
@@ -48,7 +56,7 @@ async def open_counting_proxy(target_port: int, begin_after_s: float = 0.0) -> A
             nursery.start_soon(lambda: pass_on(there, here, is_up=False))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, relay, [listener])
+        nursery.start_soon(trio.serve_listeners, relay, [serving])
         try:
             yield proxy
         finally:

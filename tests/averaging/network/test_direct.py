@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import trio
 
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.direct import CONNECT_WITHIN_S, FIRST_PAUSE_S, KEPT_FOR_S, DirectOptions
 from averaging.network.seams import BulkCount, BulkKind, Stream, Way
 from averaging.network.tls_identity import credential_check
@@ -42,7 +44,7 @@ async def _mirror(peer: PeerId, stream: Stream) -> None:
 async def _is_direct(opener: Peer, server: Peer) -> bool:
     """Whether a frame goes there and back; False where the way is left to libp2p."""
     server.handlers[CHANNEL] = _mirror
-    stream = await opener.way.open_stream(server.peer_id, CHANNEL)
+    stream = await opener.way.open_stream(server.peer_id, CHANNEL, 5.0)
     if stream is None:
         return False
     await stream.send_frame(b"x")
@@ -64,7 +66,7 @@ async def test_a_frame_goes_there_and_back_and_each_side_knows_the_other_by_its_
 async def test_what_a_stream_says_that_it_carries_is_counted_so_from_then_on() -> None:
     async with pair() as (alice, bob):
         bob.handlers[CHANNEL] = _mirror
-        stream = await alice.way.open_stream(bob.peer_id, CHANNEL)
+        stream = await alice.way.open_stream(bob.peer_id, CHANNEL, 5.0)
         assert stream is not None
         await stream.send_frame(b"12345")
         stream.count_as("trunk", "int8")
@@ -130,11 +132,11 @@ async def test_the_door_of_the_network_is_asked_before_a_stream_is_served() -> N
         bob.handlers[CHANNEL] = _mirror
         bob.admits = lambda peer: peer != alice.peer_id
         with pytest.raises(RemoteProtocolError):
-            await alice.way.open_stream(bob.peer_id, CHANNEL)
+            await alice.way.open_stream(bob.peer_id, CHANNEL, 5.0)
         bob.admits = lambda peer: True
         assert await _is_direct(alice, bob)
         with pytest.raises(PeerUnreachable, match="does not serve"):
-            await alice.way.open_stream(bob.peer_id, "nobody")
+            await alice.way.open_stream(bob.peer_id, "nobody", 5.0)
 
 
 async def test_a_renewed_credential_is_shown_from_the_next_connection_on() -> None:
@@ -177,21 +179,68 @@ async def test_an_address_where_nobody_says_anything_costs_a_short_while_only_an
             assert trio.current_time() - began_s < 2 * CONNECT_WITHIN_S
 
 
-async def test_a_peer_that_takes_long_to_answer_is_left_to_libp2p_at_first_and_reached_directly_from_then_on() -> None:
+def _full(listener: socket.socket) -> list[socket.socket]:
+    """Connections that fill it: the kernel lets further ones wait until some of these are taken, as a far or silent place does."""
+    waiting = []
+    for _ in range(4):
+        connection = socket.socket()
+        connection.setblocking(False)
+        with suppress(BlockingIOError):
+            connection.connect(listener.getsockname())
+        waiting.append(connection)
+    return waiting
+
+
+async def test_a_far_peer_is_left_to_libp2p_at_first_and_reached_directly_from_then_on() -> None:
     impatient = replace(options_of(ALICE), first_within_s=0.3)
+    world = World()
+    async with world.open(ALICE, impatient) as alice, world.open(BOB) as bob:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            waiting = _full(listener)
+            bob.told = b"127.0.0.1 %d" % listener.getsockname()[1]
+            assert not await _is_direct(alice, bob)
+            route = alice.way._routes[bob.peer_id]
+            for connection in waiting:
+                connection.close()
+            async with open_counting_proxy(bob.port, listener=listener):
+                with trio.fail_after(2 * CONNECT_WITHIN_S):
+                    while not route.has_worked:
+                        await trio.sleep(0.01)
+                assert await _is_direct(alice, bob), "a way that works is waited for"
+
+
+async def test_a_peer_that_was_connected_to_may_take_as_long_to_shake_hands_as_most_of_the_callers_time() -> None:
+    """It is busy, and would be as late by libp2p."""
+    impatient = replace(options_of(ALICE), first_within_s=0.2)
     world = World()
     async with (
         world.open(ALICE, impatient) as alice,
         world.open(BOB) as bob,
-        open_counting_proxy(bob.port, begin_after_s=0.6) as far,
+        open_counting_proxy(bob.port, begin_after_s=0.6) as busy,
     ):
-        bob.told = b"127.0.0.1 %d" % far.port
+        bob.told = b"127.0.0.1 %d" % busy.port
+        assert await _is_direct(alice, bob)
+
+
+async def test_where_a_peer_listens_is_not_asked_while_the_directory_tells_it_and_somebody_answers_there() -> None:
+    listed: list[BulkAddress] = []
+    world = World()
+    async with (
+        world.open(ALICE, replace(options_of(ALICE), listed=lambda _: tuple(listed))) as alice,
+        world.open(BOB) as bob,
+    ):
+        listed.append(BulkAddress("127.0.0.1", bob.port))
+        assert await _is_direct(alice, bob)
+        assert bob.num_asked == 0
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            listed[:] = [BulkAddress("127.0.0.1", server.getsockname()[1])]
+        alice.way.forget(bob.peer_id)
         assert not await _is_direct(alice, bob)
-        route = alice.way._routes[bob.peer_id]
-        with trio.fail_after(2 * CONNECT_WITHIN_S):
-            while not route.has_worked:
-                await trio.sleep(0.01)
-        assert await _is_direct(alice, bob), "a way that works is waited for"
+        await trio.sleep(FIRST_PAUSE_S)
+        assert await _is_direct(alice, bob), "it is asked where the directory is wrong"
+        assert bob.num_asked == 1
 
 
 async def test_of_several_addresses_the_one_behind_which_the_right_peer_answers_is_taken_and_kept() -> None:
@@ -215,8 +264,8 @@ async def test_who_takes_no_connections_still_dials_directly() -> None:
 
 async def test_nobody_dials_itself_and_who_cannot_be_asked_is_left_to_libp2p() -> None:
     async with pair() as (alice, _):
-        assert await alice.way.open_stream(alice.peer_id, CHANNEL) is None
-        assert await alice.way.open_stream(CAROL.peer_id, CHANNEL) is None
+        assert await alice.way.open_stream(alice.peer_id, CHANNEL, 5.0) is None
+        assert await alice.way.open_stream(CAROL.peer_id, CHANNEL, 5.0) is None
 
 
 @pytest.mark.parametrize("answer", [b"nothing", b"\xff", b"host 0", b"127.0.0.1 1\n" * 9, b"a b 5"])
@@ -256,7 +305,7 @@ async def test_what_is_counted_is_what_the_sockets_carry_but_for_tls_and_frames(
             collected.set()
 
         bob.handlers["collect"] = collect
-        stream = await alice.way.open_stream(bob.peer_id, "collect")
+        stream = await alice.way.open_stream(bob.peer_id, "collect", 5.0)
         assert stream is not None
         for length in (1 << 20, 1 << 20, 262_144, 100_000, 1):
             await stream.send_frame(bytes(length))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from averaging.network.bulk_address import MAX_ADDRESSES as MAX_BULK_ADDRESSES
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.directory import (
     MAX_ADDRESS_LETTERS,
     MAX_ADDRESSES,
@@ -122,6 +124,45 @@ def test_an_owner_leaves_out_addresses_that_nobody_would_take() -> None:
 def test_a_record_names_the_experts_of_its_owner_with_and_without_addresses() -> None:
     for record in (PeerRecord(b"credential", (HERE,), (0, 12)), PeerRecord(b"credential", (), (3,))):
         assert decode_peer_record(record.encode(), OWNER.peer_id) == record
+
+
+def test_a_record_says_where_its_owner_takes_bulk() -> None:
+    here = (BulkAddress("192.0.2.1", 4242), BulkAddress("2001:db8::1", 4242), BulkAddress("peer.example", 1))
+    for record in (PeerRecord(b"credential", (HERE,), (3,), here), PeerRecord(b"credential", bulk=here[:1])):
+        assert decode_peer_record(record.encode(), OWNER.peer_id) == record
+    many = PeerRecord(b"credential", bulk=here * MAX_BULK_ADDRESSES)
+    assert len(decode_peer_record(many.encode(), OWNER.peer_id).bulk) == MAX_BULK_ADDRESSES
+
+
+@pytest.mark.parametrize(
+    "line", ["bulk ", "bulk 192.0.2.1", "bulk 192.0.2.1 0", "bulk -x 1", "bulk " + ",".join(["192.0.2.1 1"] * 9)]
+)
+def test_places_for_bulk_that_are_none_are_refused(line: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_peer_record(PeerRecord(b"credential").encode() + line.encode(), OWNER.peer_id)
+
+
+def test_a_signature_that_was_good_is_not_checked_again_and_a_bad_one_is() -> None:
+    verifier = _Counting()
+    rule = signed_record_rule(verifier, RUN)
+    value = seal_record(OWNER, RUN, 1, NOW_S + 60, b"")
+    record = Record(OWNER.peer_id, value, NOW_S + 60)
+    assert [rule(record, NOW_S) for _ in range(3)] == [""] * 3
+    assert verifier.num_checked == 1
+    assert "expires in" in rule(record, NOW_S + 120), "what depends on the time is looked at each time"
+    bad = record._replace(value=value[:-1] + bytes([value[-1] ^ 1]))
+    assert all("bad signature" in rule(bad, NOW_S) for _ in range(2))
+    assert verifier.num_checked == 3
+
+
+class _Counting(Ed25519Verifier):
+    """How many signatures it looked at."""
+
+    num_checked = 0
+
+    def verify(self, public_key: bytes, data: bytes, signature: bytes) -> bool:
+        self.num_checked += 1
+        return super().verify(public_key, data, signature)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ async def test_a_stranger_that_connects_and_says_nothing_is_dropped_and_holds_up
     async with pair() as (alice, bob):
         alice.handlers["collect"] = _collect
         with socket.create_connection(("127.0.0.1", alice.port)) as silent:
-            stream = await bob.way.open_stream(alice.peer_id, "collect")
+            stream = await bob.way.open_stream(alice.peer_id, "collect", 5.0)
             assert stream is not None
             await stream.aclose()
             silent.setblocking(False)
@@ -140,10 +140,10 @@ async def test_an_opening_that_names_no_channel_is_dropped(opening: bytes) -> No
 async def test_a_peer_has_few_streams_at_once_and_its_place_comes_back() -> None:
     async with pair() as (alice, bob):
         alice.handlers["hold"] = _hold
-        streams = [await bob.way.open_stream(alice.peer_id, "hold") for _ in range(MAX_STREAMS_PER_PEER)]
+        streams = [await bob.way.open_stream(alice.peer_id, "hold", 5.0) for _ in range(MAX_STREAMS_PER_PEER)]
         assert None not in streams
         with pytest.raises(CallTimeout, match="busy"):
-            await bob.way.open_stream(alice.peer_id, "hold")
+            await bob.way.open_stream(alice.peer_id, "hold", 5.0)
         for stream in streams:
             assert isinstance(stream, TlsStream)
             stream.reset()

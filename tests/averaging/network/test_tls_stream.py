@@ -31,7 +31,7 @@ async def _ends() -> AsyncIterator[tuple[Peer, Stream, Stream]]:
 
     async with pair() as (alice, bob):
         bob.handlers["bulk"] = serve
-        stream = await alice.way.open_stream(bob.peer_id, "bulk")
+        stream = await alice.way.open_stream(bob.peer_id, "bulk", 5.0)
         assert stream is not None
         with trio.fail_after(10):
             await here.wait()
