@@ -49,6 +49,11 @@ BEATS_A_WORD: Final = 2
 everybody may miss somebody.
 """
 
+MOST_ASKED: Final = 8
+"""Participants at a time whom we ask because others miss them. Where everybody is missed by somebody, as on a machine that does not
+keep up, all would ask all: with 32 members two thousand questions a second, which keep it from ever doing so. The leader asks all.
+"""
+
 LEAST_LAG_S: Final = 0.01
 """So late a tick may always come. Forgiving that would rewrite what is known of every peer at every tick, for a few hundredths of a
 second beside the two of a suspicion.
@@ -170,8 +175,8 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
 
 def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
     """Whom others miss we ask ourselves, at once and with our pings from then on, as long as anybody misses it."""
-    missed = missed_by_others(state, now_s) if _is_in_exchange(state) else ()
     known = state.open.asked_since
+    missed = _first_missed(state, missed_by_others(state, now_s)) if _is_in_exchange(state) else ()
     if len(missed) == len(known) and all(peer in known for peer in missed):
         return state, ()
     asked_since = MappingProxyType({peer: known.get(peer, now_s) for peer in missed})
@@ -179,6 +184,15 @@ def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[
     new = tuple(peer for peer in missed if peer not in known and not is_gone(state, peer))
     reason = "others miss it"
     return state, (SendHeartbeat(new, own_heartbeat(state, now_s), reason=reason),) if new else ()
+
+
+def _first_missed(state: RoundState, missed: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """As many of them as we ask at a time, those first that we ask already; who is known to be gone needs no asking."""
+    if len(missed) <= MOST_ASKED:
+        return tuple(missed)
+    asked = state.open.asked_since
+    others = [peer for peer in missed if not is_gone(state, peer)]
+    return tuple(sorted(others, key=lambda peer: peer not in asked)[:MOST_ASKED])
 
 
 def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:

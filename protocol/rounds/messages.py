@@ -8,6 +8,7 @@ Each class checks its own bounds when made. The wire form is protocol/wire.py an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -72,7 +73,7 @@ class OuterStep:
     momentum: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Proposal:
     """The opener's plan for one attempt (rule 7). Deadlines are relative to its receipt.
 
@@ -112,9 +113,9 @@ class Proposal:
         """The member entry of `peer`, or None when it takes no part."""
         return next((m for m in self.members if m.peer == peer), None)
 
-    @property
+    @cached_property
     def participants(self) -> tuple[PeerId, ...]:
-        """The members, and reducers that are none: they do not hold the unit (rule 7)."""
+        """The members, and reducers that are none: they do not hold the unit (rule 7). Asked for with every look at who is silent."""
         return tuple(dict.fromkeys((*(m.peer for m in self.members), *(part.reducer for part in self.slices))))
 
     @property

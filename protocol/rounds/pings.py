@@ -33,7 +33,7 @@ def do_watch(state: RoundState, one: PeerId, other: PeerId) -> bool:
     proposal = state.open.proposal
     if proposal is None or _is_small(proposal) or proposal.ballot.peer in (one, other):
         return True
-    beside = _beside(tuple([member.peer for member in proposal.members]), _lenders(proposal))
+    beside = _beside(proposal.participants, len(proposal.members))
     return other in beside.get(one, ()) or one in beside.get(other, ())
 
 
@@ -88,14 +88,12 @@ def _is_small(proposal: Proposal) -> bool:
     return len(proposal.participants) <= FULL_MESH
 
 
-def _lenders(proposal: Proposal) -> tuple[PeerId, ...]:
-    """Who reduces and is no member: it pings nobody, and answers."""
-    return proposal.participants[len(proposal.members) :]
-
-
 @functools.lru_cache(maxsize=64)
-def _beside(members: tuple[PeerId, ...], lenders: tuple[PeerId, ...]) -> dict[PeerId, frozenset[PeerId]]:
-    """Whom each member looks after, and who looks after each lender. What a mend adds changes nothing among members."""
+def _beside(participants: tuple[PeerId, ...], num_members: int) -> dict[PeerId, frozenset[PeerId]]:
+    """Whom each member looks after, and who looks after each lender, which reduces and is no member: it pings nobody, and answers.
+    What a mend adds changes nothing among members.
+    """
+    members, lenders = participants[:num_members], participants[num_members:]
     steps = [step for step in range(-NUM_BESIDE, NUM_BESIDE + 1) if step]
     beside = {
         peer: frozenset(members[(place + step) % len(members)] for step in steps) for place, peer in enumerate(members)

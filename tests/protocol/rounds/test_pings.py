@@ -8,10 +8,11 @@ import pytest
 
 from protocol.ids import PeerId
 from protocol.rounds.events import Ticked
+from protocol.rounds.liveness import MOST_ASKED
 from protocol.rounds.messages import Proposal, ResultReady, SliceSpec
 from protocol.rounds.orders import DropMember, SendHeartbeat
 from protocol.rounds.pings import FULL_MESH, NUM_BESIDE, do_ping, do_watch, is_ours_to_ask, missed_by_others
-from protocol.rounds.views import is_suspected, silent_members
+from protocol.rounds.views import LEAST_COMPARED, MOST_STRAIN_S, is_suspected, silent_members, strain_s
 from tests.protocol.rounds.round_table import Seat, Table, acquaint, heartbeat_of
 
 LARGE = 2 * FULL_MESH
@@ -205,3 +206,55 @@ def test_whom_three_cannot_reach_nobody_else_suspects_but_all_ask_it_until_it_is
     for seat in far:
         assert not do_ping(seat.state, seat.peer, cut.peer)
         assert not any(map(partial(is_suspected, seat.state, now_s=table.now_s), seat.state.peers))
+
+
+# --- where nobody keeps up ----------------------------------------------------------------------------------------------------
+
+
+def test_where_nearly_all_are_late_nobody_is_suspected_or_missed_until_it_is_much_later_than_they() -> None:
+    """32 members on two cores waited for the processor: pings took 6 s, everybody missed everybody, and slices went round."""
+    table = _exchanging(LARGE)
+    table.drops = lambda sender, to, message: True
+    table.run_for(5.0)
+    for seat in table.live():
+        others = [other.peer for other in table.others(seat)]
+        assert not any(is_suspected(seat.state, peer, table.now_s) for peer in others)
+        assert silent_members(seat.state, table.now_s) == ()
+
+
+def test_a_quarter_that_answers_in_time_makes_suspects_of_all_others_who_do_not() -> None:
+    table = _exchanging(LARGE)
+    opener = table.opener()
+    heard = {seat.peer for seat in table.others(opener)[: LARGE // 4]}
+    here = {opener.peer, *heard}
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady) or not {sender, to} <= here
+    table.run_for(4.0)
+    suspects = {seat.peer for seat in table.others(opener) if is_suspected(opener.state, seat.peer, table.now_s)}
+    assert suspects == {seat.peer for seat in table.others(opener)} - heard
+
+
+def test_of_a_few_all_that_fell_silent_are_suspected_in_time() -> None:
+    table = _exchanging(LEAST_COMPARED)
+    opener = table.opener()
+    for seat in table.others(opener):
+        table.freeze(seat)
+    table.run_for(2.5)
+    assert all(is_suspected(opener.state, seat.peer, table.now_s) for seat in table.others(opener))
+
+
+def test_patience_with_those_who_are_late_has_an_end() -> None:
+    table = _exchanging(LARGE)
+    opener = table.opener()
+    assert strain_s(opener.state, table.now_s) == 0.0
+    assert strain_s(opener.state, table.now_s + 1000.0) == MOST_STRAIN_S
+
+
+def test_of_many_who_are_missed_a_few_are_asked_at_a_time() -> None:
+    """All would else ask all just when there is no processor left for it."""
+    table = _exchanging(4 * FULL_MESH)
+    opener = table.opener()
+    lost = {seat.peer for seat in table.others(opener)[: 2 * FULL_MESH]}
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady) or bool({sender, to} & lost)
+    table.run_for(3.0)
+    asked = [len(seat.state.open.asked_since) for seat in table.live() if seat.peer not in lost]
+    assert max(asked) == MOST_ASKED
