@@ -210,7 +210,8 @@ class DirectWay:
         self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...], channel: str, patient_until_s: float
     ) -> tuple[BulkAddress, TlsSocket, Status]:
         """A connection, and what the peer says to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
-        async with patient_for(CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s) as scope:
+        first_s = CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s
+        with patient_for(first_s, self._nursery) as scope:
 
             def connected() -> None:
                 scope.deadline = patient_until_s

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import trio
-
-from averaging.network.asyncio_thread import open_plain_nursery
 
 TURN_S: Final = 0.1
 """Of patience that one look at the clock uses up, however late it comes: an answer that is there already is taken before the next."""
 
 
-@asynccontextmanager
-async def patient_for(seconds: float) -> AsyncIterator[trio.CancelScope]:
+@contextmanager
+def patient_for(seconds: float, nursery: trio.Nursery) -> Iterator[trio.CancelScope]:
     """As `trio.move_on_after`, where time in which our own loop stood still counts as `TURN_S` at most. Who sets a deadline of the
-    scope ends the block at that time instead.
+    scope ends the block at that time instead. `nursery` outlives the block; what counts in it ends a turn after the block at the
+    latest. It is no nursery of our own, whose errors and cancellations would leave as a group.
     """
-    with trio.CancelScope() as scope:
-        async with open_plain_nursery() as nursery:
-            nursery.start_soon(_wait_turns, scope, seconds)
+    done = trio.Event()
+    try:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(_wait_turns, scope, done, seconds)
             yield scope
-            nursery.cancel_scope.cancel()
+    finally:
+        done.set()
 
 
-async def _wait_turns(scope: trio.CancelScope, seconds: float) -> None:
+async def _wait_turns(scope: trio.CancelScope, done: trio.Event, seconds: float) -> None:
     for _ in range(math.ceil(seconds / TURN_S)):
-        await trio.sleep(min(TURN_S, seconds))
-        if scope.deadline < math.inf:
+        with trio.move_on_after(min(TURN_S, seconds)):
+            await done.wait()
+        if done.is_set() or scope.deadline < math.inf:
             return
     scope.cancel()

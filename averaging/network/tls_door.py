@@ -163,14 +163,14 @@ class TlsDoor:
             connection.close()
             return
         self._handshakes[name] = count + 1
-        nursery.start_soon(self._serve, connection, name)
+        nursery.start_soon(self._serve, connection, name, nursery)
 
     def _shook_hands(self, name: str) -> None:
         self._handshakes[name] -= 1
         if not self._handshakes[name]:
             del self._handshakes[name]
 
-    async def _serve(self, connection: socket.socket, name: str) -> None:
+    async def _serve(self, connection: socket.socket, name: str, nursery: trio.Nursery) -> None:
         """One connection, from its handshake on."""
         try:
             tls = wrap(connection, self._rules.context(), is_server=True)
@@ -180,7 +180,7 @@ class TlsDoor:
             log.debug("bulk_handshake_failed", address=name, error=str(error)[:200])
             return
         try:
-            peer = await self._shake_hands(tls, name)
+            peer = await self._shake_hands(tls, name, nursery)
             if peer is not None:
                 await self._serve_peer(tls, peer)
         except (OSError, PotluckError) as error:
@@ -193,10 +193,10 @@ class TlsDoor:
             tls.close(is_reset=True)
             raise
 
-    async def _shake_hands(self, tls: TlsSocket, name: str) -> PeerId | None:
+    async def _shake_hands(self, tls: TlsSocket, name: str, nursery: trio.Nursery) -> PeerId | None:
         """Who it is; None where it did not say in time."""
         try:
-            async with patient_for(HANDSHAKE_WITHIN_S) as scope:
+            with patient_for(HANDSHAKE_WITHIN_S, nursery) as scope:
                 peer = self._rules.check(await tls.handshake())
         finally:
             self._shook_hands(name)
