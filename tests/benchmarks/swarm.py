@@ -176,23 +176,26 @@ def start_swarm(
         swarm.start_peer(number)
         if number % STARTED_AT_ONCE == 0:
             wait_until(lambda: all(_answers(peer) for peer in swarm.peers.values()), PEER_START_LIMIT_S)
-    for number in tuple(swarm.peers):
-        _await_training(swarm, number)
+    _await_training(swarm)
     return swarm
 
 
-def _await_training(swarm: Swarm, number: int) -> None:
-    """Until a peer trains. One that ended instead is started again, as its owner would do: on a busy machine the host may answer late,
-    and somebody else may have taken the port that was free a moment before.
+def _await_training(swarm: Swarm) -> None:
+    """Until all peers train: of a run that waits for all of them none does before. One that ended instead is started again, as its
+    owner would do: on a busy machine the host may answer late, and somebody else may have taken the port that was free before.
     """
-    deadline_s, num_starts = time.monotonic() + PEER_START_LIMIT_S, 1
-    while not _is_training(swarm.peers[number]):
-        peer = swarm.peers[number]
-        if time.monotonic() >= deadline_s or (not peer.is_running and num_starts == MOST_STARTS):
-            raise MachineError(f"peer {number} did not start: {last_line(peer.running)}", "a training peer")
-        if not peer.is_running:
-            num_starts += 1
-            swarm.start_peer(number)
+    deadline_s, num_starts = time.monotonic() + PEER_START_LIMIT_S, dict.fromkeys(swarm.peers, 1)
+    waited_for = set(swarm.peers)
+    while waited_for:
+        for number in sorted(waited_for):
+            peer = swarm.peers[number]
+            if _is_training(peer):
+                waited_for.discard(number)
+            elif time.monotonic() >= deadline_s or (not peer.is_running and num_starts[number] == MOST_STARTS):
+                raise MachineError(f"peer {number} did not start: {last_line(peer.running)}", "a training peer")
+            elif not peer.is_running:
+                num_starts[number] += 1
+                swarm.start_peer(number)
         time.sleep(LOOK_EVERY_S)
 
 
