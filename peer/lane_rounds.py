@@ -170,7 +170,6 @@ class StageRounds:
         if self._share is not None and self._share.lane != share.lane:
             # of a lane that ended in this round; we serve another one since
             self._gifts[self._share.lane] = self._share
-        self._gifts.pop(share.lane, None)  # a lane that ended while it waited here brings the same once more
         self._share = share
         self._change()
         try:
@@ -268,8 +267,11 @@ class StageRounds:
 
     @property
     def _ready(self) -> list[LaneShare]:
-        """Of this round alone: it is due by these."""
-        return [*([self._share] if self._share is not None else []), *(gift for _, gift in sorted(self._gifts.items()))]
+        """Of this round alone: it is due by these. A lane that waits here, and whose part is given to us, too, because its keeper did
+        not hear us, brings it once; the gift stays for where the seat is lost before the commit.
+        """
+        own = () if self._share is None else (self._share,)
+        return [*own, *(gift for lane, gift in sorted(self._gifts.items()) if not own or lane != own[0].lane)]
 
     @property
     def owed_tokens(self) -> int:

@@ -283,6 +283,22 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
     assert rounds.progress().tokens_ready == 0
 
 
+async def test_a_part_that_waits_here_and_is_given_too_is_brought_once_also_when_its_seat_is_lost_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    for _ in range(2):  # what was given before the lane brings it, and after
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rounds.average, _share())
+            await trio.testing.wait_all_tasks_blocked()
+            assert await rounds.take_gift(OTHER, _share(), _confirms) == ""
+            assert (await rounds.snapshot()).lanes == (LanePart(7, 3, 10240),)
+            assert rounds.progress().tokens_ready == 10240
+            nursery.cancel_scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await rounds.snapshot()).lanes == (LanePart(7, 3, 10240),)
+
+
 async def test_a_share_whose_seat_is_given_back_before_the_commit_is_brought_here_no_more(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
