@@ -345,6 +345,12 @@ class StageRounds:
             due_tokens=self.num_lanes() * self._config.inner_steps * self._config.step_tokens,
         )
 
+    def say_owed(self) -> None:
+        """The run is over: what is owed here is in no round, so that other stages count that lane once more than this one."""
+        for share in self._owed.values():
+            reason = "the run is over, and no commit of this stage counts it"
+            log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
+
     def hold(self, because: str) -> None:
         """Nothing may be contributed, and why; an empty reason ends it."""
         self._held_because = because

@@ -385,6 +385,20 @@ async def test_a_share_that_another_brought_before_it_lost_its_seat_is_counted_a
     assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (0, 0)
 
 
+async def test_what_is_owed_when_the_run_is_over_is_said_to_be_in_no_round(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    rounds.say_owed()
+    await _moved(rounds, chain)
+    await _goes_on_from(rounds, 5.0)
+    with capture_logs() as logs:
+        rounds.say_owed()
+    assert [(log["event"], log["lane"], log["tokens"]) for log in logs] == [("lane_share_lost", 7, 10240)]
+    assert "no commit of this stage counts it" in logs[0]["reason"]
+
+
 async def test_what_is_owed_moves_with_every_commit_that_does_not_count_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
