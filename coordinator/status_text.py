@@ -103,7 +103,7 @@ def _bytes_line(units: Mapping[object, object]) -> str:
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
     held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
-    nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody yet"
+    nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody at the moment"
     where = f"held by {held_by}" if held_by else nobody
     return f"{row.get('unit')}: round {row.get('index')}, {where}"
 

@@ -296,7 +296,7 @@ class StageRounds:
             if not self.is_in_lane():
                 if self._gifts or self._owed:
                     break
-                raise NoShare("no lane has brought anything of this round here", "a lane")
+                raise NoShare("a spare, which serves no lane and has nothing of this round", "nothing more of it")
             with trio.move_on_after(1.0):
                 await self._changed.wait()
         shares = self.shares

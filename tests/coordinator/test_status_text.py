@@ -43,6 +43,7 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
     units = (
         UnitHolders(UnitName("expert-0"), (A,), 4),
         UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True, kept_index=3),
+        UnitHolders(UnitName("expert-2"), (), 3),
     )
     points = (
         LossPoint("heldout", 1, 300, 1.386, A),
@@ -57,6 +58,7 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
         "expert-1: round 3, frozen: nobody who is there holds it: it waits for a holder, who gets all of its 3 rounds from here"
         in lines
     )
+    assert "expert-2: round 3, held by nobody at the moment" in lines
     assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
 
 

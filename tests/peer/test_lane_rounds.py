@@ -138,7 +138,7 @@ async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     rounds = _rounds(_chain())
-    with pytest.raises(NoShare):
+    with pytest.raises(NoShare, match="a spare, which serves no lane"):
         await rounds.snapshot()
     rounds.is_in_lane = lambda: True
     with trio.move_on_after(30.0) as waiting:
