@@ -420,7 +420,10 @@ async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
     reach = partial(_reach, host, network)
     tools = PlaceTools(host.run, Ed25519Verifier(), host.offload, partial(_start_of, host))
     places = await host.offload.run(lambda: kept_places(tools))
-    view = KeeperView(host.tracker.unit_looks, is_admitted, host.tracker.note_kept, reach, host.tracker.spine_view)
+    tracker = host.tracker
+    view = KeeperView(
+        tracker.unit_looks, is_admitted, tracker.note_kept, reach, tracker.spine_view, tracker.note_commits
+    )
     keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
     network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)
     return keeper

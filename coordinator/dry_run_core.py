@@ -17,6 +17,7 @@ from protocol.estimates import (
     run_size,
 )
 from protocol.manifest import RunConfig
+from protocol.pipeline.estimates import stage_estimates
 from protocol.reassignment import KEPT_ENTRIES
 from protocol.tables import in_bytes, whole
 
@@ -59,6 +60,7 @@ def each_peer_estimates(run: RunConfig) -> tuple[Estimate, ...]:
     return (
         Estimate("memory", f"about {in_bytes(memory_bytes)}"),
         Estimate("disk", f"at most {in_bytes(disk_bytes)}, and its data"),
+        *stage_estimates(run),
         *traffic_estimates(run, reduces=True),
     )
 

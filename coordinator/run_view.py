@@ -6,13 +6,15 @@ No clock in here: `now_s` is monotonic seconds, `unix_s` seconds since 1970.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from coordinator.heldout_core import expert_kind
 from coordinator.ledger import CheckpointRow, LossPoint
 from coordinator.run_core import RunState
+from coordinator.stage_commits import StageCommits, counted_everywhere, partial_lanes
 from coordinator.stage_view import LaneLook, PipelineLook, StageLook, pipeline_look
 from coordinator.unit_holders import UnitHolders
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -83,6 +85,7 @@ class RunPicture:
         min_members: how many ready peers the run starts with.
         units: the experts of a run that has any, or its stages (`are_stages`), with their holders.
         documents: since when they lie with experts as they do; empty as at the run's start.
+        stage_commits: of the stages that the host has commits of, what these say.
     """
 
     run_name: str
@@ -105,6 +108,7 @@ class RunPicture:
     units: Sequence[UnitHolders] = ()
     documents: str = ""
     are_stages: bool = False
+    stage_commits: Mapping[UnitName, StageCommits] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def live_peers(peers: Mapping[PeerId, PeerEntry], now_s: float) -> Sequence[PeerId]:
@@ -266,9 +270,17 @@ def _unit_bytes_json(peers: Mapping[PeerId, PeerEntry]) -> Json:
     return {unit: {"bytes_up": up, "bytes_down": down} for unit, (up, down) in unit_bytes(peers).items()}
 
 
+def _counted(picture: RunPicture) -> Mapping[PeerId, Counted]:
+    """What each peer is credited with: in a run of stages also at those of which the ledger has no commits."""
+    of_spine = counted_by_peer(timed.row for timed in picture.rounds)
+    if not picture.are_stages or not picture.units:
+        return of_spine
+    return counted_everywhere(of_spine, picture.units[0].unit, picture.stage_commits)
+
+
 def now_json(picture: RunPicture, now_s: float) -> Json:
     """What changes between rounds: the part of /api/status that is sent again and again."""
-    state, counted = picture.state, counted_by_peer(timed.row for timed in picture.rounds)
+    state, counted = picture.state, _counted(picture)
     pipeline = lanes_and_stages(picture, now_s)
     return {
         "run": picture.run_name,
@@ -295,6 +307,10 @@ def now_json(picture: RunPicture, now_s: float) -> Json:
         "tokens_per_s": tokens_per_s(picture, now_s),
         "stages": [_stage_json(stage) for stage in pipeline.stages],
         "lanes": [_lane_json(lane) for lane in pipeline.lanes],
+        "partial_lanes": [
+            {"lane": part.lane, "round": part.round + 1, "lacking": list(part.lacking)}
+            for part in partial_lanes(picture.stage_commits)
+        ],
     }
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log
+from typing import Final
 
 from protocol.looks import rows_of
 from protocol.tables import duration, in_bytes, printable, several
+
+PARTIAL_SHOWN: Final = 3
+"""Lanes' rounds, the newest ones, that a stage has no part of."""
 
 
 def _number(row: Mapping[str, object], name: str) -> float:
@@ -82,6 +86,13 @@ def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str
     return f"lane {row.get('lane')}: {', '.join(told)}; {_number(row, 'tokens_per_s'):,.0f} tokens/s"
 
 
+def _partial_line(row: Mapping[str, object]) -> str:
+    lacking = row.get("lacking")
+    where = ", ".join(map(str, lacking)) if isinstance(lacking, list) else "a stage"
+    told = "its part there is lost, and the other stages count this round once more"
+    return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {told}"
+
+
 def _bytes_line(units: Mapping[object, object]) -> str:
     """What the peers moved of each unit, since they started."""
     moved = [(unit, row) for unit, row in units.items() if isinstance(row, dict)]
@@ -92,7 +103,7 @@ def _bytes_line(units: Mapping[object, object]) -> str:
 def _unit_line(row: Mapping[str, object], names: Mapping[object, object]) -> str:
     holders = row.get("holders")
     held_by = ", ".join(str(names.get(peer, peer)) for peer in holders) if isinstance(holders, list) else ""
-    nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody yet"
+    nobody = f"frozen: {row.get('why')}" if row.get("frozen") else "held by nobody at the moment"
     where = f"held by {held_by}" if held_by else nobody
     return f"{row.get('unit')}: round {row.get('index')}, {where}"
 
@@ -127,6 +138,7 @@ def status_lines(status: Mapping[str, object]) -> Sequence[str]:
     lines.extend(_stage_line(row) for row in rows_of(status.get("stages")))
     lane_names = {row.get("peer"): row.get("name") for row in peers}
     lines.extend(_lane_line(row, lane_names) for row in rows_of(status.get("lanes")))
+    lines.extend(_partial_line(row) for row in rows_of(status.get("partial_lanes"))[-PARTIAL_SHOWN:])
     if isinstance(moved := status.get("unit_bytes"), dict) and moved:
         lines.append(_bytes_line(moved))
     if checkpoints:

@@ -38,7 +38,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.reports import PeerReport, ReportReply
-from protocol.rounds.chain import genesis_link
+from protocol.rounds.chain import ChainLink, genesis_link
 from protocol.rounds.round_row import round_row
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import decode_body, encode_body
@@ -234,6 +234,10 @@ class RunTracker:
         """Which round of a unit the host can give to whoever takes it up."""
         self._units.note_kept(unit, index)
 
+    def note_commits(self, unit: UnitName, links: Sequence[ChainLink]) -> None:
+        """All commits of a unit that the host has, verified: of a stage, who is counted there and with which lanes."""
+        self._units.note_commits(unit, links)
+
     def news(self) -> RunNews:
         """The run in one event of the watch."""
         state = self._state
@@ -296,6 +300,7 @@ class RunTracker:
             min_members=self._rules.min_members,
             units=self.units_held(),
             are_stages=manifest.config.stages is not None,
+            stage_commits=self._units.stage_commits,
         )
 
     def _reply(self, want_from_index: int) -> ReportReply:

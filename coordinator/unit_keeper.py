@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from averaging.network.seams import Network, Storage, Stream
     from averaging.rounds.unit import UnitChain
     from averaging.state import UnitState
+    from protocol.rounds.chain import ChainLink
     from protocol.rounds.lineage import SpineView
 
 _log = structlog.get_logger()
@@ -61,6 +62,7 @@ class KeeperView:
         kept: hears which round of a unit can be given on.
         reach: makes known where peers listen, before they are asked.
         spine: the followed lineage of the unit that decides for the run; None while there is none.
+        commits: hears all commits of a unit that are here, verified, the oldest first.
     """
 
     looks: Callable[[], Sequence[UnitLook]]
@@ -68,6 +70,7 @@ class KeeperView:
     kept: Callable[[UnitName, int], None]
     reach: Callable[[Sequence[PeerId]], Awaitable[None]]
     spine: Callable[[], SpineView | None] = lambda: None
+    commits: Callable[[UnitName, Sequence[ChainLink]], None] = lambda _unit, _links: None
 
 
 class _Kept:
@@ -198,6 +201,7 @@ class UnitKeeper:
         unit = chain.tools.unit
         self._kept[unit] = _Kept(chain)
         self._view.kept(unit, chain.head.index)
+        self._view.commits(unit, chain.links)
         _log.info("unit_kept", unit=unit, index=chain.head.index)
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import structlog
 
+from coordinator.stage_commits import PartialLane, StageCommits, partial_lanes, stage_commits
 from coordinator.unit_holders import (
     UnitHolders,
     claim_sentence,
@@ -24,6 +25,7 @@ from coordinator.unit_keeper_core import frozen_sentence
 from protocol.ids import PeerId, UnitName
 from protocol.names import peer_name
 from protocol.reports import PeerReport
+from protocol.rounds.chain import ChainLink
 
 _log = structlog.get_logger()
 
@@ -40,6 +42,10 @@ class UnitWatch:
         self._frozen: frozenset[UnitName] = frozenset()
         self._unproven: dict[PeerId, tuple[UnitName, ...]] = {}
         self._paused = ""
+        self.stage_commits: dict[UnitName, StageCommits] = {}
+        """Of each stage that the host has commits of, what they say; none of experts."""
+
+        self._partial: tuple[PartialLane, ...] = ()
 
     def heard(self, peer: PeerId, report: PeerReport) -> None:
         """What a peer says that it holds, and where it stands there."""
@@ -52,6 +58,16 @@ class UnitWatch:
     def note_kept(self, unit: UnitName, index: int) -> None:
         """Which round of a unit the host can give to whoever takes it up."""
         self._kept_rounds[unit] = index
+
+    def note_commits(self, unit: UnitName, links: Sequence[ChainLink]) -> None:
+        """All commits of a unit that the host has; a lane's round that a stage has no part of is said once."""
+        if not self._are_stages:
+            return
+        self.stage_commits = {**self.stage_commits, unit: stage_commits(links)}
+        before, self._partial = self._partial, partial_lanes(self.stage_commits)
+        for part in (part for part in self._partial if part not in before):
+            reason = "who was to bring its part there is gone; the others count one round of this lane more"
+            _log.warning("lane_not_everywhere", lane=part.lane, round=part.round, lacking=part.lacking, reason=reason)
 
     def held(self, live: Mapping[PeerId, PeerReport]) -> tuple[UnitHolders, ...]:
         """All units with those of these peers who hold them."""

@@ -409,6 +409,7 @@ class Board:
             "lane_reason": lanes.reason,
             "move_reason": lanes.move_reason(),
             "could_tokens_per_s": lanes.could_tokens_per_s(),
+            "owed_tokens": lanes.owed_tokens(),
         }
 
     def _of_rounds(self) -> dict[str, object]:

@@ -14,6 +14,7 @@ from protocol.estimates import (
     run_size,
 )
 from protocol.manifest import RunConfig
+from protocol.pipeline.estimates import stage_estimates
 from protocol.tables import in_bytes, whole
 
 _UNKNOWN: Final = "unknown without the host"
@@ -50,6 +51,7 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tupl
             "at the start",
             f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",
         ),
+        *stage_estimates(run),
         *traffic_estimates(run, reduces=not offer.no_listen),
         *_quota(offer),
     )

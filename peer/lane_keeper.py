@@ -152,6 +152,7 @@ class _KeptLane:
         self._told = told
         self._lines: dict[PeerId, CallLine] = {}
         self._nursery: trio.Nursery | None = None
+        self._end: lane.Dissolve | None = None
         self._over = trio.Event()
 
     async def run(self) -> lane.LaneState:
@@ -170,6 +171,8 @@ class _KeptLane:
             with trio.move_on_after(GOODBYE_WITHIN_S):
                 while self._lines:
                     await trio.sleep(TICK_S)
+            for member in sorted(self._lines):
+                self._say_unbrought(member, f"was not heard for {GOODBYE_WITHIN_S:g} s, and comes back in time or not")
             nursery.cancel_scope.cancel()
         return self.state
 
@@ -215,6 +218,7 @@ class _KeptLane:
                 self._tell(living, said.LaneResume(number, order.epoch))
             case lane.Dissolve():
                 end = said.LaneEnd(number, epoch, order.at, order.tokens, order.holders, order.reason[:200])
+                self._end = order
                 self._told.ends(ended_lanes.EndedLane(self.state.members, order))
                 self._hang_up(set(self._lines) - set(order.survivors))
                 self._tell(order.survivors, end, is_instead=True)
@@ -254,7 +258,16 @@ class _KeptLane:
             log.info("lane_member_lost", lane=self._number, member=short(member), reason=error.one_line())
             if self._lines.get(member) is line:
                 del self._lines[member]
+                self._say_unbrought(member, "was gone before it was told that the lane ended")
             self._feed(lane.MemberLost(member))
+
+    def _say_unbrought(self, member: PeerId, because: str) -> None:
+        """What a member was to bring of a lane that ended is with nobody who knows it: other stages count more of that lane."""
+        end = self._end
+        for stage, holder in enumerate(() if end is None else end.holders):
+            if end is not None and holder == member:
+                reason = f"{short(member)}, who was to bring it, {because}"
+                log.warning("lane_share_lost", lane=self._number, stage=stage, tokens=end.tokens, reason=reason)
 
     def _hang_up(self, members: set[PeerId]) -> None:
         for member in sorted(members):

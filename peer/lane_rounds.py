@@ -170,7 +170,6 @@ class StageRounds:
         if self._share is not None and self._share.lane != share.lane:
             # of a lane that ended in this round; we serve another one since
             self._gifts[self._share.lane] = self._share
-        self._gifts.pop(share.lane, None)  # a lane that ended while it waited here brings the same once more
         self._share = share
         self._change()
         try:
@@ -268,8 +267,11 @@ class StageRounds:
 
     @property
     def _ready(self) -> list[LaneShare]:
-        """Of this round alone: it is due by these."""
-        return [*([self._share] if self._share is not None else []), *(gift for _, gift in sorted(self._gifts.items()))]
+        """Of this round alone: it is due by these. A lane that waits here, and whose part is given to us, too, because its keeper did
+        not hear us, brings it once; the gift stays for where the seat is lost before the commit.
+        """
+        own = () if self._share is None else (self._share,)
+        return [*own, *(gift for lane, gift in sorted(self._gifts.items()) if not own or lane != own[0].lane)]
 
     @property
     def owed_tokens(self) -> int:
@@ -294,7 +296,7 @@ class StageRounds:
             if not self.is_in_lane():
                 if self._gifts or self._owed:
                     break
-                raise NoShare("no lane has brought anything of this round here", "a lane")
+                raise NoShare("a spare, which serves no lane and has nothing of this round", "nothing more of it")
             with trio.move_on_after(1.0):
                 await self._changed.wait()
         shares = self.shares
@@ -342,6 +344,12 @@ class StageRounds:
             reason=self._held_because,
             due_tokens=self.num_lanes() * self._config.inner_steps * self._config.step_tokens,
         )
+
+    def say_owed(self) -> None:
+        """The run is over: what is owed here is in no round, so that other stages count that lane once more than this one."""
+        for share in self._owed.values():
+            reason = "the run is over, and no commit of this stage counts it"
+            log.warning("lane_share_lost", lane=share.lane, stage=share.stage, tokens=share.tokens, reason=reason)
 
     def hold(self, because: str) -> None:
         """Nothing may be contributed, and why; an empty reason ends it."""

@@ -88,6 +88,9 @@ class LaneService:
         self.could_tokens_per_s: Callable[[], float] = lambda: 0.0
         """What our stage could do, were it never to wait for others; 0 where it is not known."""
 
+        self.owed_tokens: Callable[[], int] = lambda: 0
+        """Of lanes' rounds that are over and did not count them: our stage's next commit is to."""
+
         self.move_reason: Callable[[], str] = lambda: ""
         """Why our stage is the one to hold, or when we go over to another; empty before that was looked at."""
 

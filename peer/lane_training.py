@@ -144,6 +144,7 @@ async def train_in_lanes(
         stage_rounds.num_lanes = lambda: lanes.num_lanes
         stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
         lanes.could_tokens_per_s = lambda: stage_rounds.could_tokens_per_s
+        lanes.owed_tokens = lambda: stage_rounds.owed_tokens
         stage_rounds.restarts = lambda: process.restarts
         stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()
@@ -268,6 +269,7 @@ async def _run(
                 work.start_soon(_move, moves, control)
                 await _until_over(rounds, service)
                 await _until_measured(service, lanes, control.rounds)
+                control.rounds.say_owed()
                 await finish(joined, service)  # the lanes go on: who is behind still measures the last parameters
                 work.cancel_scope.cancel()
         with trio.move_on_after(STAYS_WITHIN_S + GOODBYE_WITHIN_S):

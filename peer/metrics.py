@@ -63,6 +63,12 @@ PEER_METRICS: Final = (
         "Of a pipeline run, what its stage could do here were it never to wait for others.",
         lambda s: _one(s.could_tokens_per_s if s.lane_reason else None),
     ),
+    PeerMetric(
+        "potluck_peer_owed_tokens",
+        "gauge",
+        "Of a pipeline run, tokens of rounds that are over and did not count them: the stage's next one is to.",
+        lambda s: _one(s.owed_tokens if s.lane_reason else None),
+    ),
     PeerMetric("potluck_peer_loss_nats", "gauge", "Training loss, nats per byte.", lambda s: _one(s.loss)),
     PeerMetric(
         "potluck_peer_sent_bytes",

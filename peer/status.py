@@ -121,6 +121,7 @@ class PeerStatus(BaseModel):
         lane: of a pipeline run, that is served here, None where none is; `lane_reason` says which and at which stage, or why none.
         move_reason: of a pipeline run, why its stage is the one that this peer holds, or when it goes over to another.
         could_tokens_per_s: what its stage could do here were it never to wait for others, 0 where it is not known.
+        owed_tokens: of lanes' rounds that are over and did not count them here: the stage's next commit is to.
         apart: for how long the host has followed a lineage that is not here, in one sentence; empty while ours is the run's.
         text_round: of a run of experts, from which round on documents lie with them as they are read here; 0 as at the run's start.
     """
@@ -200,6 +201,7 @@ class PeerStatus(BaseModel):
     lane_reason: str = ""
     move_reason: str = ""
     could_tokens_per_s: float = 0.0
+    owed_tokens: int = 0
     last_round: LastRound | None = None
 
     @property

@@ -75,6 +75,10 @@ def status_lines(status: PeerStatus) -> list[str]:
     if status.lane_reason:
         could = f"; could do {whole(status.could_tokens_per_s)} tokens/s" if status.could_tokens_per_s else ""
         lines.append(f"lanes: {printable(status.lane_reason)}{could}")
+    if status.owed_tokens:
+        lines.append(
+            f"owed: {whole(status.owed_tokens)} tokens of a round that is over are to count in this stage's next one"
+        )
     if status.move_reason:
         lines.append(f"stage: {printable(status.move_reason)}")
     for unit in status.units:

@@ -127,9 +127,13 @@ class Tasks:
         self._nursery = nursery
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run it beside everything else."""
-        if self._nursery is not None:
+        """Run it beside everything else; nothing more is begun once the service has ended, though others still send us something."""
+        if self._nursery is None:
+            return
+        try:
             self._nursery.start_soon(self.guarded, function, *args)
+        except RuntimeError:  # trio has no other word for a nursery that is closed
+            self._nursery = None
 
     async def guarded(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         """The edge of a task: our own errors end here, also those that a nursery wrapped; bugs go on."""

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from coordinator.ledger import LossPoint
 from coordinator.run_view import Missing, PeerEntry, status_json
+from coordinator.stage_commits import StageCommits
 from coordinator.status_text import status_lines
 from coordinator.unit_holders import UnitHolders
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.names import peer_name
 from protocol.reports import UnitBytes
+from protocol.rounds.round_row import Counted, counted_by_peer
 from tests.coordinator.test_run_view import A, B, peer, picture, timed
 
 
@@ -41,6 +43,7 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
     units = (
         UnitHolders(UnitName("expert-0"), (A,), 4),
         UnitHolders(UnitName("expert-1"), (), 3, is_frozen=True, kept_index=3),
+        UnitHolders(UnitName("expert-2"), (), 3),
     )
     points = (
         LossPoint("heldout", 1, 300, 1.386, A),
@@ -55,6 +58,7 @@ def test_lines_say_who_holds_each_expert_which_ones_nobody_holds_and_the_loss_of
         "expert-1: round 3, frozen: nobody who is there holds it: it waits for a holder, who gets all of its 3 rounds from here"
         in lines
     )
+    assert "expert-2: round 3, held by nobody at the moment" in lines
     assert "held-out 2.000 (expert-0 0.501, expert-1 2.999)" in lines
 
 
@@ -69,6 +73,27 @@ def test_lines_say_what_each_stage_does_and_could_do_which_one_is_waited_for_and
     assert f"lane 7: {peer_name(A)}, {peer_name(B)}; 100 tokens/s" in lines
     assert status_json(shown, 100.0)["tokens_per_s"] == 100.0
     assert status_json(replace(shown, are_stages=False), 100.0)["tokens_per_s"] == 200.0
+
+
+def test_who_holds_a_later_stage_is_credited_by_its_commits_and_a_round_that_a_stage_lacks_is_told() -> None:
+    units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
+    told = {
+        units[0].unit: StageCommits({A: Counted(999, 9)}, {(7, 3): 4}, 7),
+        units[1].unit: StageCommits({B: Counted(300, 2), A: Counted(50, 1)}, {}, 7),
+    }
+    entries = {holder: PeerEntry(peer(), 95.0) for holder in (A, B)}
+    shown = replace(picture((timed(1, 300, 100),)), units=units, are_stages=True, peers=entries, stage_commits=told)
+    status = status_json(shown, 100.0)
+    rows = [row for row in json.loads(json.dumps(status))["peers"] if row["peer"] in (A, B)]
+    ledger = counted_by_peer(timed.row for timed in shown.rounds)
+    assert [
+        (row["tokens_counted"], row["rounds_counted"]) for row in sorted(rows, key=lambda row: row["peer"] != A)
+    ] == [
+        (ledger.get(A, Counted()).tokens + 50, ledger.get(A, Counted()).rounds + 1),
+        (ledger.get(B, Counted()).tokens + 300, ledger.get(B, Counted()).rounds + 2),
+    ]
+    line = "lane 7: round 4 is not at stage-1: its part there is lost, and the other stages count this round once more"
+    assert line in status_lines(json.loads(json.dumps(status)))
 
 
 def test_lines_say_what_all_peers_together_moved_of_each_unit() -> None:

@@ -11,6 +11,7 @@ from coordinator.unit_holders import FROZEN_AFTER_S
 from coordinator.unit_watch import UnitWatch
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.reports import PeerReport, UnitStanding
+from tests.coordinator.test_stage_commits import stage_links
 
 A, B = PeerId("a"), PeerId("b")
 STAGES = (UnitName("stage-0"), UnitName("stage-1"))
@@ -46,6 +47,24 @@ def test_the_run_pauses_some_seconds_after_a_stage_lost_its_last_replica_and_goe
         assert watch.paused_because(watch.held(both)) == ""
     assert [log["event"] for log in logs] == ["unit_frozen", "run_paused", "unit_resumed", "run_goes_on"]
     assert logs[1]["reason"] == told
+
+
+def test_a_lanes_round_that_a_stage_has_no_part_of_is_said_once_its_next_commits_came_without_it() -> None:
+    watch = _watch()
+    with capture_logs() as logs:
+        watch.note_commits(STAGES[0], stage_links(STAGES[0], {1: [(7, 0)], 2: [(7, 1)], 3: []}))
+        watch.note_commits(STAGES[1], stage_links(STAGES[1], {1: [(7, 0)], 2: [], 3: []}))
+        assert not logs
+        for _ in range(2):
+            watch.note_commits(STAGES[1], stage_links(STAGES[1], {1: [(7, 0)], 2: [], 3: [], 4: []}))
+    ((said),) = logs
+    assert (said["event"], said["lane"], said["round"], said["lacking"]) == ("lane_not_everywhere", 7, 1, (STAGES[1],))
+
+
+def test_experts_have_no_lanes_and_nothing_is_said_of_them() -> None:
+    watch = _watch(are_stages=False)
+    watch.note_commits(STAGES[0], stage_links(STAGES[0], {1: [(7, 0)], 2: [], 3: []}))
+    assert not watch.stage_commits
 
 
 def test_who_claims_an_expert_without_its_state_is_named_once_and_holds_nothing() -> None:

@@ -97,12 +97,16 @@ async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_o
         "lane": None,
         "reason": "free: a lane is waited for",
         "could_tokens_per_s": lambda: 640.0,
+        "owed_tokens": lambda: 10240,
     }
     known["move_reason"] = lambda: "no move of ours is worth it"
     board.lanes = cast(LaneService, SimpleNamespace(paused=sentence, **known))
     assert (board.read().state, board.read().reason) == ("waiting", sentence)
     assert "lanes: free: a lane is waited for; could do 640 tokens/s" in status_lines(board.read())
     assert "stage: no move of ours is worth it" in status_lines(board.read())
+    assert board.read().owed_tokens == 10240
+    owed = "owed: 10,240 tokens of a round that is over are to count in this stage's next one"
+    assert owed in status_lines(board.read())
     board.allowed = Decision(share=0.0, reason="on battery")
     assert (board.read().state, board.read().reason) == ("paused", "on battery")
     board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), Decision()

@@ -8,13 +8,14 @@ import pytest
 import torch
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from peer.lane_calls import KEEPER_CHANNEL, read_answer
 from peer.lane_member import LaneMember, stage_size
 from peer.lane_outbox import give
 from peer.lane_work import Confirm, LaneShare
 from protocol.errors import LocalProtocolError
-from protocol.ids import PeerId
+from protocol.ids import PeerId, short
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.lane_wire import encode_lane_message
@@ -90,6 +91,26 @@ async def test_what_a_lane_left_is_taken_from_who_was_to_give_it_alone_and_once(
         assert [(share.lane, share.stage, share.round, share.tokens) for share in taken] == [(0, 1, 0, tokens)]
         world.kill(KEEPER)
         assert "cannot be asked" in await brings(last, heirs[1], tokens)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_part_whose_holder_never_hears_that_the_lane_ended_is_said_to_be_lost(
+    autojump_clock: trio.testing.MockClock, is_killed: bool
+) -> None:
+    frozen = PeerId("lane0stage0")
+    async with open_lanes(replace(CONFIG, suspect_after_s=20.0)) as world:
+        await world.rounds.anchor(0)
+        with capture_logs() as logs, trio.fail_after(30.0):
+            world.swarm.freeze(frozen)
+            world.kill(VICTIM)
+            await trio.sleep(3.0)
+            if is_killed:
+                world.kill(frozen)
+            while 0 not in world.ended:
+                await trio.sleep(0.05)
+    said_lost = [log for log in logs if log["event"] == "lane_share_lost"]
+    assert [(log["lane"], log["stage"], log["tokens"]) for log in said_lost] == [(0, 0, 3 * STEP_TOKENS)]
+    assert f"{short(frozen)}, who was to bring it, was " in said_lost[0]["reason"]
 
 
 async def test_a_lane_is_kept_once(autojump_clock: trio.testing.MockClock) -> None:

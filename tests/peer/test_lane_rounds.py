@@ -138,7 +138,7 @@ async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     rounds = _rounds(_chain())
-    with pytest.raises(NoShare):
+    with pytest.raises(NoShare, match="a spare, which serves no lane"):
         await rounds.snapshot()
     rounds.is_in_lane = lambda: True
     with trio.move_on_after(30.0) as waiting:
@@ -283,6 +283,22 @@ async def test_what_a_lane_left_behind_counts_by_its_tokens_beside_our_own_share
     assert rounds.progress().tokens_ready == 0
 
 
+async def test_a_part_that_waits_here_and_is_given_too_is_brought_once_also_when_its_seat_is_lost_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rounds = _rounds(_chain())
+    for _ in range(2):  # what was given before the lane brings it, and after
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rounds.average, _share())
+            await trio.testing.wait_all_tasks_blocked()
+            assert await rounds.take_gift(OTHER, _share(), _confirms) == ""
+            assert (await rounds.snapshot()).lanes == (LanePart(7, 3, 10240),)
+            assert rounds.progress().tokens_ready == 10240
+            nursery.cancel_scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await rounds.snapshot()).lanes == (LanePart(7, 3, 10240),)
+
+
 async def test_a_share_whose_seat_is_given_back_before_the_commit_is_brought_here_no_more(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -367,6 +383,20 @@ async def test_a_share_that_another_brought_before_it_lost_its_seat_is_counted_a
         assert await rounds.take_gift(OTHER, _share(), _refuses) == "", "who died had brought it"
     assert not logs
     assert (rounds.owed_tokens, rounds.progress().tokens_ready) == (0, 0)
+
+
+async def test_what_is_owed_when_the_run_is_over_is_said_to_be_in_no_round(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    chain = _chain()
+    rounds = await _told(chain)
+    rounds.say_owed()
+    await _moved(rounds, chain)
+    await _goes_on_from(rounds, 5.0)
+    with capture_logs() as logs:
+        rounds.say_owed()
+    assert [(log["event"], log["lane"], log["tokens"]) for log in logs] == [("lane_share_lost", 7, 10240)]
+    assert "no commit of this stage counts it" in logs[0]["reason"]
 
 
 async def test_what_is_owed_moves_with_every_commit_that_does_not_count_it(

@@ -112,3 +112,18 @@ async def test_nothing_starts_before_there_is_a_nursery(autojump_clock: Clock) -
     async with trio.open_nursery() as nursery:
         tasks.use(nursery)
     assert told == []
+
+
+async def test_what_comes_after_the_service_has_ended_begins_nothing_and_breaks_nothing(autojump_clock: Clock) -> None:
+    (tasks, told), begun = _tasks(), list[int]()
+
+    async def begin(number: int) -> None:
+        begun.append(number)
+
+    async with trio.open_nursery() as nursery:
+        tasks.use(nursery)
+        tasks.spawn(begin, 1)
+    for number in (2, 3):
+        tasks.spawn(begin, number)
+    await trio.sleep(1.0)
+    assert (begun, told) == ([1], [])
