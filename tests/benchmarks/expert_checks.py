@@ -21,7 +21,9 @@ from typing import Final
 import numpy as np
 import structlog
 import torch
+import trio
 from torch.nn import functional
+from trio.testing import MockClock
 
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import window_starts
@@ -49,6 +51,7 @@ from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.traffic import update_bytes
 from protocol.training_sections import InnerSection
 from tests.benchmarks.feedback import decoded
+from tests.oracles.expert_swarm import beside_rounds_of_others
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.scenario import play
 
@@ -198,21 +201,18 @@ def _held_by(peers: Sequence[Peer], thetas: Sequence[torch.Tensor], unit: UnitNa
 
 
 def x1_others_stay() -> bool:
-    """Whether a round of one expert leaves every tensor of those that do not hold it as it was, bit by bit."""
-    peers = [Peer((0,), "a"), Peer((0,), "b"), Peer((1,), "c")]
-    states, text = first_states(), python_text()
-    load_all(peers, states)
-    for peer in peers:
-        peer.train(text, LOCAL_STEPS)
-    before = peers[2].theta()
-    unit = UnitName("expert-0")
-    state = committed(states[unit], _held_by(peers, [peer.theta() for peer in peers], unit))
-    for peer in peers[:2]:
-        theta_N = peer.theta()
-        begin, stop = peer.units.spans[peer.units.place(unit)]
-        theta_N[begin:stop] = state[0]
-        peer.load(theta_N)
-    return torch.equal(peers[2].theta(), before) and torch.equal(peers[0].of_unit(peers[0].theta(), unit), state[0])
+    """Whether rounds of one expert, which they sum themselves, leave all that those have who do not hold it as it was, bit by bit:
+    parameters, outer state and disk of the experts that they hold. In virtual time, by production's rounds.
+    """
+    _be_quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        found = trio.run(beside_rounds_of_others, Path(folder), clock=MockClock(autojump_threshold=0))
+    did_touch = found.reducers == {found.bystander} and min(found.moved) > 0
+    return did_touch and found.after == found.before and not found.of_averaged
+
+
+def _be_quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def x2_one_group() -> bool:
@@ -375,7 +375,7 @@ def x7_killed() -> list[str]:
     """All holders of an expert die in mid-round, in simulated swarms: the others commit on, and it is resumed by them, or by a
     newcomer. What went wrong in each, "" where nothing did.
     """
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    _be_quiet()
     stories = [SCENARIOS[name] for name in _X7]
     return [play(told, seed).error for told in stories for seed in range(told.num_seeds)]
 
