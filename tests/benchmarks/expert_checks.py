@@ -51,6 +51,7 @@ from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.traffic import update_bytes
 from protocol.training_sections import InnerSection
 from tests.benchmarks.feedback import decoded
+from tests.instruction_sets import without
 from tests.oracles.expert_swarm import beside_rounds_of_others
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.scenario import play
@@ -384,6 +385,8 @@ _X8_DOMAINS: Final = ("python", "english", "c++", "stubs")
 _ASSIGN: Final = """
 import sys, hashlib
 from pathlib import Path
+from tests.instruction_sets import check_off
+check_off()
 from averaging.data.document_router import router_from_bytes, router_root
 from averaging.data.domains import domain_documents
 from averaging.data.tokenizer import ByteTokenizer
@@ -395,13 +398,15 @@ print(hashlib.sha256(repr([router.choices(text) for text in documents]).encode()
 
 
 def x8_hashes(features: RouterFeatures) -> list[str]:
-    """Hash of the assignment of 96 documents to 4 experts, in processes with 1 and 4 threads, with and without wide instructions."""
+    """Hash of the assignment of 96 documents to 4 experts, in processes with 1 and 4 threads, with all vector instructions that
+    NumPy would use on this machine, and with none of them, which each process looks at itself.
+    """
     texts = [document.data for domain in _X8_DOMAINS for document in domain_documents(domain, 24)]
     router = fit_router(texts, 4, overlap=0.25, embeddings=_embeddings(texts) if features == "embeddings" else None)
     machines = [
         {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, **narrow}
         for threads in ("1", "4")
-        for narrow in ({}, {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX"})
+        for narrow in ({}, without())
     ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / features
