@@ -1,8 +1,8 @@
 """Core: whom of those that say that they hold a part of the run, an expert or a stage, a newcomer counts as its holder. Pure.
 
 Records of the directory are their peers' own word. Who takes connections is asked for the commits of what it claims: whoever holds
-a part has them all, from the run's start on. Once the run has had rounds a part is held by those who show commits of it. Who shows none,
-a liar or one who is still downloading, gives a newcomer nothing that the run has.
+a part has them all, from the run's start on. Once the run has had rounds a part is held by those who show commits of it. Who shows
+none, a liar or one who is still downloading, gives a newcomer nothing that the run has.
 """
 
 from __future__ import annotations
