@@ -46,13 +46,14 @@ from protocol.decoder_schema import DecoderConfig
 from protocol.expert_schema import MixtureConfig, held_units
 from protocol.experts_section import RouterFeatures
 from protocol.ids import CommitId, UnitName
+from protocol.model_units import ModelUnits
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.traffic import update_bytes
 from protocol.training_sections import InnerSection
 from tests.benchmarks.feedback import decoded
 from tests.instruction_sets import without
-from tests.oracles.expert_swarm import beside_rounds_of_others
+from tests.oracles.expert_swarm import Settings, beside_rounds_of_others, sent_a_round
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.scenario import play
 
@@ -445,6 +446,35 @@ def bytes_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
     sent = [sum(_encoded(schema, codec_name) for schema in units.schemas) for units in (own, all_)]
     whole_bytes = update_bytes(codec_name, all_.whole.num_elements, 16384)
     return sent[0] / whole_bytes, own.whole.num_elements / all_.whole.num_elements
+
+
+WIRE_PEERS: Final = 4
+WIRE_HOLDERS: Final = 2
+"""Of each expert."""
+
+
+def wire_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
+    """What a peer sends in a round of every unit that it holds, over what it sends in a round of the whole model as one unit: on the
+    network's counters, and as the values say. Four peers in virtual time, each expert with two holders.
+
+    Of a unit of N values with m holders 2 (m - 1) N values cross in a round: contributions to who sums, and results to all others.
+    """
+    mixture = MixtureConfig(num_experts=num_experts, ffn_dim=352)
+    decoder = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=352, context_tokens=32)
+    units = held_units(decoder, mixture, range(num_experts))
+    trunk, *experts = [schema.unit for schema in units.schemas]
+    whole = ModelUnits((TensorSchema(UnitName("fragment-0"), units.whole.tensors),))
+    each = num_experts * WIRE_HOLDERS // WIRE_PEERS
+    held = [[trunk, *(experts[(n * each + i) % num_experts] for i in range(each))] for n in range(WIRE_PEERS)]
+    _be_quiet()
+    sent = [
+        trio.run(sent_a_round, Settings(of, TOKENS, codec_name, 16384), who, clock=MockClock(autojump_threshold=0))
+        for of, who in ((units, held), (whole, [[whole.schemas[0].unit]] * WIRE_PEERS))
+    ]
+    others = WIRE_PEERS - 1
+    of_trunk, *of_experts = [schema.num_elements for schema in units.schemas]
+    share = (others * of_trunk + (WIRE_HOLDERS - 1) * sum(of_experts)) / (others * units.whole.num_elements)
+    return sent[0] / sent[1], share
 
 
 def _encoded(schema: TensorSchema, codec_name: str) -> int:

@@ -21,7 +21,7 @@ from averaging.network.clocks import VirtualClock
 from averaging.network.memory_network import LinkSpeed, MemoryNetwork, MemorySwarm
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams import KeptPart, Snapshot, Trainer, TrainerProgress
 from averaging.rounds.head_vector import HeadVector
 from averaging.rounds.lending import UnitShape
 from averaging.rounds.peer_rounds import PeerRounds, PeerTools
@@ -44,6 +44,7 @@ from protocol.rounds.state import RoundConfig
 from protocol.rounds.target import RoundTarget
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.wire import encode_body, genesis_id
+from tests.averaging.rounds.service_world import HandTrainer
 from tests.peer.training_world import BATCH_TOKENS, MODEL, training_plan
 from tests.simulation.signing import HashSigner, HashVerifier
 
@@ -75,6 +76,11 @@ class Settings:
     def grid(self, unit: UnitName) -> ChunkGrid:
         """Of one unit."""
         return ChunkGrid(self.schema(unit).num_elements, self.chunk_elements)
+
+    def target_of(self, unit: UnitName) -> int:
+        """At how many tokens a unit's rounds are due: an expert's at its share of the trunk's, as in peer/assembly.py."""
+        num_experts = len(self.units.schemas) - 1
+        return self.target_tokens if unit == self.units.schemas[0].unit else self.target_tokens // num_experts
 
     def first_state(self, unit: UnitName, head: CommitId) -> UnitState:
         """Before the first round."""
@@ -128,10 +134,11 @@ class UnitOf:
 
 @dataclass
 class SwarmPeer:
-    """One peer; `trainer` has its units in the order of their names in it."""
+    """One peer; `seams` are its units, the spine first, and `local` what trains them, where that is a LocalTrainer."""
 
     signer: HashSigner
-    trainer: LocalTrainer
+    seams: Mapping[UnitName, Trainer]
+    local: LocalTrainer | None
     is_inbound_reachable: bool
     network: MemoryNetwork
     disk: MemoryDisk = field(default_factory=MemoryDisk)
@@ -145,7 +152,14 @@ class SwarmPeer:
     @property
     def units(self) -> tuple[UnitName, ...]:
         """Those that it holds."""
-        return tuple(schema.unit for schema in self.trainer.units.schemas)
+        return tuple(self.seams)
+
+    @property
+    def trainer(self) -> LocalTrainer:
+        """What trains them. Raises ValueError where that is none of these."""
+        if self.local is None:
+            raise ValueError("this peer was added without a LocalTrainer")
+        return self.local
 
     def place(self, unit: UnitName) -> int:
         """Of one that it holds."""
@@ -190,8 +204,18 @@ class ExpertSwarm:
 
     def add(self, trainer: LocalTrainer, *, is_inbound_reachable: bool = True) -> SwarmPeer:
         """A peer that holds the trainer's units, before `run`."""
+        seams = {schema.unit: UnitOf(trainer, place) for place, schema in enumerate(trainer.units.schemas)}
+        return self._added(seams, trainer, is_inbound_reachable=is_inbound_reachable)
+
+    def add_offering(self, seams: Mapping[UnitName, Trainer]) -> SwarmPeer:
+        """A peer whose units have these trainers, before `run`."""
+        return self._added(seams, None, is_inbound_reachable=True)
+
+    def _added(
+        self, seams: Mapping[UnitName, Trainer], local: LocalTrainer | None, *, is_inbound_reachable: bool
+    ) -> SwarmPeer:
         signer = HashSigner(bytes([len(self.peers)]))
-        peer = SwarmPeer(signer, trainer, is_inbound_reachable, self._swarm.start(signer.peer_id))
+        peer = SwarmPeer(signer, seams, local, is_inbound_reachable, self._swarm.start(signer.peer_id))
         self.peers.append(peer)
         return peer
 
@@ -243,10 +267,11 @@ class ExpertSwarm:
             units = [schema.unit for schema in settings.units.schemas]
             shapes = {unit: UnitShape(codec, settings.grid(unit), LONGEST_S) for unit in units}
             rounds.lend(Member(peer.peer, 1, 1), offload, shapes)
-        for place, unit in enumerate(peer.units):
+        for unit, trainer in peer.seams.items():
             chain = self._chain(peer, unit, start)
-            open_round, trainer = await chain.restore(), UnitOf(peer.trainer, place)
-            await trainer.load(chain.state.anchor_N, schedule_tokens=0)
+            open_round = await chain.restore()
+            if peer.local is not None:
+                await trainer.load(chain.state.anchor_N, schedule_tokens=0)
             round_tools = RoundTools(peer.network, clock, offload, trainer, sealed, _unsaid)
             service = RoundService(self._config(peer, unit), chain, open_round, round_tools, rounds)
             peer.services[unit] = service
@@ -262,9 +287,8 @@ class ExpertSwarm:
         return UnitChain(tools, start, self.settings.first_state(unit, genesis_id(start)))
 
     def _config(self, peer: SwarmPeer, unit: UnitName) -> RoundConfig:
-        """An expert's rounds are due at its share of the trunk's target, as in peer/assembly.py."""
         units = [schema.unit for schema in self.settings.units.schemas]
-        target, spine, experts = self.settings.target_tokens, units[0], max(1, len(units) - 1)
+        spine, experts = units[0], max(1, len(units) - 1)
         return RoundConfig(
             run_id=RUN_ID,
             unit=unit,
@@ -273,7 +297,7 @@ class ExpertSwarm:
             num_chunks=self.settings.grid(unit).num_chunks,
             codec=self.settings.codec,
             outer=NESTEROV,
-            target=RoundTarget(target if unit == spine else target // experts),
+            target=RoundTarget(self.settings.target_of(unit)),
             min_members=1,
             max_members=8,
             longest_interval_s=LONGEST_S,
@@ -360,3 +384,25 @@ async def beside_rounds_of_others(folder: Path, num_rounds: int = 2) -> Beside:
             seen = now
         after = {unit: bystander.has_of(unit) for unit in others}
         return Beside(before, after, bystander.on_disk(averaged), frozenset(reducers), bystander.peer, tuple(moved))
+
+
+async def sent_a_round(settings: Settings, held: Sequence[Sequence[UnitName]]) -> float:
+    """Bytes that a peer sends on bulk streams in a round of every unit, by the network's counters: the mean over all peers.
+
+    Args:
+        held: the units of each peer, the spine first.
+    """
+
+    def offering(unit: UnitName, number: int) -> HandTrainer:
+        """Its part of the tokens at which a round is due: all holders are heard before it opens."""
+        source, num_holders = torch.Generator().manual_seed(number), sum(unit in units for units in held)
+        values_N = torch.randn(settings.schema(unit).num_elements, generator=source)
+        return HandTrainer(values_N, -(-settings.target_of(unit) // num_holders))
+
+    async with expert_swarm(settings) as swarm:
+        for number, units in enumerate(held):
+            swarm.add_offering({unit: offering(unit, number) for unit in units})
+        await swarm.run()
+        units = [schema.unit for schema in settings.units.schemas]
+        await swarm.committed(dict.fromkeys(units, 1))
+        return sum(peer.bulk_up(unit) for peer in swarm.peers for unit in units) / len(swarm.peers)
