@@ -15,7 +15,8 @@ import trio
 from averaging.data.shard_exchange import SLOWEST_BYTES_PER_S, fetch_shard
 from averaging.data.shards import HashedFile, ShardCache, parse_dataset
 from coordinator.run_files import DATA_FOLDER, RunFiles
-from coordinator.run_texts import PackedText, RunTexts
+from coordinator.run_texts import RunTexts
+from coordinator.run_texts_core import PackedText
 from protocol.errors import PotluckError, UnreachableError
 from protocol.reassignment import Reassignment
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,11 +28,12 @@ from averaging.data.texts import Text
 from averaging.data.tokenizer import ByteTokenizer, Tokenizer
 from averaging.data.vocabulary import FileTokenizer
 from averaging.network.file_storage import sync_folder
-from coordinator.reassigning_core import owners_after
+from coordinator.reassigning_core import Forget, Looked, PackAnew, SayUnmeasured, Watch, owners_after, step
 from coordinator.routing_embeddings import refitted
 from coordinator.run_files import CHECKPOINT_FOLDER, DATA_FOLDER, RunFiles, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
-from coordinator.run_texts import PackedText, RunTexts
+from coordinator.run_texts import RunTexts
+from coordinator.run_texts_core import PackedText
 from protocol.errors import ConfigError, PotluckError, StorageError
 from protocol.ids import Root
 from protocol.reassignment import LEAD_ROUNDS, Reassignment, seal_reassignment
@@ -180,11 +181,7 @@ class Reassigner:
     clock: Clock
     offload: Offload
     head_index: Callable[[], int]
-    done_index: int = 0
-    """The round whose losses were looked at last."""
-
-    _said_index: int = 0
-    """The round of which it was said last that experts were not measured."""
+    _watch: Watch = field(default_factory=Watch)
 
     async def keep(self) -> None:
         """Until cancelled."""
@@ -194,31 +191,24 @@ class Reassigner:
 
     async def look(self) -> None:
         """Pack anew where there is a reason to. What cannot be done is said, and tried again with the next losses."""
-        newest, head_index = self.texts.newest_entry, self.head_index()
-        self.texts.book = self.texts.book.until(head_index)
-        self.done_index, self._said_index = min(self.done_index, head_index), min(self._said_index, head_index)
-        if newest is not None and head_index < newest.from_round:
-            return  # what was signed last is not read yet: losses tell nothing of it
-        from_round = newest.from_round if newest is not None else 0
-        found = self.texts.book.complete(max(self.done_index, from_round))
-        if found is None:
-            self._say_unmeasured(head_index)
-            return
-        self.done_index, losses_DX = found
+        newest = self.texts.newest_entry
+        event = Looked(self.texts.book, self.head_index(), newest.from_round if newest is not None else 0)
+        self._watch, actions, reason = step(self._watch, event)
+        for action in actions:
+            if isinstance(action, Forget):
+                self.texts.book = action.book
+            elif isinstance(action, SayUnmeasured):
+                _log.warning("documents_not_reassigned", index=action.index, reason=reason)
+            else:
+                await self._try_to_reassign(action)
+
+    async def _try_to_reassign(self, pack: PackAnew) -> None:
         try:
-            await self._reassign(losses_DX)
+            await self._reassign(pack.index, pack.losses_DX)
         except PotluckError as error:
-            _log.warning("documents_not_reassigned", index=self.done_index, reason=error.one_line())
+            _log.warning("documents_not_reassigned", index=pack.index, reason=error.one_line())
 
-    def _say_unmeasured(self, head_index: int) -> None:
-        """Once for each round."""
-        found = self.texts.book.unmeasured(max(self.done_index, self._said_index), head_index)
-        if found is not None:
-            self._said_index, experts = found
-            reason = f"nobody measured expert {', '.join(map(str, experts))} at round {self._said_index}"
-            _log.warning("documents_not_reassigned", index=self._said_index, reason=reason)
-
-    async def _reassign(self, losses_DX: Losses) -> None:
+    async def _reassign(self, index: int, losses_DX: Losses) -> None:
         newest, packed_after = self.texts.newest, self.texts.num_added
         current = newest.dataset if newest is not None else self.run.dataset
         rows = await self.ledger.run(lambda ledger: ledger.checkpoints())
@@ -228,9 +218,7 @@ class Reassigner:
         if packed.dataset is None:
             if not await self.texts.remember(self.ledger, packed.owners_D, packed_after):
                 return
-            _log.info(
-                "documents_stay", index=self.done_index, reason="the router would send none of the sample elsewhere"
-            )
+            _log.info("documents_stay", index=index, reason="the router would send none of the sample elsewhere")
             return
         entry = self._entry(packed.dataset, self.texts.newest_entry)
         sealed = seal_reassignment(self.signer, self.run.manifest.run_id, entry)

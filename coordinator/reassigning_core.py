@@ -91,6 +91,87 @@ class SampleBook:
         return newest.index, tuple(zip(*by_expert, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How far the host has looked.
+
+    Attributes:
+        done_index: the round whose losses were taken last, whatever came of them.
+        said_index: the round of which it was said last that experts were not measured.
+    """
+
+    done_index: int = 0
+    said_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The host has looked at what was measured.
+
+    Attributes:
+        book: what was.
+        head_index: the trunk's newest round.
+        from_round: of what was signed last, the round from which it is read; 0 where nothing was.
+    """
+
+    book: SampleBook
+    head_index: int
+    from_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Only this of the book is of the lineage that is followed."""
+
+    book: SampleBook
+
+
+@dataclass(frozen=True, slots=True)
+class PackAnew:
+    """Send documents to experts by these losses, (D, X), of this round."""
+
+    index: int
+    losses_DX: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SayUnmeasured:
+    """Nobody measured these experts at this round, at which others were."""
+
+    index: int
+    experts: tuple[int, ...]
+
+
+def step(watch: Watch, event: Looked) -> tuple[Watch, tuple[Forget | PackAnew | SayUnmeasured, ...], str]:
+    """How far it has looked then, what to do, and why.
+
+    Where the trunk goes back, losses of later rounds are forgotten, and those of its rounds count once more.
+    """
+    head_index, book = event.head_index, event.book.until(event.head_index)
+    forgets = () if book is event.book else (Forget(book),)
+    watch = Watch(min(watch.done_index, head_index), min(watch.said_index, head_index))
+    if head_index < event.from_round:
+        return (
+            watch,
+            forgets,
+            f"what was signed last is read from round {event.from_round} on: losses tell nothing of it",
+        )
+    found = book.complete(max(watch.done_index, event.from_round))
+    if found is not None:
+        pack = PackAnew(*found)
+        return (
+            replace(watch, done_index=pack.index),
+            (*forgets, pack),
+            f"all experts were measured at round {pack.index}",
+        )
+    missed = book.unmeasured(max(watch.done_index, watch.said_index), head_index)
+    if missed is None:
+        return watch, forgets, "no round at which all experts were measured"
+    say = SayUnmeasured(*missed)
+    reason = f"nobody measured expert {', '.join(map(str, say.experts))} at round {say.index}"
+    return replace(watch, said_index=say.index), (*forgets, say), reason
+
+
 def owners_after(losses_DX: tuple[tuple[float, ...], ...], owners_D: tuple[int, ...]) -> tuple[int, ...]:
     """Whose each document of the sample is from now on. Raises ConfigError where the numbers do not fit together."""
     num_documents, num_experts = len(owners_D), len(losses_DX[0])

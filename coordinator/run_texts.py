@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,19 @@ from averaging.data.shards import DatasetManifest, parse_dataset
 from coordinator.ledger import Ledger
 from coordinator.reassigning_core import SampleBook
 from coordinator.run_files import DATA_FOLDER, RunFiles
+from coordinator.run_texts_core import (
+    BroughtBack,
+    Event,
+    KeepOwners,
+    KeepTexts,
+    OwnersKept,
+    OwnersOffered,
+    PackedText,
+    TextKept,
+    TextOffered,
+    TextsKnown,
+    step,
+)
 from protocol.errors import PotluckError, RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.ids import CommitId
@@ -40,15 +53,6 @@ SAMPLE_OWNERS: Final = "sample owners"
 """In the ledger: whose each document of the sample is by the losses so far, a byte each."""
 
 _SHARD_NAME: Final = re.compile("[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class PackedText:
-    """A signed entry, what it says, and the data set that it names."""
-
-    sealed: bytes
-    entry: Reassignment
-    dataset: DatasetManifest
 
 
 def read_texts(folder: Path, manifest: RunManifest, ledger: Ledger) -> tuple[PackedText, ...]:
@@ -98,6 +102,10 @@ def keep_text(run: RunFiles, ledger: Ledger, texts: Sequence[PackedText]) -> tup
     return kept
 
 
+def _kept_by(run: RunFiles, texts: Sequence[PackedText], ledger: Ledger) -> tuple[PackedText, ...]:
+    return keep_text(run, ledger, texts)
+
+
 def _delete_others(folder: Path, wanted: Collection[str]) -> None:
     """The entry is durable by now: what cannot be deleted is said, and tried again with the next one."""
     try:
@@ -113,8 +121,8 @@ def _delete_others(folder: Path, wanted: Collection[str]) -> None:
 
 
 class RunTexts:
-    """What the host's services ask of the run's data sets; `taken` are the re-assignments that are kept, `owners` whose the documents
-    of the sample are, and what peers measure of it comes into `book`.
+    """What the host's services ask of the run's data sets; what peers measure of the sample comes into `book`. What is taken is
+    decided in run_texts_core.py.
     """
 
     def __init__(self, run: RunFiles, taken: Sequence[PackedText] = (), owners_D: tuple[int, ...] = ()) -> None:
@@ -122,42 +130,46 @@ class RunTexts:
         self._first = run.dataset
         self._run = run
         self._adding = trio.Lock()
-        self.taken = tuple(taken)
-        self._lost: tuple[bytes, Reassignment] | None = None
-        self.owners = owners_D
-        self.num_added = 0
-        """How many were added since this process began."""
-
+        self._known = TextsKnown(tuple(taken), owners_D)
         every_rounds = section.reassign_every_rounds if section is not None else 0
         num_experts = section.num_experts if section is not None else 0
         self.book = SampleBook(num_experts, run.dataset.sample_windows, every_rounds)
 
     @property
+    def taken(self) -> tuple[PackedText, ...]:
+        """The re-assignments that are kept, oldest first."""
+        return self._known.taken
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Whose the documents of the sample are."""
+        return self._known.owners_D
+
+    @property
+    def num_added(self) -> int:
+        """How many were added since this process began."""
+        return self._known.num_added
+
+    @property
     def newest(self) -> PackedText | None:
         """The re-assignment that was signed last."""
-        return self.taken[-1] if self.taken else None
+        return self._known.newest
 
     @property
     def lost(self) -> tuple[bytes, Reassignment] | None:
         """The newest entry that a peer brought back, signed, and what it says: an old copy of the ledger has not got it. None once its
         text is here, or a newer one.
         """
-        newest = self.newest
-        if self._lost is None or (newest is not None and newest.entry.signed_unix_s >= self._lost[1].signed_unix_s):
-            return None
-        return self._lost
+        return self._known.lost
 
     @property
     def newest_entry(self) -> Reassignment | None:
         """Of what was signed last, whether its text is here or not."""
-        if (lost := self.lost) is not None:
-            return lost[1]
-        return self.newest.entry if self.newest is not None else None
+        return self._known.newest_entry
 
     def lacks(self, signed_unix_s: int) -> bool:
         """Whether a peer has heard of an entry that is newer than those that are known here."""
-        newest = self.newest_entry
-        return signed_unix_s > (newest.signed_unix_s if newest is not None else 0)
+        return self._known.lacks(signed_unix_s)
 
     def take_back(self, sealed: bytes) -> None:
         """An entry that a peer has kept.
@@ -165,9 +177,12 @@ class RunTexts:
         Raises:
             RemoteProtocolError, VersionError: this host has not signed it.
         """
-        entry = _opened(self._run.manifest, sealed)
-        if self.lacks(entry.signed_unix_s):
-            self._lost = (sealed, entry)
+        self._decide(BroughtBack(sealed, _opened(self._run.manifest, sealed)))
+
+    def _decide(self, event: Event) -> KeepTexts | KeepOwners | None:
+        self._known, order, reason = step(self._known, event)
+        _log.debug("texts_decided", heard=type(event).__name__, reason=reason)
+        return order
 
     async def add(self, ledger: LedgerWriter, text: PackedText, packed_after: int | None = None) -> bool:
         """Remember one whose files are here, with whose documents are whose by it, and delete what only older ones name; False where a
@@ -181,15 +196,10 @@ class RunTexts:
             StorageError: as the ledger's methods; nothing has changed.
         """
         async with self._adding:
-            newest = self.newest
-            if newest is not None and newest.entry.signed_unix_s >= text.entry.signed_unix_s:
+            order = self._decide(TextOffered(text, packed_after))
+            if not isinstance(order, KeepTexts):
                 return False
-            if packed_after not in (None, self.num_added):
-                return False
-            taken = (*self.taken, text)
-            self.taken = await ledger.run(lambda ledger: keep_text(self._run, ledger, taken))
-            self.owners = text.dataset.sample_owners or self.owners
-            self.num_added += 1
+            self._decide(TextKept(text, await ledger.run(partial(_kept_by, self._run, order.texts))))
         return True
 
     async def remember(self, ledger: LedgerWriter, owners_D: tuple[int, ...], packed_after: int) -> bool:
@@ -199,10 +209,11 @@ class RunTexts:
             StorageError: as the ledger's methods; nothing has changed.
         """
         async with self._adding:
-            if packed_after != self.num_added:
+            order = self._decide(OwnersOffered(owners_D, packed_after))
+            if not isinstance(order, KeepOwners):
                 return False
-            await ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(owners_D)))
-            self.owners = owners_D
+            await ledger.run(lambda ledger: ledger.put(SAMPLE_OWNERS, bytes(order.owners_D)))
+            self._decide(OwnersKept(order.owners_D))
         return True
 
     @property

@@ -64,7 +64,8 @@ from peer.network_options import network_options
 from peer.one_process import OwnRecord
 from peer.own_parts import own_parts
 from peer.own_text import OwnText
-from peer.present_holders import ASK_WITHIN_S, present
+from peer.present_holders import ASK_WITHIN_S, Proof, present
+from peer.present_holders_core import everybody
 from peer.reach import find_outbound_only
 from peer.reporting import ExpertLosses, ExpertText, Reporter, evaluate_commits
 from peer.revocations import Revocations
@@ -310,11 +311,14 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
         return ()
     await _members_listed(joined.network, joined.membership, joined.roster)
     me, listed = joined.life.identity.peer_id, joined.roster.listed_experts()
-    record = decode_body(StartRecord, start)
+    record, seen = decode_body(StartRecord, start), everybody(listed)
     if not joined.experts.wanted and me not in record.roster:
         ask = partial(joined.network.call, channel=CREDENTIAL_CHANNEL, request=b"", timeout_s=ASK_WITHIN_S)
-        listed = await present(listed, joined.roster.taking_connections(), ask)
-    held = await joined.experts.settle(record, me, listed)
+        membership, units = joined.membership, tuple(joined.membership.manifest.parts)
+        prove = Proof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
+        reachable, index = joined.roster.taking_connections(), joined.reporter.told_index
+        seen = await present(listed, reachable, ask, prove, units, index)
+    held = await joined.experts.settle(record, me, seen)
     joined.roster.own_experts = held
     return held
 

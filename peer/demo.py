@@ -109,13 +109,13 @@ class _Swarm:
 
     def kill_victim(self) -> None:
         self.peers[VICTIM].kill_group()
-        last = self.seen.reports.get(VICTIM)
+
+    def restart_victim(self) -> None:
+        # until here what the killed process told last is in the reports, and counted with them
+        last = self.seen.reports.pop(VICTIM, None)
         if last is not None:
             self.lost_bytes_up += last.bytes_up
             self.lost_bytes_down += last.bytes_down
-
-    def restart_victim(self) -> None:
-        self.seen.reports.pop(VICTIM, None)
         self.start_peer(VICTIM)
         self.restarted_unix_s = self.peers[VICTIM].started_unix_s
 

@@ -29,7 +29,8 @@ class DemoSummary(BaseModel):
         heldout_experts_end: the newest held-out loss of each expert on the documents that go to it.
         unit_roots: the last root of each expert, or stage, one for each that its holders ended on.
         rejoin_s: from the killed peer's new process to the first round that counts it; None when it never was.
-        bytes_up: payload bytes that the peers sent, those before the kill included.
+        bytes_up: payload bytes that the peers sent, those before the kill included; of a peer that left no report when it ended, as
+            where the demo gave up, what it told last.
         bytes_down: payload bytes that they received.
     """
 
@@ -91,6 +92,7 @@ def summarise(
     checkpoint = newest_checkpoint(seen.host)
     pairs = seen.host.yardsticks.pairs_nats_per_byte if seen.host and seen.host.yardsticks else None
     roots = {report.peer: report.state_root for report in final.values()}
+    last = {**seen.reports, **final}  # who is ended as the demo gives up leaves no report behind
     checkpoint_root = checkpoint.root if checkpoint else ""
     # What it was given up for is told alone: all else that is missing then follows from it.
     failures = (
@@ -119,8 +121,8 @@ def summarise(
         state_roots=roots,
         unit_roots=_unit_roots(final),
         rejoin_s=facts.rejoin_s,
-        bytes_up=facts.lost_bytes_up + sum(report.bytes_up for report in final.values()),
-        bytes_down=facts.lost_bytes_down + sum(report.bytes_down for report in final.values()),
+        bytes_up=facts.lost_bytes_up + sum(report.bytes_up for report in last.values()),
+        bytes_down=facts.lost_bytes_down + sum(report.bytes_down for report in last.values()),
         checkpoint=checkpoint.path if checkpoint else "",
         checkpoint_root=checkpoint_root,
         plot=facts.plot,

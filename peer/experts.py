@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from averaging.network.seams import Offload
 from peer.config import PeerConfig, whole_bytes
 from peer.experts_core import Known, choose, founded, of_founders, room_for
 from peer.membership_file import write_durably
+from peer.present_holders_core import Believed
 from protocol.errors import StorageError
 from protocol.expert_choice import Holding, check_experts, parse_experts
 from protocol.ids import PeerId
@@ -56,8 +57,8 @@ class OwnExperts:
         """What is fetched of the data for these experts; everything in a run without any."""
         return dataset.files_of(held)
 
-    async def settle(self, start: StartRecord, me: PeerId, listed: Mapping[PeerId, tuple[int, ...]]) -> tuple[int, ...]:
-        """Decide, once the run has started; `listed` are the other members that are there, with what they say that they hold.
+    async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
+        """Decide, once the run has started, by what the other members hold that are there.
 
         Raises:
             StorageError: the choice cannot be kept.
@@ -65,10 +66,13 @@ class OwnExperts:
         if not self.num_parts:
             return ()
         began = of_founders(start, self.num_parts)
-        seen = listed or began  # a directory that is away says nothing: then those count that began the run
-        others = {peer: Holding(experts or began.get(peer, ())) for peer, experts in seen.items() if peer != me}
+        held = (
+            began if seen.is_empty else seen.held
+        )  # a directory that is away says nothing: then those count that began the run
+        others = {peer: Holding(experts or began.get(peer, ())) for peer, experts in held.items() if peer != me}
+        claims = seen.num_claims(self.num_parts)
         own = founded(start, me, self.num_parts)
-        choice = choose(Known(self.num_parts, me, self.room, self._pinned, self._kept, own, others))
+        choice = choose(Known(self.num_parts, me, self.room, self._pinned, self._kept, own, others, claims))
         await self._offload.run(partial(_keep, self._folder / FILE_NAME, choice.experts))
         self.held = choice.experts
         log.info("experts_chosen", experts=choice.experts, reason=choice.reason)

@@ -29,7 +29,8 @@ class Known:
         pinned: that our owner named.
         kept: held here before, in this run.
         founded: with which the run began here, by the host's start record.
-        others: all that are listed.
+        others: all that count as there, with what they have shown that they hold.
+        claims: how many more say of each expert that they hold it, and could not be asked or have shown nothing; none without.
     """
 
     num_experts: int
@@ -39,6 +40,7 @@ class Known:
     kept: tuple[int, ...] = ()
     founded: tuple[int, ...] = ()
     others: Mapping[PeerId, Holding] | None = None
+    claims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def choose(known: Known) -> Choice:
         if experts:
             return Choice(experts, reason)
     peers = {**(known.others or {}), known.me: Holding(room=known.room)}
-    experts = share_out(known.num_experts, peers)[known.me]
+    experts = share_out(known.num_experts, peers, known.claims)[known.me]
     counts = [len(peers) for peers in holders(known.num_experts, {p: h.experts for p, h in peers.items()})]
     return Choice(
         experts, f"the run lacks them most: the experts have {', '.join(map(str, counts))} holders among those listed"

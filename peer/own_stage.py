@@ -19,6 +19,7 @@ from averaging.data.shards import DatasetManifest, HashedFile
 from averaging.network.seams import Offload
 from peer.config import PeerConfig, whole_bytes
 from peer.membership_file import write_durably
+from peer.present_holders_core import Believed
 from protocol.errors import StorageError
 from protocol.ids import PeerId
 from protocol.manifest import RunConfig
@@ -151,15 +152,15 @@ class OwnStage:
         reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
         return dataset.files if reads_text else dataset.files_without_text
 
-    async def settle(self, start: StartRecord, me: PeerId, listed: Mapping[PeerId, tuple[int, ...]]) -> tuple[int, ...]:
-        """Decide, once the run has started; `listed` are the other members that are there, with what they say that they hold.
+    async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
+        """Decide, once the run has started, by what the other members hold that are there; who takes no connections has its word.
 
         Raises:
             StorageError: the choice cannot be kept.
         """
         began = {peer: founded_stage(start, peer, self.num_parts) for peer in start.roster}
-        seen = listed or dict.fromkeys(start.roster, ())
-        others = {peer: held[0] if held else began.get(peer) for peer, held in seen.items() if peer != me}
+        listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.held, **seen.on_word}
+        others = {peer: held[0] if held else began.get(peer) for peer, held in listed.items() if peer != me}
         known = KnownStages(self._stages, self.fits, self._kept, began.get(me), others)
         stage, reason = choose_stage(known)
         await self._offload.run(partial(_keep, self._path, stage))

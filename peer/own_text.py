@@ -26,6 +26,7 @@ from peer.own_text_core import (
     Begun,
     Event,
     HeldText,
+    Holds,
     Named,
     Orders,
     Refused,
@@ -171,6 +172,7 @@ class OwnText:
             ConfigError: its router is not the one of the manifest, or an expert has too little text.
         """
         if experts:
+            self._holds(experts)
             await self._find_again(experts)
         if self._coming is not None and experts:
             try:
@@ -183,6 +185,10 @@ class OwnText:
             await self._offload.run(partial(self._check_files, self.dataset))
         if experts:
             self._decide(Arrived(self._state.now))
+
+    def _holds(self, experts: Sequence[int]) -> None:
+        if self._manifest.config.experts is not None:  # a stage reads all text, or none
+            self._decide(Holds(tuple(experts)))
 
     async def _find_again(self, experts: Sequence[int]) -> None:
         for text in self._restored:
@@ -215,7 +221,7 @@ class OwnText:
             await self._bring(entry, fetch, experts)
         except (ConfigError, RemoteProtocolError) as error:
             log.warning("reassignment_refused", number=entry.says.number, reason=error.one_line())
-            await self._delete(self._decide(Refused()))
+            await self._delete(self._decide(Refused(frozenset([entry.says.manifest_sha256]))))
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}", "a folder with space") from error
         if self._coming is entry:

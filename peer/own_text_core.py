@@ -39,8 +39,13 @@ class HeldText:
     @property
     def names(self) -> frozenset[str]:
         """Of its files."""
+        return self.names_for(None)
+
+    def names_for(self, experts: tuple[int, ...] | None) -> frozenset[str]:
+        """Of those that the holder of these experts reads; of all for None."""
+        files = self.dataset.files if experts is None else self.dataset.files_of(experts)
         beside = [self.entry.manifest_sha256] if self.entry is not None else []
-        return frozenset([*beside, *(file.sha256 for file in self.dataset.files)])
+        return frozenset([*beside, *(file.sha256 for file in files)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +56,20 @@ class TextState:
         now: what is read.
         here: whose files are here, in the order in which they were signed; before training nothing is known of that.
         coming: whose files are being fetched.
+        experts: that are held here, whose files are needed; None before that is known, and where a peer holds no experts.
     """
 
     now: HeldText
     here: tuple[HeldText, ...] = ()
     coming: HeldText | None = None
+    experts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Of the texts these experts' parts are needed here, and what all read."""
+
+    experts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,9 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What was coming does not match what was signed."""
+    """What was coming does not match what was signed; `brought` are names of files that came before that was known, its manifest."""
+
+    brought: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,7 @@ class WasTakenUp:
     index: int
 
 
-Event = Named | Refused | Arrived | Begun | TrunkMoved | WasTakenUp
+Event = Holds | Named | Refused | Arrived | Begun | TrunkMoved | WasTakenUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +134,14 @@ NOTHING: Final = Orders()
 
 def step(state: TextState, event: Event) -> tuple[TextState, Orders, str]:
     """What is known after an event, what to do, and why; no reason where nothing changes."""
+    if isinstance(event, Holds):
+        return replace(state, experts=event.experts), NOTHING, ""
     if isinstance(event, Named):
         return _named(state, event.text)
     if isinstance(event, Refused):
         after = replace(state, coming=None)
-        return after, Orders(delete=_only_in(state.coming, after)), "it is not what was signed"
+        unwanted = _only_in(state.coming, after) | (event.brought - _needed(after))
+        return after, Orders(delete=unwanted), "it is not what was signed"
     if isinstance(event, Arrived):
         others = [text for text in state.here if text.signed_unix_s != event.text.signed_unix_s]
         here = tuple(sorted([*others, event.text], key=lambda text: text.signed_unix_s))
@@ -177,9 +196,9 @@ def _only_in(text: HeldText | None, state: TextState) -> frozenset[str]:
 
 
 def _needed(state: TextState) -> frozenset[str]:
-    """Names of the files of all texts that are read, here or coming."""
+    """Names of the files of all texts that are read, here or coming, as far as this peer's experts read them."""
     coming = [state.coming] if state.coming is not None else []
-    return _names([state.now, *state.here, *coming])
+    return frozenset(name for text in (state.now, *state.here, *coming) for name in text.names_for(state.experts))
 
 
 def _names(texts: Iterable[HeldText]) -> frozenset[str]:

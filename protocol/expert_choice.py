@@ -23,8 +23,12 @@ class Holding:
     room: int = 1
 
 
-def share_out(num_experts: int, peers: Mapping[PeerId, Holding]) -> dict[PeerId, tuple[int, ...]]:
-    """The experts of all peers, in the order of their numbers; those of who has decided are what they were."""
+def share_out(
+    num_experts: int, peers: Mapping[PeerId, Holding], claims: Sequence[int] = ()
+) -> dict[PeerId, tuple[int, ...]]:
+    """The experts of all peers, in the order of their numbers; those of who has decided are what they were. Between experts that as
+    many hold `claims` decides, where it is given: how many more say of each that they hold it, and have not shown it.
+    """
     counts = [0] * num_experts
     held = {peer: list(peers[peer].experts) for peer in sorted(peers)}
     undecided = [peer for peer, experts in held.items() if not experts]
@@ -36,7 +40,7 @@ def share_out(num_experts: int, peers: Mapping[PeerId, Holding]) -> dict[PeerId,
     while turns:
         for peer in turns:
             others = [expert for expert in range(num_experts) if expert not in held[peer]]
-            expert = min(others, key=lambda expert: (counts[expert], expert))
+            expert = min(others, key=lambda expert: (counts[expert], claims[expert] if claims else 0, expert))
             if held[peer] and counts[expert]:
                 break  # every expert has a holder
             held[peer].append(expert)

@@ -21,7 +21,9 @@ from typing import Final
 import numpy as np
 import structlog
 import torch
+import trio
 from torch.nn import functional
+from trio.testing import MockClock
 
 from averaging.codecs import codec_by_name
 from averaging.data.assignment import window_starts
@@ -44,11 +46,14 @@ from protocol.decoder_schema import DecoderConfig
 from protocol.expert_schema import MixtureConfig, held_units
 from protocol.experts_section import RouterFeatures
 from protocol.ids import CommitId, UnitName
+from protocol.model_units import ModelUnits
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.traffic import update_bytes
 from protocol.training_sections import InnerSection
 from tests.benchmarks.feedback import decoded
+from tests.instruction_sets import without
+from tests.oracles.expert_swarm import Settings, beside_rounds_of_others, sent_a_round
 from tests.simulation.collection import SCENARIOS
 from tests.simulation.scenario import play
 
@@ -198,21 +203,18 @@ def _held_by(peers: Sequence[Peer], thetas: Sequence[torch.Tensor], unit: UnitNa
 
 
 def x1_others_stay() -> bool:
-    """Whether a round of one expert leaves every tensor of those that do not hold it as it was, bit by bit."""
-    peers = [Peer((0,), "a"), Peer((0,), "b"), Peer((1,), "c")]
-    states, text = first_states(), python_text()
-    load_all(peers, states)
-    for peer in peers:
-        peer.train(text, LOCAL_STEPS)
-    before = peers[2].theta()
-    unit = UnitName("expert-0")
-    state = committed(states[unit], _held_by(peers, [peer.theta() for peer in peers], unit))
-    for peer in peers[:2]:
-        theta_N = peer.theta()
-        begin, stop = peer.units.spans[peer.units.place(unit)]
-        theta_N[begin:stop] = state[0]
-        peer.load(theta_N)
-    return torch.equal(peers[2].theta(), before) and torch.equal(peers[0].of_unit(peers[0].theta(), unit), state[0])
+    """Whether rounds of one expert, which they sum themselves, leave all that those have who do not hold it as it was, bit by bit:
+    parameters, outer state and disk of the experts that they hold. In virtual time, by production's rounds.
+    """
+    _be_quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        found = trio.run(beside_rounds_of_others, Path(folder), clock=MockClock(autojump_threshold=0))
+    did_touch = found.reducers == {found.bystander} and min(found.moved) > 0
+    return did_touch and found.after == found.before and not found.of_averaged
+
+
+def _be_quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def x2_one_group() -> bool:
@@ -375,7 +377,7 @@ def x7_killed() -> list[str]:
     """All holders of an expert die in mid-round, in simulated swarms: the others commit on, and it is resumed by them, or by a
     newcomer. What went wrong in each, "" where nothing did.
     """
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    _be_quiet()
     stories = [SCENARIOS[name] for name in _X7]
     return [play(told, seed).error for told in stories for seed in range(told.num_seeds)]
 
@@ -384,6 +386,8 @@ _X8_DOMAINS: Final = ("python", "english", "c++", "stubs")
 _ASSIGN: Final = """
 import sys, hashlib
 from pathlib import Path
+from tests.instruction_sets import check_off
+check_off()
 from averaging.data.document_router import router_from_bytes, router_root
 from averaging.data.domains import domain_documents
 from averaging.data.tokenizer import ByteTokenizer
@@ -395,13 +399,15 @@ print(hashlib.sha256(repr([router.choices(text) for text in documents]).encode()
 
 
 def x8_hashes(features: RouterFeatures) -> list[str]:
-    """Hash of the assignment of 96 documents to 4 experts, in processes with 1 and 4 threads, with and without wide instructions."""
+    """Hash of the assignment of 96 documents to 4 experts, in processes with 1 and 4 threads, with all vector instructions that
+    NumPy would use on this machine, and with none of them, which each process looks at itself.
+    """
     texts = [document.data for domain in _X8_DOMAINS for document in domain_documents(domain, 24)]
     router = fit_router(texts, 4, overlap=0.25, embeddings=_embeddings(texts) if features == "embeddings" else None)
     machines = [
         {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, **narrow}
         for threads in ("1", "4")
-        for narrow in ({}, {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX"})
+        for narrow in ({}, without())
     ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / features
@@ -440,6 +446,35 @@ def bytes_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
     sent = [sum(_encoded(schema, codec_name) for schema in units.schemas) for units in (own, all_)]
     whole_bytes = update_bytes(codec_name, all_.whole.num_elements, 16384)
     return sent[0] / whole_bytes, own.whole.num_elements / all_.whole.num_elements
+
+
+WIRE_PEERS: Final = 4
+WIRE_HOLDERS: Final = 2
+"""Of each expert."""
+
+
+def wire_shares(codec_name: str, num_experts: int) -> tuple[float, float]:
+    """What a peer sends in a round of every unit that it holds, over what it sends in a round of the whole model as one unit: on the
+    network's counters, and as the values say. Four peers in virtual time, each expert with two holders.
+
+    Of a unit of N values with m holders 2 (m - 1) N values cross in a round: contributions to who sums, and results to all others.
+    """
+    mixture = MixtureConfig(num_experts=num_experts, ffn_dim=352)
+    decoder = DecoderConfig(dim=128, num_layers=4, num_heads=4, num_kv_heads=4, ffn_dim=352, context_tokens=32)
+    units = held_units(decoder, mixture, range(num_experts))
+    trunk, *experts = [schema.unit for schema in units.schemas]
+    whole = ModelUnits((TensorSchema(UnitName("fragment-0"), units.whole.tensors),))
+    each = num_experts * WIRE_HOLDERS // WIRE_PEERS
+    held = [[trunk, *(experts[(n * each + i) % num_experts] for i in range(each))] for n in range(WIRE_PEERS)]
+    _be_quiet()
+    sent = [
+        trio.run(sent_a_round, Settings(of, TOKENS, codec_name, 16384), who, clock=MockClock(autojump_threshold=0))
+        for of, who in ((units, held), (whole, [[whole.schemas[0].unit]] * WIRE_PEERS))
+    ]
+    others = WIRE_PEERS - 1
+    of_trunk, *of_experts = [schema.num_elements for schema in units.schemas]
+    share = (others * of_trunk + (WIRE_HOLDERS - 1) * sum(of_experts)) / (others * units.whole.num_elements)
+    return sent[0] / sent[1], share
 
 
 def _encoded(schema: TensorSchema, codec_name: str) -> int:

@@ -173,7 +173,9 @@ def check_rows() -> list[Row]:
         _holds("X8 one assignment in 4 kinds of process", len(set(by_grams)) == 1, len(by_grams)),
         _holds("X8 the same by embeddings", len(set(by_embeddings)) == 1, len(by_embeddings)),
     ]  # fmt: skip
-    return rows + [_bytes_row(codec, num_experts) for codec in ("fp32", "int8", "e3m0") for num_experts in (2, 8)]
+    codecs = ("fp32", "int8", "e3m0")
+    rows += [_bytes_row(codec, num_experts) for codec in codecs for num_experts in (2, 8)]
+    return rows + [_wire_row(codec, num_experts) for codec in codecs for num_experts in (2, 4)]
 
 
 def _at_most(metric: str, value: float, limit: float) -> Row:
@@ -186,8 +188,17 @@ def _holds(metric: str, outcome: bool, trials: int = 1) -> Row:
 
 def _bytes_row(codec: str, num_experts: int) -> Row:
     """Met when a peer sends its share of the whole model's bytes, to 1%."""
-    sent, share = checks.bytes_shares(codec, num_experts)
-    metric = f"bytes a peer and round, {num_experts} experts, {codec}, over the whole model's"
+    metric = f"bytes a peer and round, as encoded, {num_experts} experts, {codec}, over the whole model's"
+    return _share_row(metric, *checks.bytes_shares(codec, num_experts))
+
+
+def _wire_row(codec: str, num_experts: int) -> Row:
+    """The same of what crosses the network, of the trunk among all four peers and of each expert between its two holders."""
+    metric = f"bytes a peer and round, on the wire, {num_experts} experts, {codec}, over the whole model's"
+    return _share_row(metric, *checks.wire_shares(codec, num_experts))
+
+
+def _share_row(metric: str, sent: float, share: float) -> Row:
     is_met = abs(sent / share - 1.0) <= 0.01
     return Row(
         BENCH, metric, round(sent, 5), "share", round(share, 5), round(sent / share, 5), "ratio 1 +- 0.01", is_met, 1

@@ -25,7 +25,8 @@ from coordinator.ledger_writer import LedgerWriter
 from coordinator.reassigning import Reassigner, Repacked
 from coordinator.run_files import CHECKPOINT_FOLDER, RunFiles, open_run, run_tokenizer
 from coordinator.run_router import packed_texts, sample_of
-from coordinator.run_texts import PackedText, RunTexts, read_owners, read_texts
+from coordinator.run_texts import RunTexts, read_owners, read_texts
+from coordinator.run_texts_core import PackedText
 from protocol.errors import StorageError
 from protocol.experts_section import RouterFeatures
 from protocol.ids import CommitId, Root, UnitName

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from coordinator.reassigning_core import KEPT_COMMITS, SampleBook, owners_after
+from coordinator.reassigning_core import (
+    KEPT_COMMITS,
+    Forget,
+    Looked,
+    PackAnew,
+    SampleBook,
+    SayUnmeasured,
+    Watch,
+    owners_after,
+    step,
+)
 from protocol.ids import CommitId
 from protocol.reports import SampleLosses
 
@@ -53,6 +63,46 @@ def test_only_the_newest_commits_are_remembered() -> None:
     for index in range(1, 10):
         book = book.with_losses(_losses(index, 0, 1.0), index)
     assert [each.index for each in book.measured.values()] == list(range(10 - KEPT_COMMITS, 10))
+
+
+def _measured(*indices: int) -> SampleBook:
+    """Both experts at these rounds of every fourth."""
+    book = SampleBook(2, 1, every_rounds=4)
+    for index in indices:
+        for expert in (0, 1):
+            book = book.with_losses(_losses(index, expert, float(index)), index)
+    return book
+
+
+def test_losses_of_all_experts_are_packed_by_once() -> None:
+    watch, actions, reason = step(Watch(), Looked(_measured(4), 5))
+    assert (watch, actions) == (Watch(done_index=4), (PackAnew(4, ((4.0, 4.0),)),))
+    assert reason == "all experts were measured at round 4"
+    assert step(watch, Looked(_measured(4), 6))[:2] == (watch, ())
+    assert step(watch, Looked(_measured(4, 8), 8))[1] == (PackAnew(8, ((8.0, 8.0),)),)
+
+
+def test_nothing_is_packed_before_the_round_of_what_was_signed_last_nor_by_losses_up_to_it() -> None:
+    watch, actions, reason = step(Watch(), Looked(_measured(4), 5, from_round=6))
+    assert (watch, actions) == (Watch(), ())
+    assert reason == "what was signed last is read from round 6 on: losses tell nothing of it"
+    assert step(Watch(), Looked(_measured(4), 6, from_round=6))[1] == ()
+    assert step(Watch(), Looked(_measured(4, 8), 8, from_round=8))[1] == (), "measured on the text before"
+
+
+def test_an_expert_that_was_not_measured_is_said_once_for_each_round() -> None:
+    book = SampleBook(3, 1, every_rounds=4).with_losses(_losses(4, 1, 1.0), 4)
+    watch, actions, reason = step(Watch(), Looked(book, 8))
+    assert (watch, actions) == (Watch(said_index=4), (SayUnmeasured(4, (0, 2)),))
+    assert reason == "nobody measured expert 0, 2 at round 4"
+    assert step(watch, Looked(book, 9))[1] == ()
+
+
+def test_where_the_trunk_goes_back_later_losses_are_forgotten_and_its_rounds_count_once_more() -> None:
+    book = _measured(4, 8)
+    watch, actions, _ = step(Watch(done_index=8, said_index=8), Looked(book, 3))
+    assert (watch, actions) == (Watch(3, 3), (Forget(book.until(3)),))
+    assert step(watch, Looked(_measured(4), 4))[1] == (PackAnew(4, ((4.0, 4.0),)),)
 
 
 def test_an_eighth_moves_at_a_time_and_an_expert_keeps_a_quarter_of_its_even_share() -> None:

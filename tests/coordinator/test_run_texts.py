@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.ledger import open_ledger
 from coordinator.run_files import RunFiles, open_run
-from coordinator.run_texts import REASSIGNMENTS, SAMPLE_OWNERS, PackedText, RunTexts, keep_text, read_owners, read_texts
+from coordinator.run_texts import REASSIGNMENTS, SAMPLE_OWNERS, RunTexts, keep_text, read_owners, read_texts
+from coordinator.run_texts_core import PackedText
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.reassignment import Reassignment, seal_reassignment

@@ -17,6 +17,7 @@ from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.ids import CommitId, UnitName
 from protocol.rounds.messages import OuterStep
 from protocol.tensor_schema import ChunkGrid
+from tests.instruction_sets import check_off
 
 CONFIG = DecoderConfig(dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=88, context_tokens=16)
 WEIGHTS = (2048, 40_961, 7)
@@ -24,6 +25,7 @@ WEIGHTS = (2048, 40_961, 7)
 
 def main() -> None:
     """A line for each number of threads: Python's start and torch's import are most of the work."""
+    check_off()
     for threads in map(int, sys.argv[1:]):
         torch.set_num_threads(threads)
         print(committed_hash())

@@ -17,6 +17,7 @@ from protocol.ids import CommitId, UnitName
 from protocol.model_units import ModelUnits
 from protocol.tensor_schema import ChunkGrid, TensorSchema
 from tests.oracles.expert_rounds import NESTEROV, Outer, first_states, play
+from tests.oracles.expert_swarm import beside_rounds_of_others
 from tests.peer.training_world import MODEL, training_plan
 
 MIXTURE = MixtureConfig(num_experts=2, ffn_dim=8)
@@ -40,23 +41,29 @@ def _oracle(anchor: torch.Tensor, offers: Sequence[tuple[int, torch.Tensor]]) ->
     return anchor.double() - NESTEROV.learning_rate * (update + NESTEROV.momentum * update)
 
 
-def test_each_unit_is_averaged_by_its_holders_as_the_formulas_say_and_nobody_elses_tensors_move() -> None:
+def test_each_unit_is_averaged_by_its_holders_as_the_formulas_say() -> None:
     """On values that float32 does not round, but for the outer step's two factors, which are no binary fractions."""
     outer = type(NESTEROV)("nesterov", 0.5, 0.5)
     states = {schema.unit: Outer(_dyadic(schema.num_elements, 1)) for schema in UNITS.schemas}
-    holders = {"trunk": (1, 3, 4), "expert-0": (1, 3), "expert-1": ()}
+    holders = {"trunk": (1, 3, 4), "expert-0": (1, 3), "expert-1": (2,)}
     before = {unit: state.anchor_N.clone() for unit, state in states.items()}
     for unit, state in states.items():
         offers = [(weight, _dyadic(state.anchor_N.numel(), 10 + weight)) for weight in holders[unit]]
-        if not offers:
-            continue
         state.commit(offers, outer)
         weights = sum(weight for weight, _ in offers)
         update = sum(w * (before[unit].double() - theta.double()) for w, theta in offers) / weights
         expected = before[unit].double() - 0.5 * (update + 0.5 * update)
         assert float((state.anchor_N.double() - expected).abs().max()) <= 1e-12
-    assert torch.equal(states[UnitName("expert-1")].anchor_N, before[UnitName("expert-1")])
-    assert not states[UnitName("expert-1")].momentum_N.any()
+
+
+async def test_rounds_of_an_expert_leave_what_others_hold_bit_identical_though_they_average_the_trunk_and_sum_for_it(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    found = await beside_rounds_of_others(tmp_path)
+    assert found.reducers == {found.bystander}, "nobody else can be reached"
+    assert min(found.moved) > 0, "trunk and expert did move"
+    assert found.after == found.before
+    assert not found.of_averaged, "it keeps nothing of what it only sums"
 
 
 def test_real_updates_are_the_oracles_to_the_rounding_of_float32(tmp_path: Path) -> None:

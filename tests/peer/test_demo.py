@@ -1,21 +1,29 @@
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import trio
+from pydantic import BaseModel
 
+import peer.checkpoint_sample
 import peer.demo
+import peer.plot
 from averaging.network.http import bind_http, serve_http
-from peer.demo import FEWEST_ROUNDS, demo_run_toml, fetch, read_final_status
-from peer.demo_core import EXPERTS, STAGES
-from peer.demo_observation import PeerReport
+from peer.demo import CHECKPOINT_MANIFEST, FEWEST_ROUNDS, demo_run_toml, fetch, read_final_status, run_demo
+from peer.demo_core import EXPERTS, STAGES, VICTIM
+from peer.demo_observation import HostStatus, PeerReport
 from peer.demo_options import DemoOptions
-from peer.status import PeerStatus, write_final_status
+from peer.demo_summary import DemoSummary
+from peer.status import FINAL_STATUS_FILE, PeerStatus, write_final_status
 from peer.status_http import peer_app
 from protocol.errors import MachineError
 from protocol.manifest import load_run_config
+from tests.peer.demo_world import FOUR, ROOT, UNIT_ROOTS, holder, host_status, round_row
 
 STATUS = PeerStatus(peer="12D3KooW", name="calm otter", state="training", state_root="ab" * 32)
 
@@ -95,3 +103,88 @@ def test_final_status_is_read_back_and_absent_before_it_is_written(tmp_path: Pat
     report = read_final_status(tmp_path)
     assert report is not None
     assert report.name == "calm otter"
+
+
+class _Process:
+    """A started process that ends when it is killed, or the run is over."""
+
+    def __init__(self, story: _Story, arguments: Sequence[str]) -> None:
+        self._story, self.arguments, self.started_unix_s, self._code = story, arguments, 1006.0, 0
+
+    def option(self, name: str) -> str:
+        return self.arguments[list(self.arguments).index(name) + 1]
+
+    def exit_code(self) -> int | None:
+        return self._code or (0 if self._story.is_over else None)
+
+    def kill_group(self) -> None:
+        self._code = -9
+
+
+class _Story:
+    """The processes of a demo of experts, and what they tell: half-way peer 2 is killed, then a round without it, then one with it."""
+
+    def __init__(self, folder: Path) -> None:
+        checkpoint = folder / "checkpoint"
+        checkpoint.mkdir()
+        units = [{"unit": unit, "state_root": root} for unit, root in {"trunk": ROOT, **UNIT_ROOTS}.items()]
+        (checkpoint / CHECKPOINT_MANIFEST).write_text(json.dumps({"units": units}))
+        everybody, others = tuple(FOUR.values()), tuple(name for name in FOUR.values() if name != FOUR[VICTIM])
+        rounds = [round_row(index, others if index == 6 else everybody) for index in range(1, 11)]
+        curve = (5.6, 3.0, 2.4, 2.2, 2.1, 2.0)
+        statuses = [host_status(tuple(rounds[:index]), curve) for index in (0, 1, 5, 6, 7, 10)]
+        rows = [row.model_copy(update={"path": str(checkpoint)}) for row in statuses[-1].checkpoints]
+        statuses[-1] = statuses[-1].model_copy(update={"checkpoints": tuple(rows)})
+        self._statuses, self.is_over = statuses, False
+        self.started: dict[str, list[_Process]] = {}
+
+    def start(self, name: str, arguments: Sequence[str]) -> _Process:
+        """As ProcessGroup."""
+        self.started.setdefault(name, []).append(_Process(self, arguments))
+        return self.started[name][-1]
+
+    def fetch(self, url: str, model: type[BaseModel]) -> BaseModel | None:
+        """What is served there."""
+        if model is HostStatus:
+            found = self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+            if len(self._statuses) == 1 and found is self._statuses[0]:
+                self._leave()
+            return found
+        number = next(n for n in FOUR if f":{self.started[f'peer-{n}'][-1].option('--http-port')}/" in url)
+        return holder(number).model_copy(update={"bytes_up": 10, "bytes_down": 20})
+
+    def _leave(self) -> None:
+        for number in FOUR:
+            folder = Path(self.started[f"peer-{number}"][-1].option("--state-dir"))
+            folder.mkdir(exist_ok=True)
+            report = holder(number).model_copy(update={"bytes_up": 100, "bytes_down": 200})
+            (folder / FINAL_STATUS_FILE).write_text(report.model_dump_json())
+        self.is_over = True
+
+
+def test_demo_of_experts_starts_two_holders_of_each_kills_one_and_judges_each_experts_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the demo but what its processes do, which tests of real processes have with experts of their own."""
+    story, ran = _Story(tmp_path), list[Sequence[str]]()
+    for name, stand_in in (
+        ("open_processes", lambda _: nullcontext(story)),
+        ("wait_for_invite", lambda *_: "invite"),
+        ("fetch", story.fetch),
+        ("run_potluck", lambda arguments, _: ran.append(arguments)),
+        ("LOOK_INTERVAL_S", 0.0),
+    ):
+        monkeypatch.setattr(peer.demo, name, stand_in)
+    monkeypatch.setattr(peer.plot, "plot_losses", lambda *_, **__: None)
+    monkeypatch.setattr(peer.checkpoint_sample, "sample_from_checkpoint", lambda _, expert: f"text {expert}")
+    told, kept = tmp_path / "told.json", tmp_path / "demo"
+    assert run_demo(DemoOptions(kept, told, tmp_path / "plot.png", 200_000, 60.0, "expert")) == 0
+    assert load_run_config(kept / "run.toml").run.shards == "expert"
+    assert [story.started[f"peer-{n}"][-1].option("--expert") for n in FOUR] == ["0", "1", "0", "1"]
+    assert {name: len(processes) for name, processes in story.started.items() if len(processes) > 1} == {"peer-2": 2}
+    summary = DemoSummary.model_validate_json(told.read_bytes())
+    assert (summary.ok, summary.failures) == (True, ())
+    assert summary.unit_roots == {unit: (root,) for unit, root in UNIT_ROOTS.items()}
+    assert (summary.rejoin_s, summary.rounds_committed) == (1.0, 10)
+    assert (summary.bytes_up, summary.bytes_down) == (4 * 100 + 10, 4 * 200 + 20), "the killed process's, once"
+    assert [arguments[:2] for arguments in ran] == [["checkpoint", "verify"]]

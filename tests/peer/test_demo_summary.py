@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,15 @@ def test_summary_is_ok_when_every_promise_held() -> None:
 def test_summary_counts_the_bytes_of_the_killed_process_too() -> None:
     summary = summarise(SEEN, FINAL, FACTS)
     assert (summary.bytes_up, summary.bytes_down) == (307, 609)
+
+
+def test_summary_counts_what_peers_told_last_that_left_no_report_because_the_demo_gave_up() -> None:
+    seen = observation((round_row(1),))
+    told = {number: each.model_copy(update={"bytes_up": 40, "bytes_down": 50}) for number, each in seen.reports.items()}
+    none_left = summarise(replace(seen, reports=told), {}, FACTS, "not finished within 9 s")
+    assert (none_left.bytes_up, none_left.bytes_down) == (7 + 3 * 40, 9 + 3 * 50)
+    one_left = summarise(replace(seen, reports=told), {3: FINAL[3]}, FACTS, "not finished within 9 s")
+    assert (one_left.bytes_up, one_left.bytes_down) == (7 + 2 * 40 + 100, 9 + 2 * 50 + 200)
 
 
 def test_summary_has_every_documented_key() -> None:

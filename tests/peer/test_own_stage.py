@@ -12,6 +12,7 @@ from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.offload import InlineOffload
 from peer.config import PeerConfig
 from peer.own_stage import KnownStages, OwnStage, choose_stage, founded_stage
+from peer.present_holders_core import everybody
 from protocol.errors import MachineError
 from protocol.ids import PeerId, Root
 from protocol.rounds.start import StartRecord, StartUnit
@@ -56,10 +57,10 @@ def test_a_founder_has_the_stage_that_the_start_record_gives_it() -> None:
 def test_a_stage_is_kept_over_restarts(tmp_path: Path) -> None:
     first = _own(tmp_path)
     assert first.wanted == ()
-    assert trio.run(partial(first.settle, _start((A,), (B,), (C,)), D, {A: (0,), B: (1,), C: ()})) == (0,)
+    assert trio.run(partial(first.settle, _start((A,), (B,), (C,)), D, everybody({A: (0,), B: (1,), C: ()}))) == (0,)
     again = _own(tmp_path)
     assert again.wanted == (0,)
-    assert trio.run(partial(again.settle, _start((A,), (B,), (C,)), D, {})) == (0,)
+    assert trio.run(partial(again.settle, _start((A,), (B,), (C,)), D, everybody({}))) == (0,)
 
 
 def test_a_file_that_cannot_be_read_is_no_choice(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ async def test_what_does_not_match_what_was_signed_is_refused_in_one_line_and_no
         await _taken(text, _harmful(world, harm))
         assert [await text.follow(index, read) for index in (6, 60)] == [0, 0]
         assert (read.datasets, text.dataset) == ([], world.first)
-        assert before <= {path.name for path in (world.folder / "peer").iterdir()}
+        assert {path.name for path in (world.folder / "peer").iterdir()} == before, "nothing of what was refused stays"
     refusals = [line for line in capsys.readouterr().out.splitlines() if "reassignment_refused" in line]
     assert len(refusals) == 1
     assert told in refusals[0]

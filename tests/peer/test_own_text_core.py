@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -13,6 +14,7 @@ from peer.own_text_core import (
     Begun,
     Event,
     HeldText,
+    Holds,
     Named,
     Orders,
     Refused,
@@ -42,6 +44,11 @@ def _text(number: int, from_round: int, own: str = "") -> HeldText:
     manifest = _name(f"manifest {number}")
     entry = Reassignment(number, from_round, dataset.dataset_id, Root(bytes(32)), manifest, 9, 100 + number)
     return HeldText(dataset, entry, f"sealed {number}".encode())
+
+
+def _shard(expert: int) -> ShardEntry:
+    """The same bytes, as text of an expert."""
+    return ShardEntry(sha256=_name("shared"), num_tokens=9, split="train", expert=expert)
 
 
 FIRST, SECOND, THIRD = _text(0, 0), _text(1, 6), _text(2, 10)
@@ -147,6 +154,24 @@ def test_of_what_is_refused_or_overtaken_what_was_fetched_is_deleted_and_nothing
     assert given[-1].delete == _own(THIRD)
     assert state == TextState(FIRST, here=(FIRST,))
     assert _stepped(state, Refused())[1] == [Orders()], "of what could not even be named nothing is here"
+
+
+def test_the_manifest_of_what_could_not_be_named_is_deleted_but_where_a_text_that_is_kept_has_it() -> None:
+    state = TextState(FIRST, here=(FIRST, SECOND))
+    noise, manifest = _name("noise"), SECOND.entry.manifest_sha256 if SECOND.entry is not None else ""
+    assert _stepped(state, Refused(frozenset([noise, manifest])))[1] == [Orders(delete=frozenset([noise]))]
+
+
+def test_what_another_text_has_of_experts_that_are_not_held_here_is_not_needed_for_it() -> None:
+    """The same bytes may be one expert's before and another's after: a shard is a document, or a part of one."""
+    first, second = (
+        replace(text, dataset=text.dataset.model_copy(update={"shards": [_shard(expert)]}))
+        for text, expert in ((FIRST, 0), (SECOND, 1))
+    )
+    for experts, is_needed in (((1,), False), ((0, 1), True)):
+        state, given = _stepped(TextState(first, here=(first,)), Holds(experts), Named(second), Refused())
+        assert (_name("shared") in given[-1].delete) is not is_needed
+        assert state.experts == experts
 
 
 def test_nothing_is_decided_before_anything_is_here() -> None:

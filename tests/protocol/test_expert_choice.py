@@ -33,6 +33,13 @@ def test_what_was_decided_stands_and_a_joiner_takes_what_the_run_lacks() -> None
     assert share_out(2, {**held, D: OPEN})[D] == (0,)
 
 
+def test_between_experts_that_as_many_hold_what_is_merely_claimed_decides() -> None:
+    held = {A: Holding((0,)), B: Holding((1,))}
+    assert share_out(3, {**held, D: OPEN}, (0, 0, 9))[D] == (2,), "nobody is known to hold it"
+    assert share_out(2, {**held, D: OPEN}, (3, 1))[D] == (1,)
+    assert share_out(2, {**held, D: OPEN}, (1, 1))[D] == (0,)
+
+
 def test_two_who_join_at_once_and_see_each_other_take_different_experts() -> None:
     seen = {A: Holding((0,)), C: OPEN, D: OPEN}
     for order in itertools.permutations(seen):

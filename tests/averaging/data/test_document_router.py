@@ -23,6 +23,7 @@ from averaging.data.document_router import (
 from averaging.data.tokenizer import ByteTokenizer
 from protocol.errors import ConfigError
 from protocol.ids import Root
+from tests.instruction_sets import without
 
 ROOT = Path(__file__).parents[3]
 CODE = [
@@ -74,6 +75,8 @@ def by_embeddings() -> DocumentRouter:
 _ASSIGN = """
 import sys, hashlib
 from pathlib import Path
+from tests.instruction_sets import check_off
+check_off()
 from averaging.data.corpus import python_stdlib_documents
 from averaging.data.document_router import router_from_bytes, router_root
 from averaging.data.tokenizer import ByteTokenizer
@@ -92,7 +95,7 @@ def test_every_process_thread_count_and_instruction_set_chooses_the_same_experts
     (tmp_path / "grams").write_bytes(router.to_bytes())
     (tmp_path / "embeddings").write_bytes(by_embeddings.to_bytes())
     plain = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    few = {**os.environ, "OPENBLAS_NUM_THREADS": "4", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX"}
+    few = {**os.environ, "OPENBLAS_NUM_THREADS": "4", **without()}
     hashes = {
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _ASSIGN, str(tmp_path)],
