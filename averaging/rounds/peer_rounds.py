@@ -19,19 +19,13 @@ from averaging.rounds.beats import BeatMemory, OwnBeat, own_beat
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
 from averaging.rounds.lending import Lender, LenderTools, UnitShape
-from averaging.rounds.round_tools import IsMember, Seal, Tasks
+from averaging.rounds.round_tools import IsMember, Seal, Tasks, is_gone
 from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower, SpineMove
 from averaging.rounds.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_request
 from averaging.rounds.unit import PreparedSwitch, UnitChain
 from protocol.envelope import ReplayGuard, open_envelope
-from protocol.errors import (
-    ConnectionReset,
-    PeerUnreachable,
-    PotluckError,
-    RemoteProtocolError,
-    TransportError,
-)
+from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import cadence
@@ -269,7 +263,7 @@ class PeerRounds:
         missed: list[PeerId] = []
 
         async def took(peer: PeerId, reply: bytes | PotluckError) -> None:
-            if isinstance(reply, PotluckError) and not isinstance(reply, PeerUnreachable):
+            if isinstance(reply, PotluckError) and not is_gone(reply):
                 missed.append(peer)
             await self._took(peer, reply)
 
@@ -308,9 +302,11 @@ class PeerRounds:
         await self._tools.network.call_each(to, channel, raw, timeout_s=CALL_WITHIN_S, took=took)
 
     async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
-        """What came of one message of ours."""
+        """What came of one message of ours. A connection that broke twice is no death: a process that is gone refuses the second."""
         if isinstance(reply, PeerUnreachable):
             self._memory.not_taken(peer)
+        if is_gone(reply):
+            log.info("peer_gone", peer=short(peer), reason=reply.one_line())
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         elif isinstance(reply, PotluckError):
             log.debug("not_delivered", to=short(peer), reason=reply.one_line())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import structlog
 import trio
@@ -13,7 +13,7 @@ from averaging.network.seams import Clock, Network, Offload, Publish, Trainer
 from averaging.rounds.adoption import Mixing
 from averaging.rounds.spans import Record, nowhere
 from averaging.rounds.unit import PreparedSwitch
-from protocol.errors import PotluckError, StorageError
+from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, StorageError
 from protocol.ids import PeerId, UnitName
 from protocol.rounds.events import Event
 from protocol.rounds.lineage import SpineView
@@ -34,6 +34,13 @@ IsMember = Callable[[PeerId], Awaitable[bool]]
 
 SendMessage = Callable[[tuple[PeerId, ...], RoundMessage], Awaitable[None]]
 """Sign a message and have it brought to these peers."""
+
+
+def is_gone(reply: bytes | PotluckError) -> TypeGuard[PeerUnreachable]:
+    """Whether what came of a message, or of its repetition, says that its receiver is gone: it was refused. A reset says it of one
+    connection.
+    """
+    return isinstance(reply, PeerUnreachable) and not isinstance(reply, ConnectionReset)
 
 
 class Peerwide(Protocol):

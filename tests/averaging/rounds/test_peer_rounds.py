@@ -316,6 +316,27 @@ async def test_a_member_whose_connection_broke_is_asked_again_before_it_is_lost(
         assert not any(life.services[unit].state.peers[other.peer].lost for unit in BOTH)
 
 
+async def test_a_member_whose_connections_break_again_and_again_is_not_lost_for_that_and_who_refuses_is(
+    autojump_clock: Clock,
+) -> None:
+    """On a machine that did not keep up libp2p reset calls to living processes, twice in a row as well."""
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+        message = PromiseRequest(NOT_HELD, life.world.genesis.head, Ballot(1, life.party.peer))
+
+        def lost() -> list[bool]:
+            return [life.services[unit].state.peers[other.peer].lost for unit in BOTH]
+
+        _break_then(life, other, lambda: _break_then(life, other, lambda: None))
+        await life.rounds.send((other.peer,), message)
+        await trio.sleep(1.0)
+        assert lost() == [False, False]
+        life.world.swarm.kill(other.peer)
+        await life.rounds.send((other.peer,), message)
+        await trio.sleep(1.0)
+        assert lost() == [True, True]
+
+
 async def test_a_leader_says_again_what_a_member_behind_a_broken_connection_turned_away(autojump_clock: Clock) -> None:
     async with two_units(heartbeat_s=QUIET_S) as life:
         other, member = life.world.parties[2], Starting(life, 1, [])
