@@ -43,7 +43,6 @@ from protocol.merkle import merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.requests import ExchangeHello
-from protocol.rounds.round_row import NOTHING_TO_OFFER
 from protocol.wire import decode_body, encode_body
 
 log = structlog.get_logger()
@@ -137,7 +136,7 @@ class Exchange:
         self._contribution = contribution
         me = self._tools.me.peer
         if contribution is None:
-            self.drop(me, NOTHING_TO_OFFER)
+            self.drop(me, "nothing to offer")
         else:
             offer = self._offers.admit_own(me, self.proposal, contribution.header, contribution.hashes)
             offer.chunks.update(enumerate(contribution.chunks))
@@ -305,7 +304,7 @@ class Exchange:
             with self._spanned("receive", f"a contribution of {short(sender)}") as moving:
                 await self._take_chunks(reduction, offer, stream, moving)
         else:
-            reduction.set_absent(sender, NOTHING_TO_OFFER)
+            reduction.set_absent(sender, "nothing to offer")
             await stream.send_frame(b"")
             await _expect(stream, _END, "an end mark: this member offers no chunks")
 

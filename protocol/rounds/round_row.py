@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, PeerId
@@ -12,14 +11,11 @@ from protocol.rounds.bounds import LOST_ALL_PPM
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord
 
-NOTHING_TO_OFFER: Final = "nothing to offer"
-"""Why a member is left out that has trained nothing, as a spare in a run of lanes: there is nothing of it to be covered."""
-
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One commit for people. Shares are of the summed weights, coverage of chunks times members that have trained anything; both 0
-    to 1. `tokens` are what each member is credited with. `lost` is as of `lost_share`.
+    """One commit for people. Shares are of the summed weights, coverage of members times chunks; both 0 to 1. `tokens` are what each
+    member is credited with. `lost` is as of `lost_share`.
     """
 
     index: int
@@ -45,17 +41,18 @@ def round_row(link: ChainLink) -> RoundRow:
     weights = [min(c.tokens, record.weight_cap_tokens) for c in record.contributors]
     total = sum(weights) or 1
     omitted = sorted({(o.peer, o.reason) for part in record.slices for o in part.omitted})
-    members = {c.peer for c in record.contributors} | {peer for peer, reason in omitted if reason != NOTHING_TO_OFFER}
+    members = {c.peer for c in record.contributors} | {peer for peer, _ in omitted}
     chunks = record.slices[-1].stop_chunk
     covered = sum(
-        (part.stop_chunk - part.first_chunk) * len(members - {o.peer for o in part.omitted}) for part in record.slices
+        (part.stop_chunk - part.first_chunk) * (len(members) - len({o.peer for o in part.omitted}))
+        for part in record.slices
     )
     return RoundRow(
         index=link.index,
         commit=link.commit,
         members=tuple(c.peer for c in record.contributors),
         shares=tuple(w / total for w in weights),
-        coverage=covered / (chunks * max(1, len(members))),
+        coverage=covered / (chunks * len(members)),
         omitted=tuple(omitted),
         is_lone=record.lone,
         tokens=tuple(c.credited_tokens for c in record.contributors),

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.rounds.chain import link_of
-from protocol.rounds.round_row import NOTHING_TO_OFFER, Counted, counted_by_peer, round_json, round_row
+from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.wire import decode_certificate, decode_record, encode_record
 from tests.coordinator.chain_world import PEERS, Chain
 
@@ -29,14 +29,6 @@ def test_round_row_says_shares_coverage_and_omissions() -> None:
     assert (row.lost, shown["lost"]) == (0.0, 0.0)
     with pytest.raises(RemoteProtocolError):
         round_row(chain.genesis)
-
-
-def test_a_member_that_had_trained_nothing_is_named_and_leaves_nothing_uncovered() -> None:
-    chain = Chain()
-    spare = PeerId("spare")
-    chain.commit((100, 200, 350), omitted=((spare, NOTHING_TO_OFFER),))
-    row = round_row(link_of(decode_certificate(chain.certificates[0]).record))
-    assert (row.coverage, row.omitted) == (1.0, ((spare, "nothing to offer"),))
 
 
 def test_what_the_codec_had_no_room_for_is_the_mean_over_the_chunks_of_all_slices() -> None:
