@@ -89,7 +89,7 @@ def _lane_line(row: Mapping[str, object], names: Mapping[object, object]) -> str
 def _partial_line(row: Mapping[str, object]) -> str:
     lacking = row.get("lacking")
     where = ", ".join(map(str, lacking)) if isinstance(lacking, list) else "a stage"
-    told = "its part there is lost, and the other stages count this round once more"
+    told = "no commit there counts it, and the other stages count this round once more"
     return f"lane {row.get('lane')}: round {row.get('round')} is not at {where}: {told}"
 
 

@@ -66,7 +66,7 @@ class UnitWatch:
         self.stage_commits = {**self.stage_commits, unit: stage_commits(links)}
         before, self._partial = self._partial, partial_lanes(self.stage_commits)
         for part in (part for part in self._partial if part not in before):
-            reason = "who was to bring its part there is gone; the others count one round of this lane more"
+            reason = "no commit of it counts the part there; the others count one round of this lane more"
             _log.warning("lane_not_everywhere", lane=part.lane, round=part.round, lacking=part.lacking, reason=reason)
 
     def held(self, live: Mapping[PeerId, PeerReport]) -> tuple[UnitHolders, ...]:

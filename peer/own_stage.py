@@ -159,7 +159,8 @@ class OwnStage:
             StorageError: the choice cannot be kept.
         """
         began = {peer: founded_stage(start, peer, self.num_parts) for peer in start.roster}
-        listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.held, **seen.on_word}
+        # who is still downloading shows nothing yet, and others who come meanwhile are to choose another stage
+        listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.doubted, **seen.on_word, **seen.held}
         others = {peer: held[0] if held else began.get(peer) for peer, held in listed.items() if peer != me}
         known = KnownStages(self._stages, self.fits, self._kept, began.get(me), others)
         stage, reason = choose_stage(known)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
-from weakref import WeakSet
+from typing import Final
 
 import structlog
 import trio
@@ -20,14 +19,6 @@ log = structlog.get_logger()
 PING_EVERY_S: Final = 0.5
 
 
-class Queued(Protocol):
-    """A connection of which the kernel tells how long packets wait on their way."""
-
-    def queue_s(self) -> float | None:
-        """In seconds; None where it does not tell, or nothing was sent lately."""
-        ...
-
-
 class BulkLane:
     """Pacers, counters, and the pings that tell what bulk does to the control lane.
 
@@ -41,11 +32,6 @@ class BulkLane:
         self._down_pacer = Pacer()
         self._began = trio.Event()
         self._peer: PeerId | None = None
-        self._connections: WeakSet[Queued] = WeakSet()
-
-    def watch(self, connection: Queued) -> None:
-        """Bulk goes over this one, as long as anybody has it."""
-        self._connections.add(connection)
 
     async def pass_up(self, peer: PeerId, kind: BulkKind, num_bytes: int) -> None:
         """Let a frame to `peer` through when its turn comes."""
@@ -84,11 +70,6 @@ class BulkLane:
                 log.debug("ping_lost", peer=peer)
             except TransportError:
                 continue  # gone, which says nothing about the link
-            reason = self._pacer.heard_ping(max(0.0, trio.current_time() - began_s - lag_s), self._queue_s())
+            reason = self._pacer.heard_ping(max(0.0, trio.current_time() - began_s - lag_s))
             if reason:
                 log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)
-
-    def _queue_s(self) -> float | None:
-        """How long packets of bulk wait, by the worst of the connections; None where there is none that tells."""
-        waits = [wait_s for each in self._connections if (wait_s := each.queue_s()) is not None]
-        return max(waits, default=None)

@@ -154,7 +154,7 @@ class DirectWay:
         self._nursery = nursery
         self._routes: dict[PeerId, _Route] = {}
         self._contexts: dict[bool, tuple[TlsCredential, ssl.SSLContext]] = {}
-        self._dials = trio.CapacityLimiter(MAX_DIALS)
+        self._dials = trio.Semaphore(MAX_DIALS)
         self._num_ending = 0
         self._ended = trio.Event()
         self.port: int | None = None
@@ -171,16 +171,24 @@ class DirectWay:
         addresses = await self._where(peer, route)
         if not addresses or trio.current_time() < route.not_before_s:
             return None
-        patient_until_s = trio.current_time() + CONNECTED_SHARE * within_s
+        until_s = trio.current_time() + CONNECTED_SHARE * within_s
         try:
-            async with self._dials:
-                reached, tls, status = await self._opened(peer, route, addresses, channel, patient_until_s)
+            with trio.fail_at(until_s - CONNECT_WITHIN_S):
+                await self._dials.acquire()
+        except trio.TooSlowError:
+            return None  # others fill all places, which says nothing about this peer
+        try:
+            if trio.current_time() < route.not_before_s:
+                return None  # another stream has found out meanwhile
+            reached, tls, status = await self._opened(peer, route, addresses, channel, until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
             is_first = route.failed(trio.current_time())
             log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause_s)
             if is_first and isinstance(error, trio.TooSlowError) and not route.has_worked:
                 self._nursery.start_soon(self._try_beside, peer, route, addresses)
             return None
+        finally:
+            self._dials.release()
         route.worked(reached)
         if status is not Status.FINE:
             tls.close()
@@ -207,14 +215,14 @@ class DirectWay:
         return check
 
     async def _opened(
-        self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...], channel: str, patient_until_s: float
+        self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...], channel: str, until_s: float
     ) -> tuple[BulkAddress, TlsSocket, Status]:
         """A connection, and what the peer says to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
         first_s = CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s
-        with patient_for(first_s, self._nursery) as scope:
+        with patient_for(first_s, self._nursery, until_s) as scope:
 
             def connected() -> None:
-                scope.deadline = patient_until_s
+                scope.deadline = until_s
 
             reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer), connected)
             try:

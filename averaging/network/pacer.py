@@ -19,10 +19,6 @@ GROWTH: Final = 1.25
 """Per quiet ping (two a second): from 100 kB/s back to 10 MB/s in ten seconds."""
 CONGESTED_S: Final = 0.4
 """Extra ping time over the best seen that counts as a full queue."""
-QUEUE_SHARE: Final = 0.25
-"""Of what a ping is late, that packets of bulk themselves wait in a full queue at least, where kernels tell: they smooth it. A ping
-that is late without that waited for a processor: 32 peers on two cores, whose pings took three seconds, went down to 16 kB/s each.
-"""
 PINGS_TO_SLOW_DOWN: Final = 2
 """One late ping is a busy machine, two in a row are a full queue."""
 MOST_IN_VAIN: Final = 4
@@ -105,17 +101,14 @@ def capped(state: PacerState, limit_bytes_per_s: float | None, now_s: float) -> 
     return replace(settled, rate_bytes_per_s=rate, limit_bytes_per_s=limit)
 
 
-def heard_ping(state: PacerState, ping_s: float, now_s: float, queue_s: float | None = None) -> tuple[PacerState, str]:
+def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerState, str]:
     """Learn from a ping made while bulk was under way; the second value says why the rate changed, "" when it did not.
 
     Args:
         ping_s: round trip of the ping, without our own scheduling lag; the whole deadline when none came back.
-        queue_s: how long packets of bulk wait in queues on their way, None where that is not known.
     """
     state = _with_ping(state, ping_s)
     best = min(state.best_ping_s, state.best_before_s)
-    if queue_s is not None and queue_s < QUEUE_SHARE * (ping_s - best):
-        ping_s = best
     throughput = state.sent_bytes / max(now_s - state.counting_since_s, 0.1)
     heard = replace(state, sent_bytes=0, counting_since_s=now_s)
     if ping_s > best + CONGESTED_S:
@@ -191,7 +184,7 @@ class Pacer:
             changed, self._changed = self._changed, trio.Event()
             changed.set()
 
-    def heard_ping(self, ping_s: float, queue_s: float | None = None) -> str:
-        """Learn from a ping, as the function of this name; says why the rate fell, if it did."""
-        self._state, reason = heard_ping(self._current(), ping_s, trio.current_time(), queue_s)
+    def heard_ping(self, ping_s: float) -> str:
+        """Learn from a ping; says why the rate fell, if it did."""
+        self._state, reason = heard_ping(self._current(), ping_s, trio.current_time())
         return reason

@@ -14,22 +14,25 @@ TURN_S: Final = 0.1
 
 
 @contextmanager
-def patient_for(seconds: float, nursery: trio.Nursery) -> Iterator[trio.CancelScope]:
-    """As `trio.move_on_after`, where time in which our own loop stood still counts as `TURN_S` at most. Who sets a deadline of the
-    scope ends the block at that time instead. `nursery` outlives the block; what counts in it ends a turn after the block at the
-    latest. It is no nursery of our own, whose errors and cancellations would leave as a group.
+def patient_for(seconds: float, nursery: trio.Nursery, until_s: float) -> Iterator[trio.CancelScope]:
+    """As `trio.move_on_after`, where time in which our own loop stood still counts as `TURN_S` at most, and as `trio.move_on_at` of
+    `until_s` whatever it did. Who sets a deadline of the scope ends the block at that time instead. `nursery` outlives the block; what
+    counts in it ends a turn after the block at the latest. It is no nursery of our own, whose errors and cancellations would leave as
+    a group.
     """
     done = trio.Event()
     try:
         with trio.CancelScope() as scope:
-            nursery.start_soon(_wait_turns, scope, done, seconds)
+            nursery.start_soon(_wait_turns, scope, done, seconds, until_s)
             yield scope
     finally:
         done.set()
 
 
-async def _wait_turns(scope: trio.CancelScope, done: trio.Event, seconds: float) -> None:
+async def _wait_turns(scope: trio.CancelScope, done: trio.Event, seconds: float, until_s: float) -> None:
     for _ in range(math.ceil(seconds / TURN_S)):
+        if trio.current_time() >= until_s:
+            break
         with trio.move_on_after(min(TURN_S, seconds)):
             await done.wait()
         if done.is_set() or scope.deadline < math.inf:

@@ -35,6 +35,9 @@ MAX_HANDSHAKES_PER_ADDRESS: Final = 64
 """Peers behind one router share an address, and all peers of a test do."""
 
 HANDSHAKE_WITHIN_S: Final = 5.0
+HANDSHAKE_AT_MOST_S: Final = 15.0
+"""In our own turns, and whatever our loop does: who says nothing must not hold a place for long just when we are busy."""
+
 OPENING_WITHIN_S: Final = 5.0
 ADMIT_WITHIN_S: Final = 5.0
 MAX_STREAMS_PER_PEER: Final = 16
@@ -196,7 +199,7 @@ class TlsDoor:
     async def _shake_hands(self, tls: TlsSocket, name: str, nursery: trio.Nursery) -> PeerId | None:
         """Who it is; None where it did not say in time."""
         try:
-            with patient_for(HANDSHAKE_WITHIN_S, nursery) as scope:
+            with patient_for(HANDSHAKE_WITHIN_S, nursery, trio.current_time() + HANDSHAKE_AT_MOST_S) as scope:
                 peer = self._rules.check(await tls.handshake())
         finally:
             self._shook_hands(name)

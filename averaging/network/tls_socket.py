@@ -39,13 +39,6 @@ MOST_UNSENT_BYTES: Final = 1 << 17
 sent when half a minute of it is still to go, and frames and deadlines are measured by that.
 """
 
-TCP_INFO_BYTES: Final = 152
-_SENT_AGO_MS, _RTT_US, _MIN_RTT_US = (struct.Struct(f"{offset}xI") for offset in (44, 68, 148))
-"""Linux's struct tcp_info (include/uapi/linux/tcp.h): tcpi_last_data_sent, tcpi_rtt, tcpi_min_rtt."""
-
-SENT_LATELY_MS: Final = 2000
-"""Since the last packet: what is older says nothing of the line now."""
-
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -142,22 +135,6 @@ class TlsSocket:
             await until_ready(self._connection)
         except trio.ClosedResourceError as error:
             raise ConnectionResetError("closed here") from error
-
-    def queue_s(self) -> float | None:
-        """How much longer than at best a packet there and its acknowledgement back take now, as this machine's kernel smooths it:
-        what stands in queues on the way. Kernels acknowledge, so a busy process at either end changes it little. None where nothing
-        was sent lately, or the kernel does not say.
-        """
-        if self._is_closed or not hasattr(socket, "TCP_INFO"):
-            return None
-        try:
-            info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-        except OSError:
-            return None
-        if len(info) < TCP_INFO_BYTES:
-            return None
-        (sent_ago_ms,), (rtt_us,), (min_rtt_us,) = (s.unpack_from(info) for s in (_SENT_AGO_MS, _RTT_US, _MIN_RTT_US))
-        return max(0.0, float(rtt_us - min_rtt_us) / 1e6) if sent_ago_ms <= SENT_LATELY_MS else None
 
     def close(self, *, is_reset: bool = False) -> None:
         """Close it; who waits in it fails. What was sent still arrives, unless it is a reset."""

@@ -73,7 +73,6 @@ class TlsStream:
         self._num_received = 0
         self._held_back: memoryview | None = None
         self._is_ended = False
-        lane.watch(connection)
 
     @property
     def remote(self) -> PeerId:

@@ -51,7 +51,7 @@ class PeersAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A connection to the peer was refused, or broke twice: its process is gone, unless it was heard after `at_s`, monotonic time."""
+    """A connection to the peer was refused: its process is gone, unless it was heard after `at_s`, monotonic time."""
 
     peer: PeerId
     at_s: float = math.inf

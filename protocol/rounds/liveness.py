@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
@@ -176,7 +177,7 @@ def _members_to_ping(state: RoundState, now_s: float) -> tuple[PeerId, ...]:
 def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Action, ...]]:
     """Whom others miss we ask ourselves, at once and with our pings from then on, as long as anybody misses it."""
     known = state.open.asked_since
-    missed = _first_missed(state, missed_by_others(state, now_s)) if _is_in_exchange(state) else ()
+    missed = _first_missed(state, missed_by_others(state, now_s), now_s) if _is_in_exchange(state) else ()
     if len(missed) == len(known) and all(peer in known for peer in missed):
         return state, ()
     asked_since = MappingProxyType({peer: known.get(peer, now_s) for peer in missed})
@@ -186,13 +187,20 @@ def _ask_for_missed(state: RoundState, now_s: float) -> tuple[RoundState, tuple[
     return state, (SendHeartbeat(new, own_heartbeat(state, now_s), reason=reason),) if new else ()
 
 
-def _first_missed(state: RoundState, missed: Sequence[PeerId]) -> tuple[PeerId, ...]:
-    """As many of them as we ask at a time, those first that we ask already; who is known to be gone needs no asking."""
+def _first_missed(state: RoundState, missed: Sequence[PeerId], now_s: float) -> tuple[PeerId, ...]:
+    """As many of them as we ask at a time: after whom we have just asked those not heard for the longest time. So all have
+    their turn, whoever says that he misses everybody, and who does not answer goes on being asked.
+    """
     if len(missed) <= MOST_ASKED:
         return tuple(missed)
-    asked = state.open.asked_since
+    asked, views = state.open.asked_since, state.peers
     others = [peer for peer in missed if not is_gone(state, peer)]
-    return tuple(sorted(others, key=lambda peer: peer not in asked)[:MOST_ASKED])
+
+    def rank(peer: PeerId) -> tuple[bool, float]:
+        is_new = now_s - asked.get(peer, -math.inf) >= state.config.ping_s
+        return is_new, views[peer].heard_at_s if peer in views else -math.inf
+
+    return tuple(sorted(others, key=rank)[:MOST_ASKED])
 
 
 def _beside_pings(state: RoundState) -> tuple[PeerId, ...]:
@@ -296,12 +304,12 @@ def with_view(state: RoundState, view: PeerView) -> RoundState:
 
 
 def peer_lost(state: RoundState, event: PeerLost, now_s: float) -> Step:
-    """A connection was refused, or broke twice: a death at once, no waiting. An answer that came later may have been told before."""
+    """A connection was refused: a death at once, no waiting. An answer that came later may have been told before."""
     view = state.peers.get(event.peer)
     if view is None or view.lost or view.heard_at_s > event.at_s:
         known = "is not known" if view is None else "is gone already" if view.lost else "was heard since"
-        return Step(state, remark=f"a connection to {short(event.peer)} was refused or reset, but it {known}")
-    return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused or reset")
+        return Step(state, remark=f"a connection to {short(event.peer)} was refused, but it {known}")
+    return _gone(with_view(state, replace(view, lost=True)), event.peer, now_s, "is gone: connection refused")
 
 
 def peer_left(state: RoundState, sender: PeerId, leave: Leave, raw: bytes, now_s: float) -> Step:

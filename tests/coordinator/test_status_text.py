@@ -92,7 +92,9 @@ def test_who_holds_a_later_stage_is_credited_by_its_commits_and_a_round_that_a_s
         (ledger.get(A, Counted()).tokens + 50, ledger.get(A, Counted()).rounds + 1),
         (ledger.get(B, Counted()).tokens + 300, ledger.get(B, Counted()).rounds + 2),
     ]
-    line = "lane 7: round 4 is not at stage-1: its part there is lost, and the other stages count this round once more"
+    line = (
+        "lane 7: round 4 is not at stage-1: no commit there counts it, and the other stages count this round once more"
+    )
     assert line in status_lines(json.loads(json.dumps(status)))
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -10,10 +10,18 @@ import pytest
 import trio
 
 from averaging.network.bulk_address import BulkAddress
-from averaging.network.direct import CONNECT_WITHIN_S, FIRST_PAUSE_S, KEPT_FOR_S, DirectOptions
+from averaging.network.direct import (
+    CONNECT_WITHIN_S,
+    CONNECTED_SHARE,
+    FIRST_PAUSE_S,
+    KEPT_FOR_S,
+    MAX_DIALS,
+    DirectOptions,
+)
 from averaging.network.seams import BulkCount, BulkKind, Stream, Way
 from averaging.network.tls_identity import credential_check
 from protocol.errors import MachineError, PeerUnreachable, RemoteProtocolError
+from protocol.identity import Identity
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.counting_proxy import open_counting_proxy
 from tests.averaging.network.direct_world import (
@@ -318,3 +326,22 @@ async def test_what_is_counted_is_what_the_sockets_carry_but_for_tls_and_frames(
         assert (bob.lane.tally.bytes_down, bob.lane.tally.bytes_up) == (sent, received)
         for carried, counted in ((proxy.bytes_up, sent), (proxy.bytes_down, received)):
             assert counted < carried < 1.003 * counted + HANDSHAKE_BYTES
+
+
+async def test_peers_that_say_nothing_fill_all_places_for_dials_and_a_healthy_one_is_not_blamed_for_it() -> None:
+    world = World()
+    silent = [Identity(bytes([90 + number]) * 32) for number in range(MAX_DIALS)]
+    async with world.open(ALICE) as alice, world.open(BOB) as bob, AsyncExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0), backlog=4 * MAX_DIALS) as server:
+            for identity in silent:
+                peer = await stack.enter_async_context(world.open(identity))
+                peer.told = b"127.0.0.1 %d" % server.getsockname()[1]
+            async with trio.open_nursery() as nursery:
+                for identity in silent:
+                    nursery.start_soon(alice.way.open_stream, identity.peer_id, CHANNEL, 60.0)
+                await trio.sleep(0.5)
+                assert (
+                    await alice.way.open_stream(bob.peer_id, CHANNEL, CONNECT_WITHIN_S / CONNECTED_SHARE + 0.5) is None
+                )
+                nursery.cancel_scope.cancel()
+        assert await _is_direct(alice, bob), "nothing was found out about it"

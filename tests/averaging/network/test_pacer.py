@@ -11,7 +11,6 @@ from averaging.network.pacer import (
     MAX_RATE_BYTES_PER_S,
     MIN_BURST_BYTES,
     MIN_RATE_BYTES_PER_S,
-    QUEUE_SHARE,
     Pacer,
     capped,
     charge,
@@ -174,16 +173,3 @@ async def test_who_gives_up_is_not_waited_for_by_those_who_follow(autojump_clock
     began_s = trio.current_time()
     await pacer.pass_bytes(10_000)
     assert trio.current_time() - began_s < 2.0
-
-
-def test_a_ping_that_is_late_while_no_packet_waits_in_a_queue_slows_nothing_down() -> None:
-    """It waited for a processor. Where kernels do not tell, or packets wait as well, it is the line."""
-    quiet, _ = heard_ping(new_pacer(0.0), 0.01, 0.5, 0.0)
-    for step in range(10):
-        quiet, reason = heard_ping(quiet, 3.0, 1.0 + step, 0.02)
-        assert (reason, quiet.rate_bytes_per_s) == ("", MAX_RATE_BYTES_PER_S)
-    for queue_s in (None, 2.0, QUEUE_SHARE * 3.0):
-        state, _ = heard_ping(quiet, 3.0, 20.0, queue_s)
-        state, reason = heard_ping(state, 3.0, 20.5, queue_s)
-        assert "pings take 3.00 s" in reason
-        assert state.rate_bytes_per_s < MAX_RATE_BYTES_PER_S

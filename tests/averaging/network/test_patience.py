@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -16,7 +17,7 @@ Clock = trio.testing.MockClock
 async def test_patience_ends_after_its_time(autojump_clock: Clock, seconds: float) -> None:
     began_s = trio.current_time()
     async with open_plain_nursery() as nursery:
-        with patient_for(seconds, nursery) as scope:
+        with patient_for(seconds, nursery, math.inf) as scope:
             await trio.sleep_forever()
     assert scope.cancelled_caught
     assert trio.current_time() - began_s == pytest.approx(seconds, abs=TURN_S)
@@ -24,7 +25,7 @@ async def test_patience_ends_after_its_time(autojump_clock: Clock, seconds: floa
 
 async def test_who_is_done_before_is_let_go_at_once_and_nothing_counts_on(autojump_clock: Clock) -> None:
     async with trio.open_nursery() as nursery:
-        with patient_for(5.0, nursery) as scope:
+        with patient_for(5.0, nursery, math.inf) as scope:
             await trio.sleep(1.0)
     assert not scope.cancelled_caught
     assert trio.current_time() < 1.0 + 2 * TURN_S
@@ -33,7 +34,7 @@ async def test_who_is_done_before_is_let_go_at_once_and_nothing_counts_on(autoju
 async def test_a_deadline_of_its_own_counts_instead(autojump_clock: Clock) -> None:
     began_s = trio.current_time()
     async with open_plain_nursery() as nursery:
-        with patient_for(0.5, nursery) as scope:
+        with patient_for(0.5, nursery, math.inf) as scope:
             scope.deadline = began_s + 7.0
             await trio.sleep_forever()
     assert trio.current_time() - began_s == pytest.approx(7.0)
@@ -41,7 +42,7 @@ async def test_a_deadline_of_its_own_counts_instead(autojump_clock: Clock) -> No
 
 async def test_time_in_which_our_own_loop_stood_still_uses_up_little() -> None:
     async with open_plain_nursery() as nursery:
-        with patient_for(3 * TURN_S, nursery) as scope:
+        with patient_for(3 * TURN_S, nursery, math.inf) as scope:
             await trio.sleep(0.0)
             threading.Event().wait(4 * TURN_S)  # the loop stands still
             await trio.sleep(TURN_S / 2)
@@ -58,5 +59,14 @@ async def test_an_error_that_leaves_while_who_waits_is_cancelled_is_no_group(aut
             raise OSError("broken") from None
 
     async with open_plain_nursery() as nursery:
-        with pytest.raises(OSError, match="broken"), trio.move_on_after(1.0), patient_for(5.0, nursery):
+        with pytest.raises(OSError, match="broken"), trio.move_on_after(1.0), patient_for(5.0, nursery, math.inf):
             await fails_late()
+
+
+async def test_patience_in_our_own_turns_has_an_end_by_the_clock(autojump_clock: Clock) -> None:
+    began_s = trio.current_time()
+    async with open_plain_nursery() as nursery:
+        with patient_for(5.0, nursery, began_s + 1.0) as scope:
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert trio.current_time() - began_s == pytest.approx(1.0, abs=2 * TURN_S)

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.ids import PeerId
 from protocol.rounds.events import Ticked
-from protocol.rounds.liveness import MOST_ASKED
+from protocol.rounds.liveness import MOST_ASKED, ticked, with_view
 from protocol.rounds.messages import Proposal, ResultReady, SliceSpec
 from protocol.rounds.orders import DropMember, SendHeartbeat
 from protocol.rounds.pings import FULL_MESH, NUM_BESIDE, do_ping, do_watch, is_ours_to_ask, missed_by_others
@@ -246,7 +246,13 @@ def test_patience_with_those_who_are_late_has_an_end() -> None:
     table = _exchanging(LARGE)
     opener = table.opener()
     assert strain_s(opener.state, table.now_s) == 0.0
-    assert strain_s(opener.state, table.now_s + 1000.0) == MOST_STRAIN_S
+    table.drops = lambda sender, to, message: True
+    until_s = opener.state.config.suspect_after_s + MOST_STRAIN_S
+    later_s = opener.state.open.proposal_at_s + until_s + 3.0
+    silent = {peer: replace(view, lost=False) for peer, view in opener.state.peers.items()}
+    state = replace(opener.state, peers=silent)
+    assert strain_s(state, later_s) == MOST_STRAIN_S
+    assert all(is_suspected(state, seat.peer, later_s) for seat in table.others(opener))
 
 
 def test_of_many_who_are_missed_a_few_are_asked_at_a_time() -> None:
@@ -258,3 +264,21 @@ def test_of_many_who_are_missed_a_few_are_asked_at_a_time() -> None:
     table.run_for(3.0)
     asked = [len(seat.state.open.asked_since) for seat in table.live() if seat.peer not in lost]
     assert max(asked) == MOST_ASKED
+
+
+def test_of_many_who_are_missed_all_have_their_turn_however_many_a_liar_says_that_it_misses() -> None:
+    table = _exchanging(4 * FULL_MESH)
+    liar, far, *_ = (seat for seat in table.live() if seat is not table.opener())
+    everybody = tuple(seat.peer for seat in table.others(liar))
+    missed = [peer for peer in everybody if peer != far.peer and not do_watch(far.state, far.peer, peer)]
+    assert len(missed) > 2 * MOST_ASKED
+    state, asked = far.state, set[PeerId]()
+    for step in range(1, 40):
+        now_s = table.now_s + 0.2 * step
+        state = with_view(state, replace(state.peers[liar.peer], silent=everybody, told_at_s=now_s, heard_at_s=now_s))
+        state = ticked(state, Ticked(0.0), now_s).state
+        asked |= set(state.open.asked_since)
+        for peer in asked - {missed[-1]}:  # all but the frozen one answer
+            state = with_view(state, replace(state.peers[peer], heard_at_s=now_s + 0.1))
+    assert asked >= set(missed)
+    assert missed[-1] in state.open.asked_since, "who does not answer goes on being asked"
