@@ -55,6 +55,9 @@ KEPT_FOR_S: Final = 600.0
 FIRST_PAUSE_S: Final = 1.0
 PAUSE_GROWTH: Final = 4.0
 LONGEST_PAUSE_S: Final = 600.0
+PLACE_SHARE: Final = 0.4
+"""Of what those who open streams allow, for a place among the dials; as much is left for the dial, and libp2p has its turn."""
+
 MAX_DIALS: Final = 8
 """Connections made at a time: a handshake costs a millisecond of both ends and more on a busy machine, and of thirty begun together
 each would take as long as all.
@@ -173,7 +176,7 @@ class DirectWay:
             return None
         until_s = trio.current_time() + CONNECTED_SHARE * within_s
         try:
-            with trio.fail_at(until_s - CONNECT_WITHIN_S):
+            with trio.fail_after(PLACE_SHARE * within_s):
                 await self._dials.acquire()
         except trio.TooSlowError:
             return None  # others fill all places, which says nothing about this peer

@@ -59,9 +59,8 @@ async def list_peers(
     while True:
         found = await network.lookup(directory_key(run_id))
         entries = [entry for entry in found if PeerId(entry.subkey) != network.peer_id]
-        if (
-            not entries
-        ):  # none but our own: we came first; none at all says that the directory is away, not that everybody went
+        if not entries:
+            # none but our own: we came first; none at all says that the directory is away, not that everybody went
             again_s = AGAIN_FIRST_S if found else again_s
             await trio.sleep(again_s)
             again_s = min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)

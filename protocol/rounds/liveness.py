@@ -197,8 +197,8 @@ def _first_missed(state: RoundState, missed: Sequence[PeerId], now_s: float) -> 
     others = [peer for peer in missed if not is_gone(state, peer)]
 
     def rank(peer: PeerId) -> tuple[bool, float]:
-        is_new = now_s - asked.get(peer, -math.inf) >= state.config.ping_s
-        return is_new, views[peer].heard_at_s if peer in views else -math.inf
+        has_had_its_turn = now_s - asked.get(peer, -math.inf) >= state.config.ping_s
+        return has_had_its_turn, views[peer].heard_at_s if peer in views else -math.inf
 
     return tuple(sorted(others, key=rank)[:MOST_ASKED])
 

@@ -12,7 +12,6 @@ import trio
 from averaging.network.bulk_address import BulkAddress
 from averaging.network.direct import (
     CONNECT_WITHIN_S,
-    CONNECTED_SHARE,
     FIRST_PAUSE_S,
     KEPT_FOR_S,
     MAX_DIALS,
@@ -340,8 +339,15 @@ async def test_peers_that_say_nothing_fill_all_places_for_dials_and_a_healthy_on
                 for identity in silent:
                     nursery.start_soon(alice.way.open_stream, identity.peer_id, CHANNEL, 60.0)
                 await trio.sleep(0.5)
-                assert (
-                    await alice.way.open_stream(bob.peer_id, CHANNEL, CONNECT_WITHIN_S / CONNECTED_SHARE + 0.5) is None
-                )
+                assert await alice.way.open_stream(bob.peer_id, CHANNEL, 1.0) is None
                 nursery.cancel_scope.cancel()
         assert await _is_direct(alice, bob), "nothing was found out about it"
+
+
+async def test_who_allows_a_short_time_is_connected_directly_as_well() -> None:
+    """A place among the dials was waited for until a time that had passed already, and all such streams went over libp2p."""
+    async with pair() as (alice, bob):
+        bob.handlers[CHANNEL] = _mirror
+        stream = await alice.way.open_stream(bob.peer_id, CHANNEL, 0.8)
+        assert stream is not None
+        await stream.aclose()
