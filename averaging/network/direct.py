@@ -1,7 +1,7 @@
-"""Bulk streams that go direct: over TCP and TLS 1.3 to an address that the other peer told us, where it can be connected to.
+"""What goes direct, over TCP and TLS 1.3 to an address that the other peer told us: bulk streams, and the calls of direct_calls.py.
 
-Where a peer listens for bulk stands in its directory record; where it does not, or nobody answers there, it is asked on the control
-lane once, and that is kept. A peer that cannot be reached there is left to libp2p, and
+Where a peer listens stands in its directory record; where it does not, or nobody answers there, it is asked on the control lane once,
+and that is kept. A peer that cannot be reached there is left to libp2p, and
 not tried again for a while: a second at first, four times as long each time, since packets to a closed firewall may just vanish, and
 the stream that tries waits for them.
 """
@@ -12,6 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -21,6 +22,7 @@ from averaging.network.asyncio_thread import open_plain_nursery
 from averaging.network.bulk_address import BulkAddress, decode_addresses, encode_addresses, own_addresses
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.dialling import dial_first
+from averaging.network.direct_calls import CALLS_CHANNEL, CallsHost, DirectCalls
 from averaging.network.frames import Status, refusal
 from averaging.network.libp2p_door import Admits
 from averaging.network.patience import patient_for
@@ -48,6 +50,9 @@ FIRST_WITHIN_S: Final = 0.8
 """What a way that has never worked may cost a stream: behind a router that forwards nothing a connection is only waited for. It is
 then tried beside the stream, for as long as others may take.
 """
+
+CALLS_WITHIN_S: Final = 10.0
+"""For a connection for calls, where the peer takes TCP connections: calls do not wait for it."""
 
 KEPT_FOR_S: Final = 600.0
 """A peer's answer, also one that names no address; it may listen elsewhere later."""
@@ -96,8 +101,9 @@ class HostNetwork:
     """What the direct way needs of the network that it belongs to.
 
     Attributes:
-        call: `Network.call`.
+        call: `Network.call`, over libp2p: the direct way asks by it where to go.
         addresses: `Network.addresses`.
+        answer: to a call, as in `CallsHost`.
         admits, serves, serve: as in `DoorRules`.
     """
 
@@ -105,6 +111,7 @@ class HostNetwork:
     call: Callable[[PeerId, str, bytes, float], Awaitable[bytes]]
     addresses: Callable[[], tuple[str, ...]]
     serve_calls: Callable[[str, CallHandler], None]
+    answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
     admits: Admits
     serves: Callable[[str], bool]
     serve: Callable[[PeerId, str, Stream], Awaitable[bool]]
@@ -148,6 +155,7 @@ class DirectWay:
 
     Attributes:
         port: on which we listen, None where we do not.
+        calls: that go direct.
     """
 
     def __init__(self, options: DirectOptions, host: HostNetwork, lane: BulkLane, nursery: trio.Nursery) -> None:
@@ -161,6 +169,7 @@ class DirectWay:
         self._num_ending = 0
         self._ended = trio.Event()
         self.port: int | None = None
+        self.calls = DirectCalls(CallsHost(host.admits, host.answer, self._knows, self._dial_calls), nursery)
 
     async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
         """A direct stream, None where there is no direct way now. `within_s`: what the caller allows.
@@ -197,6 +206,28 @@ class DirectWay:
             tls.close()
             raise refusal(status, peer, channel)
         return TlsStream(tls, peer, channel, self._lane, self.keep_until_done)
+
+    def _knows(self, peer: PeerId) -> bool:
+        route = self._routes.get(peer)
+        if route is None:
+            return peer != self._host.peer_id and bool(self._options.listed(peer))
+        return trio.current_time() >= route.not_before_s and bool(route.addresses or self._options.listed(peer))
+
+    async def _dial_calls(self, peer: PeerId) -> TlsSocket | None:
+        """A connection for calls. Nobody is asked where the peer listens: that is a call itself. Streams still try where it fails."""
+        route = self._route_to(peer)
+        addresses = route.addresses or self._options.listed(peer)
+        try:
+            until_s = trio.current_time() + CALLS_WITHIN_S
+            reached, tls, status = await self._opened(peer, route, addresses, CALLS_CHANNEL, until_s)
+        except (OSError, trio.TooSlowError, PotluckError) as error:
+            log.debug("no_connection_for_calls", peer=peer, reason=str(error)[:200] or "too slow")
+            return None
+        if status is not Status.FINE:
+            tls.close()
+            return None
+        route.worked(reached)
+        return tls
 
     async def _try_beside(self, peer: PeerId, route: _Route, addresses: tuple[BulkAddress, ...]) -> None:
         """Whether a far peer can be connected to after all: if so the next stream goes there at once."""
@@ -291,7 +322,8 @@ class DirectWay:
             listeners = bind_bulk(options.listen_host, 0)
         self.port = int(listeners[0].getsockname()[1])
         host = self._host
-        rules = DoorRules(lambda: self._context(is_server=True), options.check, host.admits, host.serves, host.serve)
+        context = partial(self._context, is_server=True)
+        rules = DoorRules(context, options.check, host.admits, host.serves, host.serve, self.calls)
         door = TlsDoor(rules, self._lane, self.keep_until_done)
         for listener in listeners:
             self._nursery.start_soon(door.listen, listener)

@@ -23,7 +23,7 @@ from averaging.network.libp2p_door import Admits, admit_all
 from averaging.network.libp2p_listener import allow_open_files
 from averaging.network.libp2p_session import Session, SessionHooks, open_session
 from averaging.network.libp2p_stream import RawStream
-from averaging.network.p2pd import P2pdOptions, P2pdProcess, start_p2pd
+from averaging.network.p2pd import P2pdOptions, P2pdProcess, start_p2pd, with_real_ports
 from averaging.network.seams import (
     MAX_CONTROL_BYTES,
     MAX_FRAME_BYTES,
@@ -189,7 +189,19 @@ class Libp2pNetwork:
         return TrafficCount(self._control_up, self._control_down, bulk.bytes_up, bulk.bytes_down, bulk.counts())
 
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
-        """One request, one reply, on a stream of its own."""
+        """One request, one reply: on a connection for calls where there is one, else over libp2p on a stream of its own."""
+        with trio.move_on_after(timeout_s):
+            found = await self.direct.calls.find(peer, timeout_s) if self.direct is not None else None
+            if found is None:
+                return await self._call_libp2p(peer, channel, request, timeout_s)
+            _check(request)
+            self._control_up += len(request)
+            reply = await found.call(channel, request)
+            self._control_down += len(reply)
+            return reply
+        raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
+
+    async def _call_libp2p(self, peer: PeerId, channel: str, request: bytes, timeout_s: float) -> bytes:
         _check(request)
         with trio.move_on_after(timeout_s):
             session = await self._current()
@@ -202,7 +214,7 @@ class Libp2pNetwork:
     async def call_each(
         self, peers: Sequence[PeerId], channel: str, request: bytes, *, timeout_s: float, took: TookReply
     ) -> None:
-        """Requests side by side, each on a stream of its own."""
+        """Requests side by side."""
 
         async def call(peer: PeerId) -> None:
             try:
@@ -278,12 +290,16 @@ class Libp2pNetwork:
 
     def as_host(self) -> HostNetwork:
         """What the direct way asks of us."""
-
-        async def call(peer: PeerId, channel: str, request: bytes, timeout_s: float) -> bytes:
-            return await self.call(peer, channel, request, timeout_s=timeout_s)
-
-        admits, serves = self._options.admits, self._streams.__contains__
-        return HostNetwork(self._peer_id, call, self.addresses, self.serve_calls, admits, serves, self._serve_stream)
+        return HostNetwork(
+            self._peer_id,
+            self._call_libp2p,
+            self.addresses,
+            self.serve_calls,
+            self._answer,
+            self._options.admits,
+            self._streams.__contains__,
+            self._serve_stream,
+        )
 
     async def _answer(self, peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
         handler = self._calls.get(channel)
@@ -346,8 +362,15 @@ class Libp2pNetwork:
 
     async def ping(self, peer: PeerId) -> None:
         """A byte there and back on the control lane. Raises TransportError; CallTimeout when it is lost."""
-        session = await self._current()
-        await self.thread.run(session.ping, peer, timeout_s=PING_TIMEOUT_S)
+        found = self.direct.calls.live(peer) if self.direct is not None else None
+        if found is None:
+            session = await self._current()
+            await self.thread.run(session.ping, peer, timeout_s=PING_TIMEOUT_S)
+            return
+        with trio.move_on_after(PING_TIMEOUT_S):
+            await found.ping()
+            return
+        raise CallTimeout(f"no ping from {peer} within {PING_TIMEOUT_S:g} s", "an answer")
 
 
 def _check(request: bytes) -> None:
@@ -376,7 +399,7 @@ class _Supervisor:
                 f"p2pd's identity is {session.peer_id}", f"{self._network.peer_id}", "check the identity file"
             )
         addresses = await thread.run(self._start_session, session)
-        self._p2pd = replace(self._p2pd, listen=_with_real_ports(self._p2pd.listen, addresses))
+        self._p2pd = replace(self._p2pd, listen=with_real_ports(self._p2pd.listen, addresses))
         self._network.attach(session, addresses, self._process.pid)
 
     async def _start_session(self, session: Session) -> tuple[str, ...]:
@@ -421,16 +444,6 @@ class _Supervisor:
             else:
                 log.info("p2pd_restarted", attempt=attempt)
                 return
-
-
-def _with_real_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
-    """The listen addresses with port 0 replaced by the port that was taken, so that a restart keeps it."""
-    ports = [address.split("/tcp/")[1].split("/")[0] for address in addresses if "/tcp/" in address]
-    if not ports:
-        return tuple(listen)
-    return tuple(
-        f"{address[: -len('/tcp/0')]}/tcp/{ports[0]}" if address.endswith("/tcp/0") else address for address in listen
-    )
 
 
 @asynccontextmanager

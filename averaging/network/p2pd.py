@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -222,3 +223,13 @@ async def start_p2pd(options: P2pdOptions, folder: Path) -> P2pdProcess:
         raise
     log.debug("p2pd_started", pid=daemon.pid, listen=options.listen)
     return daemon
+
+
+def with_real_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
+    """The listen addresses with port 0 replaced by the port that was taken, so that a restart keeps it."""
+    ports = [address.split("/tcp/")[1].split("/")[0] for address in addresses if "/tcp/" in address]
+    if not ports:
+        return tuple(listen)
+    return tuple(
+        f"{address[: -len('/tcp/0')]}/tcp/{ports[0]}" if address.endswith("/tcp/0") else address for address in listen
+    )

@@ -1,4 +1,4 @@
-"""The listening side of direct bulk streams: whoever connects shows a credential of the run before a byte of it is read.
+"""The listening side of direct streams and of connections for calls: who connects shows a credential before a byte of it is read.
 
 Strangers cost a socket and a handshake's place for a few seconds, and are told nothing. Who holds a credential is named by it, takes
 one of its few places, is asked for at the same door as on libp2p, and then says which channel it wants.
@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from averaging.network.bulk_lane import BulkLane
+from averaging.network.direct_calls import CALLS_CHANNEL, DirectCalls
 from averaging.network.frames import Status
 from averaging.network.libp2p_door import Admits, Gate
 from averaging.network.patience import patient_for
@@ -60,6 +61,7 @@ class DoorRules:
         admits: the door of libp2p.
         serves: whether a channel has a handler.
         serve: run it; True when it ended well, False when the stream must be reset.
+        calls: serves the connections that are made for calls.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -67,6 +69,7 @@ class DoorRules:
     admits: Admits
     serves: Callable[[str], bool]
     serve: Callable[[PeerId, str, Stream], Awaitable[bool]]
+    calls: DirectCalls
 
 
 def bind_bulk(host: str, port: int) -> list[socket.socket]:
@@ -219,13 +222,19 @@ class TlsDoor:
                 await _turn_away(tls, status)
                 return
             await send_status(tls, status)
-            stream = TlsStream(tls, peer, channel, self._lane, partial(self._keep, place))
-            if await self._rules.serve(peer, channel, stream):
-                await stream.aclose()
-            else:
-                stream.reset()
+            if channel != CALLS_CHANNEL:
+                await self._serve_stream(tls, peer, channel, place)
+                return
         finally:
             place.release()
+        await self._rules.calls.serve(tls, peer)  # it stays, and has a place of its own
+
+    async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> None:
+        stream = TlsStream(tls, peer, channel, self._lane, partial(self._keep, place))
+        if await self._rules.serve(peer, channel, stream):
+            await stream.aclose()
+        else:
+            stream.reset()
 
     def _keep(self, place: _Place, ending: Ending) -> None:
         """A stream that was ended here is a socket until its other side has ended, too, and keeps its place so long."""
@@ -248,6 +257,8 @@ class TlsDoor:
             return Status.FAILED, ""
         with trio.move_on_after(OPENING_WITHIN_S):
             channel = await receive_opening(tls)
+            if channel == CALLS_CHANNEL:
+                return (Status.FINE if self._rules.calls.has_place(peer) else Status.BUSY), channel
             return (Status.FINE if self._rules.serves(channel) else Status.UNSERVED), channel
         return Status.BUSY, ""
 

@@ -39,6 +39,9 @@ MOST_UNSENT_BYTES: Final = 1 << 17
 sent when half a minute of it is still to go, and frames and deadlines are measured by that.
 """
 
+UNACKED_S: Final = 20.0
+"""What a connection for calls has sent must be acknowledged in so long, which the other machine's kernel does however busy it is."""
+
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -135,6 +138,13 @@ class TlsSocket:
             await until_ready(self._connection)
         except trio.ClosedResourceError as error:
             raise ConnectionResetError("closed here") from error
+
+    def carry_calls(self) -> None:
+        """Hold little unsent, so that a ping passes a long reply, and notice soon that the way is gone: no call asks for another."""
+        for name, value in (("TCP_NOTSENT_LOWAT", RECORD_BYTES), ("TCP_USER_TIMEOUT", round(UNACKED_S * 1000))):
+            option = getattr(socket, name, None)
+            if option is not None:
+                self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def close(self, *, is_reset: bool = False) -> None:
         """Close it; who waits in it fails. What was sent still arrives, unless it is a reset."""

@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,14 +21,14 @@ import trio
 from trio.testing import MockClock
 
 from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.directory import RecordRule, signed_record_rule
 from averaging.network.libp2p_network import Libp2pNetwork, NetworkOptions, open_libp2p_network
 from averaging.network.memory_network import MemorySwarm
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network, Way
-from protocol.errors import PeerUnreachable
 from protocol.identity import Ed25519Verifier, Identity
-from protocol.ids import RunId
+from protocol.ids import PeerId, RunId
 from tests.averaging.network.direct_world import options_of
 
 RUN = RunId(bytes(32))
@@ -94,37 +95,43 @@ class RealWorld:
         self._scopes: dict[str, trio.CancelScope] = {}
         self._stopped: dict[str, trio.Event] = {}
         self._identities: dict[str, Identity] = {}
+        self._networks: dict[PeerId, Network] = {}
         self._bootstrap: tuple[str, ...] = ()
 
     async def open(self) -> None:
         self.alice = await self.start(new_identity(1))
         self._bootstrap = self.alice.addresses()
         self.bob = await self.start(new_identity(2))
-        for opener, server in ((self.alice, self.bob), (self.bob, self.alice)):
-            with suppress(PeerUnreachable):  # nothing is served; who has asked once where the other listens knows it
-                await opener.open_stream(server.peer_id, "nobody", timeout_s=10)
 
     def check_ways(self) -> None:
-        """That bulk went the way that this world is about."""
+        """That bulk and calls went the way that this world is about."""
         way = Way.DIRECT if self._is_direct else Way.LIBP2P
         for network in (self.alice, self.bob):
             assert {count.kind.way for count in network.traffic().bulk} <= {way}
+        assert isinstance(self.alice, Libp2pNetwork)
+        assert (self.alice.direct is not None and self.alice.direct.calls.num_connections > 0) is self._is_direct
 
     async def start(self, identity: Identity) -> Network:
         self._identities[identity.peer_id] = identity
         network: Network = await self._nursery.start(self._run, identity)
         return network
 
+    def _listed(self, peer: PeerId) -> tuple[BulkAddress, ...]:
+        """As the directory tells it."""
+        network = self._networks.get(peer)
+        return network.bulk_addresses() if network is not None else ()
+
     async def _run(self, identity: Identity, *, task_status: trio.TaskStatus[Network]) -> None:
         file = self._folder / identity.peer_id
         file.write_bytes(identity.libp2p_private_key_bytes())
         file.chmod(0o600)
-        direct = options_of(identity, RUN) if self._is_direct else None
+        direct = replace(options_of(identity, RUN), listed=self._listed) if self._is_direct else None
         options = NetworkOptions(P2pdOptions(file), RULE, initial_peers=self._bootstrap, direct=direct)
         self._stopped[identity.peer_id] = stopped = trio.Event()
         with trio.CancelScope() as scope:
             self._scopes[identity.peer_id] = scope
             async with open_libp2p_network(self._thread, options, identity.peer_id, unix_s=time.time) as network:
+                self._networks[identity.peer_id] = network
                 task_status.started(network)
                 await trio.sleep_forever()
         stopped.set()

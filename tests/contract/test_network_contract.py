@@ -44,8 +44,8 @@ def direct_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 
 
 @pytest.fixture(params=["memory", "real", "direct"])
-def run_streams(request: pytest.FixtureRequest) -> Runner:
-    """For what streams are part of: their bytes take the way that the world is about."""
+def run_direct(request: pytest.FixtureRequest) -> Runner:
+    """For what can go direct: streams and calls take the way that the world is about."""
     if request.param == "memory":
         return run_in_memory
     runner: Runner = request.getfixturevalue(f"{request.param}_world")
@@ -90,37 +90,37 @@ class _Holder:
         await trio.sleep_forever()
 
 
-def test_a_reply_comes_back_and_the_handler_knows_who_asked(run: Runner) -> None:
+def test_a_reply_comes_back_and_the_handler_knows_who_asked(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_calls("echo", _echo)
         reply = await world.alice.call(world.bob.peer_id, "echo", b"hello", timeout_s=5)
         assert reply == world.alice.peer_id.encode() + b":hello"
 
-    run(check)
+    run_direct(check)
 
 
-def test_an_unserved_channel_is_unreachable(run_streams: Runner) -> None:
+def test_an_unserved_channel_is_unreachable(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         with pytest.raises(PeerUnreachable):
             await world.alice.call(world.bob.peer_id, "nobody", b"", timeout_s=5)
         with pytest.raises(PeerUnreachable):
             await world.alice.open_stream(world.bob.peer_id, "nobody", timeout_s=5)
 
-    run_streams(check)
+    run_direct(check)
 
 
 @pytest.mark.parametrize("name", ["", "!!!", "nobody", "peer id of é", "1" * 500])
-def test_a_peer_id_that_is_none_is_unreachable(run_streams: Runner, name: str) -> None:
+def test_a_peer_id_that_is_none_is_unreachable(run_direct: Runner, name: str) -> None:
     async def check(world: World) -> None:
         with pytest.raises(PeerUnreachable):
             await world.alice.call(PeerId(name), "echo", b"", timeout_s=5)
         with pytest.raises(PeerUnreachable):
             await world.alice.open_stream(PeerId(name), "echo", timeout_s=5)
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run: Runner) -> None:
+def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run_direct: Runner) -> None:
     async def refuse(sender: PeerId, request: bytes) -> bytes:
         raise RemoteProtocolError("a stale proposal")
 
@@ -129,10 +129,10 @@ def test_a_failing_handler_is_the_callers_remote_error_with_its_reason(run: Runn
         with pytest.raises(RemoteProtocolError, match="a stale proposal"):
             await world.alice.call(world.bob.peer_id, "refuse", b"", timeout_s=5)
 
-    run(check)
+    run_direct(check)
 
 
-def test_messages_are_capped_both_ways(run: Runner) -> None:
+def test_messages_are_capped_both_ways(run_direct: Runner) -> None:
     async def shout(sender: PeerId, request: bytes) -> bytes:
         return bytes(MAX_CONTROL_BYTES + 1)
 
@@ -143,10 +143,10 @@ def test_messages_are_capped_both_ways(run: Runner) -> None:
         with pytest.raises(RemoteProtocolError):
             await world.alice.call(world.bob.peer_id, "shout", b"", timeout_s=5)
 
-    run(check)
+    run_direct(check)
 
 
-def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(run: Runner) -> None:
+def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(run_direct: Runner) -> None:
     nobody = PeerId("nobody")
 
     async def check(world: World) -> None:
@@ -163,10 +163,10 @@ def test_of_several_peers_that_are_called_each_answer_and_each_failure_is_told(r
         with pytest.raises(LocalProtocolError):
             await world.alice.call_each((bob,), "echo", bytes(MAX_CONTROL_BYTES + 1), timeout_s=5, took=took)
 
-    run(check)
+    run_direct(check)
 
 
-def test_of_several_peers_that_are_called_who_does_not_answer_keeps_no_answer_back(run: Runner) -> None:
+def test_of_several_peers_that_are_called_who_does_not_answer_keeps_no_answer_back(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         told: list[tuple[PeerId, bytes | PotluckError]] = []
         held, both = _Holder(), (world.bob.peer_id, PeerId("nobody"))
@@ -180,10 +180,10 @@ def test_of_several_peers_that_are_called_who_does_not_answer_keeps_no_answer_ba
         assert [peer for peer, _ in told] == [both[1], both[0]]
         assert isinstance(told[1][1], CallTimeout)
 
-    run(check)
+    run_direct(check)
 
 
-def test_the_longest_message_passes(run: Runner) -> None:
+def test_the_longest_message_passes(run_direct: Runner) -> None:
     async def mirror(sender: PeerId, request: bytes) -> bytes:
         return request
 
@@ -192,10 +192,10 @@ def test_the_longest_message_passes(run: Runner) -> None:
         longest = bytes(range(256)) * (MAX_CONTROL_BYTES // 256)
         assert await world.alice.call(world.bob.peer_id, "mirror", longest, timeout_s=5) == longest
 
-    run(check)
+    run_direct(check)
 
 
-def test_frames_arrive_in_order_up_to_the_clean_end(run_streams: Runner) -> None:
+def test_frames_arrive_in_order_up_to_the_clean_end(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         collector = _Collector()
         world.bob.serve_streams("collect", collector)
@@ -209,10 +209,10 @@ def test_frames_arrive_in_order_up_to_the_clean_end(run_streams: Runner) -> None
             await collector.done.wait()
         assert collector.frames == frames
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_frame_can_be_had_as_a_view(run_streams: Runner) -> None:
+def test_a_frame_can_be_had_as_a_view(run_direct: Runner) -> None:
     async def two(sender: PeerId, stream: Stream) -> None:
         await stream.send_frame(b"first")
         await stream.send_frame(b"second")
@@ -228,10 +228,10 @@ def test_a_frame_can_be_had_as_a_view(run_streams: Runner) -> None:
         assert await stream.receive_view() is None
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_frame_over_the_cap_is_not_sent(run_streams: Runner) -> None:
+def test_a_frame_over_the_cap_is_not_sent(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_streams("collect", _Collector())
         stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
@@ -239,10 +239,10 @@ def test_a_frame_over_the_cap_is_not_sent(run_streams: Runner) -> None:
             await stream.send_frame(bytes(MAX_FRAME_BYTES + 1))
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_frames_cross_in_both_directions(run_streams: Runner) -> None:
+def test_frames_cross_in_both_directions(run_direct: Runner) -> None:
     async def mirror(sender: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_frame()) is not None:
             await stream.send_frame(frame + b"!")
@@ -255,10 +255,10 @@ def test_frames_cross_in_both_directions(run_streams: Runner) -> None:
             assert await stream.receive_frame() == b"%d!" % i
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_handler_that_returns_ends_the_stream_cleanly(run_streams: Runner) -> None:
+def test_a_handler_that_returns_ends_the_stream_cleanly(run_direct: Runner) -> None:
     async def two_frames(sender: PeerId, stream: Stream) -> None:
         await stream.send_frame(b"a")
         await stream.send_frame(b"b")
@@ -270,10 +270,10 @@ def test_a_handler_that_returns_ends_the_stream_cleanly(run_streams: Runner) -> 
             assert await _collect(stream) == [b"a", b"b"]
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_handler_that_raises_resets_the_stream(run_streams: Runner) -> None:
+def test_a_handler_that_raises_resets_the_stream(run_direct: Runner) -> None:
     async def give_up(sender: PeerId, stream: Stream) -> None:
         await stream.receive_frame()
         raise RemoteProtocolError("not a chunk of ours")
@@ -286,10 +286,10 @@ def test_a_handler_that_raises_resets_the_stream(run_streams: Runner) -> None:
             await stream.receive_frame()
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_slow_reader_slows_its_writer_and_loses_nothing(run_streams: Runner) -> None:
+def test_a_slow_reader_slows_its_writer_and_loses_nothing(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         may_read, done = trio.Event(), trio.Event()
         received: list[bytes] = []
@@ -315,10 +315,10 @@ def test_a_slow_reader_slows_its_writer_and_loses_nothing(run_streams: Runner) -
         assert numbers == list(range(len(numbers)))
         assert num_sent <= len(numbers) <= num_sent + 1
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_control_does_not_wait_behind_a_stuck_bulk_stream(run_streams: Runner) -> None:
+def test_control_does_not_wait_behind_a_stuck_bulk_stream(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_streams("hold", _Holder().stream)
         world.bob.serve_calls("echo", _echo)
@@ -331,7 +331,7 @@ def test_control_does_not_wait_behind_a_stuck_bulk_stream(run_streams: Runner) -
             nursery.cancel_scope.cancel()
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
 async def _send_until_cancelled(stream: Stream) -> None:
@@ -339,7 +339,7 @@ async def _send_until_cancelled(stream: Stream) -> None:
         await stream.send_frame(bytes(1 << 18))
 
 
-def test_a_dead_peer_is_unreachable_at_once(run_streams: Runner) -> None:
+def test_a_dead_peer_is_unreachable_at_once(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         victim = await world.start(new_identity(10))
         victim.serve_calls("echo", _echo)
@@ -351,10 +351,10 @@ def test_a_dead_peer_is_unreachable_at_once(run_streams: Runner) -> None:
         with pytest.raises(PeerUnreachable):
             await world.alice.open_stream(victim.peer_id, "echo", timeout_s=20)
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run: Runner) -> None:
+def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         victim, holder = await world.start(new_identity(11)), _Holder()
         victim.serve_calls("hold", holder.call)
@@ -364,10 +364,10 @@ def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run: 
             with trio.fail_after(10), pytest.raises(ConnectionReset):
                 await world.alice.call(victim.peer_id, "hold", b"", timeout_s=60)
 
-    run(check)
+    run_direct(check)
 
 
-def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_streams: Runner) -> None:
+def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         victim, holder = await world.start(new_identity(12)), _Holder()
         victim.serve_streams("hold", holder.stream)
@@ -381,10 +381,10 @@ def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_st
             await _send_until_cancelled(stream)
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_what_a_peer_sent_before_it_left_stays(run_streams: Runner) -> None:
+def test_what_a_peer_sent_before_it_left_stays(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         leaver, collector = await world.start(new_identity(13)), _Collector()
         world.alice.serve_streams("collect", collector)
@@ -396,7 +396,7 @@ def test_what_a_peer_sent_before_it_left_stays(run_streams: Runner) -> None:
         await world.kill(leaver)
         assert collector.frames == [b"last words"]
 
-    run_streams(check)
+    run_direct(check)
 
 
 async def _kill_when(world: World, victim: Network, event: trio.Event) -> None:
@@ -424,7 +424,7 @@ def test_a_frozen_peer_times_out_and_answers_after_it_thaws(run: Runner) -> None
     run(check)
 
 
-def test_a_call_ends_at_its_deadline(run: Runner) -> None:
+def test_a_call_ends_at_its_deadline(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         world.bob.serve_calls("hold", _Holder().call)
         began_s = trio.current_time()
@@ -432,10 +432,10 @@ def test_a_call_ends_at_its_deadline(run: Runner) -> None:
             await world.alice.call(world.bob.peer_id, "hold", b"", timeout_s=0.5)
         assert trio.current_time() - began_s < 3
 
-    run(check)
+    run_direct(check)
 
 
-def test_a_cancelled_call_returns_and_the_next_one_works(run: Runner) -> None:
+def test_a_cancelled_call_returns_and_the_next_one_works(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         holder = _Holder()
         world.bob.serve_calls("hold", holder.call)
@@ -450,10 +450,10 @@ def test_a_cancelled_call_returns_and_the_next_one_works(run: Runner) -> None:
             await world.alice.call(world.bob.peer_id, "hold", b"", timeout_s=60)
         assert await world.alice.call(world.bob.peer_id, "echo", b"x", timeout_s=5)
 
-    run(check)
+    run_direct(check)
 
 
-def test_a_cancelled_receive_loses_no_frame(run_streams: Runner) -> None:
+def test_a_cancelled_receive_loses_no_frame(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         may_send = trio.Event()
 
@@ -472,10 +472,10 @@ def test_a_cancelled_receive_loses_no_frame(run_streams: Runner) -> None:
             assert await stream.receive_frame() is None
         await stream.aclose()
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_reader_that_leaves_stops_its_writer(run_streams: Runner) -> None:
+def test_a_reader_that_leaves_stops_its_writer(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         outcome: list[str] = []
         done = trio.Event()
@@ -495,10 +495,10 @@ def test_a_reader_that_leaves_stops_its_writer(run_streams: Runner) -> None:
             await done.wait()
         assert outcome == ["ConnectionReset"]
 
-    run_streams(check)
+    run_direct(check)
 
 
-def test_a_restarted_peer_has_its_identity_and_is_reached_again(run: Runner) -> None:
+def test_a_restarted_peer_has_its_identity_and_is_reached_again(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         identity = new_identity(15)
         first = await world.start(identity)
@@ -510,7 +510,7 @@ def test_a_restarted_peer_has_its_identity_and_is_reached_again(run: Runner) -> 
         assert await world.alice.call(second.peer_id, "echo", b"", timeout_s=10)
         await world.kill(second)
 
-    run(check)
+    run_direct(check)
 
 
 def test_records_are_found_by_others_until_they_expire(run: Runner) -> None:
@@ -548,7 +548,7 @@ def test_records_that_break_the_rule_are_refused(run: Runner) -> None:
     run(check)
 
 
-def test_payload_bytes_are_counted_by_lane(run_streams: Runner) -> None:
+def test_payload_bytes_are_counted_by_lane(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         collector = _Collector()
         world.bob.serve_calls("echo", _echo)
@@ -576,4 +576,4 @@ def test_payload_bytes_are_counted_by_lane(run_streams: Runner) -> None:
             c.kind.channel for c in before_alice.bulk
         }
 
-    run_streams(check)
+    run_direct(check)

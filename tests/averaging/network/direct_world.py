@@ -18,6 +18,7 @@ from averaging.network.direct import (
     HostNetwork,
     open_direct,
 )
+from averaging.network.frames import Status
 from averaging.network.seams import CallHandler, Stream, StreamHandler
 from averaging.network.tls_identity import TlsCredential, credential_check
 from protocol.credential import (
@@ -118,7 +119,15 @@ class World:
         def addresses() -> tuple[str, ...]:
             return (f"/ip4/127.0.0.1/tcp/1/p2p/{me}",)
 
-        host = HostNetwork(me, call, addresses, calls.__setitem__, admits, handlers.__contains__, serve)
+        async def answer(peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
+            if channel not in calls:
+                return Status.UNSERVED, b""
+            try:
+                return Status.FINE, await calls[channel](peer, request)
+            except PotluckError as error:
+                return Status.FAILED, error.one_line().encode()
+
+        host = HostNetwork(me, call, addresses, calls.__setitem__, answer, admits, handlers.__contains__, serve)
         async with open_direct(options or options_of(identity), host, lane) as way:
             self.peers[me] = Peer(identity, way, lane, handlers, calls)
             try:

@@ -1,0 +1,192 @@
+"""The calls that go direct: a connection for each peer that is called, beside the streams of bulk, and no call waits long for one.
+
+A call whose peer is not connected to goes over libp2p, and the connection is made beside it: a firewall that swallows packets delays
+nobody. Whoever dialled, both ends use it, so that a peer that takes no connections is called over the ones that it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from averaging.network.frames import Status
+from averaging.network.libp2p_door import Admits, Gate
+from averaging.network.tls_calls import CallConnection, CallRules
+from averaging.network.tls_socket import TlsSocket
+from protocol.ids import PeerId
+
+log = structlog.get_logger()
+
+CALLS_CHANNEL: Final = "potluck-calls"
+"""What the opening of a connection for calls asks for."""
+
+IDLE_S: Final = 180.0
+LONGER_IDLE_S: Final = 240.0
+"""Of the side that was dialled, so that it is the dialler who closes, and no call meets a connection that is just being closed."""
+
+WAIT_S: Final = 0.5
+WAIT_SHARE: Final = 0.2
+"""A call waits so long, and such a share of its time, for a connection that is being made: over libp2p it costs both ends more."""
+
+MAX_CONNECTIONS: Final = 512
+MAX_CONNECTIONS_PER_PEER: Final = 4
+MAX_CALLS_PER_PEER: Final = 32
+MAX_CALLS: Final = 256
+"""Of all peers together: each holds a request and a reply of at most 1 MiB."""
+
+MAX_DIALS: Final = 4
+"""At a time: calls go over libp2p meanwhile, and bulk has places of its own."""
+
+FIRST_PAUSE_S: Final = 1.0
+PAUSE_GROWTH: Final = 4.0
+LONGEST_PAUSE_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallsHost:
+    """What the calls need of the direct way and of the network.
+
+    Attributes:
+        admits, answer: as in `CallRules`.
+        knows: whether an address of the peer is known that is worth trying now; must not block.
+        dial: a connection past its opening, None where there is none.
+    """
+
+    admits: Admits
+    answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
+    knows: Callable[[PeerId], bool]
+    dial: Callable[[PeerId], Awaitable[TlsSocket | None]]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The latest dial of one peer."""
+
+    began_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+    not_before_s: float = 0.0
+    is_over: bool = True
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class DirectCalls:
+    """The connections of one network. What it starts runs in the nursery."""
+
+    def __init__(self, host: CallsHost, nursery: trio.Nursery) -> None:
+        self._host = host
+        self._nursery = nursery
+        self._connections: dict[PeerId, list[CallConnection]] = {}
+        self._attempts: dict[PeerId, _Attempt] = {}
+        self._dials = trio.Semaphore(MAX_DIALS)
+        self._places = Gate(MAX_CALLS_PER_PEER, MAX_CALLS)
+
+    @property
+    def num_connections(self) -> int:
+        """That are open."""
+        return sum(map(len, self._connections.values()))
+
+    def live(self, peer: PeerId) -> CallConnection | None:
+        """A connection that takes a call now."""
+        connections = self._connections.get(peer, ())
+        return next((connection for connection in reversed(connections) if connection.has_room), None)
+
+    async def find(self, peer: PeerId, within_s: float) -> CallConnection | None:
+        """A connection for a call that may take `within_s`, made if there is none yet; None where the call should go another way."""
+        found = self.live(peer)
+        if found is not None or peer in self._connections:
+            return found  # those of a peer that takes nothing now are full, and another would be no better
+        attempt = self._begun(peer)
+        if attempt is None:
+            return None
+        with trio.move_on_at(attempt.began_s + min(WAIT_S, WAIT_SHARE * within_s)):
+            await attempt.done.wait()
+        return self.live(peer)
+
+    def _begun(self, peer: PeerId) -> _Attempt | None:
+        """The dial that is under way, begun here if it is time for one."""
+        attempt = self._attempts.get(peer)
+        if attempt is not None and not attempt.is_over:
+            return attempt
+        now_s = trio.current_time()
+        if (attempt is not None and now_s < attempt.not_before_s) or not self._host.knows(peer):
+            return None
+        if self.num_connections >= MAX_CONNECTIONS and not self._make_room():
+            return None
+        if attempt is None:
+            if len(self._attempts) >= MAX_CONNECTIONS:
+                self._forget_oldest()
+            attempt = self._attempts[peer] = _Attempt()
+        attempt.began_s, attempt.is_over, attempt.done = now_s, False, trio.Event()
+        self._nursery.start_soon(self._dial, peer, attempt)
+        return attempt
+
+    def _forget_oldest(self) -> None:
+        over = (peer for peer, attempt in self._attempts.items() if attempt.is_over)
+        oldest = next(over, None)
+        if oldest is not None:
+            del self._attempts[oldest]
+
+    async def _dial(self, peer: PeerId, attempt: _Attempt) -> None:
+        tls = None
+        try:
+            async with self._dials:
+                is_there = self.live(peer) is not None  # it has dialled us meanwhile
+                if not is_there:
+                    tls = await self._host.dial(peer)
+        finally:
+            attempt.is_over = True
+            if tls is not None or self.live(peer) is not None:
+                attempt.pause_s, attempt.not_before_s = FIRST_PAUSE_S, 0.0
+            else:
+                attempt.not_before_s = trio.current_time() + attempt.pause_s
+                attempt.pause_s = min(PAUSE_GROWTH * attempt.pause_s, LONGEST_PAUSE_S)
+            if tls is None:
+                attempt.done.set()
+        if tls is not None:
+            await self._keep(tls, peer, IDLE_S, attempt.done)
+
+    def has_place(self, peer: PeerId) -> bool:
+        """Whether a connection of the peer's is taken, before it is answered."""
+        if len(self._connections.get(peer, ())) >= MAX_CONNECTIONS_PER_PEER:
+            return False
+        return self.num_connections < MAX_CONNECTIONS or self._make_room()
+
+    async def serve(self, tls: TlsSocket, peer: PeerId) -> None:
+        """A connection that the peer made, until it ends."""
+        await self._keep(tls, peer, LONGER_IDLE_S, trio.Event())
+
+    async def _keep(self, tls: TlsSocket, peer: PeerId, idle_s: float, is_up: trio.Event) -> None:
+        host = self._host
+        rules = CallRules(host.admits, self._places, host.answer, self._start_soon, idle_s)
+        connection = CallConnection(tls, peer, rules)
+        self._connections.setdefault(peer, []).append(connection)
+        is_up.set()
+        try:
+            await connection.run()
+        finally:
+            self._connections[peer].remove(connection)
+            if not self._connections[peer]:
+                del self._connections[peer]
+
+    def _start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        self._nursery.start_soon(partial(_guarded, task))
+
+    def _make_room(self) -> bool:
+        """Close the connection that nobody used for the longest time; False where all are in use."""
+        idle = [one for connections in self._connections.values() for one in connections if one.is_idle and one.is_open]
+        if not idle:
+            return False
+        min(idle, key=lambda connection: connection.used_s).close()
+        return True
+
+
+async def _guarded(task: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await task()
+    except Exception:  # the edge of a nursery: one bad request must not end the daemon
+        log.exception("direct_call_failed")
