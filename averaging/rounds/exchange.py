@@ -171,6 +171,10 @@ class Exchange:
         """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
         return self._upload.seconds(now_s)
 
+    def late_upload_s(self, now_s: float, told_s: float) -> float:
+        """What our upload will take at its pace so far, once that is longer than `told_s`; else 0."""
+        return self._upload.late_s(now_s, told_s)
+
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
         return self._upload.bytes_per_s(now_s)

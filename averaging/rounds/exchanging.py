@@ -43,6 +43,9 @@ SNAPSHOT_WITHIN_S: Final = 60.0
 WAIT_FOR_PROPOSAL_S: Final = 5.0
 """A member's stream may come before the proposal that it belongs to."""
 
+LATE_AFTER_S: Final = 2.0
+"""Of an upload, at least: what its first connections take says nothing of the line."""
+
 PATIENCE_SHARE: Final = 0.1
 """Of what our own upload takes: for so long a running exchange may bring nothing."""
 
@@ -67,6 +70,7 @@ class Exchanging:
         self._exchange: Exchange | None = None
         self._scope: trio.CancelScope | None = None
         self.upload_bytes_per_s = 0
+        self._upload_s = 0.0
         self.probe: Callable[[PeerId], None] | None = None
         """Asks a peer for a sign of life."""
 
@@ -175,6 +179,7 @@ class Exchanging:
         seconds = exchange.upload_s(trio.current_time())
         if seconds is not None:
             self.upload_bytes_per_s = exchange.upload_bytes_per_s(trio.current_time())
+            self._upload_s = seconds
             await self._tell(ExchangeMeasured(seconds))
 
     def end(self) -> None:
@@ -188,6 +193,14 @@ class Exchanging:
         """Stop waiting for a member."""
         if self._exchange is not None:
             self._exchange.drop(peer, reason)
+
+    @property
+    def late_upload_s(self) -> float:
+        """What the upload under way will take, once it takes longer than the last one did; 0 else. The next attempt, and the settling
+        of this one, must not be given what the line could do before (rule 11).
+        """
+        told_s = max(LATE_AFTER_S, self._upload_s)
+        return 0.0 if self._exchange is None else self._exchange.late_upload_s(trio.current_time(), told_s)
 
     def is_exchanging(self, base: CommitId) -> bool:
         """Whether results of this base may still come by themselves."""

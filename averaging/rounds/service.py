@@ -306,8 +306,14 @@ class RoundService:
         can = progress.state in ("training", "paused") and self.chain.is_sound
         ready = max(0, progress.tokens_ready - self._adopter.pending_tokens)
         spine_ready = None if self.config.is_spine else self._peer.spine_ready
+        exchanging = self._exchanging
         return Progressed(
-            ready, can, self._exchanging.upload_bytes_per_s, due_tokens=progress.due_tokens, spine_ready=spine_ready
+            ready,
+            can,
+            exchanging.upload_bytes_per_s,
+            due_tokens=progress.due_tokens,
+            spine_ready=spine_ready,
+            late_upload_s=exchanging.late_upload_s,
         )
 
     async def _step(self, event: Event) -> None:

@@ -66,6 +66,12 @@ class UploadMeter:
         elapsed_s = now_s - self._begun_s
         return elapsed_s * self._wanted_bytes / self._sent_bytes if self._left else 2.0 * elapsed_s
 
+    def late_s(self, now_s: float, told_s: float) -> float:
+        """The time of the whole upload at its pace so far, where it has taken longer than `told_s` and is not over; else 0."""
+        if self._sent_bytes >= self._wanted_bytes or now_s - self._begun_s <= told_s:
+            return 0.0
+        return self.seconds(now_s) or 0.0
+
     def bytes_per_s(self, now_s: float) -> int:
         """The pace of the fastest half of what was to be sent; of all where half is little or has not left; 0 when nothing was."""
         seconds = self.seconds(now_s)

@@ -6,6 +6,7 @@ An attempt that fails ends with its reason; the round stays open on its base, no
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
@@ -162,10 +163,15 @@ def _reduce_within_s(state: RoundState, others: tuple[PeerView, ...]) -> float:
     """Learned from every member's last upload, late ones included; doubled at each failed attempt up to the longest interval."""
     config = state.config
     first_guess_s = config.reduce_within_s
-    uploads_s = [state.exchange_s, *(view.exchange_s for view in others)]
+    uploads_s = _uploads_s(state, others)
     slowest_s = max(DEADLINE_FACTOR * upload_s if upload_s > 0 else first_guess_s for upload_s in uploads_s)
     doubled_s = max(LEAST_REDUCE_S, slowest_s) * 2.0 ** min(state.open.num_failed, MAX_BACKOFF_EXPONENT)
     return min(doubled_s, max(first_guess_s, config.longest_interval_s))
+
+
+def _uploads_s(state: RoundState, others: Iterable[PeerView]) -> list[float]:
+    """How long each one's last upload took, or the one under way will, 0 where nothing is known."""
+    return [state.exchange_s, *(view.exchange_s for view in others)]
 
 
 # --- results, mending, settling -----------------------------------------------------------------------------------------------
@@ -243,9 +249,15 @@ def settle_again(state: RoundState, acked: AckedRecord, holders: tuple[PeerId, .
 
 
 def settle_within_s(state: RoundState) -> float:
-    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (rule 11)."""
-    proposal = state.open.proposal
-    return max(state.config.settle_within_s, proposal.reduce_within_s if proposal is not None else 0.0)
+    """How long a settled record waits for its acks: who acks has all results, which are as many bytes as contributions (rule 11).
+    A line that became thin since the proposal shows in the uploads under way, which the proposal's deadline did not know.
+    """
+    config, proposal = state.config, state.open.proposal
+    if proposal is None:
+        return config.settle_within_s
+    members = (view for view in state.peers.values() if proposal.member(view.peer) is not None)
+    learned_s = min(DEADLINE_FACTOR * max(_uploads_s(state, members)), config.longest_interval_s)
+    return max(config.settle_within_s, proposal.reduce_within_s, learned_s)
 
 
 def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
@@ -254,7 +266,7 @@ def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: 
         return Step(state, remark=NOT_LEADING)
     commit = link_after(state.link, settle.record).commit
     deadline_s = now_s + settle_within_s(state)
-    led = replace(led, stage="settling", settle=settle, commit=commit, deadline_s=deadline_s)
+    led = replace(led, stage="settling", settle=settle, settled_s=now_s, commit=commit, deadline_s=deadline_s)
     return Step(replace(state, open=replace(state.open, leading=led)), (Send(to, settle, reason),), reason)
 
 
@@ -279,8 +291,9 @@ def _are_bytes_lost(state: RoundState, led: Leading, proposal: Proposal, now_s: 
     """Nobody acked, so perhaps nobody holds all bytes, and one who held some is gone: another attempt, with promises, finds out."""
     if led.acks:
         return False
-    waited_s = now_s - (led.deadline_s - settle_within_s(state))
-    return waited_s >= GONE_GRACE_S and any(is_suspected(state, part.reducer, now_s) for part in proposal.slices)
+    return now_s - led.settled_s >= GONE_GRACE_S and any(
+        is_suspected(state, part.reducer, now_s) for part in proposal.slices
+    )
 
 
 def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:

@@ -188,6 +188,7 @@ def _progressed(state: RoundState, event: Progressed) -> RoundState:
         upload_bytes_per_s=event.upload_bytes_per_s,
         due_tokens=event.due_tokens,
         spine_ready=event.spine_ready,
+        exchange_s=event.late_upload_s or state.exchange_s,
     )
 
 

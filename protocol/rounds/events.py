@@ -71,7 +71,8 @@ class Progressed:
     """The trainer's counters, and whether this peer holds verified state and may contribute (rule 5). Told with each tick, and
     before each `Applied`, without what that commit counted: with it the next opener hears of them, and what it heard twice would make
     the next round due at once. `due_tokens` are those of all holders once all who work have ended their part of the round, 0 where
-    that is not known. `spine_ready`: of a peer that holds the spine, what is ready for that.
+    that is not known. `spine_ready`: of a peer that holds the spine, what is ready for that. `late_upload_s`: what the upload under
+    way will have taken at its pace so far, once it takes longer than the last one did; 0 before.
     """
 
     tokens_ready: int
@@ -79,6 +80,7 @@ class Progressed:
     upload_bytes_per_s: int = 0
     due_tokens: int = 0
     spine_ready: int | None = None
+    late_upload_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,9 @@ def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
             opened,
             proposal_at_s=later(opened.proposal_at_s),
             due_since_s=None if opened.due_since_s is None else later(opened.due_since_s),
-            leading=None if lead is None else replace(lead, deadline_s=lead.deadline_s + lag_s),
+            leading=None
+            if lead is None
+            else replace(lead, deadline_s=lead.deadline_s + lag_s, settled_s=lead.settled_s + lag_s),
             asked=tuple(replace(question, asked_at_s=later(question.asked_at_s)) for question in opened.asked),
             asked_since=MappingProxyType({peer: later(since_s) for peer, since_s in opened.asked_since.items()}),
         ),

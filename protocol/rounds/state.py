@@ -130,6 +130,7 @@ class Leading:
         lone_voters: without a quorum, all of these must agree, promise and ack (rule 18); empty otherwise.
         is_promised: our own promise for the ballot is on disk: before that nobody hears of the ballot, so that a crash cannot make
             us lead two attempts under one name.
+        settled_s: when the record was settled, 0 before.
     """
 
     ballot: Ballot
@@ -141,6 +142,7 @@ class Leading:
     promises: Mapping[PeerId, Promise] = field(default_factory=lambda: MappingProxyType({}))
     acks: Mapping[PeerId, bytes] = field(default_factory=lambda: MappingProxyType({}))
     settle: Settle | None = None
+    settled_s: float = 0.0
     commit: CommitId | None = None
 
 

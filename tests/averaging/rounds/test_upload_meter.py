@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from averaging.rounds.upload_meter import UploadMeter
 
 
@@ -21,6 +23,20 @@ def test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not()
         meter.sent(chunk, 100, 18.0)
     assert meter.seconds(99.0) == 8.0
     assert meter.bytes_per_s(99.0) == 50
+
+
+def test_an_upload_is_late_when_it_takes_longer_than_the_last_one_and_is_not_over() -> None:
+    meter = UploadMeter()
+    meter.begin(100.0)
+    assert meter.late_s(200.0, 5.0) == 0.0, "nothing is to be sent"
+    for chunk in range(4):
+        meter.want(chunk, 1000)
+    meter.sent(0, 1000, 104.0)
+    assert meter.late_s(105.0, 5.0) == 0.0
+    assert meter.late_s(110.0, 5.0) == pytest.approx(40.0)
+    for chunk in range(1, 4):
+        meter.sent(chunk, 1000, 120.0)
+    assert meter.late_s(130.0, 5.0) == 0.0
 
 
 def test_a_chunk_that_is_sent_twice_counts_once() -> None:

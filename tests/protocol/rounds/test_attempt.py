@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from protocol.ids import PeerId
-from protocol.rounds.attempt import LEAST_REDUCE_S, settle_within_s
+from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
 from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
 from protocol.rounds.orders import LogAck
@@ -14,7 +14,7 @@ from protocol.rounds.quorum import tie_holder
 from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import ready_tokens
 from protocol.wire import decode_record
-from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root
+from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root, heartbeat_of
 
 
 def _proposal(seat: Seat) -> Proposal:
@@ -292,6 +292,33 @@ def test_a_settled_record_waits_for_results_as_long_as_its_slices_may_wait_for_c
     assert settle_within_s(state) == max(state.config.settle_within_s, proposal.reduce_within_s)
     slow = replace(state, open=replace(state.open, proposal=replace(proposal, reduce_within_s=400.0)))
     assert settle_within_s(slow) == 400.0
+
+
+def test_a_line_that_became_thin_since_the_proposal_is_given_the_time_that_its_upload_will_take() -> None:
+    table = Table(3)
+    opener = table.opener()
+    late, other = table.others(opener)
+    table.gathers = False
+    table.run_until(lambda: bool(opener.sent(Settle)), 10.0)
+    assert settle_within_s(opener.state) == opener.state.config.settle_within_s
+    late.feed(Progressed(100, True, late_upload_s=25.0))
+    opener.hear(late, heartbeat_of(late))
+    assert settle_within_s(opener.state) == DEADLINE_FACTOR * 25.0
+    other.feed(Progressed(100, True, late_upload_s=5000.0))
+    opener.hear(other, heartbeat_of(other))
+    assert settle_within_s(opener.state) == opener.state.config.longest_interval_s
+
+
+def test_the_upload_under_way_is_told_as_soon_as_it_takes_longer_than_the_last_one_and_ends_with_what_it_took() -> None:
+    table = Table(3)
+    seat = table.live()[0]
+    seat.feed(ExchangeMeasured(3.0))
+    seat.feed(Progressed(0, True, late_upload_s=40.0))
+    assert seat.state.exchange_s == 40.0
+    seat.feed(Progressed(0, True))
+    assert seat.state.exchange_s == 40.0
+    seat.feed(ExchangeMeasured(30.0))
+    assert seat.state.exchange_s == 30.0
 
 
 def test_a_reducer_that_falls_silent_with_the_only_copy_is_not_waited_for_twice() -> None:
