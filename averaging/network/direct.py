@@ -103,7 +103,7 @@ class HostNetwork:
     Attributes:
         call: `Network.call`, over libp2p: the direct way asks by it where to go.
         addresses: `Network.addresses`.
-        answer: to a call, as in `CallsHost`.
+        answer, open_channels: of calls, as in `CallsHost`.
         admits, serves, serve: as in `DoorRules`.
     """
 
@@ -112,6 +112,7 @@ class HostNetwork:
     addresses: Callable[[], tuple[str, ...]]
     serve_calls: Callable[[str, CallHandler], None]
     answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
+    open_channels: frozenset[str]
     admits: Admits
     serves: Callable[[str], bool]
     serve: Callable[[PeerId, str, Stream], Awaitable[bool]]
@@ -169,7 +170,8 @@ class DirectWay:
         self._num_ending = 0
         self._ended = trio.Event()
         self.port: int | None = None
-        self.calls = DirectCalls(CallsHost(host.admits, host.answer, self._knows, self._dial_calls), nursery)
+        calls = CallsHost(host.admits, host.answer, host.open_channels, self._where_known, self._dial_calls)
+        self.calls = DirectCalls(calls, nursery)
 
     async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
         """A direct stream, None where there is no direct way now. `within_s`: what the caller allows.
@@ -202,21 +204,23 @@ class DirectWay:
         finally:
             self._dials.release()
         route.worked(reached)
+        self.calls.forget(peer)
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
         return TlsStream(tls, peer, channel, self._lane, self.keep_until_done)
 
-    def _knows(self, peer: PeerId) -> bool:
+    def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
+        """Where calls may try: the directory first, which hears of a new port, then what streams have found."""
         route = self._routes.get(peer)
-        if route is None:
-            return peer != self._host.peer_id and bool(self._options.listed(peer))
-        return trio.current_time() >= route.not_before_s and bool(route.addresses or self._options.listed(peer))
+        if peer == self._host.peer_id or (route is not None and trio.current_time() < route.not_before_s):
+            return ()
+        return tuple(dict.fromkeys((*self._options.listed(peer), *(route.addresses if route is not None else ()))))
 
     async def _dial_calls(self, peer: PeerId) -> TlsSocket | None:
         """A connection for calls. Nobody is asked where the peer listens: that is a call itself. Streams still try where it fails."""
         route = self._route_to(peer)
-        addresses = route.addresses or self._options.listed(peer)
+        addresses = self._where_known(peer)
         try:
             until_s = trio.current_time() + CALLS_WITHIN_S
             reached, tls, status = await self._opened(peer, route, addresses, CALLS_CHANNEL, until_s)

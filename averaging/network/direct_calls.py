@@ -14,8 +14,9 @@ from typing import Final
 import structlog
 import trio
 
+from averaging.network.bulk_address import BulkAddress
 from averaging.network.frames import Status
-from averaging.network.libp2p_door import Admits, Gate
+from averaging.network.libp2p_door import LET_IN_FOR_S, MAX_VERDICTS, NOT_ASKED_FOR_S, REFUSED_FOR_S, Admits, Gate
 from averaging.network.tls_calls import CallConnection, CallRules
 from averaging.network.tls_socket import TlsSocket
 from protocol.ids import PeerId
@@ -32,6 +33,9 @@ LONGER_IDLE_S: Final = 240.0
 WAIT_S: Final = 0.5
 WAIT_SHARE: Final = 0.2
 """A call waits so long, and such a share of its time, for a connection that is being made: over libp2p it costs both ends more."""
+
+QUIET_S: Final = 5.0
+"""A connection without a call for so long may give its place to another: nothing is on its way on it."""
 
 MAX_CONNECTIONS: Final = 512
 MAX_CONNECTIONS_PER_PEER: Final = 4
@@ -52,14 +56,16 @@ class CallsHost:
     """What the calls need of the direct way and of the network.
 
     Attributes:
-        admits, answer: as in `CallRules`.
-        knows: whether an address of the peer is known that is worth trying now; must not block.
+        admits: whether to serve a peer, None where that cannot be told; may take seconds.
+        answer, open_channels: as in `CallRules`.
+        where: the peer's addresses that are worth trying now; must not block.
         dial: a connection past its opening, None where there is none.
     """
 
     admits: Admits
     answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
-    knows: Callable[[PeerId], bool]
+    open_channels: frozenset[str]
+    where: Callable[[PeerId], tuple[BulkAddress, ...]]
     dial: Callable[[PeerId], Awaitable[TlsSocket | None]]
 
 
@@ -70,8 +76,43 @@ class _Attempt:
     began_s: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     not_before_s: float = 0.0
+    addresses: tuple[BulkAddress, ...] = ()
     is_over: bool = True
     done: trio.Event = field(default_factory=trio.Event)
+
+
+class _Verdicts:
+    """Who was let in or refused a moment ago, as at libp2p's door; asked for once for all who wait."""
+
+    def __init__(self, admits: Admits) -> None:
+        self._admits = admits
+        self._until_s: dict[PeerId, tuple[bool | None, float]] = {}
+        self._asking: dict[PeerId, trio.Event] = {}
+
+    async def admits(self, peer: PeerId) -> bool | None:
+        """The verdict; None where it could not be had."""
+        while True:
+            verdict, until_s = self._until_s.get(peer, (None, 0.0))
+            if trio.current_time() < until_s:
+                return verdict
+            asking = self._asking.get(peer)
+            if asking is None:
+                return await self._ask(peer)
+            await asking.wait()
+
+    async def _ask(self, peer: PeerId) -> bool | None:
+        asked = self._asking[peer] = trio.Event()
+        try:
+            verdict = await self._admits(peer)
+            self._until_s.pop(peer, None)
+            if len(self._until_s) >= MAX_VERDICTS:
+                del self._until_s[next(iter(self._until_s))]
+            lasts_s = {True: LET_IN_FOR_S, False: REFUSED_FOR_S, None: NOT_ASKED_FOR_S}[verdict]
+            self._until_s[peer] = verdict, trio.current_time() + lasts_s
+            return verdict
+        finally:
+            del self._asking[peer]
+            asked.set()
 
 
 class DirectCalls:
@@ -84,6 +125,9 @@ class DirectCalls:
         self._attempts: dict[PeerId, _Attempt] = {}
         self._dials = trio.Semaphore(MAX_DIALS)
         self._places = Gate(MAX_CALLS_PER_PEER, MAX_CALLS)
+        self._verdicts = _Verdicts(host.admits)
+        self.num_found = 0
+        """How often a call found a connection."""
 
     @property
     def num_connections(self) -> int:
@@ -95,11 +139,17 @@ class DirectCalls:
         connections = self._connections.get(peer, ())
         return next((connection for connection in reversed(connections) if connection.has_room), None)
 
-    async def find(self, peer: PeerId, within_s: float) -> CallConnection | None:
+    async def find(self, peer: PeerId, channel: str, within_s: float) -> CallConnection | None:
         """A connection for a call that may take `within_s`, made if there is none yet; None where the call should go another way."""
         found = self.live(peer)
-        if found is not None or peer in self._connections:
-            return found  # those of a peer that takes nothing now are full, and another would be no better
+        # What strangers are asked lets connections in, and must not wait for one. Those of a peer that takes nothing now are full, and
+        # another would be no better.
+        if found is None and channel not in self._host.open_channels and peer not in self._connections:
+            found = await self._made(peer, within_s)
+        self.num_found += found is not None
+        return found
+
+    async def _made(self, peer: PeerId, within_s: float) -> CallConnection | None:
         attempt = self._begun(peer)
         if attempt is None:
             return None
@@ -113,7 +163,9 @@ class DirectCalls:
         if attempt is not None and not attempt.is_over:
             return attempt
         now_s = trio.current_time()
-        if (attempt is not None and now_s < attempt.not_before_s) or not self._host.knows(peer):
+        addresses = self._host.where(peer)
+        is_paused = attempt is not None and now_s < attempt.not_before_s and attempt.addresses == addresses
+        if is_paused or not addresses:
             return None
         if self.num_connections >= MAX_CONNECTIONS and not self._make_room():
             return None
@@ -121,8 +173,8 @@ class DirectCalls:
             if len(self._attempts) >= MAX_CONNECTIONS:
                 self._forget_oldest()
             attempt = self._attempts[peer] = _Attempt()
-        attempt.began_s, attempt.is_over, attempt.done = now_s, False, trio.Event()
-        self._nursery.start_soon(self._dial, peer, attempt)
+        attempt.began_s, attempt.is_over, attempt.done, attempt.addresses = now_s, False, trio.Event(), addresses
+        self._start_soon(partial(self._dial, peer, attempt))
         return attempt
 
     def _forget_oldest(self) -> None:
@@ -150,6 +202,12 @@ class DirectCalls:
         if tls is not None:
             await self._keep(tls, peer, IDLE_S, attempt.done)
 
+    def forget(self, peer: PeerId) -> None:
+        """Something went well: what failed before says nothing any more."""
+        attempt = self._attempts.get(peer)
+        if attempt is not None:
+            attempt.pause_s, attempt.not_before_s = FIRST_PAUSE_S, 0.0
+
     def has_place(self, peer: PeerId) -> bool:
         """Whether a connection of the peer's is taken, before it is answered."""
         if len(self._connections.get(peer, ())) >= MAX_CONNECTIONS_PER_PEER:
@@ -158,11 +216,14 @@ class DirectCalls:
 
     async def serve(self, tls: TlsSocket, peer: PeerId) -> None:
         """A connection that the peer made, until it ends."""
+        self.forget(peer)
         await self._keep(tls, peer, LONGER_IDLE_S, trio.Event())
 
     async def _keep(self, tls: TlsSocket, peer: PeerId, idle_s: float, is_up: trio.Event) -> None:
         host = self._host
-        rules = CallRules(host.admits, self._places, host.answer, self._start_soon, idle_s)
+        rules = CallRules(
+            self._verdicts.admits, host.open_channels, self._places, host.answer, self._start_soon, idle_s
+        )
         connection = CallConnection(tls, peer, rules)
         self._connections.setdefault(peer, []).append(connection)
         is_up.set()
@@ -178,7 +239,9 @@ class DirectCalls:
 
     def _make_room(self) -> bool:
         """Close the connection that nobody used for the longest time; False where all are in use."""
-        idle = [one for connections in self._connections.values() for one in connections if one.is_idle and one.is_open]
+        before_s = trio.current_time() - QUIET_S
+        every = (one for connections in self._connections.values() for one in connections if one.is_open)
+        idle = [one for one in every if one.is_idle and one.used_s < before_s]
         if not idle:
             return False
         min(idle, key=lambda connection: connection.used_s).close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,7 @@ from averaging.network.seams import (
     Way,
 )
 from averaging.network.socket_folder import make_socket_folder
+from averaging.network.tls_calls import NotSent
 from protocol.errors import (
     CallTimeout,
     LocalProtocolError,
@@ -191,18 +192,21 @@ class Libp2pNetwork:
     async def call(self, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
         """One request, one reply: on a connection for calls where there is one, else over libp2p on a stream of its own."""
         with trio.move_on_after(timeout_s):
-            found = await self.direct.calls.find(peer, timeout_s) if self.direct is not None else None
+            _check(request)
+            found = await self.direct.calls.find(peer, channel, timeout_s) if self.direct is not None else None
             if found is None:
                 return await self._call_libp2p(peer, channel, request, timeout_s)
-            _check(request)
             self._control_up += len(request)
-            reply = await found.call(channel, request)
+            try:
+                reply = await found.call(channel, request)
+            except NotSent:
+                self._control_up -= len(request)
+                return await self._call_libp2p(peer, channel, request, timeout_s)
             self._control_down += len(reply)
             return reply
         raise CallTimeout(f"no answer from {peer} on {channel} within {timeout_s:g} s", "an answer")
 
     async def _call_libp2p(self, peer: PeerId, channel: str, request: bytes, timeout_s: float) -> bytes:
-        _check(request)
         with trio.move_on_after(timeout_s):
             session = await self._current()
             self._control_up += len(request)
@@ -250,16 +254,14 @@ class Libp2pNetwork:
 
     async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
         """Store a directory record, and again after a restart of p2pd while it is live."""
-        session = await self._current()
-        was_taken = await self.thread.run(session.publish, key, subkey, value, expires_unix_s)
+        was_taken = await self.thread.run((await self._current()).publish, key, subkey, value, expires_unix_s)
         if was_taken:
             self._published[key, subkey] = (value, expires_unix_s)
         return was_taken
 
     async def lookup(self, key: str) -> Sequence[DirectoryEntry]:
         """The live records under a key."""
-        session = await self._current()
-        return await self.thread.run(session.lookup, key)
+        return await self.thread.run((await self._current()).lookup, key)
 
     def cap_bulk(self, upload_bytes_per_s: float | None, download_bytes_per_s: float | None) -> None:
         """The owner's caps of the bulk lane from now on, None for none. Control messages are not held up."""
@@ -296,6 +298,7 @@ class Libp2pNetwork:
             self.addresses,
             self.serve_calls,
             self._answer,
+            self._options.open_channels,
             self._options.admits,
             self._streams.__contains__,
             self._serve_stream,
@@ -364,10 +367,9 @@ class Libp2pNetwork:
         """A byte there and back on the control lane. Raises TransportError; CallTimeout when it is lost."""
         found = self.direct.calls.live(peer) if self.direct is not None else None
         if found is None:
-            session = await self._current()
-            await self.thread.run(session.ping, peer, timeout_s=PING_TIMEOUT_S)
+            await self.thread.run((await self._current()).ping, peer, timeout_s=PING_TIMEOUT_S)
             return
-        with trio.move_on_after(PING_TIMEOUT_S):
+        with trio.move_on_after(PING_TIMEOUT_S), suppress(NotSent):
             await found.ping()
             return
         raise CallTimeout(f"no ping from {peer} within {PING_TIMEOUT_S:g} s", "an answer")
@@ -484,7 +486,10 @@ async def _maybe_direct(network: Libp2pNetwork, options: DirectOptions | None) -
         yield
         return
     async with open_direct(options, network.as_host(), network.lane) as network.direct:
-        yield
+        try:
+            yield
+        finally:
+            network.direct = None
 
 
 async def _stop_quietly(supervisor: _Supervisor) -> None:

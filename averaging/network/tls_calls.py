@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -21,7 +22,7 @@ import structlog
 import trio
 
 from averaging.network.frames import MAX_CHANNEL_BYTES, MAX_REASON_BYTES, Status, refusal
-from averaging.network.libp2p_door import LET_IN_FOR_S, MEMBER_WITHIN_S, Admits, Gate
+from averaging.network.libp2p_door import MEMBER_WITHIN_S, Gate
 from averaging.network.seams import MAX_CONTROL_BYTES
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
 from protocol.errors import ConnectionReset, PotluckError, RemoteProtocolError
@@ -40,6 +41,12 @@ MOST_OUTGOING: Final = 64
 
 STALLED_S: Final = 30.0
 """The other side must take something in so long."""
+
+SENT_WITHIN_S: Final = 60.0
+"""A message must have left so long after it was queued: a reader that takes a record now and then holds what others need."""
+
+MOST_PONGS: Final = 8
+"""Pings that wait for their answer; those beyond are lost, as on a full line."""
 
 LOOK_EVERY_S: Final = 10.0
 NOT_ADMITTED: Final = b"no credential of this run was shown"
@@ -60,28 +67,38 @@ class CallRules:
     """What a connection asks of the network.
 
     Attributes:
-        admits: whether its peer may be served, asked at its first request and again where the last answer is LET_IN_FOR_S old.
-        places: of all connections together, for requests from their first byte to their reply.
+        admits: whether its peer may be served now; asked at each request, and cheap where it was asked a moment ago. None where that
+            could not be found out. Who is refused is told so, and the connection ends.
+        open_channels: that serve also who is not admitted.
+        places: of all connections together, for requests from their first byte to the last of their reply.
         answer: (peer, channel, request) -> status and reply, or reason.
         start_soon: run a handler, which outlives the connection: a message that was begun is not half done because its sender left.
         idle_s: a connection that nobody used for so long is closed.
     """
 
-    admits: Admits
+    admits: Callable[[PeerId], Awaitable[bool | None]]
+    open_channels: frozenset[str]
     places: Gate
     answer: Callable[[PeerId, str, bytes], Awaitable[tuple[Status, bytes]]]
     start_soon: Callable[[Callable[[], Awaitable[None]]], None]
     idle_s: float
 
 
-@dataclass(slots=True)
+class NotSent(Exception):
+    """The connection ended before anything of the request was sent: it may go another way."""
+
+
+@dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A message whose bytes before `begin` are sent."""
+    """A message whose bytes before `begin` are sent, with its place if it has one."""
 
     id: int
     kind: Kind
     data: memoryview
+    queued_s: float
+    has_place: bool = False
     begin: int = 0
+    has_begun: bool = False
 
 
 @dataclass(slots=True)
@@ -115,7 +132,8 @@ class CallConnection:
         self._unparsed = bytearray()
         self._next_id = 0
         self._num_served = 0
-        self._admitted_until_s = 0.0
+        self._num_pongs = 0
+        self._is_refused = False
         self._used_s = trio.current_time()
         self._is_open = True
 
@@ -137,7 +155,7 @@ class CallConnection:
 
     @property
     def used_s(self) -> float:
-        """When something came or went the last time."""
+        """When a call came or went the last time."""
         return self._used_s
 
     def close(self) -> None:
@@ -152,6 +170,7 @@ class CallConnection:
 
         Raises:
             ConnectionReset, CallTimeout, PeerUnreachable, RemoteProtocolError: as `Network.call`.
+            NotSent: nothing of it left.
         """
         name = channel.encode("ascii")
         reply = await self._ask(Kind.REQUEST, bytes([len(name)]) + name + request)
@@ -167,40 +186,43 @@ class CallConnection:
         return bytes(memoryview(reply)[1:])
 
     async def ping(self) -> None:
-        """There and back. Raises ConnectionReset."""
+        """There and back. Raises ConnectionReset, NotSent."""
         await self._ask(Kind.PING, b"")
 
     async def _ask(self, kind: Kind, data: bytes) -> bytearray:
         number, self._next_id = self._next_id, (self._next_id + 1) & MAX_ID
+        if not self._is_open:
+            raise NotSent
         waiting = self._waiting[number] = _Waiting()
+        message = self._send(number, kind, data)
         try:
-            self._send(number, kind, data)
-            if not self._is_open:
-                raise self._broken()
             await waiting.done.wait()
         finally:
             del self._waiting[number]
-        if not waiting.is_whole:
-            raise self._broken()
-        return waiting.reply
+            if not message.has_begun:  # nobody waits for it any more
+                with suppress(ValueError):
+                    self._outgoing.remove(message)
+        if waiting.is_whole:
+            return waiting.reply
+        if not message.has_begun:
+            raise NotSent
+        raise ConnectionReset(f"the connection with {self._remote} was reset", "a live connection")
 
-    def _broken(self) -> ConnectionReset:
-        return ConnectionReset(f"the connection with {self._remote} was reset", "a live connection")
-
-    def _send(self, number: int, kind: Kind, data: bytes) -> None:
-        message = _Outgoing(number, kind, memoryview(data))
+    def _send(self, number: int, kind: Kind, data: bytes, *, has_place: bool = False) -> _Outgoing:
+        message = _Outgoing(number, kind, memoryview(data), trio.current_time(), has_place)
         if kind in (Kind.PING, Kind.PONG):
             self._outgoing.appendleft(message)
         else:
             self._outgoing.append(message)
+            self._used_s = message.queued_s
         self._has_outgoing.set()
+        return message
 
     # --- the connection ---
 
     async def run(self) -> None:
         """Until it ends, whoever ends it. Closes it."""
         try:
-            self._tls.carry_calls()
             async with trio.open_nursery() as nursery:
 
                 async def until_broken(task: Callable[[], Awaitable[None]]) -> None:
@@ -216,17 +238,21 @@ class CallConnection:
             self.close()
             for waiting in self._waiting.values():
                 waiting.done.set()
-            for partial in self._partial.values():
-                self._drop(partial)
+            num_held = sum(partial.data is not None for partial in self._partial.values())
+            num_held += sum(message.has_place for message in self._outgoing)
             self._partial.clear()
+            self._outgoing.clear()
+            for _ in range(num_held):
+                self._rules.places.leave(self._remote)
 
     async def _write(self) -> None:
-        while True:
+        self._tls.carry_calls()
+        while self._outgoing or not self._is_refused:
             if not self._outgoing:
                 self._has_outgoing = trio.Event()
                 await self._has_outgoing.wait()
+                continue
             record, begin = memoryview(self._next_record()), 0
-            self._used_s = trio.current_time()
             while begin < len(record):
                 with trio.fail_after(STALLED_S):
                     begin = await self._tls.send(record, begin)
@@ -241,16 +267,18 @@ class CallConnection:
             is_last = stop == len(message.data)
             record += _PIECE.pack(message.id, message.kind, is_last, stop - message.begin)
             record += message.data[message.begin : stop]
-            message.begin = stop
+            message.begin, message.has_begun = stop, True
+            self._num_pongs -= message.kind is Kind.PONG
             if not is_last:
                 self._outgoing.append(message)
+            elif message.has_place:
+                self._rules.places.leave(self._remote)
         return bytes(record)
 
     async def _read(self) -> None:
         # no more than a record, so that the socket wakes us at the first byte
         buffer = memoryview(bytearray(RECORD_BYTES))
         while stop := await self._tls.receive_into(buffer, 0):
-            self._used_s = trio.current_time()
             self._unparsed += buffer[:stop]
             begin = 0
             while len(self._unparsed) - begin >= _PIECE.size:
@@ -271,6 +299,10 @@ class CallConnection:
                 raise RemoteProtocolError(
                     f"{self._remote} did not end its request", f"all of it in {MEMBER_WITHIN_S:g} s"
                 )
+            if any(now_s - message.queued_s > SENT_WITHIN_S for message in self._outgoing):
+                raise RemoteProtocolError(
+                    f"{self._remote} takes too little", f"each message within {SENT_WITHIN_S:g} s"
+                )
             if self.is_idle and now_s - self._used_s >= self._rules.idle_s:
                 return
 
@@ -283,7 +315,8 @@ class CallConnection:
         elif kind in (Kind.REPLY, Kind.PONG):
             self._took_reply(number, is_last, piece)
         elif kind == Kind.PING:
-            if sum(message.kind is Kind.PONG for message in self._outgoing) < MOST_OUTGOING:
+            if self._num_pongs < MOST_PONGS:
+                self._num_pongs += 1
                 self._send(number, Kind.PONG, b"")
         else:
             raise RemoteProtocolError(
@@ -318,36 +351,38 @@ class CallConnection:
             return
         del self._partial[number]
         if partial.data is None:
-            self._reply(number, Status.BUSY, b"")
+            self._busy(number)
             return
+        self._used_s = trio.current_time()
         request = bytes(partial.data)
         self._num_served += 1
         self._rules.start_soon(lambda: self._serve(number, request))
 
-    def _drop(self, partial: _Partial) -> None:
-        if partial.data is not None:
-            self._rules.places.leave(self._remote)
-
-    def _reply(self, number: int, status: Status, reply: bytes) -> None:
+    def _busy(self, number: int) -> None:
+        """Say so; beyond many to whom that was not sent yet nobody is told."""
         if self._is_open and len(self._outgoing) < MOST_OUTGOING + MAX_PARTIAL:
-            self._send(number, Kind.REPLY, bytes([status]) + reply)
+            self._send(number, Kind.REPLY, bytes([Status.BUSY]))
 
     async def _serve(self, number: int, message: bytes) -> None:
+        has_replied = False
         try:
-            name = message[1 : 1 + message[0]] if message else b""
-            if not name or not name.isascii() or len(name) < message[0] or len(name) > MAX_CHANNEL_BYTES:
-                self._reply(number, Status.UNSERVED, b"")
-            elif not await self._is_admitted():
-                self._reply(number, Status.FAILED, NOT_ADMITTED)
-            else:
-                self._reply(number, *await self._rules.answer(self._remote, name.decode(), message[1 + message[0] :]))
+            status, reply = await self._answer(message)
+            if self._is_open:
+                self._send(number, Kind.REPLY, bytes([status]) + reply, has_place=True)
+                has_replied = True
         finally:
             self._num_served -= 1
-            self._rules.places.leave(self._remote)
+            if not has_replied:
+                self._rules.places.leave(self._remote)
 
-    async def _is_admitted(self) -> bool:
-        if trio.current_time() >= self._admitted_until_s:
-            if await self._rules.admits(self._remote) is not True:
-                return False
-            self._admitted_until_s = trio.current_time() + LET_IN_FOR_S
-        return True
+    async def _answer(self, message: bytes) -> tuple[Status, bytes]:
+        name = message[1 : 1 + message[0]] if message else b""
+        if not name or not name.isascii() or len(name) < message[0] or len(name) > MAX_CHANNEL_BYTES:
+            return Status.UNSERVED, b""
+        channel = name.decode()
+        if channel not in self._rules.open_channels:
+            is_admitted = await self._rules.admits(self._remote)
+            if is_admitted is not True:
+                self._is_refused = is_admitted is False
+                return Status.FAILED, NOT_ADMITTED
+        return await self._rules.answer(self._remote, channel, message[1 + message[0] :])

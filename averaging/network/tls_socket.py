@@ -39,8 +39,10 @@ MOST_UNSENT_BYTES: Final = 1 << 17
 sent when half a minute of it is still to go, and frames and deadlines are measured by that.
 """
 
-UNACKED_S: Final = 20.0
-"""What a connection for calls has sent must be acknowledged in so long, which the other machine's kernel does however busy it is."""
+UNACKED_S: Final = 40.0
+"""What a connection for calls has sent must be acknowledged in so long, which the other machine's kernel does, however busy it is, while
+it has room. Longer than a sender waits for that room.
+"""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -138,6 +140,10 @@ class TlsSocket:
             await until_ready(self._connection)
         except trio.ClosedResourceError as error:
             raise ConnectionResetError("closed here") from error
+        except (
+            trio.BusyResourceError
+        ) as error:  # TLS in the middle of a message of its own: both directions wait for the same
+            raise ConnectionResetError("the other side stopped in the middle of a change of keys") from error
 
     def carry_calls(self) -> None:
         """Hold little unsent, so that a ping passes a long reply, and notice soon that the way is gone: no call asks for another."""

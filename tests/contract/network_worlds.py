@@ -96,6 +96,7 @@ class RealWorld:
         self._stopped: dict[str, trio.Event] = {}
         self._identities: dict[str, Identity] = {}
         self._networks: dict[PeerId, Network] = {}
+        self._seen = (0, 0)
         self._bootstrap: tuple[str, ...] = ()
 
     async def open(self) -> None:
@@ -109,7 +110,11 @@ class RealWorld:
         for network in (self.alice, self.bob):
             assert {count.kind.way for count in network.traffic().bulk} <= {way}
         assert isinstance(self.alice, Libp2pNetwork)
-        assert (self.alice.direct is not None and self.alice.direct.calls.num_connections > 0) is self._is_direct
+        num_direct = self.alice.direct.calls.num_found if self.alice.direct is not None else 0
+        control_bytes_up = self.alice.traffic().control_bytes_up
+        before, self._seen = self._seen, (num_direct, control_bytes_up)
+        if self._is_direct and control_bytes_up > before[1]:
+            assert num_direct > before[0], "a call went over libp2p"
 
     async def start(self, identity: Identity) -> Network:
         self._identities[identity.peer_id] = identity

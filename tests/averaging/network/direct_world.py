@@ -127,7 +127,9 @@ class World:
             except PotluckError as error:
                 return Status.FAILED, error.one_line().encode()
 
-        host = HostNetwork(me, call, addresses, calls.__setitem__, answer, admits, handlers.__contains__, serve)
+        host = HostNetwork(
+            me, call, addresses, calls.__setitem__, answer, frozenset(), admits, handlers.__contains__, serve
+        )
         async with open_direct(options or options_of(identity), host, lane) as way:
             self.peers[me] = Peer(identity, way, lane, handlers, calls)
             try:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,11 @@ from averaging.network.direct_calls import (
     WAIT_SHARE,
     CallsHost,
     DirectCalls,
+    _Verdicts,
 )
 from averaging.network.frames import Status
+from averaging.network.libp2p_door import LET_IN_FOR_S, NOT_ASKED_FOR_S, REFUSED_FOR_S
+from averaging.network.tls_calls import CallConnection
 from averaging.network.tls_socket import TlsSocket
 from protocol.ids import PeerId
 from tests.averaging.network.direct_world import ALICE, BOB, CAROL, Peer, World, options_of
@@ -49,11 +51,27 @@ async def _listed_pair(alice_listens: bool = True) -> AsyncIterator[tuple[Peer, 
         yield alice, bob
 
 
+async def _connected(caller: Peer, peer: PeerId) -> CallConnection:
+    """As calls do, until there is a connection: beside other tests a handshake takes what it takes."""
+    with trio.fail_after(20):
+        while (found := await caller.way.calls.find(peer, "echo", 10.0)) is None:
+            await trio.sleep(0.01)
+    return found
+
+
+async def _never_connected(caller: Peer, peer: PeerId) -> None:
+    """The attempt is over and nothing came of it."""
+    assert await caller.way.calls.find(peer, "echo", 10.0) is None
+    with trio.fail_after(20):
+        while not caller.way.calls._attempts[peer].is_over:
+            await trio.sleep(0.01)
+    assert caller.way.calls.live(peer) is None
+
+
 async def test_a_call_goes_direct_where_the_directory_tells_the_address_and_nobody_is_asked() -> None:
     async with _listed_pair() as (alice, bob):
         for _ in range(3):
-            connection = await alice.way.calls.find(bob.peer_id, 10.0)
-            assert connection is not None
+            connection = await _connected(alice, bob.peer_id)
             assert await connection.call("echo", b"!") == alice.peer_id.encode() + b"!"
         assert alice.way.calls.num_connections == bob.way.calls.num_connections == 1
         assert bob.num_asked == 0
@@ -61,8 +79,8 @@ async def test_a_call_goes_direct_where_the_directory_tells_the_address_and_nobo
 
 async def test_a_peer_that_takes_no_connections_is_called_over_the_one_that_it_made() -> None:
     async with _listed_pair(alice_listens=False) as (alice, bob):
-        assert await bob.way.calls.find(alice.peer_id, 10.0) is None
-        assert await alice.way.calls.find(bob.peer_id, 10.0) is not None
+        assert await bob.way.calls.find(alice.peer_id, "echo", 10.0) is None
+        await _connected(alice, bob.peer_id)
         with trio.fail_after(10):
             while (connection := bob.way.calls.live(alice.peer_id)) is None:
                 await trio.sleep(0.001)
@@ -72,8 +90,8 @@ async def test_a_peer_that_takes_no_connections_is_called_over_the_one_that_it_m
 async def test_a_peer_whose_address_is_not_known_is_left_to_libp2p_without_a_question() -> None:
     world = World()
     async with world.open(ALICE) as alice, world.open(BOB) as bob:
-        assert await alice.way.calls.find(bob.peer_id, 10.0) is None
-        assert await alice.way.calls.find(alice.peer_id, 10.0) is None
+        assert await alice.way.calls.find(bob.peer_id, "echo", 10.0) is None
+        assert await alice.way.calls.find(alice.peer_id, "echo", 10.0) is None
         assert bob.num_asked == 0
 
 
@@ -83,22 +101,20 @@ async def test_an_address_that_bulk_has_found_serves_calls_too() -> None:
         bob.calls["echo"] = _echo
         with pytest.raises(Exception, match="does not serve"):
             await alice.way.open_stream(bob.peer_id, "nothing", 5.0)
-        connection = await alice.way.calls.find(bob.peer_id, 10.0)
-        assert connection is not None
+        connection = await _connected(alice, bob.peer_id)
         assert await connection.call("echo", b"!") == alice.peer_id.encode() + b"!"
 
 
 async def test_who_is_not_admitted_or_not_who_it_should_be_gets_no_connection() -> None:
     async with _listed_pair() as (alice, bob):
         bob.admits = lambda _: False
-        assert await alice.way.calls.find(bob.peer_id, 10.0) is None
+        await _never_connected(alice, bob.peer_id)
         assert bob.way.calls.num_connections == 0
     world = World()
     async with world.open(CAROL) as carol:
         liar = BulkAddress("127.0.0.1", carol.port)
         async with world.open(ALICE, replace(options_of(ALICE), listed=lambda _: (liar,))) as alice:
-            assert await alice.way.calls.find(BOB.peer_id, 10.0) is None
-            assert alice.way.calls.num_connections == 0
+            await _never_connected(alice, BOB.peer_id)
 
 
 async def test_a_peer_that_died_is_not_called_over_its_old_connection() -> None:
@@ -107,18 +123,18 @@ async def test_a_peer_that_died_is_not_called_over_its_old_connection() -> None:
         bob = await bobs_life.enter_async_context(world.open(BOB))
         with pytest.raises(Exception, match="does not serve"):
             await alice.way.open_stream(bob.peer_id, "nothing", 5.0)
-        connection = await alice.way.calls.find(bob.peer_id, 10.0)
-        assert connection is not None
+        connection = await _connected(alice, bob.peer_id)
         await bobs_life.aclose()
         with trio.fail_after(10):
             while connection.is_open:
                 await trio.sleep(0.001)
-        assert await alice.way.calls.find(BOB.peer_id, 10.0) is None
+        assert await alice.way.calls.find(BOB.peer_id, "echo", 10.0) is None
 
 
 async def test_a_peer_has_few_connections_and_a_crowd_takes_the_place_of_one_that_nobody_uses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(direct_calls, "QUIET_S", 0.0)
     async with _listed_pair() as (alice, bob):
         calls = bob.way.calls
         sockets = [await alice.way._dial_calls(bob.peer_id) for _ in range(MAX_CONNECTIONS_PER_PEER + 1)]
@@ -139,6 +155,7 @@ class _Dials:
     """Dials that wait until they are told how they end."""
 
     num_begun: int = 0
+    addresses: list[BulkAddress] = field(default_factory=lambda: [BulkAddress("127.0.0.1", 1)])
     may_end: trio.Event = field(default_factory=trio.Event)
 
     async def dial(self, _: PeerId) -> TlsSocket | None:
@@ -155,8 +172,9 @@ async def _calls(dials: _Dials) -> AsyncIterator[DirectCalls]:
     async def answer(_peer: PeerId, _channel: str, _request: bytes) -> tuple[Status, bytes]:
         return Status.FINE, b""
 
+    host = CallsHost(admits, answer, frozenset({"open"}), lambda _: tuple(dials.addresses), dials.dial)
     async with trio.open_nursery() as nursery:
-        yield DirectCalls(CallsHost(admits, answer, lambda _: True, dials.dial), nursery)
+        yield DirectCalls(host, nursery)
         nursery.cancel_scope.cancel()
 
 
@@ -166,11 +184,11 @@ async def test_a_call_waits_a_moment_for_a_connection_and_the_next_ones_not_at_a
     dials = _Dials()
     async with _calls(dials) as calls:
         began_s = trio.current_time()
-        assert await calls.find(BOB.peer_id, 1.0) is None
+        assert await calls.find(BOB.peer_id, "echo", 1.0) is None
         assert trio.current_time() - began_s == pytest.approx(WAIT_SHARE)
-        assert await calls.find(BOB.peer_id, 60.0) is None
+        assert await calls.find(BOB.peer_id, "echo", 60.0) is None
         assert trio.current_time() - began_s == pytest.approx(WAIT_S)
-        assert await calls.find(BOB.peer_id, 60.0) is None
+        assert await calls.find(BOB.peer_id, "echo", 60.0) is None
         assert trio.current_time() - began_s == pytest.approx(WAIT_S)
         assert dials.num_begun == 1
 
@@ -184,7 +202,7 @@ async def test_a_peer_that_cannot_be_connected_to_is_tried_ever_less_often(
         tried_s: list[float] = []
         while len(tried_s) < 4:
             num_before = dials.num_begun
-            assert await calls.find(BOB.peer_id, 1.0) is None
+            assert await calls.find(BOB.peer_id, "echo", 1.0) is None
             if dials.num_begun > num_before:
                 tried_s.append(trio.current_time())
             await trio.sleep(0.5)
@@ -192,13 +210,54 @@ async def test_a_peer_that_cannot_be_connected_to_is_tried_ever_less_often(
         assert pauses_s == [FIRST_PAUSE_S, FIRST_PAUSE_S * PAUSE_GROWTH, FIRST_PAUSE_S * PAUSE_GROWTH**2]
 
 
-async def test_a_port_that_takes_connections_and_says_nothing_keeps_no_call(
+async def test_another_address_and_a_word_of_the_peer_end_the_wait_for_the_next_try(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = BulkAddress("127.0.0.1", silent.getsockname()[1])
-        world = World()
-        async with world.open(ALICE, replace(options_of(ALICE), listed=lambda _: (address,))) as alice:
-            began_s = trio.current_time()
-            assert await alice.way.calls.find(BOB.peer_id, 2.0) is None
-            assert trio.current_time() - began_s == pytest.approx(2.0 * WAIT_SHARE)
+    dials = _Dials()
+    dials.may_end.set()
+    async with _calls(dials) as calls:
+        for num_expected in (1, 1):
+            assert await calls.find(BOB.peer_id, "echo", 1.0) is None
+            assert dials.num_begun == num_expected
+        dials.addresses[:] = [BulkAddress("127.0.0.1", 2)]
+        assert await calls.find(BOB.peer_id, "echo", 1.0) is None
+        assert dials.num_begun == 2
+        calls.forget(BOB.peer_id)
+        assert await calls.find(BOB.peer_id, "echo", 1.0) is None
+        assert dials.num_begun == 3
+
+
+async def test_what_strangers_are_asked_waits_for_no_connection() -> None:
+    dials = _Dials()
+    async with _calls(dials) as calls:
+        assert await calls.find(BOB.peer_id, "open", 60.0) is None
+        assert dials.num_begun == 0
+
+
+async def test_a_verdict_is_asked_for_once_for_all_who_wait_and_again_when_it_is_old(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    answers: list[bool | None] = [True, False, None, True]
+    num_asked = 0
+
+    async def admits(_: PeerId) -> bool | None:
+        nonlocal num_asked
+        num_asked += 1
+        await trio.sleep(1.0)
+        return answers[num_asked - 1]
+
+    verdicts = _Verdicts(admits)
+    for expected, lasts_s in zip(answers, (LET_IN_FOR_S, REFUSED_FOR_S, NOT_ASKED_FOR_S, LET_IN_FOR_S), strict=True):
+        found: list[bool | None] = []
+
+        async def ask(found: list[bool | None] = found) -> None:
+            found.append(await verdicts.admits(BOB.peer_id))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        assert found == [expected] * 3
+        await trio.sleep(lasts_s * 0.9)
+        assert await verdicts.admits(BOB.peer_id) is expected
+        await trio.sleep(lasts_s * 0.2)
+    assert num_asked == len(answers)

@@ -14,7 +14,7 @@ from averaging.network import tls_calls
 from averaging.network.frames import MAX_CHANNEL_BYTES, Status
 from averaging.network.libp2p_door import Gate
 from averaging.network.seams import MAX_CONTROL_BYTES
-from averaging.network.tls_calls import MAX_MESSAGE_BYTES, MAX_PARTIAL, CallConnection, CallRules, Kind
+from averaging.network.tls_calls import MAX_MESSAGE_BYTES, MAX_PARTIAL, CallConnection, CallRules, Kind, NotSent
 from averaging.network.tls_identity import tls_context
 from averaging.network.tls_socket import TlsSocket, wrap
 from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable, RemoteProtocolError
@@ -31,12 +31,13 @@ class End:
     nursery: trio.Nursery
     remote: PeerId
     handlers: dict[str, Callable[[bytes], Awaitable[bytes]]] = field(default_factory=dict)
-    admitted: list[bool] = field(default_factory=lambda: [True])
+    admitted: list[bool | None] = field(default_factory=lambda: [True])
     places: Gate = field(default_factory=lambda: Gate(MAX_PLACES, 64))
     idle_s: float = 60.0
 
     def over(self, tls: TlsSocket) -> CallConnection:
-        async def admits(_: PeerId) -> bool:
+        async def admits(_: PeerId) -> bool | None:
+            await trio.lowlevel.checkpoint()
             return self.admitted.pop(0) if len(self.admitted) > 1 else self.admitted[0]
 
         async def answer(peer: PeerId, channel: str, request: bytes) -> tuple[Status, bytes]:
@@ -45,7 +46,7 @@ class End:
                 return Status.UNSERVED, b""
             return Status.FINE, await self.handlers[channel](request)
 
-        rules = CallRules(admits, self.places, answer, self.nursery.start_soon, self.idle_s)
+        rules = CallRules(admits, frozenset({"open"}), self.places, answer, self.nursery.start_soon, self.idle_s)
         connection = CallConnection(tls, self.remote, rules)
         self.nursery.start_soon(connection.run)
         return connection
@@ -203,7 +204,7 @@ async def test_the_end_of_the_connection_resets_calls_under_way_and_their_handle
             await began.wait()
             pair.bob.close()
             await is_done.wait()
-        with pytest.raises(ConnectionReset):
+        with pytest.raises(NotSent):
             await pair.bob.call("hold", b"")
 
 
@@ -222,30 +223,97 @@ async def test_a_caller_that_gave_up_gets_nothing_and_the_next_call_its_own_repl
         assert await pair.bob.call("echo", b"mine") == b"mine"
 
 
-async def test_a_channel_that_is_not_served_is_unreachable_and_a_peer_without_credential_is_told_so() -> None:
+async def test_a_channel_that_is_not_served_is_unreachable() -> None:
     async with _pair() as pair:
         with pytest.raises(PeerUnreachable, match="does not serve nothing"):
             await pair.bob.call("nothing", b"")
-    async with _pair() as pair:
-        pair.alices.handlers["echo"] = _echo
-        pair.alices.admitted[:] = [False]
-        with pytest.raises(RemoteProtocolError, match="no credential"):
-            await pair.bob.call("echo", b"")
 
 
-async def test_a_peer_is_judged_again_when_its_verdict_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _pair() as pair:
-        pair.alices.handlers["echo"] = _echo
-        pair.alices.admitted[:] = [True, False]
-        assert await pair.bob.call("echo", b"x") == b"x"
-        assert await pair.bob.call("echo", b"x") == b"x"
-    monkeypatch.setattr(tls_calls, "LET_IN_FOR_S", 0.0)
+async def test_a_peer_that_is_refused_is_told_so_and_its_connection_ends() -> None:
     async with _pair() as pair:
         pair.alices.handlers["echo"] = _echo
         pair.alices.admitted[:] = [True, False]
         assert await pair.bob.call("echo", b"x") == b"x"
         with pytest.raises(RemoteProtocolError, match="no credential"):
             await pair.bob.call("echo", b"x")
+        with trio.fail_after(10):
+            while pair.bob.is_open:
+                await trio.sleep(0.001)
+        assert not pair.alice.is_open
+
+
+async def test_who_could_not_be_asked_about_is_turned_away_once_and_open_channels_serve_everybody() -> None:
+    async with _pair() as pair:
+        pair.alices.handlers.update(echo=_echo, open=_echo)
+        pair.alices.admitted[:] = [None, True]
+        with pytest.raises(RemoteProtocolError, match="no credential"):
+            await pair.bob.call("echo", b"x")
+        assert await pair.bob.call("echo", b"x") == b"x"
+        pair.alices.admitted[:] = [False]
+        assert await pair.bob.call("open", b"x") == b"x"
+        assert pair.bob.is_open
+
+
+async def test_a_request_of_a_caller_that_gave_up_before_it_was_sent_is_not_sent() -> None:
+    async with _raw() as (tls, _, connection):
+        with trio.move_on_after(0) as scope:
+            await connection.call("echo", b"never")
+        assert scope.cancelled_caught
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.ping)
+            assert await _received(tls, 8) == _piece(1, Kind.PING, b"")
+            await _sent(tls, _piece(1, Kind.PONG, b""))
+
+
+async def test_a_call_that_was_not_begun_when_the_connection_ended_may_go_another_way() -> None:
+    async with _pair() as pair, trio.open_nursery() as nursery:
+
+        async def call() -> None:
+            with pytest.raises(NotSent):
+                await pair.bob.call("echo", b"")
+
+        nursery.start_soon(call)
+        pair.bob.close()
+    async with _pair() as pair:
+        pair.bob.close()
+        with pytest.raises(NotSent):
+            await pair.bob.call("echo", b"")
+
+
+async def test_a_reply_that_its_caller_does_not_take_keeps_its_place_until_the_connection_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tls_calls, "SENT_WITHIN_S", 0.3)
+    monkeypatch.setattr(tls_calls, "LOOK_EVERY_S", 0.05)
+    async with _raw() as (tls, alices, connection):
+        is_answered = trio.Event()
+
+        async def long(_: bytes) -> bytes:
+            is_answered.set()
+            return bytes(MAX_CONTROL_BYTES)
+
+        alices.handlers["long"] = long
+        for number in range(MAX_PLACES):
+            await _sent(tls, _piece(number, Kind.REQUEST, b"\x04long"))
+        with trio.fail_after(10):
+            await is_answered.wait()
+            assert not alices.places.enter(BOB.peer_id), "what waits to be sent holds memory"
+            while connection.is_open:
+                await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()
+        assert all(alices.places.enter(BOB.peer_id) for _ in range(MAX_PLACES))
+
+
+async def test_a_crowd_of_pings_is_answered_in_part_and_nothing_is_kept_of_the_rest() -> None:
+    async with _raw() as (tls, _, connection):
+        await _sent(tls, b"".join(_piece(number, Kind.PING, b"") for number in range(1500)))
+        await _sent(tls, _piece(9999, Kind.REQUEST, b"\x04none"))
+        data = b""
+        while not data.endswith(_piece(9999, Kind.REPLY, bytes([Status.UNSERVED]))):
+            data += await _received(tls, 1)
+        num_pongs = (len(data) - 9) // 8
+        assert 0 < num_pongs < 1500
+        assert connection.is_open
 
 
 async def test_calls_beyond_a_peers_places_are_told_to_wait_and_places_come_back() -> None:
