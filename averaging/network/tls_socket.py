@@ -40,8 +40,8 @@ sent when half a minute of it is still to go, and frames and deadlines are measu
 """
 
 UNACKED_S: Final = 40.0
-"""What a connection for calls has sent must be acknowledged in so long, which the other machine's kernel does, however busy it is, while
-it has room. Longer than a sender waits for that room.
+"""What a connection for calls has sent must be acknowledged in so long: the other kernel does, however busy its machine is, where it
+has room. It is longer than a sender waits for that room.
 """
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
