@@ -36,6 +36,7 @@ from peer.coordinator_client import Caller, CoordinatorEndpoint, open_coordinato
 from peer.damaged_logs import lost_index, set_aside
 from peer.device import check_can_limit, choose_device
 from peer.disk_use import keep_measured
+from peer.experts_core import of_founders
 from peer.first_state import HELD_BECAUSE, FirstState
 from peer.handing_over import hand_over
 from peer.joining import (
@@ -317,7 +318,8 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
         membership, units = joined.membership, tuple(joined.membership.manifest.parts)
         prove = Proof(joined.network, ThreadOffload(), joined.verifier, membership.run_id, start, units)
         reachable, index = joined.roster.taking_connections(), joined.reporter.told_index
-        seen = await present(listed, reachable, ask, prove, units, index)
+        founders = of_founders(record, joined.experts.num_parts)
+        seen = await present(listed, reachable, ask, prove, units, index, founders)
     held = await joined.experts.settle(record, me, seen)
     joined.roster.own_experts = held
     return held

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -87,6 +88,7 @@ async def present(
     prove: Prove,
     units: tuple[UnitName, ...],
     run_index: int,
+    founders: Mapping[PeerId, tuple[int, ...]] = MappingProxyType({}),
 ) -> Believed:
     """Whom of a list to count as what: for the choice of what a newcomer holds. All are asked at once, within ASK_WITHIN_S for a
     sign of life and PROVE_WITHIN_S for proofs. A wrong guess costs a choice that is not the best, and nothing else.
@@ -106,7 +108,7 @@ async def present(
             nursery.start_soon(look, peer)
     if absent := sorted(short(peer) for peer, each in looked.items() if each.can_be_asked and not each.is_there):
         log.info("listed_and_not_there", peers=absent)
-    found = believed(listed, looked, units, run_index)
+    found = believed(listed, looked, units, run_index, founders)
     for reason in found.reasons:
         log.warning("holder_not_believed", reason=reason)
     return found

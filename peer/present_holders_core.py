@@ -2,7 +2,8 @@
 
 Records of the directory are their peers' own word. Who takes connections is asked for the commits of what it claims: whoever holds
 a part has them all, from the run's start on. Once the run has had rounds a part is held by those who show commits of it. Who shows
-none, a liar or one who is still downloading, gives a newcomer nothing that the run has.
+none, a liar or one who is still downloading, gives a newcomer nothing that the run has. While nobody shows any of a part, those
+hold it to whom the host's start record gave it: its first round may take longer than others'.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def believed(
     looked: Mapping[PeerId, Looked],
     units: tuple[UnitName, ...],
     run_index: int,
+    founders: Mapping[PeerId, tuple[int, ...]] = MappingProxyType({}),
 ) -> Believed:
     """Whom to count of those that the directory names, with the parts that they say that they hold.
 
@@ -87,6 +89,7 @@ def believed(
         looked: at each of them.
         units: the parts' names.
         run_index: the newest round of the run that the host has told of, 0 where it has told of none.
+        founders: with which parts they began the run, by the host's start record.
     """
     num_shown = dict.fromkeys(range(len(units)), 0)
     for each in looked.values():
@@ -94,10 +97,12 @@ def believed(
             num_shown[part] = max(num_shown.get(part, 0), shown.num_commits)
     has_begun = run_index > 0 or any(num_shown.values())
     there = {peer: claims for peer, claims in listed.items() if looked[peer].is_there}
-    proven = {
-        peer: tuple(part for part in claims if _is_proof(looked[peer].shown.get(part, Shown()), has_begun=has_begun))
-        for peer, claims in there.items()
-    }
+
+    def is_proven(peer: PeerId, part: int) -> bool:
+        is_expected = has_begun and (num_shown.get(part, 0) > 0 or part not in founders.get(peer, ()))
+        return _is_proof(looked[peer].shown.get(part, Shown()), is_expected=is_expected)
+
+    proven = {peer: tuple(part for part in claims if is_proven(peer, part)) for peer, claims in there.items()}
     doubted = {peer: tuple(part for part in claims if part not in proven[peer]) for peer, claims in there.items()}
     return Believed(
         held={peer: parts for peer, parts in proven.items() if parts or not there[peer]},
@@ -107,9 +112,9 @@ def believed(
     )
 
 
-def _is_proof(shown: Shown, *, has_begun: bool) -> bool:
-    """Before the first round of anything there is nothing to show."""
-    return not shown.refused and (shown.num_commits > 0 or not has_begun)
+def _is_proof(shown: Shown, *, is_expected: bool) -> bool:
+    """Before the first round of anything there is nothing to show, nor has a founder anything of its part before the first of that."""
+    return not shown.refused and (shown.num_commits > 0 or not is_expected)
 
 
 def _sentences(

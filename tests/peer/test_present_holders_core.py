@@ -45,6 +45,22 @@ def test_before_the_first_round_of_anything_there_is_nothing_to_show() -> None:
     )
 
 
+def test_founders_hold_what_the_start_record_gave_them_while_nobody_shows_a_commit_of_it() -> None:
+    founders = {A: (0,), B: (1,)}
+    listed = {A: (0,), B: (0, 1), C: (1,)}
+    looked = {A: _looked(of_0=Shown()), B: _looked(of_0=Shown(), of_1=Shown()), C: _looked(of_1=Shown())}
+    found = believed(listed, looked, UNITS, 3, founders)
+    assert found.held == {A: (0,), B: (1,)}
+    assert found.doubted == {B: (0,), C: (1,)}, "a word without a commit is a founder's alone, and of its own part"
+    assert found.reasons[0] == (
+        "bbbbbb says that it holds expert-0 and shows no commit of it: it does not count as a holder"
+    )
+    later = believed({**listed, D: (1,)}, {**looked, D: _looked(of_1=Shown(2))}, UNITS, 3, founders)
+    assert later.held == {A: (0,), D: (1,)}, "where somebody shows a commit of a part its founders show it, too"
+    lying = believed(listed, {**looked, A: _looked(of_0=Shown(refused="lies"))}, UNITS, 3, founders)
+    assert lying.held == {B: (1,)}
+
+
 def test_who_has_not_decided_counts_as_such_and_a_part_that_the_run_has_not_is_told() -> None:
     looked = {A: _looked(), B: _looked(of_7=Shown(refused="lies"))}
     found = believed({A: (), B: (7,)}, looked, UNITS, run_index=3)
