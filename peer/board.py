@@ -327,6 +327,8 @@ class Board:
         elif self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
+        elif self.state == "training" and self.lanes is not None and self.lanes.lane is None:
+            updates |= {"state": "spare", "reason": self.lanes.reason}
         updates["state_s"] = self._time_in(str(updates.get("state", self.state)))
         return status.model_copy(update=updates)
 
