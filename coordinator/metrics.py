@@ -16,6 +16,7 @@ from averaging.network.seams import BulkCount, BulkKind
 from coordinator.heldout_core import expert_kind
 from coordinator.run_core import Phase
 from coordinator.run_view import RunPicture, lanes_and_stages, live_peers, mean_train_loss, tokens_per_s
+from coordinator.stage_commits import partial_lanes
 from coordinator.stage_view import StageLook
 from coordinator.unit_holders import UnitHolders
 
@@ -91,6 +92,11 @@ def _stages(value: Callable[[StageLook], float], moment: Moment) -> Samples:
 def _lanes(moment: Moment) -> Samples:
     picture = moment.picture
     return _one(len(lanes_and_stages(picture, moment.now_s).lanes) if picture.are_stages else None)
+
+
+def _partial_lanes(moment: Moment) -> Samples:
+    picture = moment.picture
+    return _one(len(partial_lanes(picture.stage_commits)) if picture.are_stages else None)
 
 
 KIND_LABELS: Final = ("way", "channel", "unit", "codec")
@@ -172,6 +178,12 @@ COORDINATOR_METRICS: Final = (
         ("unit",),
     ),
     CoordinatorMetric("potluck_run_lanes", "gauge", "Lanes of a pipeline run that live peers serve in.", _lanes),
+    CoordinatorMetric(
+        "potluck_run_partial_lanes",
+        "gauge",
+        "Rounds of lanes, of the newest, that a stage of a pipeline run has no part of.",
+        _partial_lanes,
+    ),
     CoordinatorMetric(
         "potluck_run_stage_serving_peers",
         "gauge",

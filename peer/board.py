@@ -31,7 +31,7 @@ from protocol.names import peer_name
 from protocol.reports import HeldoutResult, SampleLosses
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.lineage import TreeNode
-from protocol.rounds.round_row import Counted, counted_by_peer, lost_share, round_json, round_row
+from protocol.rounds.round_row import Counted, counted_by_peer, coverage, lost_share, round_json, round_row
 from protocol.rounds.state import PeerView
 from protocol.rounds.views import idle_patience_s, is_alive, is_suspected
 
@@ -196,16 +196,13 @@ class Board:
             return
         credited = sum(c.credited_tokens for c in record.contributors)
         shares = {c.peer: c.credited_tokens / credited if credited else 0.0 for c in record.contributors}
-        coverage = 1.0 - sum((part.stop_chunk - part.first_chunk) * len(part.omitted) for part in record.slices) / max(
-            1, record.slices[-1].stop_chunk * len(record.contributors)
-        )
         members = tuple(str(c.peer) for c in record.contributors)
         moved, lost = self._round_bytes(link), lost_share(record)
         self.last_round = LastRound(
             index=link.index,
             members=members,
             weights={str(p): s for p, s in shares.items()},
-            coverage=max(0.0, coverage),
+            coverage=coverage(record),
             bytes_up=moved.up,
             bytes_down=moved.down,
             lost=lost,
@@ -327,6 +324,8 @@ class Board:
         elif self.state == "training" and updates.get("worker_state", "training") != "training":
             # what its owner can do something about comes first
             updates["reason"] = f"the training process is {updates['worker_state']}: {updates['worker_reason']}"
+        elif self.state == "training" and self.lanes is not None and self.lanes.lane is None:
+            updates |= {"state": "spare", "reason": self.lanes.reason}
         updates["state_s"] = self._time_in(str(updates.get("state", self.state)))
         return status.model_copy(update=updates)
 

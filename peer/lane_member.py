@@ -41,6 +41,9 @@ log = structlog.get_logger()
 TakesReply = Callable[[PeerId, synced.SyncedReply, bytes], None]
 """(replica, what it says, what came of its work)."""
 
+AwaitsReply = Callable[[PeerId, synced.SyncedReply], None]
+"""(replica, what it says), before a byte of what came of its work is taken; raises RemoteProtocolError where none is awaited."""
+
 SEAT_WITHIN_S: Final = 4.0
 """What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
 
@@ -50,7 +53,8 @@ class LaneMember:
 
     Args:
         keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
-        takes_reply: what is done with the replies of replicas, where synced steps are owned here.
+        takes_reply: what is done with the replies of replicas, where synced steps are owned here, and `awaits_reply` whether one is
+            awaited.
         why_no_lane: why no lane begins here now, in words; empty where one does.
     """
 
@@ -59,6 +63,7 @@ class LaneMember:
         tools: LaneTools,
         keeper_of: Callable[[int], PeerId | None],
         takes_reply: TakesReply | None = None,
+        awaits_reply: AwaitsReply | None = None,
         why_no_lane: Callable[[], str] = lambda: "",
     ) -> None:
         self.refused = Counter[PeerId]()
@@ -70,6 +75,7 @@ class LaneMember:
         self._tools = tools
         self._keeper_of = keeper_of
         self._takes_reply = takes_reply
+        self._awaits_reply = awaits_reply
         self._why_no_lane = why_no_lane
         self._seat: LaneSeat | SyncedSeat | None = None
         self._nursery: trio.Nursery | None = None
@@ -236,8 +242,9 @@ class LaneMember:
 
     async def _take_reply(self, sender: PeerId, reply: synced.SyncedReply, stream: Stream) -> None:
         """What came of work that this peer asked for as an owner."""
-        if self._takes_reply is None:
+        if self._takes_reply is None or self._awaits_reply is None:
             raise RemoteProtocolError("a reply to no owner of synced steps", "an owner")
+        self._awaits_reply(sender, reply)
         data = await receive_bytes(stream, reply.num_bytes)
         self._takes_reply(sender, reply, data)
         await answer(stream)

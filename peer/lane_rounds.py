@@ -15,13 +15,13 @@ import structlog
 import torch
 import trio
 
-from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams import KeptPart, NoPart, Snapshot, TrainerProgress
 from averaging.rounds.unit import UnitChain
 from peer.lane_work import Confirm, LaneShare
 from peer.owed_shares import Anchors
 from peer.stage_channel import StageReply
 from peer.stage_pace import StagePace
-from protocol.errors import ConfigError, TemporaryError
+from protocol.errors import ConfigError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline.counted_parts import counted_tokens
 from protocol.pipeline.lane_stage import LaneConfig, Point
@@ -35,10 +35,6 @@ SETTLED_REMEMBERED: Final = 64
 ADOPTED_WITHIN_S: Final = 5.0
 COMMITS_LOOKED_AT: Final = 64
 """The newest ones, for whether they count a lane's share: a share is brought within seconds, or with the next round."""
-
-
-class NoShare(TemporaryError):
-    """No lane has brought anything of this round here."""
 
 
 def together(shares: Sequence[LaneShare]) -> torch.Tensor:
@@ -290,13 +286,13 @@ class StageRounds:
         """The share that waits; of a lane that is still working it is waited for.
 
         Raises:
-            NoShare: none will come.
+            NoPart: none will come.
         """
         while self._share is None:
             if not self.is_in_lane():
                 if self._gifts or self._owed:
                     break
-                raise NoShare("a spare, which serves no lane and has nothing of this round", "nothing more of it")
+                raise NoPart("a spare, which serves no lane and has nothing of this round", "nothing more of it")
             with trio.move_on_after(1.0):
                 await self._changed.wait()
         shares = self.shares

@@ -27,7 +27,7 @@ class PeerMetric:
     labels: tuple[str, ...] = ()
 
 
-STATES: Final = ("joining", "catching up", "training", "paused", "waiting", "leaving", "finished")
+STATES: Final = ("joining", "catching up", "training", "spare", "paused", "waiting", "leaving", "finished")
 
 WAYS_TO_CATCH_UP: Final = ("snapshot", "replay")
 

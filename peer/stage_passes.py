@@ -79,6 +79,11 @@ class StagePasses:
         self._kept: dict[MicroBatch, Kept] = {}
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, and of their gradients."""
+        return self._parameters[0].dtype
+
+    @property
     def kept(self) -> frozenset[MicroBatch]:
         """Those that have gone forward and not yet backward."""
         return frozenset(self._kept)

@@ -33,6 +33,18 @@ def encode_snapshot(snapshot: StageSnapshot) -> bytes:
     return bytes(save({_THETA: snapshot.theta_N, **named}))
 
 
+def decode_sum(data: bytes, schema: TensorSchema) -> torch.Tensor:
+    """(N,) of summed gradients, as `encode_snapshot` writes them without moments.
+
+    Raises:
+        RemoteProtocolError: as of `decode_snapshot`, or moments beside it.
+    """
+    found = decode_snapshot(data, schema)
+    if found.moments:
+        raise RemoteProtocolError(f"a sum with {len(found.moments)} moments", "gradients alone")
+    return found.theta_N
+
+
 def decode_snapshot(data: bytes, schema: TensorSchema) -> StageSnapshot:
     """What `encode_snapshot` wrote, on the CPU. Whether the moments fit the optimizer is for `StageTrainer.restore` to say.
 

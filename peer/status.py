@@ -64,7 +64,8 @@ class PeerStatus(BaseModel):
     Attributes:
         peer: peer id.
         name: its stable two-word name.
-        state: "joining", "catching up", "training", "paused", "waiting", "leaving" or "finished".
+        state: "joining", "catching up", "training", "spare" (of a pipeline run: it serves no lane, so it trains nothing and takes the
+            place of who is lost), "paused", "waiting", "leaving" or "finished".
         state_s: for how long so far, to a second or two; of a peer that waits, how long it has.
         reason: why, in one sentence.
         round_waiting: what the next round, or the open one, waits for; empty before there are rounds.

@@ -15,9 +15,9 @@ import torch
 from averaging.codecs.boundary import Boundary, decode_boundary, encode_boundary
 from peer.lane_compute import ComputeTools, LaneWork
 from peer.stage_passes import Apart
-from peer.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.stage_snapshot import decode_sum, encode_snapshot
 from peer.stage_trainer import StageSnapshot
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import Pass
@@ -119,7 +119,10 @@ class SyncedCompute(LaneWork):
         Raises:
             RemoteProtocolError: bytes that are no sum of this stage.
         """
-        decoded = [decode_snapshot(data, self._schema).theta_N for data in sums]
+        decoded, own = [decode_sum(data, self._schema) for data in sums], self._trainer.passes.dtype
+        for sum_N in decoded:
+            if sum_N.dtype != own:
+                raise RemoteProtocolError(f"a sum of gradients in {sum_N.dtype}", f"{own}, as the parameters are")
         self._apart.clear()
         self._trainer.passes.forget()
         for sum_N in decoded:

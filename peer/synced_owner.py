@@ -78,6 +78,16 @@ class SyncedOwner:
         """Of this step, held for whatever has to be done again."""
         return sum(map(len, self._held.values()))
 
+    @property
+    def bound_bytes(self) -> int:
+        """What is held at most: of each micro-batch one message each way for each boundary between stages."""
+        config, at = self._form.config, Point(0, 0)
+        ways = [
+            self._boundary_of(Work(0, stage, way), at) for stage in range(config.num_stages) for way in (False, True)
+        ]
+        of_one = sum(boundary.message_bytes for boundary in ways if boundary is not None)
+        return (config.num_micro_batches + config.heldout_passes) * of_one
+
     async def run(self) -> group.GroupState:
         """From the group's beginning to its end."""
         async with trio.open_nursery() as nursery:
@@ -131,17 +141,35 @@ class SyncedOwner:
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} from a replica", "a replica's word")
 
-    def take_reply(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> None:
-        """What came of work.
+    def await_reply(self, sender: PeerId, reply: said.SyncedReply) -> None:
+        """Before what came of work is taken: whose word it is, of which work, and how long what follows has to be.
 
         Raises:
-            RemoteProtocolError: it is no replica of that stage.
+            RemoteProtocolError: it is no replica of that stage, or no reply to work of a step.
         """
-        member = self.state.members.get(sender)
+        member, config = self.state.members.get(sender), self._form.config
         if member is None or member.stage != reply.stage:
             raise RemoteProtocolError(f"{short(sender)}'s reply for stage {reply.stage}", "a replica of it")
-        self._arrived.append((sender, reply, data))
-        self._has_more.set()
+        if reply.number >= config.num_micro_batches + (0 if reply.is_backward else config.heldout_passes):
+            raise RemoteProtocolError(f"micro-batch {reply.number}", "one of a step")
+        boundary = self._boundary_of(reply.work, reply.at)
+        is_done = boundary is not None and not reply.declined and not reply.is_spoilt
+        expected_bytes = boundary.message_bytes if boundary is not None and is_done else 0
+        if reply.num_bytes != expected_bytes:
+            self._feed(group.InStep(reply.at, synced.Declined(sender, reply.work)))
+            raise RemoteProtocolError(f"{reply.num_bytes} bytes of a reply", f"{expected_bytes}")
+
+    def take_reply(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> None:
+        """What came of work, once: what says the same again while it waits here is not kept.
+
+        Raises:
+            RemoteProtocolError: as `await_reply`.
+        """
+        self.await_reply(sender, reply)
+        is_here = any((of, waiting) == (sender, reply) for of, waiting, _ in self._arrived)
+        if reply.at == self.state.at and not is_here:
+            self._arrived.append((sender, reply, data))
+            self._has_more.set()
 
     async def _take_replies(self) -> None:
         while True:
@@ -175,14 +203,10 @@ class SyncedOwner:
     async def _is_sound(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> bool:
         """Checked to the last value: what is held is given to others."""
         boundary = self._boundary_of(reply.work, reply.at)
+        if boundary is None:
+            return True
         try:
-            config = self._form.config
-            if reply.number >= config.num_micro_batches + (0 if reply.is_backward else config.heldout_passes):
-                raise RemoteProtocolError(f"micro-batch {reply.number}", "one of this step")
-            if boundary is not None:
-                await self._offload.run(partial(decode_boundary, data, boundary), cost_s=PASS_COST_S / 10)
-            elif data:
-                raise RemoteProtocolError(f"{len(data)} bytes that go nowhere", "none")
+            await self._offload.run(partial(decode_boundary, data, boundary), cost_s=PASS_COST_S / 10)
         except RemoteProtocolError as error:
             log.warning("lane_refused", sender=short(sender), reason=error.one_line())
             self._feed(group.InStep(reply.at, synced.Declined(sender, reply.work)))
@@ -237,6 +261,7 @@ class SyncedOwner:
                 for peer in order.peers:
                     self._tell(peer, lane_said.LaneEnd(number, 0, self.state.at, 0, (), order.reason[:200]))
                 if self.state.phase == "over":
+                    self._held.clear()
                     self._over.set()
 
     def _in_step(self, at: Point, order: synced.Order) -> None:

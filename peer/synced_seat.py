@@ -7,7 +7,7 @@ owner ends the group or is gone.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +22,8 @@ from averaging.network.seams import Stream
 from peer.lane_calls import KEEPER_CHANNEL, CallLine
 from peer.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
 from peer.lane_seat import KEEPER_SILENT_S
-from peer.lane_work import LaneShare, LaneTools
-from peer.stage_snapshot import most_snapshot_bytes
+from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
+from peer.stage_snapshot import decode_sum, most_snapshot_bytes
 from peer.synced_compute import Served
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
@@ -43,6 +43,9 @@ STEP_WITHIN_S: Final = 4.0
 
 SUM_WITHIN_S: Final = 20.0
 """A sum that is not with all others by then is asked for once more, by the owner, with those who serve the stage then."""
+
+SUM_TRIES: Final = 3
+"""A fellow may hear late who its fellows are, and refuse a sum for that; one that is refused so often is no good."""
 
 SumKey = tuple[PeerId, tuple[int, ...]]
 
@@ -84,6 +87,9 @@ class SyncedSeat:
         self._given: dict[Work, tuple[bytes, bytes]] = {}
         self._left: dict[Work, Served] = {}
         self._sums: dict[SumKey, bytes] = {}
+        self._sums_refused = Counter[tuple[int, ...]]()
+        """Our own, of this step: who does not have one cannot take it, so the owner is not told that it is with all."""
+
         self._forgotten = 0
         self._do_later(partial(self._begin, begun))
 
@@ -231,6 +237,7 @@ class SyncedSeat:
         self._given.clear()
         self._left.clear()
         self._sums.clear()
+        self._sums_refused.clear()
 
     async def _total(self, message: said.SyncedCommit) -> None:
         if message.at != self.at or not self._is_ready:
@@ -336,11 +343,13 @@ class SyncedSeat:
     async def _bring_sum(self, numbers: tuple[int, ...], data: bytes, at: Point) -> None:
         """To all others of the stage; where one of them cannot have it the owner asks once more, when it knows who is there."""
         parcel = said.SyncedSum(self.lane, at, numbers, len(data))
+        refused = self._sums_refused[numbers]
         waits = [self._outbox(peer).put(parcel, data) for peer in self._beside if peer != self._me]
         with trio.move_on_after(SUM_WITHIN_S):
             for answered in waits:
                 await answered.wait()
-            self._line.put(said.SyncedSummed(self.lane, at, numbers))
+            if self._sums_refused[numbers] == refused:
+                self._line.put(said.SyncedSummed(self.lane, at, numbers))
 
     def _outbox(self, peer: PeerId) -> Outbox:
         outbox = self._outboxes.get(peer)
@@ -360,6 +369,10 @@ class SyncedSeat:
 
     def _refused(self, parcel: Postable, reason: str) -> None:
         log.info("synced_refused", lane=self.lane, parcel=type(parcel).__name__, reason=reason)
+        if isinstance(parcel, said.SyncedSum) and parcel.at == self.at:
+            self._sums_refused[parcel.numbers] += 1
+            if self._sums_refused[parcel.numbers] >= SUM_TRIES:
+                self.leave(f"its sum is refused: {reason}")
 
     # --- what arrives ---
 
@@ -439,6 +452,8 @@ class SyncedSeat:
             found = f"a sum of {parcel.num_bytes} bytes from {short(sender)}"
             raise RemoteProtocolError(found, f"one of stage {self.stage}'s replicas, at most {most_bytes} bytes")
         data = await receive_bytes(stream, parcel.num_bytes)
+        schema = stage_schema(self._tools.stages, self.stage)
+        await self._tools.offload.run(partial(decode_sum, data, schema), cost_s=PASS_COST_S)
         await self._at(parcel.at)
         if parcel.at != self.at or not self._is_ready:
             raise RemoteProtocolError(f"a sum at {parcel.at}", f"one at {self.at}")

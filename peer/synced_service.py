@@ -71,6 +71,14 @@ class SyncedOwners:
         """Answer replicas and peers that are free; before the network is started."""
         self._network.serve_calls(KEEPER_CHANNEL, self._called)
 
+    def await_reply(self, sender: PeerId, reply: SyncedReply) -> None:
+        """Before what came of work is taken.
+
+        Raises:
+            RemoteProtocolError: of no group that is owned here, or nothing that this replica was asked for.
+        """
+        self._group(reply.lane).await_reply(sender, reply)
+
     def take_reply(self, sender: PeerId, reply: SyncedReply, data: bytes) -> None:
         """What came of work.
 
@@ -104,7 +112,7 @@ class SyncedService(LaneService):
         super().__init__(tools, role)
         self.owners = SyncedOwners(tools.network, self._spare_heard)
         self.keepers = self.owners
-        self.member = LaneMember(tools, self._keeper_of, self.owners.take_reply)
+        self.member = LaneMember(tools, self._keeper_of, self.owners.take_reply, self.owners.await_reply)
         self._served: LaneSeat | SyncedSeat | None = None
 
     async def run(self) -> None:

@@ -122,7 +122,7 @@ class PeerReport:
     """What a peer says of itself, every few seconds, signed.
 
     Attributes:
-        state: one word ("joining", "training", "paused", "leaving", ..); `reason` says why in one sentence.
+        state: one word ("joining", "training", "spare", "paused", "leaving", ..); `reason` says why in one sentence.
         head, index, total_tokens: newest commit applied; empty and 0 before the start.
         tokens_ready: trained and not yet credited.
         loss_nats: mean training loss of the latest steps, None before the first.

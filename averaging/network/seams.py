@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from protocol.errors import TemporaryError
+
 if TYPE_CHECKING:
     import torch
 
@@ -299,6 +301,12 @@ class Storage(Protocol):
         ...
 
 
+class NoPart(TemporaryError):
+    """The trainer was to bring nothing into this round: of a run of lanes, one that serves none. Anything else that it raises
+    instead of a snapshot is a failure, and its round is said to lack it.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerProgress:
     """What the trainer has done since it was started; read without waiting.
@@ -364,7 +372,11 @@ class Trainer(Protocol):
         ...
 
     async def snapshot(self) -> Snapshot:
-        """Copy theta at the next step boundary together with its token count; training goes on."""
+        """Copy theta at the next step boundary together with its token count; training goes on.
+
+        Raises:
+            NoPart: nothing was to be brought into this round here.
+        """
         ...
 
     async def shift(

@@ -139,11 +139,15 @@ def result_root(chunks: Sequence[bytes | memoryview]) -> Root:
     return merkle_root([leaf_hash(chunk) for chunk in chunks])
 
 
-def hello_of(proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None) -> ExchangeHello:
-    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing."""
+def hello_of(
+    proposal: Proposal, part: SliceSpec, mine: EncodedContribution | None, *, no_part: bool = False
+) -> ExchangeHello:
+    """What opens a stream to the reducer of a slice, with the hashes of the chunks that are brought; None offers nothing, with
+    `no_part` because nothing was to be brought.
+    """
     named = (proposal.unit, proposal.base, proposal.ballot, part.first_chunk)
     if mine is None:
-        return ExchangeHello(*named, b"", b"")
+        return ExchangeHello(*named, b"", b"", no_part=no_part)
     hashes = mine.hashes[part.first_chunk : part.stop_chunk]
     path = mine.tree.path(part.first_chunk, part.stop_chunk)
     return ExchangeHello(*named, mine.header, b"".join(hashes), b"".join(path))

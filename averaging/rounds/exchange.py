@@ -42,7 +42,7 @@ from protocol.ids import PeerId, short
 from protocol.merkle import merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.messages import Proposal, ResultHeader, ResultReady, SliceSpec
-from protocol.rounds.requests import ExchangeHello
+from protocol.rounds.requests import NO_PART, NOTHING_TO_OFFER, ExchangeHello
 from protocol.wire import decode_body, encode_body
 
 log = structlog.get_logger()
@@ -80,6 +80,7 @@ class Exchange:
         self._tools = tools
         self._offers = offers
         self._contribution: EncodedContribution | None = None
+        self._no_part = False
         self._is_offer_known = trio.Event()
         self._reductions: dict[int, Reduction] = {}
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
@@ -129,14 +130,14 @@ class Exchange:
             for reduction in self._reductions.values():
                 reduction.closed.set()  # members that wait for a slice of this attempt are let go
 
-    def offer(self, contribution: EncodedContribution | None) -> None:
-        """Our own contribution is ready, or there is none."""
+    def offer(self, contribution: EncodedContribution | None, *, no_part: bool = False) -> None:
+        """Our own contribution is ready, or there is none: with `no_part` because we were to bring nothing."""
         if self._is_offer_known.is_set():
             return
-        self._contribution = contribution
+        self._contribution, self._no_part = contribution, no_part
         me = self._tools.me.peer
         if contribution is None:
-            self.drop(me, "nothing to offer")
+            self.drop(me, NO_PART if no_part else NOTHING_TO_OFFER)
         else:
             offer = self._offers.admit_own(me, self.proposal, contribution.header, contribution.hashes)
             offer.chunks.update(enumerate(contribution.chunks))
@@ -308,7 +309,7 @@ class Exchange:
             with self._spanned("receive", f"a contribution of {short(sender)}") as moving:
                 await self._take_chunks(reduction, offer, stream, moving)
         else:
-            reduction.set_absent(sender, "nothing to offer")
+            reduction.set_absent(sender, hello.why_nothing)
             await stream.send_frame(b"")
             await _expect(stream, _END, "an end mark: this member offers no chunks")
 
@@ -369,7 +370,7 @@ class Exchange:
                 return False
             proposal, mine = self.proposal, self._contribution
             stream.count_as(proposal.unit, self._offers.codec.name)
-            await stream.send_frame(encode_body(hello_of(proposal, part, mine)))
+            await stream.send_frame(encode_body(hello_of(proposal, part, mine, no_part=self._no_part)))
             held = await stream.receive_frame()
             if held is None:
                 raise RemoteProtocolError("a reducer that hung up", "its list of chunks")

@@ -12,7 +12,7 @@ import torch
 import trio
 
 from averaging.error_feedback import FedDelta
-from averaging.network.seams import Snapshot, Stream
+from averaging.network.seams import NoPart, Snapshot, Stream
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, encode_with_feedback
 from averaging.rounds.exchange import Exchange
@@ -67,6 +67,7 @@ class Exchanging:
         self._base: CommitId | None = None
         self._contribution: EncodedContribution | None = None
         self._without_delta: CommitId | None = None
+        self._no_part = False
         self._exchange: Exchange | None = None
         self._scope: trio.CancelScope | None = None
         self.upload_bytes_per_s = 0
@@ -88,11 +89,11 @@ class Exchanging:
             contribution, fed = await self._take_delta(base, adopter)
         except (PotluckError, trio.TooSlowError) as error:
             reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
-            log.warning("no_contribution", reason=reason)
+            (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=reason)
             if isinstance(error, StorageError):
                 tell_failure(self._tools.publish, "prepare", error)
             if base == self._chain.head.commit:
-                self._without_delta = base
+                self._without_delta, self._no_part = base, isinstance(error, NoPart)
             await self._tell(ContributionFailed(base))
             return
         self._at(base)
@@ -156,7 +157,7 @@ class Exchanging:
         if self._contribution is not None:
             exchange.offer(self._contribution)
         elif self._without_delta == proposal.base:
-            exchange.offer(None)
+            exchange.offer(None, no_part=self._no_part)
 
     def head_moved(self) -> None:
         """What was scattered to us on another base is not needed any more: its memory is free until the next round."""

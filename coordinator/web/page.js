@@ -3,7 +3,7 @@
 // textContent only.
 
 const bits = nats => nats / Math.LN2;
-const POLL_MS = 3000, AGAIN_MS = 2000;
+const POLL_MS = 3000, AGAIN_MS = 2000, PARTIAL_SHOWN = 3;
 
 let full = null, now = null, events = [], lastEvent = -1, fetching = false;
 
@@ -142,6 +142,16 @@ function lanes() {
   el("lanes").hidden = !rows.length;
   table("lanes", [["lane"], ["a replica of each stage", "w"], ["tokens/s", "n"]], rows.map(l => [String(l.lane),
     l.members.map(stage => stage.map(p => by[p] || p.slice(-6)).join(" + ") || "nobody").join(", "), big(l.tokens_per_s)]));
+  partialLanes();
+}
+
+// The newest rounds of lanes that a stage has no part of.
+function partialLanes() {
+  const all = now.partial_lanes || [], older = all.length - PARTIAL_SHOWN;
+  el("partial-lanes").hidden = !all.length;
+  el("partial-lanes").replaceChildren(...all.slice(-PARTIAL_SHOWN).reverse().map(p => make("li", `lane ${p.lane}: round ${p.round} is not at ` +
+    `${p.lacking.join(", ")}: no commit there counts it, and the other stages count this round once more`, "bad")),
+    ...(older > 0 ? [make("li", `${older} more before`)] : []));
 }
 
 function happened() {

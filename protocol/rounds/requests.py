@@ -11,6 +11,12 @@ from protocol.rounds.bounds import require_hash, require_tokens
 from protocol.rounds.lane_parts import LanePart, require_parts
 from protocol.rounds.messages import Ballot, Member
 
+NOTHING_TO_OFFER: Final = "nothing to offer"
+"""Why a member is left out whose snapshot failed, or that is still making it."""
+
+NO_PART: Final = "a spare, with no part in this round"
+"""Why a member is left out that was to bring nothing, for it serves no lane: nothing of the round is missing with it."""
+
 MAX_KNOWN: Final = 64
 """Ten dense steps and doublings after them reach back 2^54 commits."""
 
@@ -51,6 +57,7 @@ class ExchangeHello:
         contribution: the signed ContributionHeader, empty for a member that offers nothing and only wants the result.
         chunk_hashes: leaf hashes (32 bytes each) of the slice's chunks, in order.
         path: what they need to make the header's root (protocol/merkle.py, `MerkleTree.path`), 32 bytes each.
+        no_part: of a member that offers nothing, whether it was to bring nothing.
     """
 
     unit: UnitName
@@ -60,6 +67,15 @@ class ExchangeHello:
     contribution: bytes
     chunk_hashes: bytes
     path: bytes = b""
+    no_part: bool = False
+
+    def __post_init__(self) -> None:
+        require(not (self.no_part and self.contribution), "a contribution of a member without a part", "one of the two")
+
+    @property
+    def why_nothing(self) -> str:
+        """Of a member that offers nothing."""
+        return NO_PART if self.no_part else NOTHING_TO_OFFER
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from protocol.ids import CommitId, PeerId
 from protocol.rounds.bounds import LOST_ALL_PPM
 from protocol.rounds.chain import ChainLink
 from protocol.rounds.messages import CommitRecord
+from protocol.rounds.requests import NO_PART
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One commit for people. Shares are of the summed weights, coverage of members times chunks; both 0 to 1. `tokens` are what each
-    member is credited with. `lost` is as of `lost_share`.
+    """One commit for people. Shares are of the summed weights, coverage of members with a part in it times chunks; both 0 to 1.
+    `tokens` are what each member is credited with. `lost` is as of `lost_share`.
     """
 
     index: int
@@ -41,23 +42,29 @@ def round_row(link: ChainLink) -> RoundRow:
     weights = [min(c.tokens, record.weight_cap_tokens) for c in record.contributors]
     total = sum(weights) or 1
     omitted = sorted({(o.peer, o.reason) for part in record.slices for o in part.omitted})
-    members = {c.peer for c in record.contributors} | {peer for peer, _ in omitted}
-    chunks = record.slices[-1].stop_chunk
-    covered = sum(
-        (part.stop_chunk - part.first_chunk) * (len(members) - len({o.peer for o in part.omitted}))
-        for part in record.slices
-    )
     return RoundRow(
         index=link.index,
         commit=link.commit,
         members=tuple(c.peer for c in record.contributors),
         shares=tuple(w / total for w in weights),
-        coverage=covered / (chunks * len(members)),
+        coverage=coverage(record),
         omitted=tuple(omitted),
         is_lone=record.lone,
         tokens=tuple(c.credited_tokens for c in record.contributors),
         lost=lost_share(record),
     )
+
+
+def coverage(record: CommitRecord) -> float:
+    """Of chunks times members, those that the mean has, 0 to 1. Who was to bring nothing leaves nothing uncovered."""
+    lacking = [{o.peer for o in part.omitted if o.reason != NO_PART} for part in record.slices]
+    members = {c.peer for c in record.contributors}.union(*lacking)
+    chunks = record.slices[-1].stop_chunk
+    uncovered = sum(
+        (part.stop_chunk - part.first_chunk) * len(left_out)
+        for part, left_out in zip(record.slices, lacking, strict=True)
+    )
+    return 1.0 - uncovered / (chunks * max(1, len(members)))
 
 
 def lost_share(record: CommitRecord) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from averaging.data.texts import Text
@@ -23,7 +24,14 @@ from peer.merging import holder_model
 from peer.model import Decoder, load_flat
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, PotluckError, StorageError
-from tests.coordinator.test_checkpoints import MIXTURE, checkpoint_of, checkpoint_of_experts, decoder
+from protocol.stage_schema import StageMap
+from tests.coordinator.test_checkpoints import (
+    MIXTURE,
+    checkpoint_of,
+    checkpoint_of_experts,
+    checkpoint_of_stages,
+    decoder,
+)
 
 ALL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
@@ -226,6 +234,23 @@ def test_interrupted_export_leaves_nothing(checkpoint: Path, tmp_path: Path, mon
     with pytest.raises(KeyboardInterrupt):
         export_checkpoint(checkpoint, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layers", [(1, 1), (0, 2, 0)], ids=["even", "ends alone"])
+def test_a_checkpoint_of_stages_is_exported_as_the_whole_model_is(tmp_path: Path, layers: tuple[int, ...]) -> None:
+    config = decoder(is_tied=False)
+    of_stages, whole = (tmp_path / name for name in ("stages", "whole"))
+    for folder in (of_stages, whole):
+        folder.mkdir()
+    export_checkpoint(checkpoint_of_stages(of_stages, StageMap(config, layers)), of_stages / "out")
+    export_checkpoint(checkpoint_of(whole, config), whole / "out")
+    files = {path.name for path in (whole / "out").iterdir()}
+    assert {path.name for path in (of_stages / "out").iterdir()} == files
+    for name in files - {"model.safetensors"}:
+        assert (of_stages / "out" / name).read_bytes() == (whole / "out" / name).read_bytes(), name
+    found, expected = (load_file(folder / "out" / "model.safetensors") for folder in (of_stages, whole))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_one_expert_of_a_run_is_written_as_an_ordinary_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

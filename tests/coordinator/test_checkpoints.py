@@ -34,6 +34,7 @@ from protocol.errors import ConfigError, StorageError
 from protocol.expert_schema import MixtureConfig, held_units
 from protocol.ids import CommitId, Root, UnitName
 from protocol.model_units import model_units
+from protocol.stage_schema import StageMap, stage_units
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 UNIT = UnitName("fragment-0")
@@ -63,6 +64,28 @@ def checkpoint_of(
     state = UnitState(schema.unit, CommitId(b"c" * 32), 3, 600, anchor_N, torch.zeros_like(anchor_N))
     what = CheckpointContent(
         "run", "ab" * 32, schema, grid, config.model_dump(), state, state_root(state, grid), tokenizer
+    )
+    return folder / write_checkpoint(folder, what, now_unix_s=7).path
+
+
+def checkpoint_of_stages(folder: Path, stages: StageMap) -> Path:
+    """The same weights as of `checkpoint_of`, of a run whose peers hold one stage each."""
+    whole, parts = decoder_schema(stages.decoder), stage_units(stages)
+    anchor_N, units = genesis_anchor(whole, 5) * 10 + genesis_anchor(whole, 6), []
+    for place, (schema, (begin, stop)) in enumerate(zip(parts.schemas, parts.spans, strict=True)):
+        grid, part_N = ChunkGrid(schema.num_elements, 1024), anchor_N[begin:stop].clone()
+        state = UnitState(schema.unit, CommitId(bytes([place + 1]) * 32), 3, 600, part_N, torch.zeros_like(part_N))
+        units.append(UnitContent(schema, grid, state, state_root(state, grid)))
+    spine = units[0]
+    what = CheckpointContent(
+        "run",
+        "ab" * 32,
+        parts.whole,
+        spine.grid,
+        stages.decoder.model_dump(),
+        together(units, parts.whole),
+        spine.root,
+        units=tuple(units),
     )
     return folder / write_checkpoint(folder, what, now_unix_s=7).path
 

@@ -9,6 +9,7 @@ from averaging.network.seams import BulkCount, BulkKind, Way
 from coordinator.ledger import LossPoint
 from coordinator.metrics import COORDINATOR_METRICS, Counts, Moment, render_metrics
 from coordinator.run_view import PeerEntry
+from coordinator.stage_commits import StageCommits
 from coordinator.unit_holders import UnitHolders
 from protocol.ids import UnitName
 from tests.coordinator.test_run_view import A, B, peer, picture, timed
@@ -69,10 +70,12 @@ def test_lanes_and_stages_are_told_and_the_speed_of_a_lane_counts_once() -> None
     units = tuple(UnitHolders(UnitName(f"stage-{stage}"), (holder,), 7) for stage, holder in enumerate((A, B)))
     told = {holder: replace(peer(), lane=7, could_tokens_per_s=could) for holder, could in ((A, 900.0), (B, 150.0))}
     entries = {holder: PeerEntry(report, 95.0) for holder, report in told.items()}
-    shown = replace(picture(), units=units, are_stages=True, peers=entries)
+    commits = {units[0].unit: StageCommits({}, {(7, 3): 4}, 7), units[1].unit: StageCommits({}, {}, 7)}
+    shown = replace(picture(), units=units, are_stages=True, peers=entries, stage_commits=commits)
     lines = render_metrics(lambda: Moment(shown, Counts(), 100.0)).decode().splitlines()
     for line in (
         "potluck_run_lanes 1.0",
+        "potluck_run_partial_lanes 1.0",
         "potluck_run_tokens_per_second 100.0",
         'potluck_run_stage_serving_peers{unit="stage-1"} 1.0',
         'potluck_run_stage_spare_peers{unit="stage-1"} 0.0',

@@ -18,7 +18,7 @@ import trio
 from averaging.network.http import bind_http, serve_http
 from coordinator.metrics import Counts, Moment
 from coordinator.run_events import EventBook, RunEvent
-from coordinator.run_view import RunPicture
+from coordinator.run_view import RunPicture, now_json
 from coordinator.status_page import MAX_STREAMS, PAGE_FILES, WEB_FOLDER, RunSource, status_app
 from protocol.errors import MachineError, StorageError
 from tests.coordinator.test_run_view import picture
@@ -186,6 +186,16 @@ def test_the_page_needs_nothing_from_outside_and_writes_strangers_words_as_text(
         assert not re.search(r"(?<!xmlns=\")https?://", text), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
         assert not re.search(r"<script>|style=\"|onclick=\"", text), name
+
+
+def test_the_page_shows_stages_lanes_and_rounds_of_lanes_that_a_stage_has_no_part_of(source: Source) -> None:
+    script, page = ((WEB_FOLDER / name).read_text(encoding="utf8") for name in ("page.js", "index.html"))
+    status = now_json(source.look().picture, source.look().now_s)
+    for key, place in (("stages", "experts"), ("lanes", "lanes"), ("partial_lanes", "partial-lanes")):
+        assert key in status
+        assert f"now.{key}" in script
+        assert f'"{place}"' in script
+        assert f'id="{place}"' in page
 
 
 def test_port_in_use_is_one_clear_error() -> None:

@@ -110,6 +110,22 @@ async def test_a_run_that_pauses_for_a_lost_stage_is_waited_for_and_the_owners_o
     board.allowed = Decision(share=0.0, reason="on battery")
     assert (board.read().state, board.read().reason) == ("paused", "on battery")
     board.lanes, board.allowed = cast(LaneService, SimpleNamespace(paused="", **known)), Decision()
+    assert (board.read().state, board.read().reason) == ("spare", "free: a lane is waited for")
+
+
+async def test_who_serves_no_lane_is_a_spare_and_trains_once_it_serves_one() -> None:
+    board = Board(PeerId("peer"), VirtualClock(), 5.0)
+    board.say("catching up", "looking for the run's newest state")
+    known: dict[str, object] = dict.fromkeys(("could_tokens_per_s", "owed_tokens"), lambda: 0)
+    known["move_reason"] = lambda: ""
+    lanes = SimpleNamespace(lane=None, reason="free: a lane is waited for", paused="", **known)
+    board.lanes = cast(LaneService, lanes)
+    assert board.read().state == "catching up"
+    board.say("training", "training")
+    status = board.read()
+    assert (status.state, status.reason) == ("spare", "free: a lane is waited for")
+    assert f"{status.name} in no run yet: spare, free: a lane is waited for" in status_lines(status)
+    lanes.lane, lanes.reason = 3, "stage 1 of lane 3"
     assert board.read().state == "training"
 
 

@@ -11,9 +11,10 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from averaging.network.seams import NoPart
 from averaging.rounds.unit import UnitChain
 from averaging.state import UnitState
-from peer.lane_rounds import NoShare, StageRounds
+from peer.lane_rounds import StageRounds
 from peer.lane_work import LaneShare
 from peer.stage_channel import StageReply
 from protocol.ids import CommitId, PeerId, Root, UnitName
@@ -138,7 +139,7 @@ async def test_without_a_lane_there_is_nothing_to_contribute_and_with_one_it_is_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     rounds = _rounds(_chain())
-    with pytest.raises(NoShare, match="a spare, which serves no lane"):
+    with pytest.raises(NoPart, match="a spare, which serves no lane"):
         await rounds.snapshot()
     rounds.is_in_lane = lambda: True
     with trio.move_on_after(30.0) as waiting:
@@ -311,7 +312,7 @@ async def test_a_share_whose_seat_is_given_back_before_the_commit_is_brought_her
             nursery.cancel_scope.cancel()
     assert [(log["event"], log["tokens"]) for log in logs] == [("lane_share_withdrawn", 10240)]
     assert rounds.progress().tokens_ready == 0
-    with pytest.raises(NoShare):
+    with pytest.raises(NoPart):
         await rounds.snapshot()
 
 

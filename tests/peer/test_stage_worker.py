@@ -20,8 +20,10 @@ def _opened(asker: Asker, stage: int, folder: Path) -> None:
     asker.ask("open", lane=7)
 
 
-def test_two_stages_train_a_step_together_by_orders_alone(tmp_path: Path) -> None:
-    first_plan, last_plan = (stage_plan(tmp_path, stage) for stage in range(2))
+@pytest.mark.parametrize("recomputes", [False, True], ids=["graphs kept", "recomputed"])
+def test_two_stages_train_a_step_together_by_orders_alone(tmp_path: Path, recomputes: bool) -> None:
+    pipeline = PIPELINE.model_copy(update={"recomputes": recomputes})
+    first_plan, last_plan = (stage_plan(tmp_path, stage, pipeline=pipeline) for stage in range(2))
     with stage_worker(first_plan) as first, stage_worker(last_plan) as last:
         _opened(first, 0, tmp_path)
         _opened(last, 1, tmp_path)

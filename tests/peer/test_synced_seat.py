@@ -86,6 +86,7 @@ class Played:
 
     Attributes:
         donated: what a fellow gives as its stage; nothing where it has none.
+        num_refusals: of sums, that a fellow is still to say.
         brought: shares of rounds; they are over at once, with the parameters as they are.
     """
 
@@ -97,6 +98,7 @@ class Played:
     brought: list[LaneShare] = field(default_factory=list)
     measured: list[tuple[int, float | None]] = field(default_factory=list)
     donated: bytes = b""
+    num_refusals: int = 0
     member: LaneMember | None = None
 
     async def say(self, message: Said, sender: PeerId = OWNER) -> str:
@@ -146,6 +148,10 @@ class Played:
                 self.replies.append((parcel, await receive_bytes(stream, parcel.num_bytes)))
             elif isinstance(parcel, said.SyncedSum):
                 self.sums.append((parcel, await receive_bytes(stream, parcel.num_bytes)))
+                if self.num_refusals:
+                    self.num_refusals -= 1
+                    await answer(stream, "a sum that is no good")
+                    return
             await answer(stream, "nothing is here" if isinstance(parcel, lane_said.LaneFetch) else "")
 
     async def ping(self) -> None:
@@ -305,6 +311,69 @@ async def test_a_sum_of_who_is_no_fellow_or_that_is_too_large_is_refused(
     async with _ready() as played:
         parcel = said.SyncedSum(LANE, START, (1,), num_bytes)
         assert reason in await played.bring(parcel, b"8 bytes." if num_bytes == 8 else b"", sender)
+
+
+def _sums() -> dict[str, tuple[bytes, str]]:
+    """What no replica of the middle stage adds up, and why it is refused."""
+    size = stage_schema(STAGES, STAGE).num_elements
+    zeros_N = torch.zeros(size, dtype=torch.float64)
+    return {
+        "no sum": (b"no sum at all, in so many bytes.", "no snapshot"),
+        "of another stage": (encode_snapshot(StageSnapshot(zeros_N[1:], ())), f"expected {size} values"),
+        "not finite": (encode_snapshot(StageSnapshot(zeros_N + torch.nan, ())), "not finite"),
+        "whole numbers": (encode_snapshot(StageSnapshot(zeros_N.long(), ())), "finite floats"),
+        "with moments": (encode_snapshot(StageSnapshot(zeros_N, (zeros_N.clone(),))), "1 moments"),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(_sums()))
+async def test_a_sum_that_is_none_of_this_stage_is_refused_to_who_brings_it_and_never_added_up(
+    autojump_clock: trio.testing.MockClock, kind: str
+) -> None:
+    data, reason = _sums()[kind]
+    async with _ready() as played:
+        own = await played.summed((0,))
+        assert reason in await played.bring(said.SyncedSum(LANE, START, (1,), len(data)), data, BESIDE)
+        assert await played.bring(said.SyncedSum(LANE, START, (1,), len(own)), own, BESIDE) == ""
+        await played.say(said.SyncedCommit(LANE, START, (said.SyncedPart(BESIDE, (1,)), said.SyncedPart(SEAT, (0,)))))
+        await played.until(lambda: any(isinstance(m, lane_said.LaneSquare) for m in played.told))
+
+
+async def test_a_sum_in_another_type_than_the_parameters_is_not_added_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _ready() as played:
+        await played.summed((0,))
+        halves = encode_snapshot(StageSnapshot(torch.zeros(stage_schema(STAGES, STAGE).num_elements).bfloat16(), ()))
+        assert await played.bring(said.SyncedSum(LANE, START, (1,), len(halves)), halves, BESIDE) == ""
+        await played.say(said.SyncedCommit(LANE, START, (said.SyncedPart(BESIDE, (1,)), said.SyncedPart(SEAT, (0,)))))
+        await played.until(lambda: any(isinstance(m, lane_said.LaneLeave) for m in played.told))
+        (left,) = [m for m in played.told if isinstance(m, lane_said.LaneLeave)]
+        assert "torch.bfloat16" in left.reason
+        assert not any(isinstance(m, lane_said.LaneSquare) for m in played.told)
+
+
+async def test_a_sum_that_a_fellow_refuses_is_not_said_to_be_with_all_and_one_that_is_refused_again_ends_the_seat(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _ready() as played:
+        assert await played.bring(*_backward(0)) == ""
+        await played.until(lambda: bool(played.replies))
+        await played.say(said.SyncedGrant(LANE, START, 0))
+        played.num_refusals = 1
+        await played.say(said.SyncedTellSum(LANE, START, (0,)))
+        await played.until(lambda: len(played.sums) == 1)
+        await trio.sleep(1.0)
+        summed = said.SyncedSummed(LANE, START, (0,))
+        assert summed not in played.told
+        await played.say(said.SyncedTellSum(LANE, START, (0,)))
+        await played.until(lambda: summed in played.told)
+        played.num_refusals = 2
+        for _ in range(2):
+            await played.say(said.SyncedTellSum(LANE, START, (0,)))
+            await trio.sleep(1.0)
+        await played.until(lambda: played.member is not None and played.member.seat is None)
+        assert played.told.count(summed) == 1
 
 
 async def test_a_replica_without_a_sum_that_counts_gives_its_seat_back_and_takes_no_step(

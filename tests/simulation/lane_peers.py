@@ -18,11 +18,12 @@ import trio
 
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.offload import InlineOffload
+from averaging.network.seams import NoPart
 from averaging.rounds.unit import UnitChain
 from averaging.state import UnitState
 from peer.lane_compute import LaneShape
 from peer.lane_network import OwnLoop
-from peer.lane_rounds import NoShare, StageRounds
+from peer.lane_rounds import StageRounds
 from peer.lane_service import LaneRole, LaneService
 from peer.lane_work import LaneShare, LaneTools
 from protocol.ids import CommitId, PeerId, Root
@@ -167,7 +168,7 @@ class StageUnit:
     async def _bring(self, one: LanePeer, brought: dict[PeerId, Brought]) -> None:
         try:
             snapshot = await one.rounds.snapshot()
-        except NoShare:
+        except NoPart:
             return
         brought[one.peer] = Brought(snapshot.tokens, snapshot.lanes, list(one.rounds.shares))
 

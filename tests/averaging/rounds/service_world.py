@@ -15,7 +15,7 @@ import trio
 from averaging.network.clocks import VirtualClock
 from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import KeptPart, Snapshot, TrainerProgress
+from averaging.network.seams import KeptPart, NoPart, Snapshot, TrainerProgress
 from averaging.rounds.adopting import Adopter
 from averaging.rounds.adoption import Mixing
 from averaging.rounds.feedback import ErrorFeedback
@@ -109,6 +109,13 @@ class AwayTrainer(StepTrainer):
 
     async def snapshot(self) -> Snapshot:
         raise LocalProtocolError("the worker is being brought back", "a snapshot")
+
+
+class SpareTrainer(StepTrainer):
+    """Was to bring nothing."""
+
+    async def snapshot(self) -> Snapshot:
+        raise NoPart("a spare", "nothing of it")
 
 
 class StartingTrainer(StepTrainer):

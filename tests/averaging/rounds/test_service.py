@@ -37,7 +37,8 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.plan import consumed_tokens
-from protocol.rounds.requests import FetchHashes, FetchRequest, FetchResult, FetchState
+from protocol.rounds.requests import NO_PART, NOTHING_TO_OFFER, FetchHashes, FetchRequest, FetchResult, FetchState
+from protocol.rounds.round_row import round_row
 from protocol.rounds.state import RoundState, Step
 from protocol.wire import encode_message
 from tests.averaging.rounds.round_world import CODEC, GRID, RUN_ID, UNIT, MadeCommit, Party, RoundWorld, open_world
@@ -45,6 +46,7 @@ from tests.averaging.rounds.service_world import (
     AwayTrainer,
     Life,
     SlowTrainer,
+    SpareTrainer,
     StartingTrainer,
     StepTrainer,
     assert_answers,
@@ -101,6 +103,17 @@ async def test_a_round_goes_on_without_a_member_whose_trainer_is_away(autojump_c
         assert [entry.peer for entry in record.contributors] == [party.peer for party in world.parties[:2]]
         named = {(o.peer, o.reason) for part in record.slices for o in part.omitted}
         assert named == {(world.parties[2].peer, "nothing to offer")}
+
+
+async def test_a_round_says_of_a_spare_that_nothing_is_missing_and_of_a_failed_snapshot_that_it_is(
+    autojump_clock: Clock,
+) -> None:
+    async with _swarm({0: SpareTrainer("spare"), 2: AwayTrainer("away")}) as (world, lives, _):
+        await until(lambda: min(life.index for life in lives) >= 1)
+        row = round_row(lives[1].service.chain.links[1])
+        spare, _one, failed = (party.peer for party in world.parties)
+        assert row.omitted == tuple(sorted([(spare, NO_PART), (failed, NOTHING_TO_OFFER)]))
+        assert row.coverage == 0.5
 
 
 async def test_a_peer_whose_trainer_is_starting_follows_the_rounds_and_no_round_waits_for_it(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, UnitName
 from protocol.rounds.messages import Ballot
-from protocol.rounds.requests import MAX_KNOWN, ExchangeHello, FetchCommits, FetchResult
+from protocol.rounds.requests import MAX_KNOWN, NO_PART, NOTHING_TO_OFFER, ExchangeHello, FetchCommits, FetchResult
 from protocol.wire import decode_body, decode_fetch, encode_body, encode_fetch
 from tests.protocol.rounds.round_table import Table
 
@@ -44,3 +46,8 @@ def test_what_a_peer_asks_for_is_read_as_it_was_meant() -> None:
     assert decode_fetch(encode_fetch(result)) == result
     hello = ExchangeHello(UNIT, base, Ballot(2, Table(1).live()[0].peer), 3, b"", bytes(64))
     assert decode_body(ExchangeHello, encode_body(hello)) == hello
+    spare = replace(hello, no_part=True)
+    assert decode_body(ExchangeHello, encode_body(spare)) == spare
+    assert (hello.why_nothing, spare.why_nothing) == (NOTHING_TO_OFFER, NO_PART)
+    with pytest.raises(RemoteProtocolError, match="without a part"):
+        replace(spare, contribution=b"signed")

@@ -9,6 +9,7 @@ import pytest
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.rounds.chain import link_of
+from protocol.rounds.requests import NO_PART, NOTHING_TO_OFFER
 from protocol.rounds.round_row import Counted, counted_by_peer, round_json, round_row
 from protocol.wire import decode_certificate, decode_record, encode_record
 from tests.coordinator.chain_world import PEERS, Chain
@@ -29,6 +30,16 @@ def test_round_row_says_shares_coverage_and_omissions() -> None:
     assert (row.lost, shown["lost"]) == (0.0, 0.0)
     with pytest.raises(RemoteProtocolError):
         round_row(chain.genesis)
+
+
+def test_a_spare_leaves_nothing_uncovered_and_is_named_and_a_member_whose_snapshot_failed_leaves_its_part() -> None:
+    chain = Chain()
+    spare, failed = PeerId("spare"), PeerId("failed")
+    chain.commit((100, 200, 350), omitted=((spare, NO_PART),))
+    chain.commit((100, 200, 350), omitted=((spare, NO_PART), (failed, NOTHING_TO_OFFER)))
+    alone, beside = (round_row(link_of(decode_certificate(raw).record)) for raw in chain.certificates)
+    assert (alone.coverage, alone.omitted) == (1.0, ((spare, "a spare, with no part in this round"),))
+    assert beside.coverage == pytest.approx((3 * 3 + 1 * 4) / (4 * 4))
 
 
 def test_what_the_codec_had_no_room_for_is_the_mean_over_the_chunks_of_all_slices() -> None:
