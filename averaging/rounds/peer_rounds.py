@@ -58,6 +58,8 @@ BEAT_CHANNEL: Final = "beat"
 """Short heartbeats (protocol/rounds/short_beat.py)."""
 
 CALL_WITHIN_S: Final = 2.0
+BEAT_WITHIN_S: Final = 6.0
+"""Of a heartbeat: a late answer is a sign of life, too. Behind bulk on a line of 1 Mbit/s it takes 1 to 3 s, and two come a second."""
 SAY_AGAIN_AFTER_S: Final = (0.25, 0.5, 1.0, 2.0)
 """What the leader of an attempt says is said again to whoever is there and did not take it, such as a peer that is just starting: one
 member that never hears of a proposal costs everybody the whole deadline.
@@ -219,7 +221,7 @@ class PeerRounds:
                     self._memory.taken(peer, beat)
                 await self._took(peer, reply)
 
-        await self._deliver(to, raw, took, channel=BEAT_CHANNEL)
+        await self._deliver(to, raw, took, channel=BEAT_CHANNEL, within_s=BEAT_WITHIN_S)
 
     async def _say_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
         beat = own_beat(heartbeat, self._own_beat)
@@ -229,7 +231,7 @@ class PeerRounds:
                 self._memory.taken(peer, beat)
             await self._took(peer, reply)
 
-        await self._deliver(to, raw, took)
+        await self._deliver(to, raw, took, within_s=BEAT_WITHIN_S)
 
     def _was_told(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
         at_s, by = self._beats.get(peer, (-1e9, unit))
@@ -278,7 +280,12 @@ class PeerRounds:
             await self._deliver(again, await self._tools.seal(encode_message(message)), took)
 
     async def _deliver(
-        self, to: tuple[PeerId, ...], raw: bytes, took: TookReply | None = None, channel: str = ROUND_CHANNEL
+        self,
+        to: tuple[PeerId, ...],
+        raw: bytes,
+        took: TookReply | None = None,
+        channel: str = ROUND_CHANNEL,
+        within_s: float = CALL_WITHIN_S,
     ) -> None:
         """Bring a message; once more where the connection broke: a dead process refuses that, a living one may say it is repeated."""
         banned = [peer for peer in to if self._tools.is_banned(peer)]
@@ -287,19 +294,17 @@ class PeerRounds:
             await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
         others = [peer for peer in to if peer not in banned]
         took_it = took or self._took
+        call_each = partial(self._tools.network.call_each, timeout_s=within_s)
 
         async with trio.open_nursery() as nursery:
 
             async def took_once(peer: PeerId, reply: bytes | PotluckError) -> None:
                 if isinstance(reply, ConnectionReset):
-                    nursery.start_soon(self._call_each, (peer,), channel, raw, took_it)
+                    nursery.start_soon(partial(call_each, (peer,), channel, raw, took=took_it))
                 else:
                     await took_it(peer, reply)
 
-            await self._call_each(others, channel, raw, took_once)
-
-    async def _call_each(self, to: Sequence[PeerId], channel: str, raw: bytes, took: TookReply) -> None:
-        await self._tools.network.call_each(to, channel, raw, timeout_s=CALL_WITHIN_S, took=took)
+            await call_each(others, channel, raw, took=took_once)
 
     async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """What came of one message of ours. A connection that broke twice is no death: a process that is gone refuses the second."""

@@ -358,6 +358,24 @@ async def test_what_is_waited_for_has_arrived_behind_a_broken_connection_too(aut
         assert heard == [[message]]
 
 
+async def test_an_answer_to_a_heartbeat_is_a_sign_of_life_also_seconds_later(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: Clock
+) -> None:
+    """On a line of 1 Mbit/s full of bulk they took up to 3 s; beyond 2 s they were not heard, and a living peer was taken for dead."""
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[2]
+
+        async def late(_sender: PeerId, _request: bytes) -> bytes:
+            await trio.sleep(4.0)
+            return b""
+
+        answered: list[PeerId] = []
+        other.network.serve_calls(ROUND_CHANNEL, late)
+        monkeypatch.setattr(life.services[UNIT], "note_answer", answered.append)
+        await life.rounds.send((other.peer,), own_heartbeat(life.services[UNIT].state, trio.current_time()))
+        await until(lambda: answered == [other.peer], 5.0)
+
+
 async def test_a_heartbeat_is_a_sign_of_life_for_all_units_also_for_one_that_it_does_not_name(
     autojump_clock: Clock,
 ) -> None:
