@@ -35,6 +35,7 @@ from protocol.manifest import RoundSection, RunConfig, RunSection
 from protocol.traffic import round_bytes, update_bytes
 from protocol.training_sections import InnerSection
 from tests.benchmarks.fault_watch import COMMITTED, GONE, PROPOSED
+from tests.benchmarks.logs import LogFollower
 from tests.benchmarks.processes import open_children
 from tests.benchmarks.recovery_swarm import NEVER_TOKENS, Commit, commits_of
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
@@ -210,15 +211,23 @@ def false_deaths(swarm: Swarm, begin_s: float, end_s: float) -> Sequence[str]:
         peer.log.poll()
         for line in peer.log.since(begin_s):
             match = GONE.search(line.text)
-            if match is not None and line.unix_s <= end_s:
+            if line.unix_s > end_s:
+                continue
+            if match is not None:
                 found.add(f"{peer.short} of {match.group(1)}")
+            elif "a reducer died" in line.text:
+                found.add(f"{peer.short} of a reducer")
     return sorted(found)
 
 
 def num_partial(swarm: Swarm, begin_s: float, end_s: float) -> int:
-    """Commits of this time in which not everybody was counted, by the first peer's log."""
-    counted = (COUNTED.search(line.text) for line in swarm.peers[1].log.since(begin_s) if line.unix_s <= end_s)
-    return sum(int(match.group(1)) < len(swarm.peers) for match in counted if match is not None)
+    """Commits of this time in which not everybody was counted, by the log of whoever has most: who was left out may not have them."""
+
+    def of_log(log: LogFollower) -> int:
+        counted = (COUNTED.search(line.text) for line in log.since(begin_s) if line.unix_s <= end_s)
+        return sum(int(match.group(1)) < len(swarm.peers) for match in counted if match is not None)
+
+    return max(of_log(peer.log) for peer in swarm.peers.values())
 
 
 # --- wire and real ------------------------------------------------------------------------------------------------------------

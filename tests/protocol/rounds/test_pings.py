@@ -242,6 +242,26 @@ def test_of_a_few_all_that_fell_silent_are_suspected_in_time() -> None:
     assert all(is_suspected(opener.state, seat.peer, table.now_s) for seat in table.others(opener))
 
 
+@pytest.mark.parametrize("of_whom", ["ours", "theirs"])
+@pytest.mark.parametrize(
+    ("upload_s", "silent_s"), [(0.0, 2.0), (50.0, 2.0), (100.0, 4.0), (200.0, 8.0), (5000.0, 10.0)]
+)
+def test_who_fell_silent_is_suspected_later_where_a_thin_line_makes_the_round_long(
+    of_whom: str, upload_s: float, silent_s: float
+) -> None:
+    table = _exchanging(3)
+    opener = table.opener()
+    other, *_ = table.others(opener)
+    view = opener.state.peers[other.peer]
+    if of_whom == "ours":
+        state = replace(opener.state, exchange_s=upload_s)
+    else:
+        state = with_view(opener.state, replace(view, exchange_s=upload_s))
+    since_s = max(view.heard_at_s, state.open.proposal_at_s)
+    assert not is_suspected(state, other.peer, since_s + silent_s)
+    assert is_suspected(state, other.peer, since_s + silent_s + 0.01)
+
+
 def test_patience_with_those_who_are_late_has_an_end() -> None:
     table = _exchanging(LARGE)
     opener = table.opener()
