@@ -10,6 +10,13 @@ LEAST_S: Final = 0.001
 LEAST_STRETCH_BYTES: Final = 2_000_000
 """Fewer say nothing of a line: kernels take some hundred kilobytes of each stream at once."""
 
+LEAST_LATE_BYTES: Final = 500_000
+LEAST_LATE_SHARE: Final = 0.05
+"""The lesser of both must have left before a pace is made of it: less may lie with our own kernel."""
+
+STOPPED_S: Final = 5.0
+"""A line that is only thin takes some chunk in so long."""
+
 
 class UploadMeter:
     """How long an upload takes, measured when it ends, extrapolated while it does not (rule 11: late arrivals are samples); and the
@@ -67,10 +74,21 @@ class UploadMeter:
         return elapsed_s * self._wanted_bytes / self._sent_bytes if self._left else 2.0 * elapsed_s
 
     def late_s(self, now_s: float, told_s: float) -> float:
-        """The time of the whole upload at its pace so far, where it has taken longer than `told_s` and is not over; else 0."""
-        if self._sent_bytes >= self._wanted_bytes or now_s - self._begun_s <= told_s:
+        """The time of the whole upload at the pace since its first chunk, where it has taken longer than `told_s`; else 0. Once it is
+        over, what it took. While too little has left to tell a pace it is 0, and where nothing leaves any more it does not grow: that
+        is a receiver who is gone.
+        """
+        if not self._left or not self._wanted_bytes:
             return 0.0
-        return self.seconds(now_s) or 0.0
+        if self._sent_bytes >= self._wanted_bytes:
+            took_s = self.seconds(now_s) or 0.0
+            return took_s if took_s > told_s else 0.0
+        now_s = min(now_s, self._left[-1][0] + STOPPED_S)
+        least_bytes = min(LEAST_LATE_BYTES, LEAST_LATE_SHARE * self._wanted_bytes)
+        if now_s - self._begun_s <= told_s or self._sent_bytes < least_bytes:
+            return 0.0
+        first_s = self._left[0][0]
+        return first_s - self._begun_s + (now_s - first_s) * self._wanted_bytes / self._sent_bytes
 
     def bytes_per_s(self, now_s: float) -> int:
         """The pace of the fastest half of what was to be sent; of all where half is little or has not left; 0 when nothing was."""

@@ -277,7 +277,8 @@ def tick(state: RoundState, led: Leading, now_s: float) -> Step:
     proposal = state.open.proposal
     if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
-    if now_s < led.deadline_s:
+    # a line that shows itself thin after the record was settled is given its time, too
+    if now_s < max(led.deadline_s, led.settled_s + settle_within_s(state)):
         return Step(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
 

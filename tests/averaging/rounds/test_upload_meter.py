@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds.upload_meter import UploadMeter
+from averaging.rounds.upload_meter import STOPPED_S, UploadMeter
 
 
 def _meter(num_chunks: int = 4) -> UploadMeter:
@@ -32,11 +32,27 @@ def test_an_upload_is_late_when_it_takes_longer_than_the_last_one_and_is_not_ove
     for chunk in range(4):
         meter.want(chunk, 1000)
     meter.sent(0, 1000, 104.0)
-    assert meter.late_s(105.0, 5.0) == 0.0
-    assert meter.late_s(110.0, 5.0) == pytest.approx(40.0)
+    assert meter.late_s(104.5, 5.0) == 0.0
+    assert meter.late_s(107.0, 5.0) == pytest.approx(4.0 + 3.0 * 4), (
+        "what came before the first chunk is not of the line"
+    )
+    assert meter.late_s(150.0, 5.0) == pytest.approx(4.0 + STOPPED_S * 4), "nothing has left since"
     for chunk in range(1, 4):
         meter.sent(chunk, 1000, 120.0)
-    assert meter.late_s(130.0, 5.0) == 0.0
+    assert meter.late_s(130.0, 5.0) == pytest.approx(20.0), "it is over"
+    assert meter.late_s(130.0, 25.0) == 0.0
+
+
+def test_a_few_bytes_tell_no_pace() -> None:
+    meter = UploadMeter()
+    meter.begin(100.0)
+    for chunk in range(1000):
+        meter.want(chunk, 100_000)
+    meter.sent(0, 100_000, 130.0)
+    assert meter.late_s(130.1, 5.0) == 0.0
+    for chunk in range(1, 5):
+        meter.sent(chunk, 100_000, 134.0)
+    assert meter.late_s(134.0, 5.0) == pytest.approx(30.0 + 4.0 * 200)
 
 
 def test_a_chunk_that_is_sent_twice_counts_once() -> None:
