@@ -186,7 +186,7 @@ def _ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
         return ticked
     looked = following.look_again(ticked.state, now_s)
     orders = (*ticked.actions, *looked.actions)
-    return Step(looked.state, orders, ticked.reason or looked.reason, looked.remark, ticked.waiting)
+    return Step(looked.state, orders, ticked.reason or looked.reason, looked.remark or ticked.remark, ticked.waiting)
 
 
 def _progressed(state: RoundState, event: Progressed) -> RoundState:
