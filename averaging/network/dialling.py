@@ -19,6 +19,34 @@ NEXT_AFTER_S: Final = 0.15
 """Each further address gets its turn while the ones before are still being tried: one that swallows packets holds up nobody."""
 
 
+FIRST_PAUSE_S: Final = 1.0
+PAUSE_GROWTH: Final = 4.0
+LONGEST_PAUSE_S: Final = 600.0
+
+
+class RedialPause:
+    """When a peer that could not be connected to is tried again: ever less often.
+
+    Attributes:
+        not_before_s: by trio's clock.
+        pause_s: what the next failure costs.
+    """
+
+    def __init__(self) -> None:
+        self.not_before_s = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+    def failed(self, now_s: float) -> None:
+        """Not again for a while."""
+        self.not_before_s = now_s + self.pause_s
+        self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
+
+    def worked(self) -> None:
+        """What failed before says nothing any more."""
+        self.not_before_s = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+
 def _unnoticed() -> None:
     pass
 

@@ -21,7 +21,7 @@ import trio
 from averaging.network.asyncio_thread import open_plain_nursery
 from averaging.network.bulk_address import BulkAddress, decode_addresses, encode_addresses, own_addresses
 from averaging.network.bulk_lane import BulkLane
-from averaging.network.dialling import dial_first
+from averaging.network.dialling import FIRST_PAUSE_S, RedialPause, dial_first
 from averaging.network.direct_calls import CALLS_CHANNEL, CallsHost, DirectCalls
 from averaging.network.frames import Status, refusal
 from averaging.network.libp2p_door import Admits
@@ -57,9 +57,6 @@ CALLS_WITHIN_S: Final = 10.0
 KEPT_FOR_S: Final = 600.0
 """A peer's answer, also one that names no address; it may listen elsewhere later."""
 
-FIRST_PAUSE_S: Final = 1.0
-PAUSE_GROWTH: Final = 4.0
-LONGEST_PAUSE_S: Final = 600.0
 PLACE_SHARE: Final = 0.4
 """Of what those who open streams allow, for a place among the dials; as much is left for the dial, and libp2p has its turn."""
 
@@ -125,8 +122,7 @@ class _Route:
         self.lock = trio.Lock()
         self.addresses: tuple[BulkAddress, ...] = ()
         self.known_until_s = 0.0
-        self.not_before_s = 0.0
-        self.pause_s = FIRST_PAUSE_S
+        self.pause = RedialPause()
         self.has_worked = False
         self.is_to_ask = False
 
@@ -134,20 +130,18 @@ class _Route:
         """Not again for a while, and then ask first where it listens now. True for the first of streams that failed together; the
         others change nothing.
         """
-        if now_s < self.not_before_s:
+        if now_s < self.pause.not_before_s:
             return False
         self.known_until_s = 0.0
         self.is_to_ask = True
-        self.not_before_s = now_s + self.pause_s
-        self.pause_s = min(PAUSE_GROWTH * self.pause_s, LONGEST_PAUSE_S)
+        self.pause.failed(now_s)
         return True
 
     def worked(self, address: BulkAddress) -> None:
         """Begin with this one the next time."""
         self.has_worked = True
         self.is_to_ask = False
-        self.not_before_s = 0.0
-        self.pause_s = FIRST_PAUSE_S
+        self.pause.worked()
         self.addresses = (address, *(other for other in self.addresses if other != address))
 
 
@@ -183,7 +177,7 @@ class DirectWay:
             return None
         route = self._route_to(peer)
         addresses = await self._where(peer, route)
-        if not addresses or trio.current_time() < route.not_before_s:
+        if not addresses or trio.current_time() < route.pause.not_before_s:
             return None
         until_s = trio.current_time() + CONNECTED_SHARE * within_s
         try:
@@ -192,12 +186,12 @@ class DirectWay:
         except trio.TooSlowError:
             return None  # others fill all places, which says nothing about this peer
         try:
-            if trio.current_time() < route.not_before_s:
+            if trio.current_time() < route.pause.not_before_s:
                 return None  # another stream has found out meanwhile
             reached, tls, status = await self._opened(peer, route, addresses, channel, until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
             is_first = route.failed(trio.current_time())
-            log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause_s)
+            log.info("no_direct_way", peer=peer, reason=str(error)[:200] or "too slow", pause_s=route.pause.pause_s)
             if is_first and isinstance(error, trio.TooSlowError) and not route.has_worked:
                 self._nursery.start_soon(self._try_beside, peer, route, addresses)
             return None
@@ -213,7 +207,7 @@ class DirectWay:
     def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
         """Where calls may try: the directory first, which hears of a new port, then what streams have found."""
         route = self._routes.get(peer)
-        if peer == self._host.peer_id or (route is not None and trio.current_time() < route.not_before_s):
+        if peer == self._host.peer_id or (route is not None and trio.current_time() < route.pause.not_before_s):
             return ()
         return tuple(dict.fromkeys((*self._options.listed(peer), *(route.addresses if route is not None else ()))))
 
@@ -286,7 +280,7 @@ class DirectWay:
     async def _where(self, peer: PeerId, route: _Route) -> tuple[BulkAddress, ...]:
         async with route.lock:
             now_s = trio.current_time()
-            if now_s < max(route.known_until_s, route.not_before_s):
+            if now_s < max(route.known_until_s, route.pause.not_before_s):
                 return route.addresses
             listed = () if route.is_to_ask else self._options.listed(peer)
             if listed:

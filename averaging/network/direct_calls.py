@@ -15,8 +15,9 @@ import structlog
 import trio
 
 from averaging.network.bulk_address import BulkAddress
+from averaging.network.dialling import RedialPause
 from averaging.network.frames import Status
-from averaging.network.libp2p_door import LET_IN_FOR_S, MAX_VERDICTS, NOT_ASKED_FOR_S, REFUSED_FOR_S, Admits, Gate
+from averaging.network.libp2p_door import MAX_CALLS, MAX_CALLS_PER_PEER, Admits, Gate, VerdictBook
 from averaging.network.tls_calls import CallConnection, CallRules
 from averaging.network.tls_socket import TlsSocket
 from protocol.ids import PeerId
@@ -39,16 +40,8 @@ QUIET_S: Final = 5.0
 
 MAX_CONNECTIONS: Final = 512
 MAX_CONNECTIONS_PER_PEER: Final = 4
-MAX_CALLS_PER_PEER: Final = 32
-MAX_CALLS: Final = 256
-"""Of all peers together: each holds a request and a reply of at most 1 MiB."""
-
 MAX_DIALS: Final = 4
 """At a time: calls go over libp2p meanwhile, and bulk has places of its own."""
-
-FIRST_PAUSE_S: Final = 1.0
-PAUSE_GROWTH: Final = 4.0
-LONGEST_PAUSE_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +67,7 @@ class _Attempt:
     """The latest dial of one peer."""
 
     began_s: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
-    not_before_s: float = 0.0
+    pause: RedialPause = field(default_factory=RedialPause)
     addresses: tuple[BulkAddress, ...] = ()
     is_over: bool = True
     done: trio.Event = field(default_factory=trio.Event)
@@ -86,14 +78,14 @@ class _Verdicts:
 
     def __init__(self, admits: Admits) -> None:
         self._admits = admits
-        self._until_s: dict[PeerId, tuple[bool | None, float]] = {}
+        self._book = VerdictBook()
         self._asking: dict[PeerId, trio.Event] = {}
 
     async def admits(self, peer: PeerId) -> bool | None:
         """The verdict; None where it could not be had."""
         while True:
-            verdict, until_s = self._until_s.get(peer, (None, 0.0))
-            if trio.current_time() < until_s:
+            counts, verdict = self._book.at(peer, trio.current_time())
+            if counts:
                 return verdict
             asking = self._asking.get(peer)
             if asking is None:
@@ -104,11 +96,7 @@ class _Verdicts:
         asked = self._asking[peer] = trio.Event()
         try:
             verdict = await self._admits(peer)
-            self._until_s.pop(peer, None)
-            if len(self._until_s) >= MAX_VERDICTS:
-                del self._until_s[next(iter(self._until_s))]
-            lasts_s = {True: LET_IN_FOR_S, False: REFUSED_FOR_S, None: NOT_ASKED_FOR_S}[verdict]
-            self._until_s[peer] = verdict, trio.current_time() + lasts_s
+            self._book.remember(peer, verdict, trio.current_time())
             return verdict
         finally:
             del self._asking[peer]
@@ -164,7 +152,7 @@ class DirectCalls:
             return attempt
         now_s = trio.current_time()
         addresses = self._host.where(peer)
-        is_paused = attempt is not None and now_s < attempt.not_before_s and attempt.addresses == addresses
+        is_paused = attempt is not None and now_s < attempt.pause.not_before_s and attempt.addresses == addresses
         if is_paused or not addresses:
             return None
         if self.num_connections >= MAX_CONNECTIONS and not self._make_room():
@@ -193,10 +181,9 @@ class DirectCalls:
         finally:
             attempt.is_over = True
             if tls is not None or self.live(peer) is not None:
-                attempt.pause_s, attempt.not_before_s = FIRST_PAUSE_S, 0.0
+                attempt.pause.worked()
             else:
-                attempt.not_before_s = trio.current_time() + attempt.pause_s
-                attempt.pause_s = min(PAUSE_GROWTH * attempt.pause_s, LONGEST_PAUSE_S)
+                attempt.pause.failed(trio.current_time())
             if tls is None:
                 attempt.done.set()
         if tls is not None:
@@ -206,7 +193,7 @@ class DirectCalls:
         """Something went well: what failed before says nothing any more."""
         attempt = self._attempts.get(peer)
         if attempt is not None:
-            attempt.pause_s, attempt.not_before_s = FIRST_PAUSE_S, 0.0
+            attempt.pause.worked()
 
     def has_place(self, peer: PeerId) -> bool:
         """Whether a connection of the peer's is taken, before it is answered."""

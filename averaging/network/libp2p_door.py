@@ -1,4 +1,4 @@
-"""Who is served how much, decided before a request is read. Runs on the asyncio thread.
+"""Who is served how much, decided before a request is read. Runs on the asyncio thread; what is said to run anywhere is pure.
 
 Identities are free, so whoever has not been let in yet is a stranger: strangers together have few places, small requests and
 little time, and reach only the channels that are open to them. At any other channel they are judged first, once in a while.
@@ -35,6 +35,11 @@ first may be the proposal of a round.
 """
 
 MAX_VERDICTS: Final = 4096
+MAX_CALLS_PER_PEER: Final = 32
+MAX_CALLS: Final = 256
+"""Of all members together, on each way that calls come: each holds a request and a reply of at most 1 MiB."""
+
+NOT_ADMITTED: Final = b"no credential of this run was shown"
 
 Admits = Callable[[PeerId], Awaitable[bool | None]]
 """Whether a peer may be served beyond the open channels; None where that could not be found out now."""
@@ -71,23 +76,43 @@ class Gate:
             del self._open[peer]
 
 
+class VerdictBook:
+    """Who was let in or refused a moment ago, and for how long that counts; runs anywhere."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[PeerId, tuple[bool | None, float]] = {}
+
+    def at(self, peer: PeerId, now_s: float) -> tuple[bool, bool | None]:
+        """Whether a verdict counts now, and which; None: it could not be found out a moment ago."""
+        verdict, until_s = self._until_s.get(peer, (None, 0.0))
+        return now_s < until_s, verdict
+
+    def remember(self, peer: PeerId, verdict: bool | None, now_s: float) -> None:
+        """From now on, for as long as such a verdict lasts."""
+        self._until_s.pop(peer, None)
+        if len(self._until_s) >= MAX_VERDICTS:
+            del self._until_s[next(iter(self._until_s))]  # the oldest; it is judged again if it comes back
+        lasts_s = {True: LET_IN_FOR_S, False: REFUSED_FOR_S, None: NOT_ASKED_FOR_S}[verdict]
+        self._until_s[peer] = (verdict, now_s + lasts_s)
+
+
 class Verdicts:
     """Who was let in or refused a moment ago. `admits` judges the others and may take seconds; None: it could not be asked."""
 
     def __init__(self, admits: Admits, now_s: Callable[[], float] = time.monotonic) -> None:
         self._admits = admits
         self._now_s = now_s
-        self._until_s: dict[PeerId, tuple[bool, float]] = {}
+        self._book = VerdictBook()
         self._asking: dict[PeerId, asyncio.Future[bool]] = {}
 
     def known(self, peer: PeerId) -> bool | None:
         """The verdict that still counts, or None."""
-        is_let_in, until_s = self._until_s.get(peer, (False, 0.0))
-        if self._now_s() >= until_s:
+        counts, verdict = self._book.at(peer, self._now_s())
+        if not counts:
             return None
-        if is_let_in:
-            self._remember(peer, True)
-        return is_let_in
+        if verdict:
+            self._book.remember(peer, True, self._now_s())
+        return verdict is True
 
     async def judge(self, peer: PeerId) -> bool:
         """The verdict; where none counts it is asked for, once for all who wait."""
@@ -102,15 +127,8 @@ class Verdicts:
 
     async def _ask(self, peer: PeerId) -> bool:
         verdict = await self._admits(peer)
-        self._remember(peer, verdict)
+        self._book.remember(peer, verdict, self._now_s())
         return verdict is True
-
-    def _remember(self, peer: PeerId, verdict: bool | None) -> None:
-        self._until_s.pop(peer, None)
-        if len(self._until_s) >= MAX_VERDICTS:
-            del self._until_s[next(iter(self._until_s))]  # the oldest; it is judged again if it comes back
-        lasts_s = {True: LET_IN_FOR_S, False: REFUSED_FOR_S, None: NOT_ASKED_FOR_S}[verdict]
-        self._until_s[peer] = (verdict is True, self._now_s() + lasts_s)
 
 
 @dataclass(slots=True)

@@ -28,8 +28,11 @@ from averaging.network.frames import (
     write_frame,
 )
 from averaging.network.libp2p_door import (
+    MAX_CALLS,
+    MAX_CALLS_PER_PEER,
     MAX_PER_STRANGER,
     MAX_STRANGERS,
+    NOT_ADMITTED,
     STRANGER_WITHIN_S,
     Admits,
     Door,
@@ -57,9 +60,6 @@ START_TIMEOUT_S: Final = 30.0
 REPLY_TIMEOUT_S: Final = 30.0
 """A caller has this long to take its reply."""
 DIRECTORY_TIMEOUT_S: Final = 8.0
-MAX_CALLS_PER_PEER: Final = 32
-MAX_CALLS: Final = 256
-"""Of all members together: each holds a request and a reply of at most 1 MiB."""
 MAX_STREAMS_PER_PEER: Final = 16
 MAX_STREAMS: Final = 256
 MAX_PINGS: Final = 64
@@ -71,8 +71,6 @@ MAX_TURNED_AWAY: Final = 256
 """Members who are told at the same time that there is no place; strangers have as many places for this as for calls. Beyond that the
 answer is not waited for: about half of them come as a reset.
 """
-
-NOT_ADMITTED: Final = b"no credential of this run was shown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from averaging.network.frames import MAX_CHANNEL_BYTES, MAX_REASON_BYTES, Status, refusal
-from averaging.network.libp2p_door import MEMBER_WITHIN_S, Gate
+from averaging.network.libp2p_door import MEMBER_WITHIN_S, NOT_ADMITTED, Gate
 from averaging.network.seams import MAX_CONTROL_BYTES
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
 from protocol.errors import ConnectionReset, PotluckError, RemoteProtocolError
@@ -49,7 +49,6 @@ MOST_PONGS: Final = 8
 """Pings that wait for their answer; those beyond are lost, as on a full line."""
 
 LOOK_EVERY_S: Final = 10.0
-NOT_ADMITTED: Final = b"no credential of this run was shown"
 MAX_ID: Final = (1 << 32) - 1
 
 

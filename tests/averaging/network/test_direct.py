@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from averaging.network.bulk_address import BulkAddress
+from averaging.network.dialling import FIRST_PAUSE_S
 from averaging.network.direct import (
     CONNECT_WITHIN_S,
-    FIRST_PAUSE_S,
     KEPT_FOR_S,
     MAX_DIALS,
     DirectOptions,

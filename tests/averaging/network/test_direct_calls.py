@@ -11,10 +11,9 @@ import trio.testing
 
 from averaging.network import direct_calls
 from averaging.network.bulk_address import BulkAddress
+from averaging.network.dialling import FIRST_PAUSE_S, PAUSE_GROWTH
 from averaging.network.direct_calls import (
-    FIRST_PAUSE_S,
     MAX_CONNECTIONS_PER_PEER,
-    PAUSE_GROWTH,
     WAIT_S,
     WAIT_SHARE,
     CallsHost,

@@ -21,6 +21,7 @@ from averaging.network.asyncio_thread import AsyncioThread, open_asyncio_thread
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.directory import seal_record, signed_record_rule
 from averaging.network.frames import Status, write_frame
+from averaging.network.libp2p_door import MAX_CALLS_PER_PEER
 from averaging.network.libp2p_network import (
     Libp2pNetwork,
     Libp2pStream,
@@ -28,7 +29,7 @@ from averaging.network.libp2p_network import (
     _Supervisor,
     open_libp2p_network,
 )
-from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_CALLS_PER_PEER, MAX_TURNED_AWAY_PER_PEER
+from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_TURNED_AWAY_PER_PEER
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Stream, Way
 from averaging.network.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
