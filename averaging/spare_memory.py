@@ -39,7 +39,7 @@ class SpareMemory:
         """What is kept for nobody at this moment."""
         return sum(num_bytes * len(spare) for num_bytes, spare in list(self._spare.items()))
 
-    def take(self, num_bytes: int, kind: np.dtype[Any]) -> npt.NDArray[np.floating[Any]]:
+    def take(self, num_bytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
         """A vector of so many bytes, with whatever is in it."""
         spare = self._spare.setdefault(num_bytes, deque(maxlen=MOST_SPARE))
         try:
@@ -49,9 +49,7 @@ class SpareMemory:
             memory.madvise(mmap.MADV_HUGEPAGE)
         lent = (ctypes.c_char * num_bytes).from_buffer(memory)
         weakref.finalize(lent, _give_back, spare, memory).atexit = False
-        values: npt.NDArray[np.floating[Any]] = np.ndarray(
-            num_bytes // kind.itemsize, dtype=kind, buffer=memoryview(lent).cast("B")
-        )
+        values: npt.NDArray[Any] = np.ndarray(num_bytes // kind.itemsize, dtype=kind, buffer=memoryview(lent).cast("B"))
         return values
 
 
