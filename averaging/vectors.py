@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import torch
+import trio
 
 from averaging.spare_memory import CAN_BE_KEPT, SpareMemory
 from protocol.tensor_schema import TensorSchema
@@ -19,6 +20,10 @@ _LENGTH_BITS: Final = 4
 """Lengths of bytes are rounded up to as many bits: by an eighth at most."""
 
 
+COOL_AFTER_S: Final = 30.0
+"""Those who meet less often can well spend 0.4 s on clearing, where that takes so long."""
+
+
 def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """(num_elements,) float32 on the CPU, not filled; float64 for proofs. What is long lies in memory that is used again
     (spare_memory.py).
@@ -28,6 +33,13 @@ def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.T
     if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
         return torch.from_numpy(np.empty(num_elements, dtype=kind))
     return torch.from_numpy(_SPARE.take(num_bytes, kind))
+
+
+async def keep_cool() -> None:
+    """Until cancelled: memory that is spare for a while may be taken by whoever else needs some on this machine."""
+    while True:
+        await trio.sleep(COOL_AFTER_S)
+        _SPARE.cool(COOL_AFTER_S)
 
 
 def new_bytes(num_bytes: int) -> memoryview:

@@ -36,6 +36,7 @@ from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
 from averaging.network.tls_identity import TlsCredential, credential_check
 from averaging.unwrapped import run_unwrapped
+from averaging.vectors import keep_cool
 from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
@@ -204,6 +205,7 @@ async def _serve(host: Host, say: Say) -> None:
                     )
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
+                    work.start_soon(keep_cool)
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:
