@@ -29,6 +29,7 @@ class LaneShape:
     Attributes:
         shape: (sequences, tokens) of a micro-batch.
         forward_codec, backward_codec: of activations and of their gradients between stages.
+        dtype: of parameters and of their summed gradients, at every peer.
     """
 
     run_id: RunId
@@ -37,6 +38,7 @@ class LaneShape:
     shape: tuple[int, int]
     forward_codec: BoundaryCodec = "int8"
     backward_codec: BoundaryCodec = "int8"
+    dtype: torch.dtype = torch.float32
 
     def batch(self, lane: int, epoch: int, at: Point, number: int) -> MicroBatch:
         """The identity of a micro-batch."""

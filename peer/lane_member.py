@@ -17,7 +17,7 @@ import trio
 
 from averaging.network.seams import Stream
 from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, whole_answer
-from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_bytes, receive_in_time
+from peer.lane_outbox import PARCEL_CHANNEL, WrongContent, answer, receive_bytes, receive_in_time
 from peer.lane_seat import LaneSeat
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.synced_seat import SyncedSeat
@@ -217,8 +217,9 @@ class LaneMember:
             return
         except RemoteProtocolError as error:
             self._count(sender, error)
+            refusal = said.Refusal.CONTENT if isinstance(error, WrongContent) else said.Refusal.OTHER
             with suppress(TransportError):
-                await answer(stream, error.one_line())
+                await answer(stream, error.one_line(), refusal)
 
     async def _took(self, sender: PeerId, stream: Stream, frame: bytes) -> bytes | None:
         """One parcel, and the frame that the next one begins with. The stream ends without an answer where no seat is here for it, or

@@ -17,7 +17,7 @@ from peer.lane_compute import ComputeTools, LaneWork
 from peer.stage_passes import Apart
 from peer.stage_snapshot import decode_sum, encode_snapshot
 from peer.stage_trainer import StageSnapshot
-from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import Pass
@@ -119,10 +119,7 @@ class SyncedCompute(LaneWork):
         Raises:
             RemoteProtocolError: bytes that are no sum of this stage.
         """
-        decoded, own = [decode_sum(data, self._schema) for data in sums], self._trainer.passes.dtype
-        for sum_N in decoded:
-            if sum_N.dtype != own:
-                raise RemoteProtocolError(f"a sum of gradients in {sum_N.dtype}", f"{own}, as the parameters are")
+        decoded = [decode_sum(data, self._schema, self._trainer.passes.dtype) for data in sums]
         self._apart.clear()
         self._trainer.passes.forget()
         for sum_N in decoded:

@@ -243,7 +243,12 @@ def _joined(state: SyncedState, event: ReplicaJoined) -> Step:
     if not 0 <= event.stage < state.config.num_stages:
         return Step(state, remark=f"{short(event.peer)} has stage {event.stage}, of {state.config.num_stages}")
     state = _without(state, event.peer)
-    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage, work_s=event.work_s)}
+    # it has none of the sums that the others of its stage have told of: these are brought to it, too
+    replicas = {
+        peer: replace(one, summed=frozenset()) if one.stage == event.stage else one
+        for peer, one in state.replicas.items()
+    }
+    replicas[event.peer] = Replica(event.peer, event.stage, work_s=event.work_s)
     again = (StartAgain(event.peer, "what it had summed before counts no more"),) if event.peer in state.met else ()
     return Step(replace(state, replicas=MappingProxyType(replicas), met=state.met | {event.peer}), again)
 
