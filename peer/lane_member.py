@@ -17,7 +17,7 @@ import trio
 
 from averaging.network.seams import Stream
 from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, whole_answer
-from peer.lane_outbox import PARCEL_CHANNEL, WrongContent, answer, receive_bytes, receive_in_time
+from peer.lane_outbox import PARCEL_CHANNEL, WrongContent, answer, receive_bytes, receive_in_time, skip_bytes
 from peer.lane_seat import LaneSeat
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.synced_seat import SyncedSeat
@@ -41,8 +41,10 @@ log = structlog.get_logger()
 TakesReply = Callable[[PeerId, synced.SyncedReply, bytes], None]
 """(replica, what it says, what came of its work)."""
 
-AwaitsReply = Callable[[PeerId, synced.SyncedReply], None]
-"""(replica, what it says), before a byte of what came of its work is taken; raises RemoteProtocolError where none is awaited."""
+AwaitsReply = Callable[[PeerId, synced.SyncedReply], bool]
+"""(replica, what it says) to whether what follows is wanted, before a byte of it is taken; raises RemoteProtocolError where it is no
+reply to us.
+"""
 
 SEAT_WITHIN_S: Final = 4.0
 """What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
@@ -54,7 +56,7 @@ class LaneMember:
     Args:
         keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
         takes_reply: what is done with the replies of replicas, where synced steps are owned here, and `awaits_reply` whether one is
-            awaited.
+            wanted.
         why_no_lane: why no lane begins here now, in words; empty where one does.
     """
 
@@ -245,9 +247,11 @@ class LaneMember:
         """What came of work that this peer asked for as an owner."""
         if self._takes_reply is None or self._awaits_reply is None:
             raise RemoteProtocolError("a reply to no owner of synced steps", "an owner")
-        self._awaits_reply(sender, reply)
-        data = await receive_bytes(stream, reply.num_bytes)
-        self._takes_reply(sender, reply, data)
+        if self._awaits_reply(sender, reply):
+            data = await receive_bytes(stream, reply.num_bytes)
+            self._takes_reply(sender, reply, data)
+        else:
+            await skip_bytes(stream, reply.num_bytes)
         await answer(stream)
 
     async def _take_gift(self, sender: PeerId, gift: said.LaneGift, stream: Stream) -> None:

@@ -219,6 +219,16 @@ async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
     return bytes(data)
 
 
+async def skip_bytes(stream: Stream, num_bytes: int) -> None:
+    """Read past what a parcel said would follow, and keep none of it. Raises as `receive_bytes`."""
+    left = num_bytes
+    while left > 0:
+        frame = await receive_in_time(stream)
+        if not frame or len(frame) > left:
+            raise RemoteProtocolError(f"{len(frame or b'')} bytes of a parcel", f"up to {left} more")
+        left -= len(frame)
+
+
 async def receive_in_time(stream: Stream) -> bytes | None:
     """The next frame. Raises CallTimeout when none came for MOVES_WITHIN_S."""
     with trio.move_on_after(MOVES_WITHIN_S):

@@ -276,7 +276,7 @@ def _finished(state: SyncedState, event: Finished, now_s: float) -> Step:
         took_s = now_s - max(since_s, replica.free_s)
         mean_s = took_s if replica.work_s is None else 0.8 * replica.work_s + 0.2 * took_s
         state = _with(state, replace(replica, work_s=mean_s, free_s=now_s))
-    if not _is_due(state, work):
+    if not is_due(state, work):
         is_ours = state.granted.get((work.number, work.stage)) == event.peer
         drop = (
             (Drop(event.peer, work.number, "it counts elsewhere, or nowhere"),)
@@ -374,8 +374,8 @@ def _committed(state: SyncedState) -> Step:
     return Step(replace(state, phase="over"), (order,))
 
 
-def _is_due(state: SyncedState, work: Work) -> bool:
-    """Whether what the work needs is held, and it does not count yet."""
+def is_due(state: SyncedState, work: Work) -> bool:
+    """Whether what the work needs is held, and it does not count yet: what comes of other work changes nothing."""
     config = state.config
     is_over = (work.number, work.stage) in state.granted if work.is_backward else work in state.done
     if is_over or not 0 <= work.stage < config.num_stages:
@@ -402,7 +402,7 @@ def _due(state: SyncedState) -> Iterator[Work]:
         for number in (*finished, *begun[: config.in_flight], *state.unmeasured[: config.in_flight]):
             for stage in range(config.num_stages):
                 work = Work(number, stage, is_backward)
-                if _is_due(state, work):
+                if is_due(state, work):
                     yield work
 
 
