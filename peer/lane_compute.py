@@ -93,6 +93,12 @@ class LaneWork:
         self._opened = self._tools.trainer_of(self._stage)
 
     @property
+    def in_flight(self) -> frozenset[int]:
+        """Micro-batches of which anything is held here: what arrived for a pass, or what a forward pass keeps for its backward one."""
+        kept = self._trainer.passes.kept
+        return frozenset(work.number for _, _, work in self._held) | {batch.number for batch in kept}
+
+    @property
     def _trainer(self) -> StageTrainer:
         if self._opened is None:
             raise LocalProtocolError(f"stage {self._stage} before it was made", "open it first")

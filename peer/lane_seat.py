@@ -89,6 +89,11 @@ class LaneSeat:
         return self.state.epoch
 
     @property
+    def held_bytes(self) -> int:
+        """Of snapshots, our stage's and the other that we keep."""
+        return sum(len(data) for kept in (self._own, self._copies) for data in kept.values())
+
+    @property
     def _beside(self) -> PeerId:
         """Who keeps the second copy of our snapshots."""
         return self.members[neighbour(self.stage, len(self.members))]

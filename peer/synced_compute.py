@@ -45,6 +45,11 @@ class SyncedCompute(LaneWork):
         super().__init__(tools, lane, stage)
         self._apart: dict[int, Apart] = {}
 
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Micro-batches whose gradients lie apart here."""
+        return super().in_flight | self._apart.keys()
+
     def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
         """Do a piece of work of the step at this point.
 

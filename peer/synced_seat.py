@@ -89,6 +89,12 @@ class SyncedSeat:
         """Every point of the run has weights of its own, a round's end and the next one's beginning, too."""
         return at.round * (self._tools.config.inner_steps + 1) + at.step
 
+    @property
+    def held_bytes(self) -> int:
+        """Of this step: work that is still to be done, what came of the rest, and sums."""
+        given = sum(len(part) for parts in self._given.values() for part in parts)
+        return given + sum(len(served.left) for served in self._left.values()) + self._sums.held_bytes
+
     async def run(self) -> tuple[LaneShare, ...]:
         """Until the seat is over; nothing is left to bring anywhere."""
         with self._over:

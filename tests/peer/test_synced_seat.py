@@ -26,6 +26,7 @@ from peer.lane_work import LaneShare, LaneTools, OffloadedSynced
 from peer.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.stage_trainer import StageSnapshot, StageTrainer
 from peer.synced_compute import Served, SyncedCompute
+from peer.synced_seat import SyncedSeat
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline import lane_messages as lane_said
@@ -488,6 +489,20 @@ async def test_who_begins_in_the_middle_of_a_round_takes_the_stage_of_the_donor_
         assert torch.equal(decode_snapshot(given, stage_schema(STAGES, STAGE)).theta_N, theta_N)
         with pytest.raises(RemoteProtocolError, match="stage 2"):
             await fetch_copy(played.networks[BESIDE], SEAT, replace(wanted, stage=2), 1 << 30)
+
+
+async def test_all_that_is_held_of_a_step_is_freed_when_it_is_taken(autojump_clock: trio.testing.MockClock) -> None:
+    async with _ready() as played:
+        own = await played.summed((0,))
+        assert await played.bring(said.SyncedSum(LANE, START, (1,), len(own)), own, BESIDE) == ""
+        assert played.member is not None
+        seat = played.member.seat
+        assert isinstance(seat, SyncedSeat)
+        (gradient,) = [data for reply, data in played.replies if reply.is_backward]
+        assert seat.held_bytes == len(gradient) + 2 * len(own)
+        await played.say(said.SyncedStep(LANE, START, 1.0, 1))
+        await played.until(lambda: seat.at == SECOND)
+        assert seat.held_bytes == 0
 
 
 async def test_where_no_donor_gives_the_stage_the_seat_is_given_back(autojump_clock: trio.testing.MockClock) -> None:
