@@ -16,7 +16,7 @@ import torch
 import trio
 
 from averaging.network.seams import Stream
-from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, whole_answer
+from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, call_again, whole_answer
 from peer.lane_outbox import PARCEL_CHANNEL, WrongContent, answer, receive_bytes, receive_in_time, skip_bytes
 from peer.lane_seat import LaneSeat
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
@@ -284,9 +284,8 @@ class LaneMember:
             return f"a part of lane {gift.lane}, and nobody is known here who kept it"
         claim = said.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
         try:
-            reply = await self._tools.network.call(
-                keeper, KEEPER_CHANNEL, encode_lane_message(claim), timeout_s=2 * CALL_WITHIN_S
-            )
+            request, within_s = encode_lane_message(claim), 2 * CALL_WITHIN_S
+            reply = await call_again(self._tools.network, keeper, KEEPER_CHANNEL, request, timeout_s=within_s)
             return whole_answer(reply).reason
         except PotluckError as error:
             return f"the keeper of lane {gift.lane} cannot be asked: {error.one_line()}"
