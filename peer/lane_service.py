@@ -13,12 +13,13 @@ import structlog
 import torch
 import trio
 
-from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, whole_answer
+from averaging.rounds.round_tools import is_gone
+from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, call_again, whole_answer
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
 from peer.lane_outbox import RETRY_AFTER_S, give
 from peer.lane_work import LaneShare, LaneTools
-from protocol.errors import PeerUnreachable, PotluckError, TransportError
+from protocol.errors import PotluckError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline import lane_forming as forming
 from protocol.pipeline import lane_messages as said
@@ -211,13 +212,12 @@ class LaneService:
         if peer == self._me:
             return not self._spare_heard(peer, spare)
         try:
-            reply = await self._tools.network.call(
-                peer, KEEPER_CHANNEL, encode_lane_message(spare), timeout_s=2 * CALL_WITHIN_S
-            )
+            request, within_s = encode_lane_message(spare), 2 * CALL_WITHIN_S
+            reply = await call_again(self._tools.network, peer, KEEPER_CHANNEL, request, timeout_s=within_s)
             answer = whole_answer(reply)
         except PotluckError as error:
             log.debug("spare_not_told", to=short(peer), reason=error.one_line())
-            if isinstance(error, PeerUnreachable):  # who is slow to answer may keep lanes all the same
+            if is_gone(error):  # who is slow to answer, or cut off from us just now, may keep lanes all the same
                 self._gone[peer] = trio.current_time()
             return False
         if not answer.reason:
@@ -258,7 +258,7 @@ class LaneService:
                 return await give(self._tools.network, peer, gift, data)
             except TransportError as error:
                 reason = error.one_line()
-                if isinstance(error, PeerUnreachable) and peer not in self._role.holders(gift.stage):
+                if is_gone(error) and peer not in self._role.holders(gift.stage):
                     break
             except PotluckError as error:
                 return error.one_line()
