@@ -87,18 +87,18 @@ class Pursuer:
         can do without.
         """
         link, record = action.link, action.link.record
-        why = "it names no bytes"
+        why, is_missing = "it names no bytes", False
         if record is not None:
             try:
                 if await self._gatherer.gather(record, self._with_everybody(action.holders)):
                     await self._apply(action, record, contribution)
                     return
-                why = "its bytes are with nobody who answers"
+                why, is_missing = "its bytes are with nobody who answers", self._chain.head.commit == record.parent
             except PotluckError as error:
                 why = error.one_line()
                 self._tell_refusal("commit", error)
         await trio.sleep(STALL_PAUSE_S)
-        await self._tell(CommitStalled(link.commit, why))
+        await self._tell(CommitStalled(link.commit, why, is_missing))
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link

@@ -112,7 +112,7 @@ async def test_a_commit_whose_bytes_are_with_nobody_stalls_and_is_applied_when_t
     async with _scene() as scene:
         commit = scene.world.commits(1)[0]
         await scene.commit(commit)
-        assert scene.bench.events == [CommitStalled(commit.link.commit, "its bytes are with nobody who answers")]
+        assert scene.bench.events == [CommitStalled(commit.link.commit, "its bytes are with nobody who answers", True)]
         assert trio.current_time() >= GATHER_WITHIN_S
         await commit.write_results(scene.others[0])
         await scene.commit(commit)
@@ -131,7 +131,7 @@ async def test_a_commit_that_cannot_be_written_stalls_and_is_applied_later(
         scene.party.disk.fail_with_disk_full_after(10)
         await scene.commit(commit)
         stalled = await scene.bench.until_told(CommitStalled)
-        assert (stalled.commit, "no space" in stalled.why) == (commit.link.commit, True)
+        assert (stalled.commit, "no space" in stalled.why, stalled.is_missing) == (commit.link.commit, True, False)
         assert trio.current_time() >= STALL_PAUSE_S, "it is not tried again at once"
         assert (scene.party.chain.head.index, scene.party.chain.root, scene.bench.adopter.is_idle) == (0, root, True)
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
