@@ -77,6 +77,8 @@ class Pursuer:
         self._prepared: PreparedSwitch | None = None
         self._beside: PreparedSwitch | None = None
         self._leaving: _Left | None = None
+        self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
+        """What is being brought here, by its last commit: from which fork."""
         self._asking: dict[PeerId, trio.Event] = {}
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
@@ -156,8 +158,25 @@ class Pursuer:
     # --- another lineage ------------------------------------------------------------------------------------------------------
 
     async def prepare_switch(self, action: PrepareSwitch) -> None:
-        """Bring what a switch needs to our disk, and compute the state that it leads to."""
+        """Bring what a switch needs to our disk, and compute the state that it leads to. Another lineage may be wanted meanwhile, and
+        this one again: what still comes goes on coming, and what came is on our disk.
+        """
         target = action.path[-1].link.commit
+        for node in action.path:
+            fork, scope = self._bringing.get(node.link.commit, (None, None))
+            if scope is not None and (node.link.commit, fork) == (target, action.fork):
+                return
+            if scope is not None:
+                scope.cancel()  # less of the same lineage: it would be fetched twice
+        with trio.CancelScope() as scope:
+            self._bringing[target] = (action.fork, scope)
+            try:
+                await self._prepare_switch(action, target)
+            finally:
+                if self._bringing.get(target) == (action.fork, scope):
+                    del self._bringing[target]
+
+    async def _prepare_switch(self, action: PrepareSwitch, target: CommitId) -> None:
         try:
             prepared = await self._prepare(action, target)
         except PotluckError as error:
@@ -265,6 +284,8 @@ class Pursuer:
         left, self._leaving, chain = self._leaving, None, self._chain
         if left is None:
             raise LocalProtocolError("a switch that nobody began", "a prepared one")
+        for _, scope in self._bringing.values():
+            scope.cancel()  # nothing else is wanted while the head flips
         await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
         await self._tell(Switched(chain.head, chain.root, open_round))
         self._tools.publish("switched", MappingProxyType({"path": left.prepared.path, "lost": left.lost}))

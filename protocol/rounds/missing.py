@@ -55,7 +55,9 @@ def with_missing(state: RoundState, commit: CommitId, now_s: float) -> RoundStat
 
 
 def reviewed(state: RoundState, now_s: float) -> RoundState:
-    """What was passed over for long enough, or may be with somebody who was not asked, is wanted again."""
+    """What may be with somebody who was not asked is wanted again at once; what was passed over for long enough as soon as no other
+    lineage is being brought here, which may take hours and would be left for it.
+    """
     changed = {
         commit: replace(missing, is_believed=False)
         for commit, missing in state.missing.items()
@@ -76,7 +78,7 @@ def without_found(state: RoundState) -> RoundState:
 
 
 def _is_worth_asking(state: RoundState, commit: CommitId, missing: Missing, now_s: float) -> bool:
-    if now_s >= missing.until_s:
+    if now_s >= missing.until_s and state.switching is None:
         return True
     return not (_who_lives(state, now_s) <= missing.asked and _standing(state, commit) <= missing.standing)
 

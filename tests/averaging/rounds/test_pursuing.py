@@ -11,8 +11,10 @@ import trio
 import trio.testing
 
 from averaging.network.memory_storage import UNBOUNDED_BYTES
+from averaging.network.seams import Network
 from averaging.rounds.gathering import GATHER_WITHIN_S, Gatherer
 from averaging.rounds.pursuing import MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
+from averaging.rounds.transfer import fetch_chunks
 from protocol.errors import UnreachableError
 from protocol.ids import PeerId
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
@@ -360,6 +362,64 @@ async def test_a_download_that_fails_is_told_to_have_ended(
         told = [event for event, _ in scene.bench.published if event.startswith("download")]
         assert told[0] == "downloading"
         assert told[-1] == "download_ended"
+
+
+def _held_up(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """Chunks of states come once this is set."""
+    gate = trio.Event()
+
+    async def fetch(network: Network, peer: PeerId, request: FetchState, hashes: Sequence[bytes]) -> list[bytes]:
+        await gate.wait()
+        return await fetch_chunks(network, peer, request, hashes)
+
+    monkeypatch.setattr("averaging.rounds.download.fetch_chunks", fetch)
+    return gate
+
+
+def _downloads(scene: Scene) -> int:
+    return sum(event == "downloading" for event, _ in scene.bench.published)
+
+
+def _parts(scene: Scene) -> list[FetchState]:
+    """The parts of states that were asked for."""
+    return [part for part in _asked(scene, FetchState) if isinstance(part, FetchState) and part.stop_chunk > 0]
+
+
+async def test_a_lineage_that_is_wanted_again_while_it_still_comes_is_not_fetched_twice(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = _held_up(monkeypatch)
+    async with _fork(4) as fork:
+        scene = fork.scene
+        scene.prepare(fork.agreed, fork.theirs)
+        await until(lambda: _downloads(scene) == 1, 5.0)
+        scene.bench.state = replace(scene.bench.state, switching=None)
+        await trio.sleep(100.0)
+        scene.prepare(fork.agreed, fork.theirs)
+        await trio.sleep(1.0)
+        assert _downloads(scene) == 1
+        gate.set()
+        await scene.bench.until_told(SwitchPrepared)
+        await fork.assert_switched()
+        await trio.sleep(100.0)
+        assert scene.bench.events == []
+        assert len(_parts(scene)) == len(set(_parts(scene)))
+
+
+async def test_a_lineage_of_which_more_is_wanted_meanwhile_is_fetched_once(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = _held_up(monkeypatch)
+    async with _fork(5) as fork:
+        scene = fork.scene
+        scene.prepare(fork.agreed, fork.theirs[:4])
+        await until(lambda: _downloads(scene) == 1, 5.0)
+        scene.prepare(fork.agreed, fork.theirs)
+        await until(lambda: _downloads(scene) == 2, 5.0)
+        gate.set()
+        await scene.bench.until_told(SwitchPrepared)
+        await fork.assert_switched()
+        assert {part.commit for part in _parts(scene)} == {fork.theirs[3].link.commit}, "the first one ended"
 
 
 async def test_where_the_state_at_the_fork_is_gone_a_whole_state_is_taken_and_the_latest_work_kept(

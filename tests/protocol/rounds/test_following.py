@@ -393,6 +393,19 @@ def test_what_was_passed_over_is_wanted_again_after_a_while_and_each_time_later(
         seat.feed(_not_to_be_had(preferred))
 
 
+def test_what_is_being_brought_here_meanwhile_is_not_left_for_what_was_passed_over_long_enough() -> None:
+    table, seat, _, _, next_best, preferred = _three_sides()
+    assert _targets(seat.feed(_not_to_be_had(preferred))) == [next_best[-1].link.commit]
+    for _ in range(5):
+        table.now_s += FIRST_PAUSE_S
+        _hear_all(table, seat)
+        assert _targets(seat.feed(Ticked())) == []
+    (_, flip) = seat.feed(SwitchPrepared(next_best[-1].link.commit))
+    assert isinstance(flip, Switch)
+    seat.feed(Switched(next_best[-1].link, state_root(next_best[-1].link.commit), OpenRound()))
+    assert _targets(seat.feed(Ticked())) == [preferred[-1].link.commit]
+
+
 def test_what_was_passed_over_is_wanted_at_once_when_somebody_comes_or_comes_to_stand_on_it() -> None:
     for do_stand in (True, False):
         table, seat, other, _, _, preferred = _three_sides()
