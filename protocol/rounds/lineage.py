@@ -189,6 +189,15 @@ def best_head(
     return here
 
 
+def best_stood_on(tree: CommitTree, commits: Collection[CommitId]) -> CommitId:
+    """The head to follow where only these commits of the tree and what lies behind them count."""
+    nodes = {tree.root: tree.nodes[tree.root]}
+    for commit in commits:
+        nodes.update((node.link.commit, node) for node in tree.path(tree.root, commit) or ())
+    newest = max(nodes.values(), key=lambda node: node.link.index).link.commit
+    return best_head(CommitTree(tree.root, newest, MappingProxyType(nodes), tree.has_fork))
+
+
 def _merits(
     tree: CommitTree,
     children: Mapping[CommitId, list[ChainLink]],
