@@ -18,7 +18,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, Root, RunId, short
 from protocol.rounds.chain import ChainLink, link_of, verify_certificate
-from protocol.rounds.lineage import MAX_DEPTH, CommitTree, SpineView, TreeNode, best_head, tree_of
+from protocol.rounds.lineage import MAX_DEPTH, CommitTree, SpineView, TreeNode, best_head, best_stood_on, tree_of
 from protocol.rounds.messages import CommitRecord
 from protocol.wire import commit_id, decode_certificate, decode_record
 
@@ -135,6 +135,12 @@ class ChainLog:
         self._verifier = verifier
         self._tree = tree_of(genesis)
         self._head = genesis
+        self._counted: frozenset[CommitId] = frozenset()
+
+    @property
+    def tree(self) -> CommitTree:
+        """The commits that may be followed."""
+        return self._tree
 
     @property
     def head(self) -> ChainLink:
@@ -256,7 +262,22 @@ class ChainLog:
             # On a fork that lies too deep a commit is known and written down, but never followed.
             if item.parent in tree.nodes:
                 tree = tree.add(item.link, decode_certificate(item.certificate))
-        return Growth(tuple(new), tree, tree.nodes[best_head(tree)].link)
+        return Growth(tuple(new), tree, tree.nodes[self._best(tree, new)].link)
+
+    def count(self, commits: frozenset[CommitId]) -> bool:
+        """From now on only these, what lies behind them and what comes after the best of them count; without any all commits do.
+        True when the head moved.
+        """
+        self._counted, before = commits, self._head
+        self._head = self._tree.nodes[self._best(self._tree, ())].link
+        return self._head is not before
+
+    def _best(self, tree: CommitTree, new: Sequence[Verified]) -> CommitId:
+        counted = self._counted & tree.nodes.keys()
+        if not counted:
+            return best_head(tree)
+        after = {item.link.commit for item in new if tree.path(self._head.commit, item.link.commit) is not None}
+        return best_stood_on(tree, {self._head.commit, *after} if after else counted)
 
     def _reaching(self, tree: CommitTree, commit: CommitId) -> CommitTree:
         """The tree back to where a known commit branches off from it, as far as a fork may be followed: less is held after a start."""

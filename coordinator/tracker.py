@@ -30,6 +30,7 @@ from coordinator.run_view import (
     live_peers,
     mean_train_loss,
 )
+from coordinator.stood_on import StoodOn, looked_at
 from coordinator.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
 from coordinator.unit_keeper_core import UnitLook, unit_looks
 from coordinator.unit_watch import UnitWatch
@@ -104,6 +105,7 @@ class RunTracker:
         self._units = UnitWatch(self._parts, are_stages=run.manifest.config.stages is not None)
         self._restart: Restart | None = None
         self._restart_sentence = ""
+        self._stood_on = StoodOn()
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -188,7 +190,21 @@ class RunTracker:
             self._peers = {p: e for p, e in self._peers.items() if now - e.seen_s <= FORGET_S}
             await self._step(run_core.Ticked())
             self._tell_restart(now)
+            await self._look_where_peers_stand(now)
             self._units.tick(self.units_held() if self._state.phase is Phase.TRAINING else (), now)
+
+    async def _look_where_peers_stand(self, now_s: float) -> None:
+        chain = self._chain
+        if chain is None:
+            return
+        heads = (self._peers[peer].report.head for peer in live_peers(self._peers, now_s))
+        before, self._stood_on = (
+            self._stood_on,
+            looked_at(self._stood_on, chain.tree, frozenset(heads) - {NO_COMMIT}, now_s),
+        )
+        if self._stood_on.counted != before.counted and chain.count(self._stood_on.counted):
+            _log.warning("lineage_changed", index=chain.head.index, reason="where live peers stand has changed")
+            await self._follow_head(chain)
 
     def _tell_restart(self, now_s: float) -> None:
         """After a start on an older ledger: whether the peers still have what it tells of. Said again when it changes, until nothing

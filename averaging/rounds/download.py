@@ -38,6 +38,8 @@ REQUESTS_EACH: Final = 2
 """Requests on their way to one donor: the next is there when the last one ends."""
 
 MAX_DONORS: Final = 16
+"""Asked at a time; the next ones where none of these has it."""
+
 OFFERS_WITHIN_S: Final = 8.0
 LOOK_AGAIN_S: Final = 0.25
 
@@ -86,7 +88,7 @@ async def download_state(
     Raises:
         UnreachableError: nobody could give it, or all who could went away; ask again when others are there.
     """
-    offers, reasons = await _offers(tools, donors[:MAX_DONORS], roots)
+    offers, reasons = await _first_offers(tools, donors, roots)
     for offered in await _ranked(tools, offers):
         for donor in offered:
             try:
@@ -132,6 +134,20 @@ def _preference(offered: Sequence[Donor], offers: Mapping[CommitId, Sequence[Don
     """The newest state that at least half as many donors have as the state that most have."""
     most = max(len(donors) for donors in offers.values())
     return 2 * len(offered) >= most, offered[0].header.index
+
+
+async def _first_offers(
+    tools: DownloadTools, donors: Sequence[PeerId], roots: Mapping[CommitId, Root]
+) -> tuple[dict[CommitId, list[Donor]], list[str]]:
+    """Of the first MAX_DONORS; of the next ones only where none of them has anything."""
+    offers: dict[CommitId, list[Donor]] = {}
+    reasons: list[str] = []
+    for begin in range(0, len(donors), MAX_DONORS):
+        offers, why = await _offers(tools, donors[begin : begin + MAX_DONORS], roots)
+        reasons += why
+        if offers:
+            break
+    return offers, reasons
 
 
 async def _offers(

@@ -77,6 +77,8 @@ class Pursuer:
         self._prepared: PreparedSwitch | None = None
         self._beside: PreparedSwitch | None = None
         self._leaving: _Left | None = None
+        self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
+        """What is being brought here, by its last commit: from which fork."""
         self._asking: dict[PeerId, trio.Event] = {}
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
@@ -87,18 +89,18 @@ class Pursuer:
         can do without.
         """
         link, record = action.link, action.link.record
-        why = "it names no bytes"
+        why, is_missing = "it names no bytes", False
         if record is not None:
             try:
                 if await self._gatherer.gather(record, self._with_everybody(action.holders)):
                     await self._apply(action, record, contribution)
                     return
-                why = "its bytes are with nobody who answers"
+                why, is_missing = "its bytes are with nobody who answers", self._chain.head.commit == record.parent
             except PotluckError as error:
                 why = error.one_line()
                 self._tell_refusal("commit", error)
         await trio.sleep(STALL_PAUSE_S)
-        await self._tell(CommitStalled(link.commit, why))
+        await self._tell(CommitStalled(link.commit, why, is_missing))
 
     async def _apply(self, action: Commit, record: CommitRecord, contribution: EncodedContribution | None) -> None:
         link = action.link
@@ -156,8 +158,25 @@ class Pursuer:
     # --- another lineage ------------------------------------------------------------------------------------------------------
 
     async def prepare_switch(self, action: PrepareSwitch) -> None:
-        """Bring what a switch needs to our disk, and compute the state that it leads to."""
+        """Bring what a switch needs to our disk, and compute the state that it leads to. Another lineage may be wanted meanwhile, and
+        this one again: what still comes goes on coming, and what came is on our disk.
+        """
         target = action.path[-1].link.commit
+        for node in action.path:
+            fork, scope = self._bringing.get(node.link.commit, (None, None))
+            if scope is not None and (node.link.commit, fork) == (target, action.fork):
+                return
+            if scope is not None:
+                scope.cancel()  # less of the same lineage: it would be fetched twice
+        with trio.CancelScope() as scope:
+            self._bringing[target] = (action.fork, scope)
+            try:
+                await self._prepare_switch(action, target)
+            finally:
+                if self._bringing.get(target) == (action.fork, scope):
+                    del self._bringing[target]
+
+    async def _prepare_switch(self, action: PrepareSwitch, target: CommitId) -> None:
         try:
             prepared = await self._prepare(action, target)
         except PotluckError as error:
@@ -180,20 +199,33 @@ class Pursuer:
     async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
         fork_state = await chain.state_at(action.fork)
-        if fork_state is None or len(action.path) > self._state().config.replay_at_most:
-            state, rest = await self._snapshot_on(action)
-            is_here = await self._gather_all(action, rest, is_wanted)
-        else:
-            try:
-                state, rest = fork_state, action.path
-                is_here = await self._gather_all(action, rest, is_wanted)
-            except _BytesGoneError as error:
-                state, rest = await self._snapshot_instead(action, error)
-                is_here = await self._gather_all(action, rest, is_wanted)
-        if not is_here:
+        state, rest = await self._begin(action, fork_state, is_wanted)
+        if not await self._gather_all(action, rest, is_wanted):
             return None
         state = await chain.replay(state, rest)
         return await chain.prepared(action.fork, action.path, fork_state, state)
+
+    async def _begin(
+        self, action: PrepareSwitch, fork_state: UnitState | None, is_wanted: Callable[[], bool]
+    ) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """A state, and the commits whose results lead on from there: from the fork over few commits, else from a whole state; and the
+        other way where nobody who answers gives what the one needs.
+        """
+        if fork_state is None:
+            return await self._snapshot_on(action)
+        if len(action.path) <= self._state().config.replay_at_most:
+            try:
+                await self._gather_all(action, action.path, is_wanted)
+            except _BytesGoneError as error:
+                return await self._snapshot_instead(action, error)
+        else:
+            try:
+                return await self._snapshot_on(action)
+            except _StateGoneError as error:
+                if action.fork == self._chain.head.commit:
+                    raise  # we are only behind, and the next one who is asked may have a state
+                log.info("results_instead", unit=self._chain.tools.unit, reason=error.one_line())
+        return fork_state, action.path
 
     async def _gather_all(
         self, action: PrepareSwitch, nodes: tuple[TreeNode, ...], is_wanted: Callable[[], bool]
@@ -211,19 +243,25 @@ class Pursuer:
     async def _snapshot_instead(
         self, action: PrepareSwitch, error: _BytesGoneError
     ) -> tuple[UnitState, tuple[TreeNode, ...]]:
-        """Who came by a whole state itself has none of the results before that."""
+        """Who came by a whole state itself has none of the results before that. One before the missing results is of no use."""
         try:
-            return await self._snapshot_on(action)
+            return await self._snapshot_on(action, error.commit)
         except UnreachableError as other:
             log.info("no_state_instead", unit=self._chain.tools.unit, reason=other.one_line())
             raise error from other
 
-    async def _snapshot_on(self, action: PrepareSwitch) -> tuple[UnitState, tuple[TreeNode, ...]]:
-        """A whole state at some commit of the path, attested by a later one, and what is left to replay."""
+    async def _snapshot_on(
+        self, action: PrepareSwitch, first: CommitId | None = None
+    ) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """A whole state at some commit of the path, from `first` on, attested by a later one, and what is left to replay."""
         path = action.path
         places = {node.link.commit: place for place, node in enumerate(path)}
         attested = attested_roots(node.link for node in path)
-        wanted = {commit: root for commit, root in attested.items() if commit in places}
+        least = 0 if first is None else places[first]
+        wanted = {commit: root for commit, root in attested.items() if places.get(commit, -1) >= least}
+        if not wanted:
+            nothing = UnreachableError("a lineage of which no state is attested there", "a later commit that names one")
+            raise _StateGoneError(path[0].link.commit, nothing)
         tools = download_tools(self._tools.network, self._chain.tools)
         try:
             with trio.move_on_after(SNAPSHOT_WITHIN_S):
@@ -265,6 +303,8 @@ class Pursuer:
         left, self._leaving, chain = self._leaving, None, self._chain
         if left is None:
             raise LocalProtocolError("a switch that nobody began", "a prepared one")
+        for _, scope in self._bringing.values():
+            scope.cancel()  # nothing else is wanted while the head flips
         await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
         await self._tell(Switched(chain.head, chain.root, open_round))
         self._tools.publish("switched", MappingProxyType({"path": left.prepared.path, "lost": left.lost}))

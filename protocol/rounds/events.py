@@ -206,10 +206,13 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class CommitStalled:
-    """The bytes of a certified commit could not be had from anybody asked; somebody else may bring them."""
+    """A certified commit could not be applied; somebody else may bring its bytes. `is_missing`: they were with nobody who was asked,
+    and that was the reason.
+    """
 
     commit: CommitId
     why: str
+    is_missing: bool = False
 
 
 Event = (

@@ -21,7 +21,7 @@ from protocol.rounds.events import (
 )
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
 from protocol.rounds.messages import Certificate, Committed
-from protocol.rounds.missing import passed_over, reviewed, with_missing, without_found
+from protocol.rounds.missing import looked_for, passed_over, reviewed, without_found
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import OpenRound, RoundState, Step, Switching
@@ -216,10 +216,17 @@ def switch_failed(state: RoundState, event: SwitchFailed, now_s: float) -> Step:
     if switching is None or switching.target != event.target:
         return Step(state, remark=f"lineage {short(event.target)} did not come, and is no longer wanted: {event.why}")
     failed, reason = replace(state, switching=None), f"cannot switch lineages: {event.why}"
-    is_only_behind = switching.fork == state.link.commit and missing not in state.missing
-    if missing is None or missing not in state.tree.nodes or is_only_behind:
-        return Step(failed, (), reason)
-    considered = consider(with_missing(failed, missing, now_s), None, now_s)
+    return Step(failed, (), reason) if missing is None else _without(failed, missing, reason, now_s)
+
+
+def _without(state: RoundState, missing: CommitId, reason: str, now_s: float) -> Step:
+    """What is followed now that the bytes of `missing` were with nobody. While nothing is passed over for it, the next word is waited
+    for before they are looked for again.
+    """
+    looked = looked_for(state, missing, now_s)
+    if missing not in passed_over(looked):
+        return Step(looked, (), reason)
+    considered = consider(looked, None, now_s)
     return Step(considered.state, considered.actions, considered.reason or reason)
 
 
@@ -311,14 +318,14 @@ def _forward_targets(state: RoundState) -> tuple[PeerId, ...]:
 
 
 def stalled(state: RoundState, event: CommitStalled, now_s: float) -> Step:
-    """The bytes of a commit could not be had; the round goes on as it was, and whoever brings it next is asked."""
+    """The bytes of a commit could not be had; the round goes on as it was, and whoever brings it next is asked. Where nobody has them
+    and somebody has another branch, that is followed meanwhile.
+    """
     if state.open.committing != event.commit:
         return Step(state, remark=f"commit {short(event.commit)} stalled, and is no longer waited for: {event.why}")
     opened = replace(state.open, committing=None, stalled=event.commit)
     state, reason = replace(state, open=opened), f"commit waits: {event.why}"
-    if event.commit in state.missing:
-        state = with_missing(state, event.commit, now_s)
     if state.switching is not None and state.switching.is_prepared:
         flipped = _flip(state, state.switching, now_s)
         return Step(flipped.state, flipped.actions, flipped.reason or reason)
-    return Step(state, (), reason)
+    return _without(state, event.commit, reason, now_s) if event.is_missing else Step(state, (), reason)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId
 from protocol.rounds.chain import verify_certificate
-from protocol.rounds.lineage import CommitTree, SpineView, best_head
+from protocol.rounds.lineage import CommitTree, SpineView, best_stood_on
 from protocol.rounds.messages import Certificate
 from protocol.wire import decode_record
 
@@ -75,8 +75,4 @@ def choose(state: FollowedSpine) -> CommitId:
         stood_on.add(head)
     if all(tree.path(commit, head) is not None for commit in stood_on):
         return head
-    nodes = {tree.root: tree.nodes[tree.root]}
-    for commit in stood_on:
-        nodes.update((node.link.commit, node) for node in tree.path(tree.root, commit) or ())
-    newest = max(nodes.values(), key=lambda node: node.link.index).link.commit
-    return best_head(CommitTree(tree.root, newest, MappingProxyType(nodes), tree.has_fork))
+    return best_stood_on(tree, stood_on)

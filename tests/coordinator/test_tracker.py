@@ -17,6 +17,7 @@ from coordinator.ledger import Ledger
 from coordinator.restart import GATHER_S
 from coordinator.run_core import Phase
 from coordinator.run_view import FETCHING_S, FORGET_S, status_json
+from coordinator.stood_on import PATIENCE_S
 from protocol.coordination import START_DOMAIN
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import RemoteProtocolError, StorageError
@@ -364,6 +365,27 @@ async def test_survivors_that_redid_the_newest_rounds_as_other_commits_are_told_
         await host.tracker.report(PEERS[2].peer_id, _at(chain, 3))
         await host.tracker.tick()
         assert host.tracker.picture().restarted == "restarted at round 3; nothing was lost"
+
+
+async def test_when_a_preferred_lineage_is_gone_with_its_holders_the_host_follows_and_ends_with_who_is_left(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        gone = await _with_commits(host, 1)
+        left = gone.clone()
+        _grown(gone, 4, 80)
+        for _ in range(3):
+            left.commit((112, 112, 112), voters=len(left.members), lone=True)
+        await _hear(host, 0, gone, reports=2, want=2)
+        ended_s = trio.current_time() + 2 * PATIENCE_S
+        while trio.current_time() < ended_s:
+            await _hear(host, 1, left, reports=2, want=2)
+            await host.tracker.tick()
+            await trio.sleep(5.0)
+            is_early = trio.current_time() < PATIENCE_S
+            assert not is_early or host.tracker.state.head == gone.head[0], "its holders may come back"
+        assert (host.tracker.state.head, host.tracker.state.phase) == (left.head[0], Phase.FINISHED)
+        assert host.tracker.picture().rounds[-1].row.index == left.head[1]
 
 
 async def test_a_head_that_nobody_has_proven_says_nothing_about_what_was_lost(

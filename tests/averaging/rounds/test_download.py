@@ -14,7 +14,7 @@ from averaging.network.memory_network import LinkSpeed
 from averaging.network.memory_storage import MemoryStorage
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
-from averaging.rounds.download import DownloadProgress, DownloadTools, download_state
+from averaging.rounds.download import MAX_DONORS, DownloadProgress, DownloadTools, download_state
 from averaging.rounds.transfer import FETCH_CHANNEL, HASHES_WITHIN_S, TransferService, ask_generation, read_request
 from averaging.state import STATE_BYTES_PER_VALUE, UnitState, state_chunks, state_root
 from protocol.errors import UnreachableError
@@ -291,6 +291,13 @@ async def test_a_state_with_another_root_than_the_attested_one_is_not_fetched(au
         with pytest.raises(UnreachableError, match="does not hold it"):
             await download_state(scene.tools(), [donor.peer for donor in scene.donors], wanted)
         assert not any(scene.chunks_asked_of(donor) for donor in scene.donors)
+
+
+async def test_where_none_of_the_first_many_has_it_the_next_ones_are_asked(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        peers = [*(PeerId(f"nobody-{number}") for number in range(2 * MAX_DONORS)), scene.donors[0].peer]
+        state = await download_state(scene.tools(), peers, scene.wanted)
+        assert state_root(state, GRID) == scene.root
 
 
 async def test_nobody_to_ask_is_said_in_one_error_that_names_each_reason(autojump_clock: Clock) -> None:

@@ -11,8 +11,10 @@ import trio
 import trio.testing
 
 from averaging.network.memory_storage import UNBOUNDED_BYTES
+from averaging.network.seams import Network
 from averaging.rounds.gathering import GATHER_WITHIN_S, Gatherer
 from averaging.rounds.pursuing import MAX_PAUSE_S, STALL_PAUSE_S, Pursuer
+from averaging.rounds.transfer import fetch_chunks
 from protocol.errors import UnreachableError
 from protocol.ids import PeerId
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
@@ -112,7 +114,7 @@ async def test_a_commit_whose_bytes_are_with_nobody_stalls_and_is_applied_when_t
     async with _scene() as scene:
         commit = scene.world.commits(1)[0]
         await scene.commit(commit)
-        assert scene.bench.events == [CommitStalled(commit.link.commit, "its bytes are with nobody who answers")]
+        assert scene.bench.events == [CommitStalled(commit.link.commit, "its bytes are with nobody who answers", True)]
         assert trio.current_time() >= GATHER_WITHIN_S
         await commit.write_results(scene.others[0])
         await scene.commit(commit)
@@ -131,7 +133,7 @@ async def test_a_commit_that_cannot_be_written_stalls_and_is_applied_later(
         scene.party.disk.fail_with_disk_full_after(10)
         await scene.commit(commit)
         stalled = await scene.bench.until_told(CommitStalled)
-        assert (stalled.commit, "no space" in stalled.why) == (commit.link.commit, True)
+        assert (stalled.commit, "no space" in stalled.why, stalled.is_missing) == (commit.link.commit, True, False)
         assert trio.current_time() >= STALL_PAUSE_S, "it is not tried again at once"
         assert (scene.party.chain.head.index, scene.party.chain.root, scene.bench.adopter.is_idle) == (0, root, True)
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
@@ -303,6 +305,11 @@ def _asked(scene: Scene, kind: type) -> list[object]:
     return [request for party in scene.others for _, request in party.asked if isinstance(request, kind)]
 
 
+def _parts(scene: Scene) -> list[FetchState]:
+    """The parts of states that were asked for."""
+    return [part for part in _asked(scene, FetchState) if isinstance(part, FetchState) and part.stop_chunk > 0]
+
+
 async def test_a_switch_by_replay_brings_the_bytes_first_and_flips_afterwards(autojump_clock: Clock) -> None:
     async with _fork(3) as fork:
         scene = fork.scene
@@ -336,13 +343,28 @@ async def test_a_donor_whose_state_is_spoilt_is_passed_over(autojump_clock: Cloc
         await fork.assert_switched()
 
 
-async def test_a_state_that_no_commit_attests_is_not_taken(autojump_clock: Clock) -> None:
+async def test_a_state_that_no_commit_attests_is_not_taken_and_results_lead_there_instead(
+    autojump_clock: Clock,
+) -> None:
     async with _fork(4, is_attested=False) as fork:
-        scene = fork.scene
-        scene.prepare(fork.agreed, fork.theirs)
+        fork.scene.prepare(fork.agreed, fork.theirs)
+        await fork.scene.bench.until_told(SwitchPrepared)
+        assert _parts(fork.scene) == []
+        await fork.assert_switched()
+
+
+async def test_who_is_only_behind_waits_for_a_state_that_is_attested(autojump_clock: Clock) -> None:
+    async with _scene() as scene:
+        made = scene.world.commits(4)
+        for commit in made:
+            await scene.others[0].apply(commit)
+        scene.bench.state = replace(scene.bench.state, config=replace(scene.bench.config, replay_at_most=3))
+        target = made[-1].link.commit
+        scene.bench.state = replace(scene.bench.state, switching=Switching(scene.world.start.commit, target))
+        order = PrepareSwitch(scene.world.start.commit, tree_nodes(made), ())
+        scene.nursery.start_soon(scene.pursuer.prepare_switch, order)
         failed = await scene.bench.until_told(SwitchFailed)
-        assert (failed.target, "no donor for the state" in failed.why) == (fork.theirs[-1].link.commit, True)
-        assert scene.party.chain.head == fork.ours.link
+        assert (failed.missing, _asked(scene, FetchResult)) == (made[0].link.commit, [])
 
 
 async def _gives_nothing(*_: object) -> list[bytes]:
@@ -356,10 +378,63 @@ async def test_a_download_that_fails_is_told_to_have_ended(
     async with _fork(4) as fork:
         scene = fork.scene
         scene.prepare(fork.agreed, fork.theirs)
-        await scene.bench.until_told(SwitchFailed)
+        await scene.bench.until_told(SwitchPrepared)  # by its results
         told = [event for event, _ in scene.bench.published if event.startswith("download")]
         assert told[0] == "downloading"
         assert told[-1] == "download_ended"
+
+
+def _held_up(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """Chunks of states come once this is set."""
+    gate = trio.Event()
+
+    async def fetch(network: Network, peer: PeerId, request: FetchState, hashes: Sequence[bytes]) -> list[bytes]:
+        await gate.wait()
+        return await fetch_chunks(network, peer, request, hashes)
+
+    monkeypatch.setattr("averaging.rounds.download.fetch_chunks", fetch)
+    return gate
+
+
+def _downloads(scene: Scene) -> int:
+    return sum(event == "downloading" for event, _ in scene.bench.published)
+
+
+async def test_a_lineage_that_is_wanted_again_while_it_still_comes_is_not_fetched_twice(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = _held_up(monkeypatch)
+    async with _fork(4) as fork:
+        scene = fork.scene
+        scene.prepare(fork.agreed, fork.theirs)
+        await until(lambda: _downloads(scene) == 1, 5.0)
+        scene.bench.state = replace(scene.bench.state, switching=None)
+        await trio.sleep(100.0)
+        scene.prepare(fork.agreed, fork.theirs)
+        await trio.sleep(1.0)
+        assert _downloads(scene) == 1
+        gate.set()
+        await scene.bench.until_told(SwitchPrepared)
+        await fork.assert_switched()
+        await trio.sleep(100.0)
+        assert scene.bench.events == []
+        assert len(_parts(scene)) == len(set(_parts(scene)))
+
+
+async def test_a_lineage_of_which_more_is_wanted_meanwhile_is_fetched_once(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = _held_up(monkeypatch)
+    async with _fork(5) as fork:
+        scene = fork.scene
+        scene.prepare(fork.agreed, fork.theirs[:4])
+        await until(lambda: _downloads(scene) == 1, 5.0)
+        scene.prepare(fork.agreed, fork.theirs)
+        await until(lambda: _downloads(scene) == 2, 5.0)
+        gate.set()
+        await scene.bench.until_told(SwitchPrepared)
+        await fork.assert_switched()
+        assert {part.commit for part in _parts(scene)} == {fork.theirs[3].link.commit}, "the first one ended"
 
 
 async def test_where_the_state_at_the_fork_is_gone_a_whole_state_is_taken_and_the_latest_work_kept(
@@ -427,26 +502,42 @@ async def test_a_switch_whose_bytes_nobody_gives_fails_and_one_that_is_unwanted_
         assert scene.party.chain.head == fork.ours.link
 
 
+def _lose_results(fork: Fork, commit: MadeCommit) -> None:
+    """The others have them no more."""
+    assert commit.link.record is not None
+    gone = {part.result_hash.hex() for part in commit.link.record.slices}
+    for party in fork.scene.others:
+        for name in [name for name in party.disk.files if name.rpartition("/")[2] in gone]:
+            del party.disk.files[name]
+
+
 async def test_where_nobody_has_the_first_results_of_a_lineage_any_more_a_whole_state_is_taken(
     autojump_clock: Clock,
 ) -> None:
     async with _fork(2) as fork:
-        first = fork.theirs[0].link.record
-        assert first is not None
-        gone = {part.result_hash.hex() for part in first.slices}
-        for party in fork.scene.others:
-            for name in [name for name in party.disk.files if name.rpartition("/")[2] in gone]:
-                del party.disk.files[name]
+        _lose_results(fork, fork.theirs[0])
         fork.scene.prepare(fork.agreed, fork.theirs)
         await fork.scene.bench.until_told(SwitchPrepared, within_s=GATHER_WITHIN_S + 5.0)
         await fork.assert_switched()
 
 
-async def test_a_lineage_of_which_nobody_gives_a_state_is_named_by_its_first_commit(autojump_clock: Clock) -> None:
+async def test_a_lineage_of_which_nobody_gives_a_state_is_named_by_the_first_commit_without_results(
+    autojump_clock: Clock,
+) -> None:
     async with _fork(4, is_attested=False) as fork:
+        _lose_results(fork, fork.theirs[1])
         fork.scene.prepare(fork.agreed, fork.theirs)
-        failed = await fork.scene.bench.until_told(SwitchFailed)
-        assert failed.missing == fork.theirs[0].link.commit
+        failed = await fork.scene.bench.until_told(SwitchFailed, within_s=GATHER_WITHIN_S + 15.0)
+        assert failed.missing == fork.theirs[1].link.commit
+
+
+async def test_no_state_is_fetched_of_before_the_results_that_are_missing(autojump_clock: Clock) -> None:
+    async with _fork(3) as fork:
+        _lose_results(fork, fork.theirs[2])
+        fork.scene.prepare(fork.agreed, fork.theirs)
+        failed = await fork.scene.bench.until_told(SwitchFailed, within_s=GATHER_WITHIN_S + 15.0)
+        assert failed.missing == fork.theirs[2].link.commit
+        assert _asked(fork.scene, FetchState) == []
 
 
 async def test_a_switch_that_cannot_be_written_changes_nothing_and_may_be_tried_again(autojump_clock: Clock) -> None:

@@ -510,7 +510,7 @@ class Table:
             if self.gathers and self._gather(seat, decode_record(record)):
                 self._gathered(seat, order)
             elif isinstance(order, Commit) and self.now_s - since_s >= STALL_AFTER_S:
-                self._answer(seat, CommitStalled(order.link.commit, "its bytes are with nobody who answers"))
+                self._answer(seat, CommitStalled(order.link.commit, "its bytes are with nobody who answers", True))
             else:
                 seat.waiting.append((since_s, order))
 

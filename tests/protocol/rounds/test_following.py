@@ -393,6 +393,19 @@ def test_what_was_passed_over_is_wanted_again_after_a_while_and_each_time_later(
         seat.feed(_not_to_be_had(preferred))
 
 
+def test_what_is_being_brought_here_meanwhile_is_not_left_for_what_was_passed_over_long_enough() -> None:
+    table, seat, _, _, next_best, preferred = _three_sides()
+    assert _targets(seat.feed(_not_to_be_had(preferred))) == [next_best[-1].link.commit]
+    for _ in range(5):
+        table.now_s += FIRST_PAUSE_S
+        _hear_all(table, seat)
+        assert _targets(seat.feed(Ticked())) == []
+    (_, flip) = seat.feed(SwitchPrepared(next_best[-1].link.commit))
+    assert isinstance(flip, Switch)
+    seat.feed(Switched(next_best[-1].link, state_root(next_best[-1].link.commit), OpenRound()))
+    assert _targets(seat.feed(Ticked())) == [preferred[-1].link.commit]
+
+
 def test_what_was_passed_over_is_wanted_at_once_when_somebody_comes_or_comes_to_stand_on_it() -> None:
     for do_stand in (True, False):
         table, seat, other, _, _, preferred = _three_sides()
@@ -425,6 +438,84 @@ def test_who_is_merely_behind_passes_nothing_over() -> None:
     seat.feed(SwitchFailed(ahead[-1].link.commit, "its bytes are with nobody who answers", ahead[0].link.commit))
     assert seat.state.missing == {}
     assert _targets(seat.hear(other, _told(ahead[-1]))) == [ahead[-1].link.commit]
+
+
+def _stand(seat: Seat, other: Seat, made: Made) -> None:
+    """Another one says that it stands there."""
+    heartbeat = heartbeat_of(other)
+    (head,) = heartbeat.heads
+    seat.hear(other, replace(heartbeat, heads=(replace(head, head=made.link.commit),)))
+
+
+def _stalled(made: Made) -> CommitStalled:
+    return CommitStalled(made.link.commit, "its bytes are with nobody who answers", is_missing=True)
+
+
+def _at_the_fork(num_lost: int) -> tuple[Table, Seat, Seat, list[Made], list[Made]]:
+    """A seat whose head is the fork of a preferred lineage, which it wants, and of a held one, on which another seat stands."""
+    table, seat, other = _muted(replay_at_most=3)
+    lost = lineage_on(table.genesis, table.others(seat, other), num_lost, tokens=5000)
+    held = lineage_on(table.genesis, [other], 2, lone=True, tokens=10, salt=1)
+    seat.feed(_fetched(other, lost))
+    seat.feed(_fetched(other, held))
+    assert seat.head == table.genesis
+    _stand(seat, other, held[-1])
+    return table, seat, other, lost, held
+
+
+def test_where_our_head_is_the_fork_a_lost_lineage_is_passed_over_for_one_that_somebody_holds() -> None:
+    _, seat, _, lost, held = _at_the_fork(num_lost=9)
+    failed = SwitchFailed(lost[-1].link.commit, "its bytes are with nobody who answers", lost[0].link.commit)
+    (order,) = seat.feed(failed)
+    assert isinstance(order, Commit)
+    assert order.link == held[0].link
+
+
+def test_a_lost_lineage_of_a_single_commit_is_passed_over_for_one_that_somebody_holds() -> None:
+    table, seat, _, lost, held = _at_the_fork(num_lost=1)
+    (order,) = seat.feed(_stalled(lost[0]))
+    assert isinstance(order, Commit)
+    assert order.link == held[0].link
+    for one in held:
+        assert _targets(_apply(seat, one)) == []
+    table.now_s += FIRST_PAUSE_S
+    assert _targets(seat.feed(Ticked())) == [lost[0].link.commit], "wanted again, from the branch that is followed"
+
+
+def test_a_commit_that_cannot_be_written_here_is_passed_over_by_nobody() -> None:
+    _, seat, _, lost, _ = _at_the_fork(num_lost=1)
+    assert seat.feed(CommitStalled(lost[0].link.commit, "the disk is full")) == ()
+    assert seat.state.missing == {}
+
+
+def test_a_lost_lineage_is_looked_for_again_as_long_as_nobody_stands_on_another() -> None:
+    _, seat, other, lost, held = _at_the_fork(num_lost=1)
+    seat.feed(PeerLost(other.peer))
+    for _ in range(3):
+        assert seat.feed(_stalled(lost[0])) == ()
+        assert "commit waits: its bytes are with nobody who answers" in seat.reasons
+        (again,) = seat.hear(other, _told(lost[0]))
+        assert isinstance(again, Commit)
+        assert again.link == lost[0].link
+        seat.feed(PeerLost(other.peer))
+    _stand(seat, other, held[-1])
+    (order,) = seat.feed(_stalled(lost[0]))
+    assert isinstance(order, Commit)
+    assert order.link == held[0].link
+
+
+def test_that_somebody_who_stands_on_a_lineage_gives_nothing_is_believed_the_second_time() -> None:
+    for num_lost in (1, 9):
+        table, seat, other, lost, held = _at_the_fork(num_lost)
+        _stand(seat, table.live()[2], lost[-1])
+        failed = SwitchFailed(lost[-1].link.commit, "nobody gave it", lost[0].link.commit)
+        gone = _stalled(lost[0]) if num_lost == 1 else failed
+        assert seat.feed(gone) == ()
+        (again,) = seat.hear(other, _told(lost[-1]))
+        assert (again.link if isinstance(again, Commit) else again.path[-1].link) == lost[-1].link  # type: ignore[attr-defined]
+        (order,) = seat.feed(gone)
+        assert isinstance(order, Commit)
+        assert order.link == held[0].link
 
 
 def test_what_was_passed_over_is_forgotten_once_it_lies_behind_the_head() -> None:

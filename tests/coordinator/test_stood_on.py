@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.chain_log import ChainLog
+from coordinator.stood_on import PATIENCE_S, StoodOn, looked_at
+from protocol.ids import CommitId
+from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain
+
+
+@dataclass
+class Sides:
+    """A preferred lineage and another, both known."""
+
+    log: ChainLog
+    preferred: Chain
+    other: Chain
+
+    def looked(self, before: StoodOn, *heads: CommitId, after_s: float) -> StoodOn:
+        return looked_at(before, self.log.tree, frozenset(heads), after_s)
+
+
+def _sides() -> Sides:
+    trunk = Chain()
+    trunk.commit()
+    preferred, other = trunk.clone(), trunk.clone()
+    for _ in range(4):
+        preferred.commit((200, 200, 200))
+    for _ in range(3):
+        other.commit((10, 10, 10))
+    log = ChainLog(trunk.genesis, RUN_ID, VERIFIER)
+    for chain in (preferred, other):
+        log.add(log.verify(chain.certificates).new)
+    assert log.head.commit == preferred.head[0]
+    return Sides(log, preferred, other)
+
+
+def test_where_nobody_stands_on_the_preferred_lineage_the_other_one_counts_after_a_patience() -> None:
+    sides = _sides()
+    other = sides.other.head[0]
+    looked = sides.looked(StoodOn(), other, after_s=5.0)
+    assert looked.counted == frozenset()
+    looked = sides.looked(looked, other, after_s=5.0 + PATIENCE_S - 1.0)
+    assert looked.counted == frozenset()
+    looked = sides.looked(looked, other, sides.other.commits[2][0], after_s=5.0 + PATIENCE_S)
+    assert sides.log.count(looked.counted)
+    assert sides.log.head.commit == other
+    kept = sides.looked(looked, after_s=1000.0)
+    assert kept.counted == looked.counted, "that nobody is there any more says nothing"
+    kept = sides.looked(looked, other, CommitId(b"?" * 32), after_s=1000.0)
+    assert kept.counted == {other}, "one that is not proven yet says nothing either"
+    back = sides.looked(kept, other, sides.preferred.commits[2][0], after_s=1001.0)
+    assert back.counted == frozenset()
+    assert sides.log.count(back.counted)
+    assert sides.log.head.commit == sides.preferred.head[0]
+
+
+def test_who_stands_on_the_preferred_lineage_behind_its_head_or_before_the_fork_or_nowhere_known_loses_nothing() -> (
+    None
+):
+    sides = _sides()
+    other, preferred = sides.other.head[0], sides.preferred.commits
+    for heads in ((other, preferred[1][0]), (preferred[0][0],), (other, CommitId(b"?" * 32))):
+        looked = sides.looked(StoodOn(), *heads, after_s=0.0)
+        assert sides.looked(looked, *heads, after_s=2 * PATIENCE_S).counted == frozenset()
+
+
+def test_what_comes_after_the_lineage_that_counts_is_followed_and_what_comes_beside_is_not() -> None:
+    sides = _sides()
+    sides.log.count(frozenset({sides.other.head[0]}))
+    sides.preferred.commit((200, 200, 200))
+    assert not sides.log.add(sides.log.verify(sides.preferred.certificates).new)
+    sides.other.commit((10, 10, 10))
+    assert sides.log.add(sides.log.verify(sides.other.certificates).new)
+    assert sides.log.head.commit == sides.other.head[0]
