@@ -277,10 +277,33 @@ def tick(state: RoundState, led: Leading, now_s: float) -> Step:
     proposal = state.open.proposal
     if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
-    # a line that shows itself thin after the record was settled is given its time, too
-    if now_s < max(led.deadline_s, led.settled_s + settle_within_s(state)):
+    if now_s < _acks_until_s(state, led):
         return Step(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
+
+
+def left_s(state: RoundState, now_s: float) -> float:
+    """How much longer we give the attempt that we lead, if nothing comes of it; 0 where none of ours is proposed. What others think of
+    its time may be less: they hear later of uploads, and nothing of our sleep.
+    """
+    led = state.open.leading
+    if led is None or led.stage not in ("collecting", "settling"):
+        return 0.0
+    if led.stage == "collecting":
+        return max(0.0, led.deadline_s - now_s) + settle_within_s(state)
+    return max(0.0, _acks_until_s(state, led) - now_s)
+
+
+def _acks_until_s(state: RoundState, led: Leading) -> float:
+    """A line that shows itself thin after the record was settled is given its time, too."""
+    return max(led.deadline_s, led.settled_s + settle_within_s(state))
+
+
+def most_left_s(state: RoundState, proposal: Proposal) -> float:
+    """No honest leader gives an attempt longer than this from any moment on, but for a mend after it (rule 11)."""
+    config = state.config
+    longest_s = max(config.settle_within_s, proposal.reduce_within_s, config.longest_interval_s)
+    return proposal.reduce_within_s + config.suspect_after_s + longest_s
 
 
 def leading_of(state: RoundState, led: Leading) -> str:
