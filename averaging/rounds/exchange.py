@@ -72,10 +72,10 @@ class Exchange:
     """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
 
     Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
-    may come back to it.
+    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first.
     """
 
-    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers) -> None:
+    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers, last_upload_s: float = 0.0) -> None:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
@@ -86,7 +86,7 @@ class Exchange:
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
-        self._upload = UploadMeter()
+        self._upload = UploadMeter(last_upload_s)
         self._even = EvenSending()
         self._even_results = EvenSending()
         self._began_s = 0.0
@@ -172,9 +172,9 @@ class Exchange:
         """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
         return self._upload.seconds(now_s)
 
-    def late_upload_s(self, now_s: float, told_s: float) -> float:
-        """What our upload will take at its pace so far, once that is longer than `told_s`; else 0."""
-        return self._upload.late_s(now_s, told_s)
+    def late_upload_s(self, now_s: float) -> float:
+        """What our upload will take at its pace so far, once it takes longer than the last one did; else 0."""
+        return self._upload.late_s(now_s)
 
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
