@@ -90,6 +90,7 @@ class Exchange:
         self._even = EvenSending()
         self._even_results = EvenSending()
         self._began_s = 0.0
+        self._reduce_within_s = proposal.reduce_within_s
         self._num_running = 0
         self._has_ended = False
         self._taking = set[trio.CancelScope]()
@@ -168,6 +169,12 @@ class Exchange:
         for reduction in self._reductions.values():
             reduction.set_absent(peer, reason)
 
+    def give_time(self, reduce_within_s: float) -> None:
+        """Our slices may wait so long from their beginning, where that is longer than before."""
+        self._reduce_within_s = max(self._reduce_within_s, reduce_within_s)
+        for reduction in self._reductions.values():
+            reduction.give_time(self._reduce_within_s)
+
     def upload_s(self, now_s: float) -> float | None:
         """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
         return self._upload.seconds(now_s)
@@ -244,7 +251,7 @@ class Exchange:
     # --- the reducer's side ---
 
     async def _reduce(self, reduction: Reduction) -> None:
-        await reduction.wait_ready(self.proposal.reduce_within_s)
+        await reduction.wait_ready(self._reduce_within_s)
         with self._spanned("reduce"):
             result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
         if result is None:

@@ -28,7 +28,7 @@ from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
-from protocol.rounds.messages import Proposal, ResultReady
+from protocol.rounds.messages import Ballot, Proposal, ResultReady
 from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.state import RoundConfig
@@ -187,6 +187,11 @@ class Exchanging:
         if self._exchange is not None:  # the next one may begin before this one's task has ended
             self._upload_s = self._exchange.upload_s(trio.current_time()) or self._upload_s
         self._exchange = None
+
+    def give_time(self, ballot: Ballot, reduce_within_s: float) -> None:
+        """Slices of this attempt may wait so long from their beginning."""
+        if self._exchange is not None and self._exchange.proposal.ballot == ballot:
+            self._exchange.give_time(reduce_within_s)
 
     def drop(self, peer: PeerId, reason: str) -> None:
         """Stop waiting for a member."""

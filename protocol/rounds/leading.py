@@ -212,7 +212,7 @@ def overdue_s(state: RoundState) -> float:
     opened = state.open
     if opened.proposal is None:
         return OVERDUE_FACTOR * state.config.suspect_after_s
-    collect_s = (1 + opened.revision) * (opened.proposal.reduce_within_s + state.config.suspect_after_s)
+    collect_s = (1 + opened.revision) * (attempt.reduce_within_s(state) + state.config.suspect_after_s)
     return max(collect_s + attempt.settle_within_s(state), opened.given_s)
 
 
