@@ -71,10 +71,10 @@ class Exchange:
     """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
 
     Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
-    may come back to it.
+    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first.
     """
 
-    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers) -> None:
+    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers, last_upload_s: float = 0.0) -> None:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
@@ -85,7 +85,7 @@ class Exchange:
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
-        self._upload = UploadMeter()
+        self._upload = UploadMeter(last_upload_s)
         self._even = EvenSending()
         self._even_results = EvenSending()
         results = tools.result_codec, tools.grid
@@ -93,6 +93,7 @@ class Exchange:
         """All slices' results, each at its place."""
 
         self._began_s = 0.0
+        self._reduce_within_s = proposal.reduce_within_s
         self._num_running = 0
         self._has_ended = False
         self._taking = set[trio.CancelScope]()
@@ -171,13 +172,19 @@ class Exchange:
         for reduction in self._reductions.values():
             reduction.set_absent(peer, reason)
 
+    def give_time(self, reduce_within_s: float) -> None:
+        """Our slices may wait so long from their beginning, where that is longer than before."""
+        self._reduce_within_s = max(self._reduce_within_s, reduce_within_s)
+        for reduction in self._reductions.values():
+            reduction.give_time(self._reduce_within_s)
+
     def upload_s(self, now_s: float) -> float | None:
         """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
         return self._upload.seconds(now_s)
 
-    def late_upload_s(self, now_s: float, told_s: float) -> float:
-        """What our upload will take at its pace so far, once that is longer than `told_s`; else 0."""
-        return self._upload.late_s(now_s, told_s)
+    def late_upload_s(self, now_s: float) -> float:
+        """What our upload will take at its pace so far, once it takes longer than the last one did; else 0."""
+        return self._upload.late_s(now_s)
 
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
@@ -248,7 +255,7 @@ class Exchange:
     # --- the reducer's side ---
 
     async def _reduce(self, reduction: Reduction) -> None:
-        await reduction.wait_ready(self.proposal.reduce_within_s)
+        await reduction.wait_ready(self._reduce_within_s)
         with self._spanned("reduce"):
             result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
         if result is None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import fsum
+from math import fsum, inf
 from typing import Final, TypeAlias
 
 import torch
@@ -212,6 +212,8 @@ class Reduction:
         self._grid = grid
         self._absent: dict[PeerId, str] = {}
         self._changed = trio.Event()
+        self._waiting = trio.CancelScope(deadline=-inf)
+        self._began_s = 0.0
         self._begun: set[int] = set()
         self._sums: dict[int, _Sum] = {}
         self._results = results or Room(0)
@@ -246,12 +248,18 @@ class Reduction:
 
     async def wait_ready(self, within_s: float) -> None:
         """Returns when all members' ranges are in or accounted for, or at the deadline with at least one (rule 10)."""
-        with trio.move_on_after(within_s):
+        self._began_s = trio.current_time()
+        self._waiting.deadline = self._began_s + within_s
+        with self._waiting:
             while not all(self._is_settled(member.peer) for member in self._proposal.members):
                 await self._changed.wait()
             return
         while not self._whole_offers():
             await self._changed.wait()
+
+    def give_time(self, within_s: float) -> None:
+        """The deadline is so long after we began to wait, where that is later; nothing is changed once it has passed."""
+        self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
 
     def _whole_offers(self) -> list[tuple[PeerId, Offer]]:
         members = sorted(member.peer for member in self._proposal.members)
