@@ -193,6 +193,10 @@ class LaneService:
         self._gone = {peer: at_s for peer, at_s in self._gone.items() if now_s - at_s < GONE_FOR_S}
         order = forming.keeper_order(self._role.genesis, self._role.holders(0))
         is_idle = self._keeper == self._me and not self.keepers.lanes  # two may have begun to keep lanes at once
+        if is_idle and (keeper := await self._keeper_with_lanes(order)) is not None:
+            log.info("lane_keeper", keeper=short(keeper), reason="it keeps lanes, and we keep none")
+            self._keeper, self._is_keeping = keeper, False
+            return
         asked = [self._keeper] if self._keeper is not None and not is_idle else []
         for peer in dict.fromkeys((*asked, *order)):
             if peer not in self._gone and await self._takes_us(peer):
@@ -205,6 +209,15 @@ class LaneService:
         if self._role.stage == 0 and forming.may_begin_keeping(self._me, order, self._gone):
             self._is_keeping, self._keeper = True, self._me
             log.info("lanes_kept", reason="nobody who is there keeps lanes")
+
+    async def _keeper_with_lanes(self, order: Sequence[PeerId]) -> PeerId | None:
+        """Who keeps lanes although we began to: a peer that comes back may begin before it has seen that others are there. Where it
+        stands before them all it would then wait for those who wait for it.
+        """
+        for peer in order:
+            if peer not in (self._me, *self._gone) and await self._takes_us(peer) and self.member.num_lanes:
+                return peer
+        return None
 
     async def _takes_us(self, peer: PeerId) -> bool:
         self._told_index = self._role.index()
