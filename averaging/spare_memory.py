@@ -21,12 +21,16 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 MOST_SPARE: Final = 3
 """Vectors of one length that are kept: the next anchor and momentum and the shift of a round."""
 
 CAN_BE_KEPT: Final = all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS"))
 """Linux. Elsewhere the allocator has to do."""
+
+COOL_AFTER_S: Final = 30.0
+"""Those who meet less often can well spend 0.4 s on clearing, where that takes so long."""
 
 
 Spare = deque[tuple[mmap.mmap, float]]
@@ -79,3 +83,14 @@ class SpareMemory:
                     since_s, num_bytes = inf, num_bytes + len(memory)
                 spare.append((memory, since_s))
         return num_bytes
+
+
+SPARE: Final = SpareMemory()
+"""Of this process."""
+
+
+async def keep_cool() -> None:
+    """Until cancelled: what this process has to spare for a while may be taken by whoever else needs memory on this machine."""
+    while True:
+        await trio.sleep(COOL_AFTER_S)
+        SPARE.cool(COOL_AFTER_S)

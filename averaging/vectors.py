@@ -6,22 +6,16 @@ from typing import Final
 
 import numpy as np
 import torch
-import trio
 
-from averaging.spare_memory import CAN_BE_KEPT, SpareMemory
+from averaging.spare_memory import CAN_BE_KEPT, SPARE
 from protocol.tensor_schema import TensorSchema
 
-_SPARE: Final = SpareMemory()
 _SMALLEST_KEPT_BYTES: Final = 1 << 22
 """What is smaller the allocator has at hand itself, touched before."""
 
 
 _LENGTH_BITS: Final = 4
 """Lengths of bytes are rounded up to as many bits: by an eighth at most."""
-
-
-COOL_AFTER_S: Final = 30.0
-"""Those who meet less often can well spend 0.4 s on clearing, where that takes so long."""
 
 
 def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -32,14 +26,7 @@ def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.T
     num_bytes = num_elements * kind.itemsize
     if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
         return torch.from_numpy(np.empty(num_elements, dtype=kind))
-    return torch.from_numpy(_SPARE.take(num_bytes, kind))
-
-
-async def keep_cool() -> None:
-    """Until cancelled: memory that is spare for a while may be taken by whoever else needs some on this machine."""
-    while True:
-        await trio.sleep(COOL_AFTER_S)
-        _SPARE.cool(COOL_AFTER_S)
+    return torch.from_numpy(SPARE.take(num_bytes, kind))
 
 
 def new_bytes(num_bytes: int) -> memoryview:
@@ -49,7 +36,7 @@ def new_bytes(num_bytes: int) -> memoryview:
     if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
         return np.empty(num_bytes, dtype=np.uint8).data
     step = 1 << (num_bytes.bit_length() - _LENGTH_BITS)
-    return _SPARE.take(-(-num_bytes // step) * step, np.dtype(np.uint8)).data[:num_bytes]
+    return SPARE.take(-(-num_bytes // step) * step, np.dtype(np.uint8)).data[:num_bytes]
 
 
 def picked(values_N: torch.Tensor, of: TensorSchema, wanted: TensorSchema) -> torch.Tensor:

@@ -35,8 +35,8 @@ from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
 from averaging.network.tls_identity import TlsCredential, credential_check
+from averaging.spare_memory import keep_cool
 from averaging.unwrapped import run_unwrapped
-from averaging.vectors import keep_cool
 from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, known_reach, remember_reach

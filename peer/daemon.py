@@ -26,8 +26,8 @@ from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, anno
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
+from averaging.spare_memory import keep_cool
 from averaging.unwrapped import run_unwrapped
-from averaging.vectors import keep_cool
 from peer.addresses import check_listen_address
 from peer.assembly import open_chains, text_plan, training_plan, whole_anchor
 from peer.board import Board
