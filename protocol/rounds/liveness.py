@@ -31,6 +31,7 @@ from protocol.rounds.views import (
     quorum_in_reach,
     silence_s,
     silent_members,
+    thin_from_s,
 )
 
 BUSY_TICK_S: Final = 0.2
@@ -156,16 +157,19 @@ def _is_in_exchange(state: RoundState) -> bool:
 
 
 def _tell_late_upload(state: RoundState, now_s: float) -> Step:
-    """Who answers pings tells nothing by that: that our upload takes longer than they know is said to all who may wait for it."""
+    """Who answers pings tells nothing by that: that our upload takes longer than they allow for is said to all who may wait for it."""
     opened, me = state.open, state.config.me.peer
-    known_s = max(opened.told_upload_s, attempt.LEAST_REDUCE_S / attempt.DEADLINE_FACTOR)
-    if opened.proposal is None or not _is_in_exchange(state) or state.exchange_s < LONGER * known_s:
+    if opened.proposal is None or not _is_in_exchange(state):
+        return Step(state)
+    # where slices wait for others as thin, or for a first guess, and we are allowed no more silence for it, nobody need know
+    allowed_s = min(opened.proposal.reduce_within_s / attempt.DEADLINE_FACTOR, thin_from_s(state))
+    if state.exchange_s < LONGER * max(opened.told_upload_s, allowed_s):
         return Step(state)
     others = tuple(peer for peer in opened.proposal.participants if peer != me and not is_gone(state, peer))
     state = replace(state, open=replace(opened, told_upload_s=state.exchange_s))
     if not others:
         return Step(state)
-    reason = f"our upload takes {state.exchange_s:.0f} s, longer than others know"
+    reason = f"our upload takes {state.exchange_s:.0f} s, longer than others allow for"
     return Step(state, (SendHeartbeat(others, own_heartbeat(state, now_s), True, reason),))
 
 

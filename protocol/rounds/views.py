@@ -127,6 +127,11 @@ def strain_s(state: RoundState, now_s: float) -> float:
     return min(MOST_STRAIN_S if len(watched) >= FULL_MESH else FEW_STRAIN_S, STRAIN_FACTOR * late_s)
 
 
+def thin_from_s(state: RoundState) -> float:
+    """Uploads that take so long, or longer, let silence last longer."""
+    return state.config.suspect_after_s / THIN_SHARE
+
+
 def thin_line_s(state: RoundState, view: PeerView) -> float:
     """How much longer silence may last where a thin line makes the round long, ours or the other's: one lost packet behind bulk holds
     all answers up for seconds there. THIN_SHARE of the upload beyond the usual, at most MOST_THIN_S.

@@ -9,11 +9,12 @@ import pytest
 from protocol.ids import PeerId
 from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, Ticked
+from protocol.rounds.liveness import LONGER
 from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
-from protocol.rounds.orders import GiveTime, LogAck
+from protocol.rounds.orders import GiveTime, LogAck, SendHeartbeat
 from protocol.rounds.quorum import tie_holder
 from protocol.rounds.target import RoundTarget
-from protocol.rounds.views import ready_tokens
+from protocol.rounds.views import ready_tokens, thin_from_s
 from protocol.wire import decode_record
 from tests.protocol.rounds.round_table import RUN_ID, Parcel, Seat, Table, acquaint, contribution_root, heartbeat_of
 
@@ -338,6 +339,41 @@ def test_slices_of_the_running_attempt_are_given_the_time_that_a_late_upload_nee
     assert opener.state.open.leading is not None
     assert opener.state.open.leading.ballot == proposal.ballot
     table.run_until(lambda: opener.state.open.num_failed == 1, 120.0)
+
+
+def test_an_upload_is_told_to_all_once_it_takes_longer_than_slices_wait_for_or_than_silence_is_allowed_for() -> None:
+    """Told whenever it has grown, as it was, sixteen members who wait 20 s tell each other of 3 s."""
+    table = Table(3, longest_interval_s=4000.0)
+    _, late, _ = _thin(table)
+    proposal = late.state.open.proposal
+    assert proposal is not None
+
+    def told_of(upload_s: float) -> list[SendHeartbeat]:
+        before = len(late.orders)
+        late.feed(Progressed(0, True, late_upload_s=upload_s))
+        late.feed(Ticked())
+        return [
+            order for order in late.orders[before:] if isinstance(order, SendHeartbeat) and "upload" in order.reason
+        ]
+
+    allowed_s = proposal.reduce_within_s / DEADLINE_FACTOR
+    assert allowed_s < thin_from_s(late.state)
+    assert told_of(LONGER * allowed_s - 0.1) == []
+    (order,) = told_of(LONGER * allowed_s + 0.1)
+    assert len(order.to) == 2
+    assert told_of(LONGER * LONGER * allowed_s) == []
+    assert told_of(LONGER * LONGER * (allowed_s + 0.2)) != []
+
+
+def test_an_upload_that_slices_wait_for_is_told_to_all_where_it_lets_silence_last_longer() -> None:
+    table = Table(3, longest_interval_s=4000.0)
+    _, late, _ = _thin(table)
+    opened = late.state.open
+    assert opened.proposal is not None
+    patient = replace(opened, proposal=replace(opened.proposal, reduce_within_s=1000.0))
+    late.state = replace(late.state, open=patient, exchange_s=LONGER * thin_from_s(late.state) + 0.1)
+    late.feed(Ticked())
+    assert [o for o in late.orders if isinstance(o, SendHeartbeat) and "upload" in o.reason]
 
 
 def test_time_for_slices_has_an_end_whatever_a_member_tells_and_grows_in_steps() -> None:
