@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from averaging.codecs.boundary import encode_boundary
-from peer.lane_compute import ComputeTools, LaneShape, LaneWork
-from peer.stage_trainer import StageTrainer
+from peer.lane_compute import LaneWork
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
-from tests.peer.lane_swarm import SHAPE
-from tests.peer.lane_world import INNER, lane_config, tokens_of
-from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model
-
-FORM = LaneShape(RUN, lane_config(), STAGES, SHAPE, "fp64", "fp64", torch.float64)
-START, NEXT = Point(0, 0), Point(0, 1)
-
-
-def _trainer(stage: int) -> StageTrainer:
-    trainer = StageTrainer(stage_model(stage), INNER, most_kept=FORM.config.num_micro_batches)
-    trainer.load(part_of(ANCHOR_N.double(), stage))
-    return trainer
-
-
-TOOLS = ComputeTools(FORM, _trainer, lambda _, at, number: tokens_of(0, at, number), lambda at: INNER.learning_rate)
+from tests.peer.compute_world import FORM, START, TOOLS, ones_at
 
 
 def _arrives(work: LaneWork, pass_: Pass, at: Point = START) -> None:
-    boundary = FORM.boundary(0, 1, 0, at, pass_)
-    work.arrived(encode_boundary(torch.ones(*SHAPE, MODEL.dim, dtype=torch.float64), boundary), 0, at, pass_)
+    work.arrived(ones_at(at, pass_), 0, at, pass_)
 
 
 def _middle() -> LaneWork:

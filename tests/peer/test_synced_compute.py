@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from averaging.codecs.boundary import encode_boundary
-from peer.lane_compute import ComputeTools, LaneShape
-from peer.stage_trainer import StageTrainer
 from peer.synced_compute import SyncedCompute
-from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.schedule import Pass
-from tests.peer.lane_swarm import SHAPE
-from tests.peer.lane_world import INNER, lane_config, tokens_of
-from tests.peer.stage_world import ANCHOR_N, MODEL, RUN, STAGES, part_of, stage_model
-
-FORM = LaneShape(RUN, lane_config(), STAGES, SHAPE, "fp64", "fp64", torch.float64)
-START, NEXT = Point(0, 0), Point(0, 1)
-
-
-def _trainer(stage: int) -> StageTrainer:
-    trainer = StageTrainer(stage_model(stage), INNER, most_kept=FORM.config.num_micro_batches)
-    trainer.load(part_of(ANCHOR_N.double(), stage))
-    return trainer
-
-
-TOOLS = ComputeTools(FORM, _trainer, lambda _, at, number: tokens_of(0, at, number), lambda at: INNER.learning_rate)
+from tests.peer.compute_world import START, TOOLS, ones_at
 
 
 def _done(*numbers: int) -> SyncedCompute:
@@ -33,10 +14,7 @@ def _done(*numbers: int) -> SyncedCompute:
     work = SyncedCompute(TOOLS, 0, 1)
     work.open()
     for number in numbers:
-        values_BTD = torch.ones(*SHAPE, MODEL.dim, dtype=torch.float64)
-        forward, backward = (
-            encode_boundary(values_BTD, FORM.boundary(0, 1, 0, START, Pass(number, way))) for way in (False, True)
-        )
+        forward, backward = (ones_at(START, Pass(number, way)) for way in (False, True))
         work.serve(START, Pass(number, True), forward, backward)
     return work
 
