@@ -98,7 +98,9 @@ class Lender:
                 loan.scope.cancel()
         elif loan is not None and loan.exchange.proposal.ballot == proposal.ballot:
             loan.exchange.mend(proposal)
-            loan.scope.deadline = self._until_s(proposal)  # slices that are new here begin now
+            loan.exchange.give_time(self._within_s(proposal))  # the leader says it again where an upload takes longer
+            # slices that are new here begin now
+            loan.scope.deadline = max(loan.scope.deadline, self._until_s(proposal))
         else:
             self._begin(proposal, loan)
 
@@ -146,10 +148,12 @@ class Lender:
         self._tasks.spawn(self._run, proposal.unit, loan)
         self._changes.notify()
 
-    def _until_s(self, proposal: Proposal) -> float:
+    def _within_s(self, proposal: Proposal) -> float:
         """A proposal may ask for a day; no attempt of an honest leader lasts longer than the unit's longest interval (rule 11)."""
-        longest_s = self._tools.shapes[proposal.unit].longest_interval_s
-        return trio.current_time() + min(proposal.reduce_within_s, longest_s) + EXTRA_S
+        return min(proposal.reduce_within_s, self._tools.shapes[proposal.unit].longest_interval_s)
+
+    def _until_s(self, proposal: Proposal) -> float:
+        return trio.current_time() + self._within_s(proposal) + EXTRA_S
 
     async def _run(self, unit: UnitName, loan: _Loan) -> None:
         with loan.scope:

@@ -6,7 +6,7 @@ An attempt that fails ends with its reason; the round stays open on its base, no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -282,7 +282,9 @@ def reduce_within_s(state: RoundState) -> float:
 
 
 def give_time(state: RoundState) -> Step:
-    """Tell our own slices where they may wait longer than they were told."""
+    """Tell our own slices where they may wait longer than they were told. Reducers that do not hold the unit hear no heartbeats of it:
+    the leader tells those, by its proposal with the longer time.
+    """
     opened, proposal = state.open, state.open.proposal
     if proposal is None or opened.exchange != proposal.ballot:
         return Step(state)
@@ -291,7 +293,11 @@ def give_time(state: RoundState) -> Step:
         return Step(state)
     reason = f"slices wait {within_s:.0f} s: an upload takes longer than was known when they were proposed"
     state = replace(state, open=replace(opened, reduce_within_s=within_s))
-    return Step(state, (GiveTime(proposal.ballot, within_s, reason),), reason)
+    orders: tuple[Action, ...] = (GiveTime(proposal.ballot, within_s, reason),)
+    borrowed = _borrowed(proposal, proposal.slices)
+    if borrowed and opened.leading is not None and opened.leading.ballot == proposal.ballot:
+        orders = (*orders, Send(borrowed, dataclasses.replace(proposal, reduce_within_s=within_s), reason))
+    return Step(state, orders, reason)
 
 
 def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
@@ -393,10 +399,11 @@ def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceS
     led = replace(led, deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))
     reason = f"{_what_is_wrong(state, lost[0], now_s)}; its slice is given to others"
-    borrowed = _borrowed(proposal, mend)
+    borrowed = _borrowed(proposal, mend.slices)
     orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend, reason),)
     if borrowed:  # they may not know the proposal yet
-        orders = (*orders, Send(borrowed, dataclasses.replace(proposal, slices=mend.slices), reason))
+        told = dataclasses.replace(proposal, slices=mend.slices, reduce_within_s=reduce_within_s(state))
+        orders = (*orders, Send(borrowed, told, reason))
     return Step(state, orders, reason)
 
 
@@ -406,9 +413,9 @@ def _what_is_wrong(state: RoundState, part: SliceSpec, now_s: float) -> str:
     return f"reducer {short(part.reducer)} {wrong}"
 
 
-def _borrowed(proposal: Proposal, mend: Mend) -> tuple[PeerId, ...]:
-    """Who reduces without being a member, now or before: the latter have to hear that they do no longer."""
-    reducers = {part.reducer for part in (*proposal.slices, *mend.slices)}
+def _borrowed(proposal: Proposal, slices: Sequence[SliceSpec]) -> tuple[PeerId, ...]:
+    """Who reduces without being a member, with these slices or before: the latter have to hear that they do no longer."""
+    reducers = {part.reducer for part in (*proposal.slices, *slices)}
     return tuple(sorted(peer for peer in reducers if proposal.member(peer) is None))
 
 

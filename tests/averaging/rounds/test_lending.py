@@ -194,6 +194,24 @@ async def test_a_mended_proposal_gives_a_loan_its_time_anew(autojump_clock: Cloc
         assert not scene.is_reducing()
 
 
+@pytest.mark.parametrize(
+    ("again_s", "closes_s"), [((60.0,), 60.0), ((1.0,), 10.0), ((60.0, 1.0), 60.0), ((86400.0,), LONGEST_S)]
+)
+async def test_a_slice_that_is_lent_waits_longer_where_the_leader_says_so_and_never_less(
+    again_s: tuple[float, ...], closes_s: float, autojump_clock: Clock
+) -> None:
+    async with _scene() as scene:
+        proposal, sender = replace(scene.proposal(), reduce_within_s=10.0), scene.holders[0].peer
+        began_s = trio.current_time()
+        scene.lender.take_proposal(sender, proposal)
+        for within_s in again_s:
+            await trio.sleep(1.0)
+            scene.lender.take_proposal(sender, replace(proposal, reduce_within_s=within_s))
+        async with running([Side(scene.holders[0], contribution_of(scene.holders[0], 0))], proposal):
+            await until(lambda: bool(scene.sent), 2 * LONGEST_S)
+            assert trio.current_time() - began_s == pytest.approx(closes_s, abs=1.0)
+
+
 async def test_a_loan_of_which_nothing_is_left_ends(autojump_clock: Clock) -> None:
     async with _scene() as scene:
         proposal, sender = scene.proposal(), scene.holders[0].peer

@@ -11,7 +11,7 @@ from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_with
 from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, Ticked
 from protocol.rounds.liveness import LONGER
 from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
-from protocol.rounds.orders import GiveTime, LogAck, SendHeartbeat
+from protocol.rounds.orders import GiveTime, LogAck, Send, SendHeartbeat
 from protocol.rounds.quorum import tie_holder
 from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import ready_tokens, thin_from_s
@@ -339,6 +339,54 @@ def test_slices_of_the_running_attempt_are_given_the_time_that_a_late_upload_nee
     assert opener.state.open.leading is not None
     assert opener.state.open.leading.ballot == proposal.ballot
     table.run_until(lambda: opener.state.open.num_failed == 1, 120.0)
+
+
+def _lent(table: Table) -> tuple[Seat, Seat, PeerId]:
+    """(opener, another member, one that holds nothing of the unit and was given the last slice), as in `_thin`."""
+    opener, _, other = _thin(table)
+    lender = PeerId("lender")
+    for seat in (opener, other):
+        opened = seat.state.open
+        assert opened.proposal is not None
+        slices = (*opened.proposal.slices[:-1], replace(opened.proposal.slices[-1], reducer=lender))
+        lent = replace(opened, proposal=replace(opened.proposal, slices=slices))
+        late = {
+            peer: replace(view, exchange_s=100.0, told_at_s=opened.proposal_at_s + 1.0)
+            for peer, view in seat.state.peers.items()
+        }
+        late[lender] = replace(next(iter(late.values())), peer=lender, member=None, head=None, exchange_s=0.0)
+        seat.state = replace(seat.state, open=lent, peers=MappingProxyType(late))
+    return opener, other, lender
+
+
+def _told_to(seat: Seat, peer: PeerId) -> list[Proposal]:
+    sends = [order for order in seat.orders if isinstance(order, Send) and peer in order.to]
+    return [order.message for order in sends if isinstance(order.message, Proposal)]
+
+
+def test_a_reducer_that_does_not_hold_the_unit_is_told_of_late_uploads_by_who_leads() -> None:
+    table = Table(3, longest_interval_s=400.0)
+    opener, other, lender = _lent(table)
+    proposal = opener.state.open.proposal
+    assert proposal is not None
+    for seat in (opener, other):
+        seat.feed(Ticked())
+        assert [type(order) for order in seat.ordered(GiveTime)] == [GiveTime]
+    assert _told_to(opener, lender) == [replace(proposal, reduce_within_s=DEADLINE_FACTOR * 100.0)]
+    assert _told_to(other, lender) == []
+
+
+def test_a_reducer_that_comes_to_a_slice_later_is_told_of_late_uploads_known_by_then() -> None:
+    table = Table(3, longest_interval_s=400.0)
+    opener, _, lender = _lent(table)
+    proposal = opener.state.open.proposal
+    assert proposal is not None
+    opener.feed(Ticked())
+    opener.feed(PeerLost(next(part.reducer for part in proposal.slices if part.reducer not in (lender, opener.peer))))
+    opener.feed(Ticked())
+    assert opener.sent(Mend)
+    assert {told.reduce_within_s for told in _told_to(opener, lender)} == {DEADLINE_FACTOR * 100.0}
+    assert len({told.slices for told in _told_to(opener, lender)}) == 2
 
 
 def test_an_upload_is_told_to_all_once_it_takes_longer_than_slices_wait_for_or_than_silence_is_allowed_for() -> None:
