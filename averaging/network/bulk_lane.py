@@ -70,6 +70,6 @@ class BulkLane:
                 log.debug("ping_lost", peer=peer)
             except TransportError:
                 continue  # gone, which says nothing about the link
-            reason = self._pacer.heard_ping(max(0.0, trio.current_time() - began_s - lag_s))
+            reason = self._pacer.heard_ping(trio.current_time() - began_s, lag_s)
             if reason:
                 log.info("bulk_slowed", rate_bytes_per_s=round(self._pacer.rate_bytes_per_s), reason=reason)

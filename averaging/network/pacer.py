@@ -35,6 +35,8 @@ PINGS_A_WINDOW: Final = 600
 must not look like a full queue for ever. A queue that we fill ourselves is emptied by the pacing long before that. Pings are counted,
 not seconds: they are heard of while bulk is under way alone, a minute of each half hour.
 """
+PAUSE_S: Final = 2.0
+"""Who has had nothing to send for so long counts its throughput anew."""
 BURST_S: Final = 0.05
 MIN_BURST_BYTES: Final = 65_536.0
 
@@ -48,7 +50,7 @@ class PacerState:
         limit_bytes_per_s: the owner's cap; the rate never exceeds it.
         tokens_bytes: what may be sent at once; negative while in debt.
         filled_at_s: when `tokens_bytes` was true.
-        sent_bytes, counting_since_s: sent since the last ping, to know the throughput.
+        sent_bytes, counting_since_s: sent since the last ping, or the last pause, to know the throughput.
         best_ping_s: the shortest ping of this window.
         best_before_s: the shortest of the window before.
         window_pings: how many this window has.
@@ -84,6 +86,9 @@ def new_pacer(now_s: float, limit_bytes_per_s: float | None = None) -> PacerStat
 
 def charge(state: PacerState, num_bytes: int, now_s: float) -> tuple[PacerState, float]:
     """Take `num_bytes` from the bucket; the second value is how many seconds to wait before sending them."""
+    if now_s - state.filled_at_s - max(0.0, -state.tokens_bytes) / state.rate_bytes_per_s > PAUSE_S:
+        # a minute without a round is no throughput: the line's first late pings would else slow it down to nearly nothing
+        state = replace(state, sent_bytes=0, counting_since_s=now_s)
     earned = (now_s - state.filled_at_s) * state.rate_bytes_per_s
     tokens = min(state.burst_bytes, state.tokens_bytes + earned) - num_bytes
     charged = replace(state, tokens_bytes=tokens, filled_at_s=now_s, sent_bytes=state.sent_bytes + num_bytes)
@@ -101,17 +106,19 @@ def capped(state: PacerState, limit_bytes_per_s: float | None, now_s: float) -> 
     return replace(settled, rate_bytes_per_s=rate, limit_bytes_per_s=limit)
 
 
-def heard_ping(state: PacerState, ping_s: float, now_s: float) -> tuple[PacerState, str]:
+def heard_ping(state: PacerState, ping_s: float, now_s: float, lag_s: float = 0.0) -> tuple[PacerState, str]:
     """Learn from a ping made while bulk was under way; the second value says why the rate changed, "" when it did not.
 
     Args:
-        ping_s: round trip of the ping, without our own scheduling lag; the whole deadline when none came back.
+        ping_s: round trip of the ping; the whole deadline when none came back.
+        lag_s: how late we were ourselves at that time: so much later a ping may be. Of the shortest ping it is not taken off: one that
+            seemed to take no time at all would make every ping over a long way late.
     """
     state = _with_ping(state, ping_s)
     best = min(state.best_ping_s, state.best_before_s)
     throughput = state.sent_bytes / max(now_s - state.counting_since_s, 0.1)
     heard = replace(state, sent_bytes=0, counting_since_s=now_s)
-    if ping_s > best + CONGESTED_S:
+    if ping_s - lag_s > best + CONGESTED_S:
         late = state.late_pings + 1
         if late < PINGS_TO_SLOW_DOWN:
             # the throughput goes on being counted: the second late ping will ask for it
@@ -184,7 +191,7 @@ class Pacer:
             changed, self._changed = self._changed, trio.Event()
             changed.set()
 
-    def heard_ping(self, ping_s: float) -> str:
-        """Learn from a ping; says why the rate fell, if it did."""
-        self._state, reason = heard_ping(self._current(), ping_s, trio.current_time())
+    def heard_ping(self, ping_s: float, lag_s: float) -> str:
+        """Learn from a ping, we being so late ourselves; says why the rate fell, if it did."""
+        self._state, reason = heard_ping(self._current(), ping_s, trio.current_time(), lag_s)
         return reason

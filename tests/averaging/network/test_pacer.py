@@ -46,6 +46,40 @@ def test_one_late_ping_changes_nothing_two_in_a_row_slow_down_to_a_share_of_the_
     assert state.rate_bytes_per_s == pytest.approx(0.7 * 125_000)
 
 
+def test_a_line_that_was_not_used_for_a_while_is_slowed_to_a_share_of_what_it_carries_now() -> None:
+    """Ten minutes between two rounds counted as time in which it was sent, so the next one began at 16 kB/s."""
+    state, _ = heard_ping(new_pacer(0.0), 0.02, 0.5)
+    state, _ = charge(state, 125_000, 600.0)
+    state, _ = heard_ping(state, 2.0, 600.5)
+    state, _ = charge(state, 125_000, 600.5)
+    state, reason = heard_ping(state, 2.0, 602.0)
+    assert reason
+    assert state.rate_bytes_per_s == pytest.approx(0.7 * 125_000)
+
+
+def test_who_waits_for_its_turn_under_a_low_rate_is_not_taken_for_one_with_nothing_to_send() -> None:
+    state = new_pacer(0.0, MIN_RATE_BYTES_PER_S)
+    state, _ = heard_ping(state, 0.02, 0.5)
+    state, wait_s = charge(state, 1_000_000, 1.0)
+    state, _ = charge(state, 1_000, 1.0 + wait_s)
+    assert state.sent_bytes == 1_001_000
+
+
+def test_our_own_lag_makes_a_ping_less_late_and_none_shorter_than_it_was() -> None:
+    """Pings of 0.2 s were all late beside one of no time at all, which was 0.2 s less what we were late before it began."""
+    state, _ = heard_ping(new_pacer(0.0), 0.2, 0.5, 0.3)
+    for step in range(20):
+        state, reason = heard_ping(state, 0.2 + 0.9 * CONGESTED_S, 1.0 + step)
+        assert not reason
+    late = 0.2 + CONGESTED_S + 0.1
+    for step in range(20):
+        state, reason = heard_ping(state, late, 30.0 + step, 0.2)
+        assert not reason
+    state, _ = heard_ping(state, late, 60.0)
+    _, reason = heard_ping(state, late, 61.0)
+    assert "instead of 0.20 s" in reason
+
+
 def test_quiet_pings_raise_the_rate_up_to_the_owners_cap() -> None:
     state = new_pacer(0.0, 1_000_000.0)
     for now_s in (1.0, 2.0):
