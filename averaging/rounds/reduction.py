@@ -298,7 +298,7 @@ class Reduction:
 
     def _sum_early(self, chunks: Sequence[int], counted: _Counted) -> None:
         try:
-            self._sums.update(self._summed(chunks, counted))
+            self._sums.update(self._summed(chunks, counted, self._written_of(_names(counted))))
         except _UndecodableError:
             return  # who is left out for it, and everything that follows from that, is said when the slice closes
 
@@ -322,7 +322,7 @@ class Reduction:
         # a copy in one step: the last chunks may be summed in another thread at this moment
         early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
         numbers = range(self.part.first_chunk, self.part.stop_chunk)
-        early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
+        early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted, written))
         sums = [early[chunk] for chunk in numbers]
         chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
         header = replace(
@@ -346,13 +346,10 @@ class Reduction:
     def _weights(self, counted: _Counted) -> list[int]:
         return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
 
-    def _summed(self, chunks: Sequence[int], counted: _Counted) -> dict[int, _Sum]:
-        """The means of these chunks over these members, encoded. Raises _UndecodableError."""
+    def _summed(self, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:
+        """The means of these chunks over these members, encoded in the room of these members. Raises _UndecodableError."""
         found: dict[int, _Sum] = {}
-        written, begin = (
-            self._written_of(_names(counted)),
-            self._place(self.part.first_chunk, self.part.stop_chunk).start,
-        )
+        begin = self._place(self.part.first_chunk, self.part.stop_chunk).start
         for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
             mean_n, place = self._mean(run, counted), self._place(run.start, run.stop)
             room = written.room[place.start - begin : place.stop - begin]
