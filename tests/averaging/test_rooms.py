@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 
 import numpy as np
 import pytest
 
 from averaging.rooms import Room
+from averaging.spare_memory import SPARE
 from averaging.vectors import new_bytes
 
 LONG = 1 << 22
@@ -91,6 +93,15 @@ def test_long_bytes_of_about_the_same_length_take_the_place_of_those_that_are_go
     place = _address(first)
     del first
     assert _address(new_bytes(LONG + 7000)) == place
+
+
+def test_slices_that_change_from_round_to_round_keep_no_more_memory_than_a_few_rounds_need() -> None:
+    chance, most_lent, before = random.Random(1), 0, SPARE.num_bytes
+    for _ in range(100):
+        lent = [new_bytes(round(LONG * chance.uniform(4.0, 8.0))) for _ in range(3)]
+        most_lent = max(most_lent, sum(map(len, lent)))
+        del lent
+    assert SPARE.num_bytes - before <= 2 * most_lent
 
 
 def test_memory_that_is_given_to_a_room_is_what_it_gives_out() -> None:
