@@ -28,7 +28,8 @@ def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.T
 def new_bytes(num_bytes: int) -> memoryview:
     """(num_bytes,) writable, with whatever is in it. What is long lies in memory that is used again, of the next power of two: what is
     not touched of it costs nothing, and which slice is whose changes from round to round. Rounded up by an eighth at most, slices that
-    changed by up to 40% kept sixteen times what a member's delta takes, after 200 rounds; so it is six times, of which a part is not touched.
+    changed by up to 40% kept sixteen times what a member's delta takes, after 200 rounds; so it is six, not all of
+    it touched.
     """
     if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
         return np.empty(num_bytes, dtype=np.uint8).data

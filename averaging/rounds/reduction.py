@@ -273,9 +273,10 @@ class Reduction:
     # --- the sum ---
 
     def take(self, offer: Offer, batch: Batch) -> Callable[[], None] | None:
-        """Keep checked chunks of a member. Returns the summing of those that all who are still expected have brought now, to be run
-        beside trio; None when there is none.
+        """Keep checked chunks of a member that are not here yet. Returns the summing of those that all who are still expected have
+        brought now, to be run beside trio; None when there is none.
         """
+        batch = _new(offer, batch)
         offer.chunks.update(batch)
         expected = sorted(member.peer for member in self._proposal.members if member.peer not in self._absent)
         counted: list[tuple[PeerId, Offer]] = []
@@ -414,6 +415,14 @@ class Reduction:
             weight_sum=weight_sum,
             result_hash=result_hash,
         )
+
+
+def _new(offer: Offer, batch: Batch) -> Batch:
+    """Those chunks of a frame that are not here yet. A stream that broke may have brought some of them. Where only a part is new it is
+    copied, for each chunk that is kept keeps all of its frame: else who brings one new chunk a frame would fill our memory.
+    """
+    new = [(chunk, data) for chunk, data in batch if chunk not in offer.chunks]
+    return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
 
 
 def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, Offer]], dict[PeerId, str]]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 import trio
@@ -12,6 +14,7 @@ import trio.testing
 from averaging.chunk_runs import span_bytes
 from averaging.codecs import Codec, codec_by_name, codec_names
 from averaging.rooms import Room
+from averaging.rounds.batches import split_batch
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, hello_of, result_root
 from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
 from averaging.weighted_mean import WeightedSum, sum_dtype
@@ -206,6 +209,22 @@ def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monk
     assert result is not None
     assert result.chunks == _straightforward(CODEC, GRID, known, (100, 700))
     assert bytes(result.data) == b"".join(result.chunks)
+
+
+def test_frames_that_bring_chunks_again_are_not_kept_for_the_one_that_is_new() -> None:
+    offers, mine = _offers(), _contribution(1)
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, mine))
+    frames = list[weakref.ref[np.ndarray]]()
+    for first in range(PART.stop_chunk - 1, PART.first_chunk - 1, -1):
+        frame = np.frombuffer(b"".join(mine.chunks[first : PART.stop_chunk]), dtype=np.uint8).copy()
+        frames.append(weakref.ref(frame))
+        batch = split_batch(frame.data.toreadonly(), first, PART.stop_chunk, CODEC, GRID)
+        offers.check_batch(offer, batch)
+        reduction.take(offer, batch)
+        del frame, batch
+    assert [frame() is not None for frame in frames] == [True, False, False]
+    assert all(offer.chunks[chunk] == mine.chunks[chunk] for chunk in range(PART.first_chunk, PART.stop_chunk))
 
 
 def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was_summed_before() -> None:
