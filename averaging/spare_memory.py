@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import time
 import weakref
 from collections import deque
@@ -29,6 +30,11 @@ MOST_SPARE: Final = 3
 
 CAN_BE_KEPT: Final = all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS"))
 """Linux. Elsewhere the allocator has to do."""
+
+_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
+"""Python names it from 3.13 on. Without it Linux refuses what is longer than all of its memory, however little of it is ever touched:
+a reducer asks at once for what all members may bring.
+"""
 
 COOL_AFTER_S: Final = 30.0
 """Those who meet less often can well spend 0.4 s on clearing, where that takes so long."""
@@ -72,7 +78,7 @@ class SpareMemory:
         try:
             memory = spare.pop().memory
         except IndexError:
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
             memory.madvise(mmap.MADV_HUGEPAGE)
         lent = (ctypes.c_char * num_bytes).from_buffer(memory)
         weakref.finalize(lent, self._give_back, spare, memory).atexit = False

@@ -5,6 +5,7 @@ import random
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
 from averaging.rooms import Room
@@ -93,6 +94,13 @@ def test_long_bytes_of_about_the_same_length_take_the_place_of_those_that_are_go
     place = _address(first)
     del first
     assert _address(new_bytes(LONG + 7000)) == place
+
+
+def test_a_room_longer_than_the_machines_memory_gives_out_what_there_is_memory_for() -> None:
+    room = Room(2 * (psutil.virtual_memory().total + psutil.swap_memory().total))
+    first, second = room.take(LONG), room.take(LONG)
+    first[:1], second[-1:] = b"a", b"b"
+    assert _address(second) == _address(first) + LONG
 
 
 def test_slices_that_change_from_round_to_round_keep_no_more_memory_than_a_few_rounds_need() -> None:
