@@ -21,10 +21,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from averaging.chunk_runs import decode_run, encode_run, runs_in
+from averaging.chunk_runs import decode_run, encode_run, runs_in, span_bytes
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
-from averaging.vectors import new_vector
+from averaging.vectors import new_bytes, new_vector
 from protocol.errors import LocalProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.tensor_schema import ChunkGrid
@@ -80,7 +80,7 @@ class FedDelta:
     """A delta with the residual in it, encoded.
 
     Attributes:
-        chunks: encoded, in grid order.
+        chunks: encoded, in grid order, one behind the other in one memory.
         left_N: (N,) float32, what the codec left out, within the bound.
         norms: by chunk, the norm to remember.
         num_clipped: chunks whose rest was scaled down.
@@ -142,7 +142,7 @@ def encode_fed(
         LocalProtocolError: the local parameters are not finite; nothing is offered.
     """
     left_N, size = new_vector(grid.num_elements), grid.chunk_elements
-    chunks, norms = list[memoryview](), list[float]()
+    room, chunks, norms = new_bytes(len(span_bytes(codec, grid, 0, grid.num_chunks))), list[memoryview](), list[float]()
     num_clipped = num_dropped = 0
     for run in runs_in(0, grid.num_chunks, size):
         begin, stop = grid.span(run.start, run.stop)
@@ -155,7 +155,8 @@ def encode_fed(
         norms += [max(norm, NORM_DECAY * residual.norms[chunk]) for norm, chunk in zip(found, run, strict=True)]
         fed_n = torch.add(torch.mul(residual.values_N[begin:stop], beta), delta_n)
         num_dropped += _drop_overflown(fed_n, delta_n, size)
-        data = encode_run(codec, fed_n, size)
+        place = span_bytes(codec, grid, run.start, run.stop)
+        data = encode_run(codec, fed_n, size, room[place.start : place.stop])
         left_n = left_N[begin:stop]
         torch.sub(fed_n, decode_run(codec, data, size, stop - begin), out=left_n)
         num_clipped += _bound(left_n, norms[run.start :], size)

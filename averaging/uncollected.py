@@ -13,7 +13,8 @@ def uncollected() -> Iterator[None]:
     thousands of objects and none of them garbage.
 
     The collector would look through them again and again: 0.4 CPU seconds of a peer daemon's 3 while it imports, 0.26 of its training
-    process's 2; and later on 0.25 s at each whole collection, in which no heartbeat is answered and no byte moved.
+    process's 2; and later on 0.25 s at each whole collection, in which no heartbeat is answered and no byte moved. What is garbage
+    before the block, and not yet found, is never found: for the first imports of a process only.
     """
     was_enabled = gc.isenabled()
     gc.disable()

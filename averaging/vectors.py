@@ -14,10 +14,6 @@ _SMALLEST_KEPT_BYTES: Final = 1 << 22
 """What is smaller the allocator has at hand itself, touched before."""
 
 
-_LENGTH_BITS: Final = 4
-"""Lengths of bytes are rounded up to as many bits: by an eighth at most."""
-
-
 def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """(num_elements,) float32 on the CPU, not filled; float64 for proofs. What is long lies in memory that is used again
     (spare_memory.py).
@@ -30,13 +26,14 @@ def new_vector(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 
 def new_bytes(num_bytes: int) -> memoryview:
-    """(num_bytes,) writable, with whatever is in it. What is long lies in memory that is used again, for lengths that are about the
-    same: which slice is whose changes a little from round to round.
+    """(num_bytes,) writable, with whatever is in it. What is long lies in memory that is used again, of the next power of two: what is
+    not touched of it costs nothing, and which slice is whose changes from round to round. Rounded up by an eighth at most, slices that
+    changed by up to 40% kept sixteen times what a member's delta takes, after 200 rounds; so it is six, not all of
+    it touched.
     """
     if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
         return np.empty(num_bytes, dtype=np.uint8).data
-    step = 1 << (num_bytes.bit_length() - _LENGTH_BITS)
-    return SPARE.take(-(-num_bytes // step) * step, np.dtype(np.uint8)).data[:num_bytes]
+    return SPARE.take(1 << (num_bytes - 1).bit_length(), np.dtype(np.uint8)).data[:num_bytes]
 
 
 def picked(values_N: torch.Tensor, of: TensorSchema, wanted: TensorSchema) -> torch.Tensor:

@@ -451,9 +451,10 @@ class SyncedSeat:
         most_bytes = most_sum_bytes(schema, dtype)
         with trio.move_on_after(STEP_WITHIN_S):  # who sums beside us is said to each of us by a call of its own
             await self._until(lambda: self._sums.is_fellow(sender))
-        if not self._sums.is_fellow(sender) or parcel.num_bytes > most_bytes:
-            found = f"a sum of {parcel.num_bytes} bytes from {short(sender)}"
-            raise RemoteProtocolError(found, f"one of stage {self.stage}'s replicas, at most {most_bytes} bytes")
+        if not self._sums.is_fellow(sender):
+            raise RemoteProtocolError(f"a sum from {short(sender)}", f"one of stage {self.stage}'s replicas")
+        if parcel.num_bytes > most_bytes:  # which no replica of this stage has: brought again it is no better
+            raise WrongContent(f"{short(sender)} brings a sum of {parcel.num_bytes} bytes", f"at most {most_bytes}")
         data = await receive_bytes(stream, parcel.num_bytes)
         try:
             await self._tools.offload.run(partial(decode_sum, data, schema, dtype), cost_s=PASS_COST_S)

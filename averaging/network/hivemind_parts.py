@@ -20,7 +20,12 @@ PARTS: Final = ("hivemind.dht.node", "hivemind.p2p", "hivemind.utils.multiaddr")
 
 
 def import_hivemind() -> None:
-    """Pay for the import once, outside the event loops; quiet unless asked otherwise."""
+    """Pay for the import once, outside the event loops; quiet unless asked otherwise.
+
+    Who asks again, as a peer does that goes over to another stage, imports nothing: what it has left behind must stay to be collected.
+    """
+    if all(part in sys.modules for part in PARTS):
+        return
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     with uncollected():
         import_parts("hivemind", PARTS)

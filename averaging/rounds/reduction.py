@@ -273,9 +273,10 @@ class Reduction:
     # --- the sum ---
 
     def take(self, offer: Offer, batch: Batch) -> Callable[[], None] | None:
-        """Keep checked chunks of a member. Returns the summing of those that all who are still expected have brought now, to be run
-        beside trio; None when there is none.
+        """Keep checked chunks of a member that are not here yet. Returns the summing of those that all who are still expected have
+        brought now, to be run beside trio; None when there is none.
         """
+        batch = _new(offer, batch)
         offer.chunks.update(batch)
         expected = sorted(member.peer for member in self._proposal.members if member.peer not in self._absent)
         counted: list[tuple[PeerId, Offer]] = []
@@ -298,7 +299,7 @@ class Reduction:
 
     def _sum_early(self, chunks: Sequence[int], counted: _Counted) -> None:
         try:
-            self._sums.update(self._summed(chunks, counted))
+            self._sums.update(self._summed(chunks, counted, self._written_of(_names(counted))))
         except _UndecodableError:
             return  # who is left out for it, and everything that follows from that, is said when the slice closes
 
@@ -322,7 +323,7 @@ class Reduction:
         # a copy in one step: the last chunks may be summed in another thread at this moment
         early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
         numbers = range(self.part.first_chunk, self.part.stop_chunk)
-        early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
+        early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted, written))
         sums = [early[chunk] for chunk in numbers]
         chunks, hashes = tuple(each.encoded for each in sums), tuple(each.leaf for each in sums)
         header = replace(
@@ -346,13 +347,10 @@ class Reduction:
     def _weights(self, counted: _Counted) -> list[int]:
         return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
 
-    def _summed(self, chunks: Sequence[int], counted: _Counted) -> dict[int, _Sum]:
-        """The means of these chunks over these members, encoded. Raises _UndecodableError."""
+    def _summed(self, chunks: Sequence[int], counted: _Counted, written: _Written) -> dict[int, _Sum]:
+        """The means of these chunks over these members, encoded in the room of these members. Raises _UndecodableError."""
         found: dict[int, _Sum] = {}
-        written, begin = (
-            self._written_of(_names(counted)),
-            self._place(self.part.first_chunk, self.part.stop_chunk).start,
-        )
+        begin = self._place(self.part.first_chunk, self.part.stop_chunk).start
         for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
             mean_n, place = self._mean(run, counted), self._place(run.start, run.stop)
             room = written.room[place.start - begin : place.stop - begin]
@@ -417,6 +415,14 @@ class Reduction:
             weight_sum=weight_sum,
             result_hash=result_hash,
         )
+
+
+def _new(offer: Offer, batch: Batch) -> Batch:
+    """Those chunks of a frame that are not here yet. A stream that broke may have brought some of them. Where only a part is new it is
+    copied, for each chunk that is kept keeps all of its frame: else who brings one new chunk a frame would fill our memory.
+    """
+    new = [(chunk, data) for chunk, data in batch if chunk not in offer.chunks]
+    return new if len(new) == len(batch) else [(chunk, memoryview(bytes(data))) for chunk, data in new]
 
 
 def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, Offer]], dict[PeerId, str]]:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from averaging.chunk_runs import RUN_ELEMENTS
 from averaging.codecs import Codec, codec_by_name
 from averaging.error_feedback import (
     MAX_RATIO,
@@ -264,6 +266,16 @@ def test_several_chunks_at_a_time_give_the_bytes_and_numbers_of_each_by_itself(c
         assert alone.norms == whole.norms[chunk : chunk + 1]
     assert whole.num_dropped == 1
     assert whole.num_clipped == (0 if codec == "fp32" else 1)
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk"])
+def test_the_chunks_of_a_delta_lie_one_behind_the_other_in_one_memory(codec: str) -> None:
+    grid = ChunkGrid(5 * (RUN_ELEMENTS // 2) + 300, RUN_ELEMENTS // 2)
+    zeros_N = torch.zeros(grid.num_elements)
+    theta_N = torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(5))
+    chunks = _encode_with(zeros_N, (0.0,) * grid.num_chunks, theta_N, codec_by_name(codec), grid).chunks
+    begins = [int(np.frombuffer(chunk, dtype=np.uint8).ctypes.data) for chunk in chunks]
+    assert [begin + len(chunk) for begin, chunk in zip(begins, chunks, strict=True)][:-1] == begins[1:]
 
 
 def _encode_with(

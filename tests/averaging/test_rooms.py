@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
 from averaging.rooms import Room
+from averaging.spare_memory import SPARE
 from averaging.vectors import new_bytes
 
 LONG = 1 << 22
@@ -40,7 +43,7 @@ def test_a_place_that_was_given_out_in_part_is_never_written_twice(again: tuple[
     held[:] = b"23"
     room.take_at(*again)[:] = b"x" * (again[1] - again[0])
     assert bytes(held) == b"23"
-    assert bytes(room.take_at(4, 6)) is not None
+    assert _address(room.take_at(4, 6)) == _address(held) + 2, "what lies between is still to be had"
     assert bytes(room.taken[6:]) == b"6789"
 
 
@@ -91,6 +94,22 @@ def test_long_bytes_of_about_the_same_length_take_the_place_of_those_that_are_go
     place = _address(first)
     del first
     assert _address(new_bytes(LONG + 7000)) == place
+
+
+def test_a_room_longer_than_the_machines_memory_gives_out_what_there_is_memory_for() -> None:
+    room = Room(2 * (psutil.virtual_memory().total + psutil.swap_memory().total))
+    first, second = room.take(LONG), room.take(LONG)
+    first[:1], second[-1:] = b"a", b"b"
+    assert _address(second) == _address(first) + LONG
+
+
+def test_slices_that_change_from_round_to_round_keep_no_more_memory_than_a_few_rounds_need() -> None:
+    chance, most_lent, before = random.Random(1), 0, SPARE.num_bytes
+    for _ in range(100):
+        lent = [new_bytes(round(LONG * chance.uniform(4.0, 8.0))) for _ in range(3)]
+        most_lent = max(most_lent, sum(map(len, lent)))
+        del lent
+    assert SPARE.num_bytes - before <= 2 * most_lent
 
 
 def test_memory_that_is_given_to_a_room_is_what_it_gives_out() -> None:

@@ -93,3 +93,23 @@ def test_memory_may_be_taken_by_others_once_it_was_spare_for_a_while_and_not_whi
     now_s[0] = 59.0
     assert memory.cool(30.0) == 0, "it was used meanwhile"
     assert memory.num_bytes == LONG
+
+
+def test_memory_that_nobody_asked_for_in_a_long_time_is_not_kept_at_all() -> None:
+    now_s = [0.0]
+    memory = SpareMemory(lambda: now_s[0])
+    used, values, later = _vector(memory), _vector(memory), _vector(memory)
+    place = _address(later)
+    used[:] = 1.0
+    del values
+    now_s[0] = 30.0
+    assert memory.cool(30.0) == NUM_BYTES
+    now_s[0] = 100.0
+    del later
+    now_s[0] = 299.0
+    assert memory.let_go(300.0) == 0
+    now_s[0] = 300.0
+    assert memory.let_go(300.0) == NUM_BYTES
+    assert memory.num_bytes == NUM_BYTES, "what is spare for a shorter time stays"
+    assert _address(_vector(memory)) == place
+    assert (used == 1.0).all()

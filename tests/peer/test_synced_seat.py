@@ -310,14 +310,20 @@ async def test_what_was_granted_is_brought_to_the_fellows_and_added_up_with_thei
 
 
 @pytest.mark.parametrize(
-    ("sender", "num_bytes", "reason"), [(STRANGER, 8, "one of stage 1's replicas"), (BESIDE, 1 << 29, "at most")]
+    ("sender", "num_bytes", "reason", "refusal"),
+    [
+        (STRANGER, 8, "one of stage 1's replicas", lane_said.Refusal.OTHER),
+        (BESIDE, 1 << 29, "at most", lane_said.Refusal.CONTENT),
+    ],
 )
 async def test_a_sum_of_who_is_no_fellow_or_that_is_too_large_is_refused(
-    autojump_clock: trio.testing.MockClock, sender: PeerId, num_bytes: int, reason: str
+    autojump_clock: trio.testing.MockClock, sender: PeerId, num_bytes: int, reason: str, refusal: lane_said.Refusal
 ) -> None:
     async with _ready() as played:
         parcel = said.SyncedSum(LANE, START, (1,), num_bytes)
-        assert reason in await played.bring(parcel, b"8 bytes." if num_bytes == 8 else b"", sender)
+        answer = await played.answer_to(parcel, b"8 bytes." if num_bytes == 8 else b"", sender)
+        assert reason in answer.reason
+        assert answer.refusal is refusal, "what is brought again and again is known to be no good"
 
 
 def _sums() -> dict[str, tuple[bytes, str]]:

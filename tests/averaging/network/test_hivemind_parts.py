@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,18 @@ def test_hivemind_comes_without_its_trainers_and_has_them_when_asked() -> None:
     assert "hivemind.averaging.averager" not in sys.modules
     assert importlib.import_module("hivemind").DHT is _module("hivemind.dht.dht").DHT
     assert "hivemind.averaging.averager" in sys.modules
+
+
+class _Knot:
+    """Refers to itself, as what a network leaves behind does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_was_left_behind_before_hivemind_is_asked_for_again_is_collected() -> None:
+    import_hivemind()
+    left_behind = weakref.ref(_Knot())
+    import_hivemind()
+    gc.collect()
+    assert left_behind() is None

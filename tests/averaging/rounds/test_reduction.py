@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 import trio
 import trio.testing
 
+from averaging.chunk_runs import span_bytes
 from averaging.codecs import Codec, codec_by_name, codec_names
+from averaging.rooms import Room
+from averaging.rounds.batches import split_batch
 from averaging.rounds.contribution import EncodedContribution, encode_contribution, hello_of, result_root
 from averaging.rounds.reduction import MAX_DELTA, Offer, Offers, Reduction
 from averaging.weighted_mean import WeightedSum, sum_dtype
@@ -157,6 +162,69 @@ def test_a_member_that_is_gone_after_half_of_its_chunks_were_summed_leaves_no_tr
     known = [offer for number in (0, 2) if (offer := offers.get(SIGNERS[number].peer_id)) is not None]
     assert result.chunks == _straightforward(CODEC, GRID, known, (100, 700))
     assert [entry.peer for entry in result.header.included] == [SIGNERS[0].peer_id, SIGNERS[2].peer_id]
+
+
+class _ToldOfReads(ContributionHeader):
+    """Says when what it counts for is looked at, as a closing slice does between its steps."""
+
+    read: Callable[[], None] = staticmethod(lambda: None)
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("root", "tokens"):
+            type(self).read()
+        return super().__getattribute__(name)
+
+
+class _ToldOfPlaces(Room):
+    """Knows when its first place was given out."""
+
+    is_taken = False
+
+    def take_at(self, begin: int, stop: int) -> memoryview:
+        self.is_taken = True
+        return super().take_at(begin, stop)
+
+
+def test_chunks_summed_of_others_while_a_slice_closes_leave_its_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers, _, arriving = _in_order_of_arrival(CODEC, GRID, (100, 300, 700), random.Random(1))
+    results = _ToldOfPlaces(len(span_bytes(CODEC, GRID, 0, GRID.num_chunks)))
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID, results)
+    late = list[Callable[[], None]]()
+    for offer, mine, chunk in arriving:
+        if chunk == PART.first_chunk or offer.header.member != MEMBERS[1]:
+            summing = reduction.take(offer, [(chunk, memoryview(mine.chunks[chunk]))])
+            late += [summing] if summing is not None else []
+    reduction.set_absent(SIGNERS[1].peer_id, "lost")
+    known = [offer for number in (0, 2) if (offer := offers.get(SIGNERS[number].peer_id)) is not None]
+    for offer in known:
+        offer.header = _ToldOfReads(*(getattr(offer.header, each.name) for each in fields(offer.header)))
+
+    def sum_with_who_is_gone() -> None:
+        if results.is_taken and late:
+            late.pop()()
+
+    monkeypatch.setattr(_ToldOfReads, "read", staticmethod(sum_with_who_is_gone))
+    result = reduction.reduce()
+    assert not late, "nothing was summed meanwhile"
+    assert result is not None
+    assert result.chunks == _straightforward(CODEC, GRID, known, (100, 700))
+    assert bytes(result.data) == b"".join(result.chunks)
+
+
+def test_frames_that_bring_chunks_again_are_not_kept_for_the_one_that_is_new() -> None:
+    offers, mine = _offers(), _contribution(1)
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    offer = offers.admit(SIGNERS[1].peer_id, PROPOSAL, PART, _hello(1, mine))
+    frames = list[weakref.ref[np.ndarray]]()
+    for first in range(PART.stop_chunk - 1, PART.first_chunk - 1, -1):
+        frame = np.frombuffer(b"".join(mine.chunks[first : PART.stop_chunk]), dtype=np.uint8).copy()
+        frames.append(weakref.ref(frame))
+        batch = split_batch(frame.data.toreadonly(), first, PART.stop_chunk, CODEC, GRID)
+        offers.check_batch(offer, batch)
+        reduction.take(offer, batch)
+        del frame, batch
+    assert [frame() is not None for frame in frames] == [True, False, False]
+    assert all(offer.chunks[chunk] == mine.chunks[chunk] for chunk in range(PART.first_chunk, PART.stop_chunk))
 
 
 def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was_summed_before() -> None:
