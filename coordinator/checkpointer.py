@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from coordinator.chain_log import ChainLog
     from coordinator.ledger import CheckpointRow, Ledger
     from coordinator.ledger_writer import LedgerWriter
-    from coordinator.run_files import RunTokenizer
+    from coordinator.run_tokenizer import RunTokenizer
     from coordinator.tracker import RunTracker
     from protocol.expert_schema import MixtureConfig
     from protocol.tensor_schema import ChunkGrid, TensorSchema

@@ -31,7 +31,7 @@ from protocol.plain_file import check_plain_file
 from protocol.tensor_schema import ChunkGrid, TensorSchema, TensorSpec
 
 if TYPE_CHECKING:
-    from coordinator.run_files import RunTokenizer
+    from coordinator.run_tokenizer import RunTokenizer
 
 MANIFEST_NAME: Final = "manifest.json"
 ALL_UNITS: Final = UnitName("model")

@@ -1,4 +1,4 @@
-"""The host's commands on the command line. Thin: each imports what it needs and calls coordinator/commands.py."""
+"""The host's commands on the command line. Thin: each imports what it needs and calls what commands.py and its neighbours do."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def checkpoint_list(state_dir: StateDir = None, as_json: AsJson = False) -> None
 
 def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A checkpoint's folder.")]) -> None:
     """Recompute the state root from the files and compare; believes nothing that the folder says."""
-    from coordinator import commands
+    from coordinator.verifying import verify_checkpoint
 
-    typer.echo(commands.verify_checkpoint(path))
+    typer.echo(verify_checkpoint(path))
 
 
 def checkpoint_export(

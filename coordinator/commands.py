@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from protocol.errors import ConfigError, StorageError, UnreachableError
+from coordinator.hosted_folder import host_folder, require_run
+from protocol.errors import ConfigError, StorageError
 from protocol.tables import printable
 
 _MOST_USES: Final = 100_000
@@ -84,24 +85,6 @@ def _log_to_stderr() -> None:
     )
 
 
-def _state_dir(state_dir: Path | None) -> Path:
-    from coordinator.config import load_host_config
-
-    return load_host_config({"state_dir": state_dir}).state_dir
-
-
-def _require_run(folder: Path) -> Path:
-    from coordinator.ledger import LEDGER_FILE
-
-    if not (folder / LEDGER_FILE).exists():
-        raise ConfigError(
-            f"no run is hosted from {folder}",
-            "the folder of a hosted run",
-            "start one with `potluck host run.toml`, or name its folder with --state-dir",
-        )
-    return folder / LEDGER_FILE
-
-
 def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
     """One more invite of the run in `state_dir`; works beside a running host.
 
@@ -110,8 +93,8 @@ def make_invite(state_dir: Path | None, *, uses: int, hours: float) -> str:
     """
     if not 1 <= uses <= _MOST_USES or not 0 < hours <= 24 * 365:
         raise ConfigError(f"an invite for {uses} uses and {hours} hours", f"1 to {_MOST_USES:,} uses, and up to a year")
-    folder = _state_dir(state_dir)
-    ledger_file = _require_run(folder)
+    folder = host_folder(state_dir)
+    ledger_file = require_run(folder)
     from coordinator.invites import issue_invite, known_reach
     from coordinator.ledger import open_ledger
     from coordinator.run_files import load_run
@@ -134,8 +117,8 @@ def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
         UsageError: nobody or more than one is called so.
         MachineError, StorageError: the host's identity or ledger cannot be used.
     """
-    folder = _state_dir(state_dir)
-    ledger_file = _require_run(folder)
+    folder = host_folder(state_dir)
+    ledger_file = require_run(folder)
     from coordinator.bans import ban_peer
     from coordinator.ledger import open_ledger
     from coordinator.run_files import IDENTITY_FILE, load_run
@@ -146,34 +129,14 @@ def ban(state_dir: Path | None, who: str, *, reason: str) -> str:
         return ban_peer(ledger, manifest, host_identity, who, reason, now_unix_s=time.time())
 
 
-def fetch_status(state_dir: Path | None) -> dict[str, object]:
-    """The running host's /api/status.
-
-    Raises:
-        ConfigError: no run was ever hosted from there.
-        UnreachableError: the host does not run.
-    """
-    from averaging.network.http_get import get_json
-    from averaging.network.status_address import read_status_address
-
-    folder = _state_dir(state_dir)
-    _require_run(folder)
-    try:
-        return get_json(read_status_address(folder) + "/api/status")
-    except (UnreachableError, ConfigError, StorageError) as error:
-        raise UnreachableError(
-            f"no host runs from {folder} ({error.found})", "a running host", "start it with: potluck host run.toml"
-        ) from error
-
-
 def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
     """The run's checkpoints, oldest first: index, commit, root, total_tokens, path, unix_s. The host need not run.
 
     Raises:
         ConfigError: no run was ever hosted from there.
     """
-    folder = _state_dir(state_dir)
-    ledger_file = _require_run(folder)
+    folder = host_folder(state_dir)
+    ledger_file = require_run(folder)
     from coordinator.ledger import open_ledger
     from coordinator.run_files import CHECKPOINT_FOLDER
     from coordinator.run_view import checkpoint_json
@@ -181,22 +144,6 @@ def list_checkpoints(state_dir: Path | None) -> list[dict[str, object]]:
     with open_ledger(ledger_file) as ledger:
         rows = ledger.checkpoints()
     return [dict(checkpoint_json(row, (folder / CHECKPOINT_FOLDER).absolute())) for row in rows]
-
-
-def verify_checkpoint(path: Path) -> str:
-    """Recompute a checkpoint's hashes and state root; one line that says what was verified.
-
-    Raises:
-        ConfigError: there is no checkpoint.
-        StorageError: it does not verify, and where.
-    """
-    from coordinator.checkpoints import verify_checkpoint as verify
-
-    manifest = verify(path)
-    return (
-        f"verified: round {manifest.index} of {printable(manifest.run_name)}, {manifest.total_tokens} tokens, "
-        f"state root {manifest.state_root}"
-    )
 
 
 def export_checkpoint(path: Path, target: Path, expert: int | None = None) -> str:

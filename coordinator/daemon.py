@@ -38,7 +38,6 @@ from averaging.network.tls_identity import TlsCredential, credential_check
 from averaging.spare_memory import keep_cool
 from averaging.unwrapped import run_unwrapped
 from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
-from coordinator.commands import verify_checkpoint
 from coordinator.invites import Reach, issue_invite, known_reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, START_RECORD, Ledger, open_ledger
 from coordinator.ledger_writer import LedgerWriter
@@ -54,16 +53,17 @@ from coordinator.run_files import (
     DATA_FOLDER,
     IDENTITY_FILE,
     RunFiles,
-    RunTokenizer,
     open_run,
     run_tokenizer,
     start_units,
 )
 from coordinator.run_texts import RunTexts, read_owners, read_texts
+from coordinator.run_tokenizer import RunTokenizer
 from coordinator.run_view import RunPicture
 from coordinator.service import CoordinatorService, HostedRun
 from coordinator.status_page import RunSource, status_app
 from coordinator.tracker import RunTracker, TrackedRun
+from coordinator.verifying import verify_checkpoint
 from protocol.coordination import START_DOMAIN, TLS_SERVER_NAME
 from protocol.credential import BACKDATE_S
 from protocol.envelope import open_envelope

@@ -13,10 +13,10 @@ from protocol.estimates import (
     ledger_bytes,
     packed_bytes,
     peer_disk_bytes,
-    peer_memory_bytes,
     run_size,
 )
 from protocol.manifest import RunConfig
+from protocol.peer_memory import peer_memory_bytes
 from protocol.pipeline.estimates import stage_estimates
 from protocol.reassignment import KEPT_ENTRIES
 from protocol.tables import in_bytes, whole

@@ -33,7 +33,7 @@ def is_here(folder: Path) -> bool:
 
 def look(folder: Path) -> Look:
     """One look at the host of `folder`. Blocks, at most some seconds."""
-    from coordinator.commands import fetch_status
+    from coordinator.hosted_folder import fetch_status
     from coordinator.status_text import status_lines
 
     try:

@@ -29,6 +29,7 @@ from averaging.data.vocabulary import open_tokenizer
 from averaging.data.yardsticks import Yardsticks
 from coordinator.hosted_runs import MANIFEST_FILE
 from coordinator.run_router import check_router, packed_texts, routing_of, sample_of
+from coordinator.run_tokenizer import RunTokenizer
 from protocol.coordination import START_DOMAIN
 from protocol.credential import CertificateAuthority, load_ca, make_ca
 from protocol.envelope import open_envelope
@@ -120,14 +121,6 @@ def load_run(folder: Path) -> RunFiles:
     except (PotluckError, ValueError) as error:
         raise StorageError(f"the run in {folder} is damaged ({error})", "what was written", "restore a copy") from error
     return RunFiles(folder, manifest, signed, dataset, authority, was_created=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RunTokenizer:
-    """The bytes of the run's tokenizer.json, and the token that ends a document."""
-
-    data: bytes
-    end: int
 
 
 def run_tokenizer(run: RunFiles) -> RunTokenizer | None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from protocol.estimates import peer_disk_bytes, peer_memory_bytes
+from protocol.estimates import peer_disk_bytes
+from protocol.peer_memory import peer_memory_bytes
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20

@@ -7,13 +7,12 @@ from typing import Final
 
 from protocol.dry_run import Estimate, traffic_estimates
 from protocol.estimates import (
-    PEER_MEMORY_BASE_BYTES,
     STATE_BYTES_PER_PARAMETER,
     peer_disk_bytes,
-    peer_memory_bytes,
     run_size,
 )
 from protocol.manifest import RunConfig
+from protocol.peer_memory import PEER_MEMORY_BASE_BYTES, peer_memory_bytes
 from protocol.pipeline.estimates import stage_estimates
 from protocol.tables import in_bytes, whole
 

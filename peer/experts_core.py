@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.estimates import peer_memory_bytes
 from protocol.expert_choice import Holding, holders, share_out
 from protocol.expert_schema import expert_unit
 from protocol.experts_section import ExpertsSection
 from protocol.ids import PeerId
 from protocol.manifest import RunConfig
+from protocol.peer_memory import peer_memory_bytes
 from protocol.rounds.start import StartRecord
 
 CARD_BYTES_PER_PARAMETER: Final = 18

@@ -14,18 +14,8 @@ if TYPE_CHECKING:
 
 SECONDS_PER_DAY: Final = 86_400
 
-PEER_MEMORY_BASE_BYTES: Final = 1 << 30
-"""Two Python processes with torch (280 MB each, measured), p2pd, and the activations of a small model."""
-
-PEER_MEMORY_BYTES_PER_PARAMETER: Final = 40
-"""Parameters, gradients and two moments of Adam in float32 (16), three vectors shared with the daemon (12), its own state (8),
-and some."""
-
 PEER_DISK_BYTES_PER_PARAMETER: Final = 120
 """Ten kept states of 8 bytes, updates that weigh four states, one more on its way (averaging/rounds/keeping.py)."""
-
-FEEDBACK_MEMORY_BYTES_PER_PARAMETER: Final = 8
-"""With error feedback: the residual and the pending one in float32 (averaging/error_feedback.py)."""
 
 FEEDBACK_DISK_BYTES_PER_PARAMETER: Final = 9
 """Both on disk, and a part of one that is being written, with what is told of each chunk (averaging/residual_files.py)."""
@@ -88,12 +78,6 @@ def run_size(config: RunConfig) -> RunSize:
         fast_rounds=config.round_target.num_rounds(config.run.total_tokens, config.run.min_members),
         has_feedback=pace.feedback > 0,
     )
-
-
-def peer_memory_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:
-    """Of a peer that trains on the CPU; on a card, what training takes of it is memory of the card."""
-    per_parameter = PEER_MEMORY_BYTES_PER_PARAMETER + (FEEDBACK_MEMORY_BYTES_PER_PARAMETER if has_feedback else 0)
-    return PEER_MEMORY_BASE_BYTES + per_parameter * num_parameters
 
 
 def peer_disk_bytes(num_parameters: int, *, has_feedback: bool = False) -> int:

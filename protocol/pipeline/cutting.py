@@ -14,7 +14,7 @@ from typing import Final
 
 from protocol.decoder_schema import DecoderConfig
 from protocol.errors import ConfigError, MachineError
-from protocol.estimates import PEER_MEMORY_BASE_BYTES, PEER_MEMORY_BYTES_PER_PARAMETER
+from protocol.peer_memory import PEER_MEMORY_BASE_BYTES, PEER_MEMORY_BYTES_PER_PARAMETER
 from protocol.stage_schema import MAX_STAGES, StageMap, stage_schema
 
 VALUE_BYTES: Final = 4
@@ -94,7 +94,7 @@ def planned_memory(
     recomputes: bool = False,
     base_bytes: int = PEER_MEMORY_BASE_BYTES,
 ) -> StageMemory:
-    """From the manifest's numbers: parameters as protocol/estimates.py counts them, and what is kept of micro-batches that have gone
+    """From the manifest's numbers: parameters as protocol/peer_memory.py counts them, and what is kept of micro-batches that have gone
     forward and not yet backward.
 
     Args:

@@ -19,7 +19,7 @@ from averaging.data.vocabulary import FileTokenizer, train_bpe
 from coordinator import checkpoint_export
 from coordinator.checkpoint_export import export_checkpoint
 from coordinator.checkpoints import load_checkpoint
-from coordinator.run_files import RunTokenizer
+from coordinator.run_tokenizer import RunTokenizer
 from peer.merging import holder_model
 from peer.model import Decoder, load_flat
 from protocol.decoder_schema import DecoderConfig, decoder_schema

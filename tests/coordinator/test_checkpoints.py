@@ -28,7 +28,7 @@ from coordinator.checkpoints import (
     write_checkpoint,
 )
 from coordinator.ledger import CheckpointRow
-from coordinator.run_files import RunTokenizer
+from coordinator.run_tokenizer import RunTokenizer
 from protocol.decoder_schema import DecoderConfig, decoder_schema
 from protocol.errors import ConfigError, StorageError
 from protocol.expert_schema import MixtureConfig, held_units

@@ -15,16 +15,16 @@ from coordinator.command_line import add_commands
 from coordinator.commands import (
     ban,
     export_checkpoint,
-    fetch_status,
     host,
     init_run,
     list_checkpoints,
     make_invite,
-    verify_checkpoint,
 )
+from coordinator.hosted_folder import fetch_status
 from coordinator.invites import Reach, remember_reach
 from coordinator.ledger import LEDGER_FILE, Applicant, open_ledger
 from coordinator.run_files import IDENTITY_FILE, load_run, open_run
+from coordinator.verifying import verify_checkpoint
 from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.identity_file import open_identity

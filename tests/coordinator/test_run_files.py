@@ -15,7 +15,8 @@ from averaging.data.vocabulary import train_bpe
 from averaging.start_state import start_root, start_state
 from coordinator.checkpoint_export import export_checkpoint
 from coordinator.checkpoints import load_checkpoint
-from coordinator.run_files import RunTokenizer, load_run, open_run, run_tokenizer, start_units
+from coordinator.run_files import load_run, open_run, run_tokenizer, start_units
+from coordinator.run_tokenizer import RunTokenizer
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import ConfigError, PotluckError, RemoteProtocolError, StorageError, VersionError
 from protocol.identity import Identity

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from averaging.data.texts import Text
 from averaging.data.vocabulary import train_bpe
-from coordinator.run_files import RunTokenizer
+from coordinator.run_tokenizer import RunTokenizer
 from peer import checkpoint_sample
 from peer.checkpoint_sample import print_text, read_model, sample_from_checkpoint, text_json
 from peer.sampling import Sampling

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from peer.experts_core import Known, choose, founded, of_founders, room_for
-from protocol.estimates import peer_memory_bytes
 from protocol.expert_choice import Holding
 from protocol.ids import PeerId, Root, UnitName
 from protocol.manifest import default_run_toml, parse_run_config
+from protocol.peer_memory import peer_memory_bytes
 from protocol.rounds.start import StartRecord, StartUnit
 from tests.protocol.test_experts_section import EXPERTS, expert_toml
 

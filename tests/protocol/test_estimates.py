@@ -15,7 +15,6 @@ from protocol.estimates import (
     ledger_bytes,
     packed_bytes,
     peer_disk_bytes,
-    peer_memory_bytes,
     run_size,
 )
 from protocol.manifest import default_run_toml, parse_run_config
@@ -40,18 +39,17 @@ def test_interval_of_a_day_is_one_round_a_day() -> None:
     assert run_size(parse_run_config(text)).slow_rounds_per_day == 1
 
 
-@pytest.mark.parametrize("estimate", [peer_memory_bytes, peer_disk_bytes, host_memory_bytes])
+@pytest.mark.parametrize("estimate", [peer_disk_bytes, host_memory_bytes])
 def test_a_billion_parameters_more_are_gigabytes_more(estimate: Callable[[int], int]) -> None:
     assert 20e9 < estimate(10**9) - estimate(0) < 130e9
 
 
-def test_error_feedback_takes_two_residuals_of_memory_and_of_disk() -> None:
+def test_error_feedback_takes_two_residuals_of_disk() -> None:
     run = run_size(
         parse_run_config(default_run_toml().replace('codec = "int8"', 'codec = "int4"\nerror_feedback = 0.5'))
     )
     assert run.has_feedback
     assert not run_size(parse_run_config(default_run_toml())).has_feedback
-    assert peer_memory_bytes(1000, has_feedback=True) == peer_memory_bytes(1000) + 8000
     for num_parameters, chunk in ((10**8, 16_384), (10**6, 256)):
         more_bytes = peer_disk_bytes(num_parameters, has_feedback=True) - peer_disk_bytes(num_parameters)
         assert 0.9 * more_bytes < bound_bytes(ChunkGrid(num_parameters, chunk)) <= more_bytes
