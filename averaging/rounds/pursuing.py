@@ -162,7 +162,7 @@ class Pursuer:
             prepared = await self._prepare(action, target)
         except PotluckError as error:
             self._tell_refusal("switch", error)
-            await self._tell(SwitchFailed(target, error.one_line()))
+            await self._tell(SwitchFailed(target, error.one_line(), _missing(error)))
             return
         if prepared is not None:
             spine = SpineView(target, self._state().tree)
@@ -180,23 +180,43 @@ class Pursuer:
     async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
         fork_state = await chain.state_at(action.fork)
-        state, rest = fork_state, action.path
         if fork_state is None or len(action.path) > self._state().config.replay_at_most:
             state, rest = await self._snapshot_on(action)
-        if state is None:
+            is_here = await self._gather_all(action, rest, is_wanted)
+        else:
+            try:
+                state, rest = fork_state, action.path
+                is_here = await self._gather_all(action, rest, is_wanted)
+            except _BytesGoneError as error:
+                state, rest = await self._snapshot_instead(action, error)
+                is_here = await self._gather_all(action, rest, is_wanted)
+        if not is_here:
             return None
-        for node in rest:
-            record = node.link.record
-            if record is None or not await self._gatherer.gather(
-                record, self._with_everybody(action.holders), is_wanted
-            ):
-                if not is_wanted():
-                    return None
-                raise UnreachableError(
-                    f"the bytes of commit {short(node.link.commit)} are with nobody who answers", "one holder"
-                )
         state = await chain.replay(state, rest)
         return await chain.prepared(action.fork, action.path, fork_state, state)
+
+    async def _gather_all(
+        self, action: PrepareSwitch, nodes: tuple[TreeNode, ...], is_wanted: Callable[[], bool]
+    ) -> bool:
+        """The results of all these to our disk; False where they are not wanted any more."""
+        for node in nodes:
+            record = node.link.record
+            holders = self._with_everybody(action.holders)
+            if record is None or not await self._gatherer.gather(record, holders, is_wanted):
+                if not is_wanted():
+                    return False
+                raise _BytesGoneError(node.link.commit)
+        return True
+
+    async def _snapshot_instead(
+        self, action: PrepareSwitch, error: _BytesGoneError
+    ) -> tuple[UnitState, tuple[TreeNode, ...]]:
+        """Who came by a whole state itself has none of the results before that."""
+        try:
+            return await self._snapshot_on(action)
+        except UnreachableError as other:
+            log.info("no_state_instead", unit=self._chain.tools.unit, reason=other.one_line())
+            raise error from other
 
     async def _snapshot_on(self, action: PrepareSwitch) -> tuple[UnitState, tuple[TreeNode, ...]]:
         """A whole state at some commit of the path, attested by a later one, and what is left to replay."""
@@ -209,6 +229,8 @@ class Pursuer:
             with trio.move_on_after(SNAPSHOT_WITHIN_S):
                 state = await download_state(tools, self._with_everybody(action.holders), wanted, self._told)
                 return state, path[places[state.head] + 1 :]
+        except UnreachableError as error:
+            raise _StateGoneError(path[0].link.commit, error) from error
         finally:
             self._tools.publish("download_ended", {})
         raise UnreachableError("a state that took too long", f"all of it within {SNAPSHOT_WITHIN_S / 3600:.0f} h")
@@ -284,6 +306,27 @@ class Pursuer:
         if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):
             return None
         return prepared
+
+
+class _BytesGoneError(UnreachableError):
+    """Nobody who answers has the results of `commit`."""
+
+    def __init__(self, commit: CommitId) -> None:
+        super().__init__(f"the bytes of commit {short(commit)} are with nobody who answers", "one holder")
+        self.commit = commit
+
+
+class _StateGoneError(UnreachableError):
+    """Nobody who answers has a whole state of a lineage that begins with `commit`."""
+
+    def __init__(self, commit: CommitId, error: UnreachableError) -> None:
+        super().__init__(error.found, error.expected, error.remedy)
+        self.commit = commit
+
+
+def _missing(error: PotluckError) -> CommitId | None:
+    """The commit whose bytes are with nobody, where that was the error."""
+    return error.commit if isinstance(error, _BytesGoneError | _StateGoneError) else None
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
     """Take one event; returns the new state, the orders, and why."""
     match event:
         case Ticked():
-            return liveness.ticked(state, event, now_s)
+            return _ticked(state, event, now_s)
         case MessageArrived():
             return _message(state, event, now_s)
         case PeersAnswered():
@@ -171,13 +171,22 @@ def _followed(
         case SwitchPrepared():
             return following.switch_prepared(state, event, now_s)
         case SwitchFailed():
-            return following.switch_failed(state, event)
+            return following.switch_failed(state, event, now_s)
         case Switched():
             return following.switched(state, event, now_s)
         case SpineMoved():
             return following.spine_moved(state, event, now_s)
         case FlipOrdered():
             return following.flip_ordered(state, event)
+
+
+def _ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
+    ticked = liveness.ticked(state, event, now_s)
+    if not ticked.state.missing:
+        return ticked
+    looked = following.look_again(ticked.state, now_s)
+    orders = (*ticked.actions, *looked.actions)
+    return Step(looked.state, orders, ticked.reason or looked.reason, looked.remark, ticked.waiting)
 
 
 def _progressed(state: RoundState, event: Progressed) -> RoundState:

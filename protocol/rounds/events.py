@@ -145,10 +145,13 @@ class SwitchPrepared:
 
 @dataclass(frozen=True, slots=True)
 class SwitchFailed:
-    """The other lineage could not be brought here; it is tried again when somebody speaks of it."""
+    """The other lineage could not be brought here; it is tried again when somebody speaks of it. `missing`: the first commit on the
+    way to it that nobody gave us the bytes of, where that was the reason.
+    """
 
     target: CommitId
     why: str
+    missing: CommitId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from protocol.rounds.events import (
 )
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
 from protocol.rounds.messages import Certificate, Committed
+from protocol.rounds.missing import passed_over, reviewed, with_missing, without_found
 from protocol.rounds.orders import Action, CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import OpenRound, RoundState, Step, Switching
@@ -86,7 +87,7 @@ def consider(state: RoundState, source: PeerId | None, now_s: float) -> Step:
         return Step(state, remark="nothing else is followed while the lineage is being switched")
     if state.switching is not None and state.switching.is_prepared:
         return _flip(state, state.switching, now_s)
-    target = best_head(state.tree, spine=state.spine)
+    target = _preferred(state)
     if target == state.link.commit:
         return Step(state, remark="nothing to follow: no commit that is known is preferred to our head")
     ahead = state.tree.path(state.link.commit, target)
@@ -96,10 +97,22 @@ def consider(state: RoundState, source: PeerId | None, now_s: float) -> Step:
     return preparing if ahead else _go_on(preparing, source)
 
 
+def _preferred(state: RoundState) -> CommitId:
+    """The head to follow of all whose bytes may be with somebody."""
+    return best_head(state.tree, spine=state.spine, without=passed_over(state))
+
+
+def look_again(state: RoundState, now_s: float) -> Step:
+    """Whether what was passed over, for nobody had its bytes, is wanted again by now."""
+    looked = reviewed(state, now_s)
+    return Step(state) if looked is state else consider(looked, None, now_s)
+
+
 def _go_on(preparing: Step, source: PeerId | None) -> Step:
     """Until all of the other lineage is here, ours goes on: bringing it may take hours (rule 24)."""
     state = preparing.state
-    ahead = state.tree.path(state.link.commit, best_head(state.tree, state.link.commit, state.spine))
+    own_head = best_head(state.tree, state.link.commit, state.spine, passed_over(state))
+    ahead = state.tree.path(state.link.commit, own_head)
     if not ahead or _needs_state(state, ahead):
         return preparing
     own = _commit_next(state, ahead[0].link, ahead[0].certificate, source)
@@ -157,7 +170,7 @@ def _flip(state: RoundState, switching: Switching, now_s: float) -> Step:
     target = switching.target
     fork = state.tree.common(state.link.commit, target)
     path = state.tree.path(fork, target) if fork is not None else None
-    is_best = state.tree.path(target, best_head(state.tree, spine=state.spine)) is not None
+    is_best = state.tree.path(target, _preferred(state)) is not None
     if not is_best or fork != switching.fork or not path:  # or our own lineage moved in the meantime, or it is ours now
         return consider(replace(state, switching=None), None, now_s)
     opened = replace(state.open, leading=None, gathering=None)
@@ -174,7 +187,7 @@ def spine_moved(state: RoundState, event: SpineMoved, now_s: float) -> Step:
 
 def would_switch(state: RoundState, spine: SpineView) -> Switch | None:
     """The change of lineage that this unit would have to make if the spine stood at `spine`; None when it stays on its own."""
-    target = best_head(state.tree, spine=spine)
+    target = best_head(state.tree, spine=spine, without=passed_over(state))
     fork = state.tree.common(state.link.commit, target)
     path = state.tree.path(fork, target) if fork is not None else None
     if fork is None or fork == state.link.commit or not path:
@@ -195,11 +208,19 @@ def flip_ordered(state: RoundState, event: FlipOrdered) -> Step:
     return Step(state, (EndExchange(state.link.commit, "switching lineages"),), reason)
 
 
-def switch_failed(state: RoundState, event: SwitchFailed) -> Step:
-    """Stay where we are; somebody will speak of the other lineage again."""
-    if state.switching is None or state.switching.target != event.target:
+def switch_failed(state: RoundState, event: SwitchFailed, now_s: float) -> Step:
+    """Stay where we are; somebody will speak of the other lineage again. Where nobody who lives has its bytes, the best of those that
+    can be had is followed meanwhile.
+    """
+    switching, missing = state.switching, event.missing
+    if switching is None or switching.target != event.target:
         return Step(state, remark=f"lineage {short(event.target)} did not come, and is no longer wanted: {event.why}")
-    return Step(replace(state, switching=None), (), f"cannot switch lineages: {event.why}")
+    failed, reason = replace(state, switching=None), f"cannot switch lineages: {event.why}"
+    is_only_behind = switching.fork == state.link.commit and missing not in state.missing
+    if missing is None or missing not in state.tree.nodes or is_only_behind:
+        return Step(failed, (), reason)
+    considered = consider(with_missing(failed, missing, now_s), None, now_s)
+    return Step(considered.state, considered.actions, considered.reason or reason)
 
 
 def switched(state: RoundState, event: Switched, now_s: float) -> Step:
@@ -250,7 +271,7 @@ def _tell_opener(state: RoundState, now_s: float) -> tuple[Action, ...]:
 def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> RoundState:
     tree = state.tree.pruned(link.commit) if link.commit in state.tree.nodes else state.tree
     was_heard = state.open.proposal is not None and link.parent == state.link.commit
-    return replace(
+    moved = replace(
         state,
         link=link,
         tree=tree,
@@ -260,6 +281,7 @@ def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> 
         committed_at_s=now_s,
         alone_since_s=None,
     )
+    return without_found(moved) if moved.missing else moved
 
 
 def _still_wanted(state: RoundState, head: CommitId) -> Switching | None:
@@ -294,6 +316,8 @@ def stalled(state: RoundState, event: CommitStalled, now_s: float) -> Step:
         return Step(state, remark=f"commit {short(event.commit)} stalled, and is no longer waited for: {event.why}")
     opened = replace(state.open, committing=None, stalled=event.commit)
     state, reason = replace(state, open=opened), f"commit waits: {event.why}"
+    if event.commit in state.missing:
+        state = with_missing(state, event.commit, now_s)
     if state.switching is not None and state.switching.is_prepared:
         flipped = _flip(state, state.switching, now_s)
         return Step(flipped.state, flipped.actions, flipped.reason or reason)

@@ -10,7 +10,7 @@ spine's followed lineage comes before one that was trained with another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
@@ -163,13 +163,20 @@ class _Merit:
     work_tokens: int
 
 
-def best_head(tree: CommitTree, start: CommitId | None = None, spine: SpineView | None = None) -> CommitId:
-    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22; with `spine` rule 23 comes first)."""
-    if not tree.has_fork:
+def best_head(
+    tree: CommitTree,
+    start: CommitId | None = None,
+    spine: SpineView | None = None,
+    without: Collection[CommitId] = (),
+) -> CommitId:
+    """The head to follow: from `start`, or the root, at each fork the preferred child (rule 22; with `spine` rule 23 comes first).
+    `without`: commits that cannot be had now; neither they nor what comes after them count.
+    """
+    if not tree.has_fork and not without:
         return tree.tip
     children: dict[CommitId, list[ChainLink]] = {}
     for commit, node in tree.nodes.items():
-        if node.link.parent is not None and commit != tree.root:
+        if node.link.parent is not None and commit != tree.root and commit not in without:
             children.setdefault(node.link.parent, []).append(node.link)
     followed = spine.lineage() if spine is not None else frozenset[CommitId]()
     here = tree.root if start is None else start

@@ -238,6 +238,23 @@ class Switching:
     is_with_spine: bool = False
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A commit whose bytes nobody had (missing.py).
+
+    Attributes:
+        until_s, pause_s: it is passed over until then, for so long in all.
+        asked: who lived then. standing: who stood on it or on what comes after it.
+        is_believed: whether it is passed over now; else it is wanted again, and the pause is remembered.
+    """
+
+    until_s: float
+    pause_s: float
+    asked: frozenset[PeerId]
+    standing: frozenset[PeerId]
+    is_believed: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What the views of others come to for the round on `commit`; it follows from them (survey.py).
@@ -269,6 +286,7 @@ class RoundState:
         due_tokens: ready when all who work have ended their part of the round, as far as it is known here; 0 where the last commit's
             target says when a round is due. When one is opened is nobody's to agree on.
         spine_ready: tokens that we have ready for its next round; None where we do not hold it.
+        missing: commits of other lineages whose bytes were with nobody (missing.py).
     """
 
     config: RoundConfig
@@ -292,6 +310,7 @@ class RoundState:
     spine: SpineView | None = None
     due_tokens: int = 0
     spine_ready: int | None = None
+    missing: Mapping[CommitId, Missing] = field(default_factory=lambda: MappingProxyType({}))
     survey: Survey | None = field(default=None, compare=False, repr=False)
 
     @property

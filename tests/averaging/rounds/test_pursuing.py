@@ -416,14 +416,37 @@ async def test_a_switch_whose_bytes_nobody_gives_fails_and_one_that_is_unwanted_
             for name in [name for name in party.disk.files if name.startswith("results/")]:
                 del party.disk.files[name]
         scene.prepare(fork.agreed, fork.theirs)
-        failed = await scene.bench.until_told(SwitchFailed, within_s=GATHER_WITHIN_S + 5.0)
+        failed = await scene.bench.until_told(SwitchFailed, within_s=2 * GATHER_WITHIN_S + 5.0)
         assert "nobody who answers" in failed.why
+        assert failed.missing == fork.theirs[-1].link.commit, "a whole state before it was to be had"
         scene.prepare(fork.agreed, fork.theirs)
         await trio.sleep(5.0)
         scene.bench.state = replace(scene.bench.state, switching=None)
         await trio.sleep(2 * GATHER_WITHIN_S)
         assert scene.bench.events == []
         assert scene.party.chain.head == fork.ours.link
+
+
+async def test_where_nobody_has_the_first_results_of_a_lineage_any_more_a_whole_state_is_taken(
+    autojump_clock: Clock,
+) -> None:
+    async with _fork(2) as fork:
+        first = fork.theirs[0].link.record
+        assert first is not None
+        gone = {part.result_hash.hex() for part in first.slices}
+        for party in fork.scene.others:
+            for name in [name for name in party.disk.files if name.rpartition("/")[2] in gone]:
+                del party.disk.files[name]
+        fork.scene.prepare(fork.agreed, fork.theirs)
+        await fork.scene.bench.until_told(SwitchPrepared, within_s=GATHER_WITHIN_S + 5.0)
+        await fork.assert_switched()
+
+
+async def test_a_lineage_of_which_nobody_gives_a_state_is_named_by_its_first_commit(autojump_clock: Clock) -> None:
+    async with _fork(4, is_attested=False) as fork:
+        fork.scene.prepare(fork.agreed, fork.theirs)
+        failed = await fork.scene.bench.until_told(SwitchFailed)
+        assert failed.missing == fork.theirs[0].link.commit
 
 
 async def test_a_switch_that_cannot_be_written_changes_nothing_and_may_be_tried_again(autojump_clock: Clock) -> None:
@@ -449,6 +472,7 @@ async def test_a_lineage_whose_bytes_cannot_be_written_fails_and_may_be_brought_
         scene.prepare(fork.agreed, fork.theirs)
         failed = await scene.bench.until_told(SwitchFailed)
         assert (failed.target, "no space" in failed.why) == (fork.theirs[-1].link.commit, True)
+        assert failed.missing is None
         scene.party.disk.capacity_bytes = UNBOUNDED_BYTES
         scene.prepare(fork.agreed, fork.theirs)
         await scene.bench.until_told(SwitchPrepared)

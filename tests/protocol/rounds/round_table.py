@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Final
 
 from protocol.envelope import NEVER_MS, open_envelope, seal
-from protocol.ids import CommitId, PeerId, Root, RunId, UnitName
+from protocol.ids import CommitId, PeerId, Root, RunId, UnitName, short
 from protocol.rounds import core
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, genesis_link
 from protocol.rounds.events import (
@@ -540,11 +540,15 @@ class Table:
             and target.commit in {link.commit for link, _ in other.disk.chain}
             for other in self.seats.values()
         )
-        records = [node.link.record for node in action.path if node.link.record is not None]
-        if is_whole or all(self._gather(seat, record) for record in records):
+        gone = next((node.link for node in action.path if not self._is_to_be_had(seat, node.link)), None)
+        if is_whole or gone is None:
             self._answer(seat, SwitchPrepared(target.commit))
         else:
-            self._answer(seat, SwitchFailed(target.commit, "its bytes are with nobody who answers"))
+            why = f"the bytes of commit {short(gone.commit)} are with nobody who answers"
+            self._answer(seat, SwitchFailed(target.commit, why, gone.commit))
+
+    def _is_to_be_had(self, seat: Seat, link: ChainLink) -> bool:
+        return link.record is None or self._gather(seat, link.record)
 
     def _reduce(self, seat: Seat, proposal: Proposal) -> None:
         """Bytes move at once: a reducer closes each of its slices with all members that it reaches."""

@@ -15,15 +15,17 @@ from protocol.rounds.events import (
     Switched,
     SwitchFailed,
     SwitchPrepared,
+    Ticked,
 )
 from protocol.rounds.following import would_switch
 from protocol.rounds.lineage import SpineView, TreeNode, known_commits
 from protocol.rounds.messages import Ballot, Certificate, Committed
+from protocol.rounds.missing import FIRST_PAUSE_S, MAX_PAUSE_S
 from protocol.rounds.orders import CatchUp, Commit, EndExchange, PrepareSwitch, Send, SendHeartbeat, Switch
 from protocol.rounds.quorum import first_opener
 from protocol.rounds.state import Leading, OpenRound, Switching
 from tests.protocol.rounds.made_commits import Made, MadeSpine, commit_on, lineage_on, made_spine
-from tests.protocol.rounds.round_table import TARGET_TOKENS, UNIT, Seat, Table, acquaint, state_root
+from tests.protocol.rounds.round_table import TARGET_TOKENS, UNIT, Seat, Table, acquaint, heartbeat_of, state_root
 from tests.simulation.signing import HashVerifier
 
 
@@ -344,6 +346,96 @@ def test_a_switch_that_failed_is_tried_again_when_somebody_speaks_of_it() -> Non
     assert "cannot switch lineages: the donor is gone" in seat.reasons[-1]
     assert seat.head == ours[-1].link
     assert _targets(seat.hear(other, _told(theirs[-1]))) == [theirs[-1].link.commit]
+
+
+def _three_sides() -> tuple[Table, Seat, Seat, list[Made], list[Made], list[Made]]:
+    """Ours, the next best, and the preferred one, whose first commit nobody has the bytes of any more."""
+    table, seat, other, ours, next_best = _forked()
+    seat.feed(_fetched(other, next_best))
+    preferred = lineage_on(table.genesis, table.others(seat, other), 40, salt=2)
+    assert _targets(seat.feed(_fetched(other, preferred))) == [preferred[-1].link.commit]
+    return table, seat, other, ours, next_best, preferred
+
+
+def _not_to_be_had(preferred: Sequence[Made]) -> SwitchFailed:
+    first, last = preferred[0].link.commit, preferred[-1].link.commit
+    return SwitchFailed(last, "its bytes are with nobody who answers", first)
+
+
+def _hear_all(table: Table, seat: Seat) -> None:
+    for other in table.others(seat):
+        seat.hear(other, heartbeat_of(other))
+
+
+def test_a_lineage_whose_bytes_nobody_has_is_passed_over_for_the_best_that_can_be_had() -> None:
+    _, seat, other, _, next_best, preferred = _three_sides()
+    assert _targets(seat.feed(_not_to_be_had(preferred))) == [next_best[-1].link.commit]
+    seat.feed(SwitchPrepared(next_best[-1].link.commit))
+    seat.feed(Switched(next_best[-1].link, state_root(next_best[-1].link.commit), OpenRound()))
+    assert seat.hear(other, _told(preferred[-1])) == (), "word of it is no proof that anybody has the bytes"
+    assert would_switch(seat.state, SpineView(seat.head.commit, seat.state.tree)) is None
+    assert seat.head == next_best[-1].link
+
+
+def test_what_was_passed_over_is_wanted_again_after_a_while_and_each_time_later() -> None:
+    table, seat, _, _, next_best, preferred = _three_sides()
+    seat.feed(_not_to_be_had(preferred))
+    seat.feed(SwitchPrepared(next_best[-1].link.commit))
+    seat.feed(Switched(next_best[-1].link, state_root(next_best[-1].link.commit), OpenRound()))
+    for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, MAX_PAUSE_S, MAX_PAUSE_S):
+        wanted_s = table.now_s + pause_s
+        while table.now_s < wanted_s - 1.0:
+            table.now_s += 1.0
+            _hear_all(table, seat)
+            assert _targets(seat.feed(Ticked())) == []
+        table.now_s = wanted_s
+        assert _targets(seat.feed(Ticked())) == [preferred[-1].link.commit]
+        seat.feed(_not_to_be_had(preferred))
+
+
+def test_what_was_passed_over_is_wanted_at_once_when_somebody_comes_or_comes_to_stand_on_it() -> None:
+    for do_stand in (True, False):
+        table, seat, other, _, _, preferred = _three_sides()
+        _, _, late = table.live()[:3]
+        if not do_stand:
+            seat.feed(PeerLost(late.peer))
+        seat.feed(_not_to_be_had(preferred))
+        assert _targets(seat.feed(Ticked())) == []
+        heartbeat = heartbeat_of(late)
+        if do_stand:
+            (head,) = heartbeat.heads
+            heartbeat = replace(heartbeat, heads=(replace(head, head=preferred[30].link.commit),))
+        seat.hear(late, heartbeat)
+        seat.feed(Ticked())
+        assert seat.state.switching is not None
+        seat.feed(SwitchFailed(seat.state.switching.target, "something else"))
+        assert _targets(seat.hear(other, _told(preferred[-1]))) == [preferred[-1].link.commit]
+
+
+def test_of_a_lineage_that_breaks_off_what_can_be_had_is_followed() -> None:
+    _, seat, _, _, _, preferred = _three_sides()
+    broken = SwitchFailed(preferred[-1].link.commit, "its bytes are with nobody who answers", preferred[35].link.commit)
+    assert _targets(seat.feed(broken)) == [preferred[34].link.commit]
+
+
+def test_who_is_merely_behind_passes_nothing_over() -> None:
+    table, seat, other = _muted(replay_at_most=3)
+    ahead = lineage_on(table.genesis, table.others(seat), 9)
+    assert _targets(seat.feed(_fetched(other, ahead))) == [ahead[-1].link.commit]
+    seat.feed(SwitchFailed(ahead[-1].link.commit, "its bytes are with nobody who answers", ahead[0].link.commit))
+    assert seat.state.missing == {}
+    assert _targets(seat.hear(other, _told(ahead[-1]))) == [ahead[-1].link.commit]
+
+
+def test_what_was_passed_over_is_forgotten_once_it_lies_behind_the_head() -> None:
+    table, seat, _, _, _, preferred = _three_sides()
+    seat.feed(_not_to_be_had(preferred))
+    table.now_s += FIRST_PAUSE_S
+    seat.feed(Ticked())
+    seat.feed(SwitchPrepared(preferred[-1].link.commit))
+    seat.feed(Switched(preferred[-1].link, state_root(preferred[-1].link.commit), OpenRound()))
+    assert seat.head == preferred[-1].link
+    assert seat.state.missing == {}
 
 
 def test_a_switch_that_was_prepared_while_a_commit_was_applied_is_made_afterwards() -> None:
