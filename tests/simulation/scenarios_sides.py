@@ -9,6 +9,7 @@ from functools import partial
 import trio
 
 from averaging.network.memory_network import LinkSpeed
+from averaging.rounds.gathering import GATHER_WITHIN_S
 from protocol.ids import CommitId
 from protocol.rounds.quorum import is_quorum
 from tests.simulation.node import Node
@@ -112,6 +113,42 @@ async def half_healed(scene: Scene) -> None:
         await scene.agreement(sides[0] + sides[1])
         await scene.rounds(1, sides[0] + sides[1])
     await scene.agreement()
+
+
+@scenario(7, QUIET)
+async def preferred_and_gone(scene: Scene) -> None:
+    """Three lineages. Everybody has heard of the one with most work when all who made it die, and their results with them: the two
+    others become one without it. When it comes back, with what it had, all agree once more.
+    """
+    best, *others = _sides(scene, (5, 1, 1))
+    rest = [node for side in others for node in side]
+    await scene.everybody_votes()
+    with scene.cut(*others):
+        with scene.cut(best, rest):
+            await scene.sleep(LONG_S)
+        head, kept = _head(best), [_without_results(node) for node in best]
+        known = [scene.when(partial(_knows, node=node, commit=head)) for node in rest]
+        for heard in known:
+            await scene.happened(heard, "word of the preferred lineage")
+        for node in best:
+            node.crash()
+    expect(len({_head(side) for side in others}) == 2, "two lineages are left")
+    await scene.agreement(rest, within_s=2 * GATHER_WITHIN_S)
+    expect(not scene.is_followed(head), "what cannot be had is not followed")
+    for node, files in zip(best, kept, strict=True):
+        node.disk.files.update(files)
+    scene.boot(*best)
+    await scene.agreement()
+
+
+def _without_results(node: Node) -> dict[str, bytes]:
+    """Takes the results off its disk and returns them by their names."""
+    names = [name for name in node.disk.files if name.startswith("results/")]
+    return {name: node.disk.files.pop(name) for name in names}
+
+
+def _knows(seen: Seen, node: Node, commit: CommitId) -> bool:
+    return seen.node is node and commit in seen.after.tree.nodes
 
 
 # --- lineages of almost the same work -----------------------------------------------------------------------------------------
