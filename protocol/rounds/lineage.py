@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
@@ -112,8 +112,8 @@ def tree_of(root: ChainLink) -> CommitTree:
     return CommitTree(root.commit, root.commit, MappingProxyType({root.commit: TreeNode(root, None)}))
 
 
-class Standing(IntEnum):
-    """How a cited spine commit stands to the lineage of the spine that is followed here; more is better."""
+class Standing(Enum):
+    """How a cited spine commit stands to the lineage of the spine that is followed here."""
 
     OTHER = 0
     UNKNOWN = 1
@@ -155,11 +155,14 @@ class SpineView:
 
 @dataclass(frozen=True, slots=True)
 class _Merit:
-    """What speaks for a branch: of its descendants those count that stand best with the spine, and of these the one with most work,
-    in tokens since the fork.
+    """What speaks for a branch: of its descendants those count that stand with the followed spine, where there are any, and of these
+    the one with most work, in tokens since the fork.
+
+    A spine commit that is not known here may come to be followed, and is then known. Until then it speaks for a branch no more than
+    another lineage's: two holders who each know only the spine that they have left would else prefer each other's branch.
     """
 
-    standing: Standing
+    is_with_spine: bool
     work_tokens: int
 
 
@@ -205,18 +208,18 @@ def _merits(
     spine: SpineView | None,
     followed: frozenset[CommitId],
 ) -> dict[CommitId, _Merit]:
-    """For each commit after the index of `fork` the best standing of a line from it to an end, and the most work on such a line. One
-    commit that was made with another spine spoils the whole line: what came before it was averaged into it.
+    """For each commit after the index of `fork` whether a line from it to an end stands with the spine, and the most work on such a
+    line. One commit that was made with another spine spoils the whole line: what came before it was averaged into it.
     """
     merits: dict[CommitId, _Merit] = {}
     later = [node.link for node in tree.nodes.values() if node.link.index > fork.index]
     for link in sorted(later, key=lambda link: -link.index):
         cited = link.record.spine if link.record is not None else NO_SPINE
-        own = Standing.FOLLOWED if spine is None or cited in followed else spine.standing(cited)
+        own = spine is None or cited in followed or spine.standing(cited) is Standing.FOLLOWED
         below = [merits[child.commit] for child in children.get(link.commit, ())]
-        standing = min(own, max((merit.standing for merit in below), default=own))
-        most = max((merit.work_tokens for merit in below if min(own, merit.standing) == standing), default=0)
-        merits[link.commit] = _Merit(standing, work_after(fork, [link]) + most)
+        is_with_spine = own and (not below or any(merit.is_with_spine for merit in below))
+        counted = (merit.work_tokens for merit in below if merit.is_with_spine or not is_with_spine)
+        merits[link.commit] = _Merit(is_with_spine, work_after(fork, [link]) + max(counted, default=0))
     return merits
 
 
@@ -235,9 +238,9 @@ def work_class(fork: ChainLink, work_tokens: int) -> int:
     return (work_tokens // max(1, fork.target_tokens)).bit_length()
 
 
-def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[Standing, int, bool, int, int]:
+def _preference(fork: ChainLink, child: ChainLink, merit: _Merit) -> tuple[bool, int, bool, int, int]:
     return (
-        merit.standing,
+        merit.is_with_spine,
         work_class(fork, merit.work_tokens),
         not child.is_lone,
         len(child.roster),

@@ -279,15 +279,28 @@ def test_where_both_sides_are_spoilt_the_one_with_more_work_is_kept(fork: ChainL
     assert best_head(_tree(fork, light, heavy, again), spine=spine.at(spine.left)) == heavy.commit
 
 
-def test_a_branch_that_cites_an_unknown_spine_commit_ranks_between_the_followed_and_another(
+def test_a_branch_that_cites_an_unknown_spine_commit_ranks_with_one_that_cites_another_lineage(
     fork: ChainLink,
 ) -> None:
     spine = made_spine()
     followed = _child(fork, rounds=1, spine=spine.left.commit)
     unknown = _child(fork, 1, rounds=8, spine=CommitId(b"?" * 32))
-    other = _child(fork, 2, rounds=40, spine=spine.right.commit)
     assert best_head(_tree(fork, unknown, followed), spine=spine.at(spine.left)) == followed.commit
-    assert best_head(_tree(fork, other, unknown), spine=spine.at(spine.left)) == unknown.commit
+    for rounds in (1, 40):
+        other = _child(fork, 2, rounds=rounds, spine=spine.right.commit)
+        heavier = other if rounds == 40 else unknown
+        assert best_head(_tree(fork, other, unknown), spine=spine.at(spine.left)) == heavier.commit
+
+
+def test_two_who_left_each_a_spine_that_the_other_never_heard_of_prefer_the_same_branch(fork: ChainLink) -> None:
+    """Once each preferred the other's, and so they changed places and went on apart."""
+    spine = made_spine()
+    apart = [_child(spine.trunk, salt) for salt in (7, 8)]
+    light, heavy = (_child(fork, salt, rounds=rounds, spine=apart[salt].commit) for salt, rounds in ((0, 2), (1, 9)))
+    tree = _tree(fork, light, heavy)
+    for left in apart:
+        view = SpineView(spine.left.commit, spine.tree.add(left, UNPROVEN))
+        assert best_head(tree, spine=view) == heavy.commit
 
 
 def test_the_work_of_a_branch_is_that_of_its_lines_that_stand_best_with_the_spine(fork: ChainLink) -> None:
