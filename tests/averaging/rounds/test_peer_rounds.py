@@ -317,7 +317,10 @@ class Meeting:
                 open_envelope(raw, verifier=VERIFIER, domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None)
                 for raw in raws
             )
-            self.calls.setdefault(peer, []).append(tuple(decode_message(envelope.payload) for envelope in opened))
+            said = [decode_message(envelope.payload) for envelope in opened]
+            # in a moment that they share the units come in any order
+            said.sort(key=lambda message: "" if isinstance(message, Heartbeat) else message.unit)
+            self.calls.setdefault(peer, []).append(tuple(said))
             return b""
 
         return take
