@@ -18,6 +18,7 @@ from averaging.codecs import Codec
 from averaging.codecs.dense import BlockCodec
 from averaging.codecs.sparse import SparseCodec
 from protocol.errors import RemoteProtocolError
+from protocol.tensor_schema import ChunkGrid
 
 RUN_ELEMENTS: Final = 1 << 18
 """Values at a time: 1 MiB as float32, which stays in a core's cache."""
@@ -50,27 +51,47 @@ def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[rang
     return [range(first, min(first + step, stop_chunk)) for first in range(first_chunk, stop_chunk, step)]
 
 
-def encode_run(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
-    """The encodings of the chunks of a (n,) float32 vector; the last may be shorter. Raises as `Codec.encode`."""
-    if isinstance(codec, SparseCodec):
-        return codec.encode_chunks(values_n, chunk_elements)
-    num_whole = values_n.numel() // chunk_elements
-    vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
-    if vector is None:
-        starts = range(0, values_n.numel(), chunk_elements)
-        return [codec.encode(values_n[start : start + chunk_elements]) for start in starts]
-    long, head = vector
-    stop = num_whole * chunk_elements
+def encode_run(
+    codec: Codec, values_n: torch.Tensor, chunk_elements: int, room: memoryview | None = None
+) -> list[memoryview]:
+    """The encodings of the chunks of a (n,) float32 vector, one behind the other; the last may be shorter. Raises as `Codec.encode`.
+
+    Args:
+        room: where they are written, `span_bytes` long; without it into memory of their own.
+    """
+    num_elements = values_n.numel()
+    num_whole, rest = divmod(num_elements, chunk_elements)
     size_bytes = codec.encoded_bytes(chunk_elements)
-    whole = np.frombuffer(long.encode(values_n[:stop]), dtype=np.uint8)
-    if head:
-        moved = np.empty((num_whole, size_bytes), dtype=np.uint8)
+    num_bytes = num_whole * size_bytes + (codec.encoded_bytes(rest) if rest else 0)
+    written = np.empty(num_bytes, dtype=np.uint8) if room is None else np.frombuffer(room, dtype=np.uint8)
+    vector = _as_vector(codec, chunk_elements) if num_whole > 1 and not isinstance(codec, SparseCodec) else None
+    begin = 0
+    if vector is not None:
+        long, head = vector
+        begin = num_whole * size_bytes
+        whole = np.frombuffer(long.encode(values_n[: num_whole * chunk_elements]), dtype=np.uint8)
+        moved = written[:begin].reshape(num_whole, size_bytes)
         moved[:, :head] = whole[: num_whole * head].reshape(num_whole, head)
         moved[:, head:] = whole[num_whole * head :].reshape(num_whole, size_bytes - head)
-        whole = moved.reshape(-1)
-    view = whole.data
-    chunks = [bytes(view[begin : begin + size_bytes]) for begin in range(0, num_whole * size_bytes, size_bytes)]
-    return chunks if stop == values_n.numel() else [*chunks, codec.encode(values_n[stop:])]
+        values_n = values_n[num_whole * chunk_elements :]
+    for data in _encoded_one_by_one(codec, values_n, chunk_elements):
+        written[begin : begin + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        begin += len(data)
+    view = written.data.toreadonly()
+    return [view[begin : begin + size_bytes] for begin in range(0, num_bytes, size_bytes)]
+
+
+def _encoded_one_by_one(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
+    if isinstance(codec, SparseCodec):
+        return codec.encode_chunks(values_n, chunk_elements)
+    return [codec.encode(part_n) for part_n in torch.split(values_n, chunk_elements) if part_n.numel()]
+
+
+def span_bytes(codec: Codec, grid: ChunkGrid, first_chunk: int, stop_chunk: int) -> range:
+    """Where the encodings of these chunks lie in that of the whole vector, one behind the other. Raises as `ChunkGrid.bounds`."""
+    whole_bytes = codec.encoded_bytes(grid.chunk_elements)
+    begin, stop = grid.bounds(stop_chunk - 1)
+    return range(first_chunk * whole_bytes, (stop_chunk - 1) * whole_bytes + codec.encoded_bytes(stop - begin))
 
 
 def decode_run(
@@ -100,6 +121,8 @@ def decode_run(
 
 def _scales_first(chunks: Sequence[bytes | memoryview], head: int, size_bytes: int) -> memoryview:
     """The chunks as one long vector's encoding: all their first `head` bytes, then all others."""
+    if not head:
+        return memoryview(b"".join(chunks))
     joined = memoryview(bytearray(len(chunks) * size_bytes))
     rest, begin = size_bytes - head, len(chunks) * head
     for number, chunk in enumerate(chunks):

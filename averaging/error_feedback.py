@@ -87,7 +87,7 @@ class FedDelta:
         num_dropped: chunks whose residual was left out, since it would not have been finite.
     """
 
-    chunks: tuple[bytes, ...]
+    chunks: tuple[bytes | memoryview, ...]
     left_N: torch.Tensor
     norms: tuple[float, ...]
     num_clipped: int = 0
@@ -142,7 +142,7 @@ def encode_fed(
         LocalProtocolError: the local parameters are not finite; nothing is offered.
     """
     left_N, size = new_vector(grid.num_elements), grid.chunk_elements
-    chunks, norms = list[bytes](), list[float]()
+    chunks, norms = list[memoryview](), list[float]()
     num_clipped = num_dropped = 0
     for run in runs_in(0, grid.num_chunks, size):
         begin, stop = grid.span(run.start, run.stop)

@@ -202,7 +202,7 @@ class UnitLog:
             await self._append(self._owed[0])
             del self._owed[0]
 
-    async def write_result(self, base: CommitId, result_hash: Root, data: bytes) -> None:
+    async def write_result(self, base: CommitId, result_hash: Root, data: bytes | memoryview) -> None:
         """The bytes of one slice's result."""
         await self._storage.write_atomic(_result_name(base, result_hash), [data])
 

@@ -35,6 +35,7 @@ from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Network, TrafficCount
 from averaging.network.status_address import kept_status_address, local_address
 from averaging.network.tls_identity import TlsCredential, credential_check
+from averaging.spare_memory import keep_cool
 from averaging.unwrapped import run_unwrapped
 from coordinator.addresses import HostAddresses, public_url, reach_note, settle_addresses
 from coordinator.commands import verify_checkpoint
@@ -204,6 +205,7 @@ async def _serve(host: Host, say: Say) -> None:
                     )
                 async with trio.open_nursery() as work:
                     work.start_soon(host.disk.keep_measured)
+                    work.start_soon(keep_cool)
                     keeper = await _unit_keeper(host, network) if host.run.manifest.num_parts else None
                     work.start_soon(_checkpointer(host, network, keeper).run, host.clock, host.offload)
                     if keeper is not None:

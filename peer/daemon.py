@@ -26,6 +26,7 @@ from averaging.rounds.membership import LIST_EVERY_S, SETTLED_LIST_EVERY_S, anno
 from averaging.rounds.peer_rounds import PeerRounds
 from averaging.rounds.service import STAYS_WITHIN_S, RoundService
 from averaging.rounds.unit import UnitChain
+from averaging.spare_memory import keep_cool
 from averaging.unwrapped import run_unwrapped
 from peer.addresses import check_listen_address
 from peer.assembly import open_chains, text_plan, training_plan, whole_anchor
@@ -283,6 +284,7 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     nursery.start_soon(joined.reporter.run)
     nursery.start_soon(announce, network, life.clock, membership.run_id, partial(own.make, network))
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
+    nursery.start_soon(keep_cool)
     upkeep = _upkeep(life, membership, joined.roster)
     nursery.start_soon(upkeep.keep_host_heard)
     nursery.start_soon(upkeep.keep_peers)

@@ -1,6 +1,9 @@
 """What is said to one peer about a lane: one call after another, each again until it is answered.
 
 Whoever is told something twice passes it over, so nothing is lost but by its receiver's death, and nothing overtakes anything.
+
+All calls to a peer share a connection, and one that breaks is no death: a process that is gone refuses the next call, one that lives
+hears it. Where call after call is reset, silence decides, as where calls are lost.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Final
 import trio
 
 from peer.lane_network import LaneNetwork
-from protocol.errors import CallTimeout, RemoteProtocolError
+from protocol.errors import CallTimeout, ConnectionReset, RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline.lane_messages import LaneAnswer
 from protocol.pipeline.lane_wire import Said, decode_parcel, encode_lane_message
@@ -24,6 +27,8 @@ CALL_WITHIN_S: Final = 0.5
 """A call that is lost is made once more before a keeper takes a member for lost."""
 
 BEAT_S: Final = 0.4
+RESET_PAUSE_S: Final = 0.1
+"""After the second reset in a row, and each one more."""
 
 Answered = Callable[[Said, str], None]
 """(what was said, why it was refused: empty where it was not)."""
@@ -67,9 +72,10 @@ class CallLine:
         """Until cancelled.
 
         Raises:
-            PeerUnreachable: its process is gone.
+            PeerUnreachable: its process is gone: it refused a call.
             RemoteProtocolError: it fails to take what it is told.
         """
+        resets = 0
         with self.scope:
             while True:
                 message = await self._next()
@@ -79,6 +85,11 @@ class CallLine:
                     )
                 except CallTimeout:
                     continue
+                except ConnectionReset:
+                    resets += 1
+                    await trio.sleep(RESET_PAUSE_S if resets > 1 else 0.0)
+                    continue
+                resets = 0
                 if self._waiting and self._waiting[0] is message:
                     self._waiting.popleft()
                 self._answered(message, read_answer(reply))
@@ -91,6 +102,14 @@ class CallLine:
         if self._waiting or self._beat is None:
             return self._waiting[0]
         return self._beat()
+
+
+async def call_again(network: LaneNetwork, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:
+    """One call, and once more where the connection broke. Raises as `Network.call`."""
+    try:
+        return await network.call(peer, channel, request, timeout_s=timeout_s)
+    except ConnectionReset:
+        return await network.call(peer, channel, request, timeout_s=timeout_s)
 
 
 def read_answer(frame: bytes) -> str:

@@ -29,6 +29,7 @@ class LaneShape:
     Attributes:
         shape: (sequences, tokens) of a micro-batch.
         forward_codec, backward_codec: of activations and of their gradients between stages.
+        dtype: of parameters and of their summed gradients, at every peer.
     """
 
     run_id: RunId
@@ -37,6 +38,7 @@ class LaneShape:
     shape: tuple[int, int]
     forward_codec: BoundaryCodec = "int8"
     backward_codec: BoundaryCodec = "int8"
+    dtype: torch.dtype = torch.float32
 
     def batch(self, lane: int, epoch: int, at: Point, number: int) -> MicroBatch:
         """The identity of a micro-batch."""
@@ -89,6 +91,12 @@ class LaneWork:
     def open(self) -> None:
         """Make the stage."""
         self._opened = self._tools.trainer_of(self._stage)
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Micro-batches of which anything is held here: what arrived for a pass, or what a forward pass keeps for its backward one."""
+        kept = self._trainer.passes.kept
+        return frozenset(work.number for _, _, work in self._held) | {batch.number for batch in kept}
 
     @property
     def _trainer(self) -> StageTrainer:

@@ -16,8 +16,8 @@ import torch
 import trio
 
 from averaging.network.seams import Stream
-from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, whole_answer
-from peer.lane_outbox import PARCEL_CHANNEL, answer, receive_bytes, receive_in_time
+from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, MEMBER_CHANNEL, call_again, whole_answer
+from peer.lane_outbox import PARCEL_CHANNEL, WrongContent, answer, receive_bytes, receive_in_time, skip_bytes
 from peer.lane_seat import LaneSeat
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.synced_seat import SyncedSeat
@@ -41,8 +41,10 @@ log = structlog.get_logger()
 TakesReply = Callable[[PeerId, synced.SyncedReply, bytes], None]
 """(replica, what it says, what came of its work)."""
 
-AwaitsReply = Callable[[PeerId, synced.SyncedReply], None]
-"""(replica, what it says), before a byte of what came of its work is taken; raises RemoteProtocolError where none is awaited."""
+AwaitsReply = Callable[[PeerId, synced.SyncedReply], bool]
+"""(replica, what it says) to whether what follows is wanted, before a byte of it is taken; raises RemoteProtocolError where it is no
+reply to us.
+"""
 
 SEAT_WITHIN_S: Final = 4.0
 """What a member sends may be here before the keeper's word that it begins or goes back; longer than a keeper bears silence."""
@@ -54,7 +56,7 @@ class LaneMember:
     Args:
         keeper_of: who keeps a lane, None for no lane of this run: nobody else's word is taken.
         takes_reply: what is done with the replies of replicas, where synced steps are owned here, and `awaits_reply` whether one is
-            awaited.
+            wanted.
         why_no_lane: why no lane begins here now, in words; empty where one does.
     """
 
@@ -217,8 +219,9 @@ class LaneMember:
             return
         except RemoteProtocolError as error:
             self._count(sender, error)
+            refusal = said.Refusal.CONTENT if isinstance(error, WrongContent) else said.Refusal.OTHER
             with suppress(TransportError):
-                await answer(stream, error.one_line())
+                await answer(stream, error.one_line(), refusal)
 
     async def _took(self, sender: PeerId, stream: Stream, frame: bytes) -> bytes | None:
         """One parcel, and the frame that the next one begins with. The stream ends without an answer where no seat is here for it, or
@@ -244,9 +247,11 @@ class LaneMember:
         """What came of work that this peer asked for as an owner."""
         if self._takes_reply is None or self._awaits_reply is None:
             raise RemoteProtocolError("a reply to no owner of synced steps", "an owner")
-        self._awaits_reply(sender, reply)
-        data = await receive_bytes(stream, reply.num_bytes)
-        self._takes_reply(sender, reply, data)
+        if self._awaits_reply(sender, reply):
+            data = await receive_bytes(stream, reply.num_bytes)
+            self._takes_reply(sender, reply, data)
+        else:
+            await skip_bytes(stream, reply.num_bytes)
         await answer(stream)
 
     async def _take_gift(self, sender: PeerId, gift: said.LaneGift, stream: Stream) -> None:
@@ -279,9 +284,8 @@ class LaneMember:
             return f"a part of lane {gift.lane}, and nobody is known here who kept it"
         claim = said.LaneClaim(gift.lane, gift.at, gift.stage, gift.tokens, giver)
         try:
-            reply = await self._tools.network.call(
-                keeper, KEEPER_CHANNEL, encode_lane_message(claim), timeout_s=2 * CALL_WITHIN_S
-            )
+            request, within_s = encode_lane_message(claim), 2 * CALL_WITHIN_S
+            reply = await call_again(self._tools.network, keeper, KEEPER_CHANNEL, request, timeout_s=within_s)
             return whole_answer(reply).reason
         except PotluckError as error:
             return f"the keeper of lane {gift.lane} cannot be asked: {error.one_line()}"

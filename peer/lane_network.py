@@ -7,7 +7,8 @@ from typing import Final, Protocol
 import structlog
 import trio
 
-from averaging.network.seams import CallHandler, Stream, StreamHandler
+from averaging.network.frames import placed
+from averaging.network.seams import CallHandler, Place, Stream, StreamHandler
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 
@@ -70,10 +71,10 @@ class OwnStream:
         except (trio.EndOfChannel, trio.ClosedResourceError):
             return None
 
-    async def receive_view(self) -> memoryview | None:
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
         """As `receive_frame`."""
         frame = await self.receive_frame()
-        return None if frame is None else memoryview(frame)
+        return None if frame is None else placed(frame, place)
 
     async def aclose(self) -> None:
         """End both ways."""

@@ -18,11 +18,11 @@ from typing import Final
 import trio
 
 from averaging.network.seams import Stream
-from peer.lane_calls import read_answer
+from peer.lane_calls import read_answer, whole_answer
 from peer.lane_network import LaneNetwork
 from protocol.errors import CallTimeout, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
-from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed
+from protocol.pipeline.lane_messages import LaneAnswer, LaneCopy, LaneFetch, LaneGift, LanePassed, Refusal
 from protocol.pipeline.lane_wire import decode_parcel, encode_parcel
 from protocol.pipeline.synced_messages import SyncedParcel
 from protocol.received import MAX_TEXT
@@ -46,10 +46,25 @@ Postable = LanePassed | LaneCopy | SyncedParcel
 
 
 @dataclass(eq=False)
-class _Posted:
+class Posted:
+    """What was given to an outbox, and what came of it."""
+
     parcel: Postable
     data: bytes
-    answered: trio.Event = field(default_factory=trio.Event)
+    answer: LaneAnswer | None = None
+    """None until it was answered, and where the outbox ended before."""
+
+    _ended: trio.Event = field(default_factory=trio.Event)
+
+    async def wait(self) -> LaneAnswer | None:
+        """The answer; None where none comes any more, as the outbox has ended."""
+        await self._ended.wait()
+        return self.answer
+
+    def end(self, answer: LaneAnswer | None) -> None:
+        """Tell who waits."""
+        self.answer = answer
+        self._ended.set()
 
 
 Refused = Callable[[Postable, str], None]
@@ -69,22 +84,22 @@ class Outbox:
         self._peer = peer
         self._refused = refused
         self._is_early = is_early
-        self._posted = deque[_Posted]()
+        self._posted = deque[Posted]()
         self._num_sent = 0
         self._is_sending = False
         self._has_more = trio.Event()
         self._answered_s = -inf
         self._watch = trio.CancelScope()
 
-    def put(self, parcel: Postable, data: bytes) -> trio.Event:
-        """Send it after all that waits; the event is set when it was answered."""
+    def put(self, parcel: Postable, data: bytes) -> Posted:
+        """Send it after all that waits."""
         if not self._posted:
             self._answered_s = trio.current_time()
-        posted = _Posted(parcel, data)
+        posted = Posted(parcel, data)
         self._posted.append(posted)
         self._extend()
         self._has_more.set()
-        return posted.answered
+        return posted
 
     async def run(self) -> None:
         """Until cancelled.
@@ -92,16 +107,23 @@ class Outbox:
         Raises:
             CallTimeout: nothing was answered for MOVES_WITHIN_S although something waits.
         """
-        with self.scope:
-            while True:
-                self._num_sent = 0
-                if not self._is_early:
-                    await self._wait_unsent()
-                self._is_early = False
-                reason = await self._over_a_stream()
-                if self._posted and trio.current_time() - self._answered_s >= MOVES_WITHIN_S:
-                    raise CallTimeout(f"{self._peer} takes nothing: {reason}", f"an answer in {MOVES_WITHIN_S:g} s")
-                await trio.sleep(RETRY_AFTER_S)
+        try:
+            with self.scope:
+                await self._run()
+        finally:
+            for posted in self._posted:
+                posted.end(None)
+
+    async def _run(self) -> None:
+        while True:
+            self._num_sent = 0
+            if not self._is_early:
+                await self._wait_unsent()
+            self._is_early = False
+            reason = await self._over_a_stream()
+            if self._posted and trio.current_time() - self._answered_s >= MOVES_WITHIN_S:
+                raise CallTimeout(f"{self._peer} takes nothing: {reason}", f"an answer in {MOVES_WITHIN_S:g} s")
+            await trio.sleep(RETRY_AFTER_S)
 
     async def _wait_unsent(self) -> None:
         while len(self._posted) <= self._num_sent:
@@ -156,26 +178,29 @@ class Outbox:
         """Take answers until there are no more; returns why."""
         try:
             while (frame := await stream.receive_frame()) is not None:
-                reason = read_answer(frame)
+                found = whole_answer(frame)
                 if not self._num_sent:
                     return "it answered what was not sent"
                 posted = self._posted.popleft()
                 self._num_sent -= 1
                 self._answered_s = trio.current_time()
                 self._extend()
-                posted.answered.set()
-                if reason:
-                    self._refused(posted.parcel, reason)
+                posted.end(found)
+                if found.reason:
+                    self._refused(posted.parcel, found.reason)
         except PotluckError as error:
             return error.one_line()
         return "it ended the stream"
 
 
-async def answer(stream: Stream, reason: str = "") -> None:
+class WrongContent(RemoteProtocolError):
+    """What came is none of what was to come."""
+
+
+async def answer(stream: Stream, reason: str = "", refusal: Refusal = Refusal.OTHER) -> None:
     """Say that what came is taken, or why not."""
-    await stream.send_frame(
-        encode_parcel(LaneAnswer("".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])))
-    )
+    told = "".join(c if c.isprintable() else " " for c in reason[:MAX_TEXT])
+    await stream.send_frame(encode_parcel(LaneAnswer(told, refusal=refusal)))
 
 
 async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
@@ -192,6 +217,16 @@ async def receive_bytes(stream: Stream, num_bytes: int) -> bytes:
             raise RemoteProtocolError(f"{len(data) + len(frame or b'')} bytes of a parcel", f"{num_bytes}")
         data += frame
     return bytes(data)
+
+
+async def skip_bytes(stream: Stream, num_bytes: int) -> None:
+    """Read past what a parcel said would follow, and keep none of it. Raises as `receive_bytes`."""
+    left = num_bytes
+    while left > 0:
+        frame = await receive_in_time(stream)
+        if not frame or len(frame) > left:
+            raise RemoteProtocolError(f"{len(frame or b'')} bytes of a parcel", f"up to {left} more")
+        left -= len(frame)
 
 
 async def receive_in_time(stream: Stream) -> bytes | None:

@@ -20,7 +20,7 @@ from peer.lane_calls import KEEPER_CHANNEL, CallLine
 from peer.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.stage_snapshot import decode_snapshot, most_snapshot_bytes
-from protocol.errors import PotluckError, RemoteProtocolError
+from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
 from protocol.pipeline import lane_messages as said
 from protocol.pipeline import lane_stage
@@ -87,6 +87,11 @@ class LaneSeat:
     def epoch(self) -> int:
         """Of its time line."""
         return self.state.epoch
+
+    @property
+    def held_bytes(self) -> int:
+        """Of snapshots, our stage's and the other that we keep."""
+        return sum(len(data) for kept in (self._own, self._copies) for data in kept.values())
 
     @property
     def _beside(self) -> PeerId:
@@ -274,7 +279,8 @@ class LaneSeat:
         if self._beside != self.members[self.stage] and self._copied_to.get(at) != self._beside:
             beside, data = self._beside, self._own[at]
             copy = said.LaneCopy(self.lane, epoch, at, self.stage, len(data))
-            await self._outbox(beside, is_copy=True).put(copy, data).wait()
+            if await self._outbox(beside, is_copy=True).put(copy, data).wait() is None:
+                raise PeerUnreachable(f"{short(beside)} has no copy of stage {self.stage}", "a neighbour that takes it")
             self._copied_to[at] = beside
 
     async def _load(self, epoch: int, at: Point) -> None:

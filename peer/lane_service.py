@@ -13,12 +13,13 @@ import structlog
 import torch
 import trio
 
-from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, whole_answer
+from averaging.rounds.round_tools import is_gone
+from peer.lane_calls import CALL_WITHIN_S, KEEPER_CHANNEL, call_again, whole_answer
 from peer.lane_keeper import LaneKeepers
 from peer.lane_member import LaneMember
 from peer.lane_outbox import RETRY_AFTER_S, give
 from peer.lane_work import LaneShare, LaneTools
-from protocol.errors import PeerUnreachable, PotluckError, TransportError
+from protocol.errors import PotluckError, TransportError
 from protocol.ids import CommitId, PeerId, short
 from protocol.pipeline import lane_forming as forming
 from protocol.pipeline import lane_messages as said
@@ -192,6 +193,10 @@ class LaneService:
         self._gone = {peer: at_s for peer, at_s in self._gone.items() if now_s - at_s < GONE_FOR_S}
         order = forming.keeper_order(self._role.genesis, self._role.holders(0))
         is_idle = self._keeper == self._me and not self.keepers.lanes  # two may have begun to keep lanes at once
+        if is_idle and (keeper := await self._keeper_with_lanes(order)) is not None:
+            log.info("lane_keeper", keeper=short(keeper), reason="it keeps lanes, and we keep none")
+            self._keeper, self._is_keeping = keeper, False
+            return
         asked = [self._keeper] if self._keeper is not None and not is_idle else []
         for peer in dict.fromkeys((*asked, *order)):
             if peer not in self._gone and await self._takes_us(peer):
@@ -205,19 +210,27 @@ class LaneService:
             self._is_keeping, self._keeper = True, self._me
             log.info("lanes_kept", reason="nobody who is there keeps lanes")
 
+    async def _keeper_with_lanes(self, order: Sequence[PeerId]) -> PeerId | None:
+        """Who keeps lanes although we began to: a peer that comes back may begin before it has seen that others are there. Where it
+        stands before them all it would then wait for those who wait for it.
+        """
+        for peer in order:
+            if peer not in (self._me, *self._gone) and await self._takes_us(peer) and self.member.num_lanes:
+                return peer
+        return None
+
     async def _takes_us(self, peer: PeerId) -> bool:
         self._told_index = self._role.index()
         spare = said.LaneSpare(self._role.stage, self._told_index)
         if peer == self._me:
             return not self._spare_heard(peer, spare)
         try:
-            reply = await self._tools.network.call(
-                peer, KEEPER_CHANNEL, encode_lane_message(spare), timeout_s=2 * CALL_WITHIN_S
-            )
+            request, within_s = encode_lane_message(spare), 2 * CALL_WITHIN_S
+            reply = await call_again(self._tools.network, peer, KEEPER_CHANNEL, request, timeout_s=within_s)
             answer = whole_answer(reply)
         except PotluckError as error:
             log.debug("spare_not_told", to=short(peer), reason=error.one_line())
-            if isinstance(error, PeerUnreachable):  # who is slow to answer may keep lanes all the same
+            if is_gone(error):  # who is slow to answer, or cut off from us just now, may keep lanes all the same
                 self._gone[peer] = trio.current_time()
             return False
         if not answer.reason:
@@ -258,7 +271,7 @@ class LaneService:
                 return await give(self._tools.network, peer, gift, data)
             except TransportError as error:
                 reason = error.one_line()
-                if isinstance(error, PeerUnreachable) and peer not in self._role.holders(gift.stage):
+                if is_gone(error) and peer not in self._role.holders(gift.stage):
                     break
             except PotluckError as error:
                 return error.one_line()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -143,7 +143,7 @@ async def train_in_lanes(
         stage_rounds.is_after_the_end = partial(_is_after_the_end, rounds, service)
         stage_rounds.num_lanes = lambda: lanes.num_lanes
         stage_rounds.is_in_lane = lambda: lanes.member.seat is not None
-        lanes.could_tokens_per_s = lambda: stage_rounds.could_tokens_per_s
+        lanes.could_tokens_per_s = joined.roster.own_pace = lambda: stage_rounds.could_tokens_per_s
         lanes.owed_tokens = lambda: stage_rounds.owed_tokens
         stage_rounds.restarts = lambda: process.restarts
         stage_rounds.measured = partial(_measured, joined, rounds)
@@ -242,7 +242,13 @@ def _moves(joined: Joined, run: StageRun, lanes: LaneService) -> StageMoves:
         joined.life.departure.begin_anew()
 
     me, role = joined.life.identity.peer_id, lanes.role
-    return StageMoves(MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s), lanes, move)
+
+    def paces() -> Mapping[PeerId, float]:
+        ours = lanes.could_tokens_per_s()
+        return {**joined.roster.listed_paces(), **({me: ours} if ours else {})}
+
+    of_run = MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s, paces)
+    return StageMoves(of_run, lanes, move)
 
 
 async def _run(

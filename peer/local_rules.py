@@ -8,7 +8,7 @@ from protocol.manifest import RunConfig
 
 def mixing_of(config: RunConfig) -> Mixing | None:
     """How commits are mixed into the local parameters; None where they are not."""
-    if config.round.mode != "streaming":
+    if config.alpha is None:
         return None
     return Mixing(config.alpha, config.delay_steps * config.inner.batch_tokens)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Final
 
@@ -41,6 +42,15 @@ _FAR_BYTES: Final = 1 << 60
 HORIZON_S: Final = 3600.0
 """For so long a placement is taken to last, and no longer than the run does."""
 
+MEASURED_WITHIN: Final = 0.1
+"""Tokens a second of one replica differ by that from minute to minute."""
+
+_MOST_TIMES: Final = 8.0
+"""No peer is taken for faster than so many times the median, whatever it says of itself: else who says much would draw all others away
+from its stage.
+"""
+
+NO_PACES: Final[Mapping[PeerId, float]] = MappingProxyType({})
 NO_LIMITS: Final[Mapping[PeerId, Iterable[int]]] = MappingProxyType({})
 
 
@@ -78,6 +88,7 @@ def placement_of(
     stages: StageMap,
     held: Mapping[PeerId, int],
     fits: Mapping[PeerId, Iterable[int]] = NO_LIMITS,
+    paces: Mapping[PeerId, float] = NO_PACES,
     *,
     is_in_lanes: bool = False,
     horizon_s: float = HORIZON_S,
@@ -86,17 +97,26 @@ def placement_of(
 
     Args:
         fits: the stages that a peer has room for, where it is known; all of them else.
+        paces: tokens a second that a peer's stage was measured to do there; who has shown none is taken for the median of the others.
         is_in_lanes: a lane has one peer of each stage, whatever they cost, so of each there should be as many.
     """
     all_stages, costs = range(stages.num_stages), computed_costs(stages.decoder)
+    each = tuple(1.0 if is_in_lanes else max(costs.of(stages, stage), 1e-9) for stage in all_stages)
+    shown = {} if is_in_lanes else {p: paces[p] * each[s] for p, s in held.items() if s in all_stages and p in paces}
+    speed = median(shown.values()) if shown else 1.0
     servers = tuple(
-        Server(peer, stage, 1.0, _BYTES_PER_S, frozenset(fits.get(peer, all_stages)))
+        Server(
+            peer,
+            stage,
+            min(shown.get(peer, speed), _MOST_TIMES * speed),
+            _BYTES_PER_S,
+            frozenset(fits.get(peer, all_stages)),
+        )
         for peer, stage in sorted(held.items())
         if stage in all_stages
     )
     sizes = tuple(_STATE_BYTES * stage_schema(stages, stage).num_elements for stage in all_stages)
-    each = tuple(1.0 if is_in_lanes else max(costs.of(stages, stage), 1e-9) for stage in all_stages)
-    return Placement(each, sizes, servers, _WARM_UP_S, horizon_s)
+    return Placement(each, sizes, servers, _WARM_UP_S, horizon_s, MEASURED_WITHIN if shown else 0.0)
 
 
 def founded_stage(start: StartRecord, me: PeerId, num_stages: int) -> int | None:

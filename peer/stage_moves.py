@@ -6,7 +6,7 @@ and the old one's folder stays on the disk, with the votes that were given there
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from peer.lane_service import LaneService
-from peer.own_stage import placement_of
+from peer.own_stage import NO_PACES, placement_of
 from protocol.ids import PeerId
 from protocol.pipeline.placement import Move
 from protocol.pipeline.rebalancing import Watch, look
@@ -41,6 +41,8 @@ class MoveRole:
         holders: the live holders of a stage, ourselves with them where we are one.
         index: of the newest commit of our stage.
         horizon_s: for how long what is won by a move is won: no longer than the run lasts.
+        paces: tokens a second that members' stages were measured to do there, ours with them, where they have shown it. In lanes it is
+            left out: a lane has one of each stage.
     """
 
     me: PeerId
@@ -50,6 +52,7 @@ class MoveRole:
     holders: Callable[[int], Sequence[PeerId]]
     index: Callable[[], int]
     horizon_s: Callable[[], float]
+    paces: Callable[[], Mapping[PeerId, float]] = lambda: NO_PACES
 
 
 class StageMoves:
@@ -89,6 +92,7 @@ class StageMoves:
             role.stages,
             held,
             {role.me: role.fits},
+            role.paces(),
             is_in_lanes=not lanes.is_synced,
             horizon_s=horizon_s,
         )

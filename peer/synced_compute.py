@@ -17,7 +17,7 @@ from peer.lane_compute import ComputeTools, LaneWork
 from peer.stage_passes import Apart
 from peer.stage_snapshot import decode_sum, encode_snapshot
 from peer.stage_trainer import StageSnapshot
-from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError
 from protocol.pipeline.lane_stage import Point
 from protocol.pipeline.micro_batch import MicroBatch
 from protocol.pipeline.schedule import Pass
@@ -44,6 +44,11 @@ class SyncedCompute(LaneWork):
     def __init__(self, tools: ComputeTools, lane: int, stage: int) -> None:
         super().__init__(tools, lane, stage)
         self._apart: dict[int, Apart] = {}
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Micro-batches whose gradients lie apart here."""
+        return super().in_flight | self._apart.keys()
 
     def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
         """Do a piece of work of the step at this point.
@@ -119,10 +124,7 @@ class SyncedCompute(LaneWork):
         Raises:
             RemoteProtocolError: bytes that are no sum of this stage.
         """
-        decoded, own = [decode_sum(data, self._schema) for data in sums], self._trainer.passes.dtype
-        for sum_N in decoded:
-            if sum_N.dtype != own:
-                raise RemoteProtocolError(f"a sum of gradients in {sum_N.dtype}", f"{own}, as the parameters are")
+        decoded = [decode_sum(data, self._schema, self._trainer.passes.dtype) for data in sums]
         self._apart.clear()
         self._trainer.passes.forget()
         for sum_N in decoded:

@@ -7,7 +7,6 @@ each way for each boundary between stages. `held_bytes` says how much it is now.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -68,7 +67,9 @@ class SyncedOwner:
         self._lines: dict[PeerId, CallLine] = {}
         self._outboxes: dict[PeerId, Outbox] = {}
         self._held: dict[Work, bytes] = {}
-        self._arrived = deque[tuple[PeerId, said.SyncedReply, bytes]]()
+        self._arrived: dict[tuple[PeerId, Point, Work], tuple[said.SyncedReply, bytes]] = {}
+        """Not yet looked at, in the order in which they came."""
+
         self._has_more = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._over = trio.Event()
@@ -77,6 +78,11 @@ class SyncedOwner:
     def held_bytes(self) -> int:
         """Of this step, held for whatever has to be done again."""
         return sum(map(len, self._held.values()))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of replies that were not looked at yet: one at most of each replica for each piece of its work."""
+        return sum(len(data) for _, data in self._arrived.values())
 
     @property
     def bound_bytes(self) -> int:
@@ -141,8 +147,9 @@ class SyncedOwner:
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} from a replica", "a replica's word")
 
-    def await_reply(self, sender: PeerId, reply: said.SyncedReply) -> None:
-        """Before what came of work is taken: whose word it is, of which work, and how long what follows has to be.
+    def await_reply(self, sender: PeerId, reply: said.SyncedReply) -> bool:
+        """Before what came of work is taken: whose word it is, of which work, how long what follows has to be, and whether that is
+        wanted. It is not where it is late, is here already, or waits here of the same replica, whatever else that says of it.
 
         Raises:
             RemoteProtocolError: it is no replica of that stage, or no reply to work of a step.
@@ -158,17 +165,22 @@ class SyncedOwner:
         if reply.num_bytes != expected_bytes:
             self._feed(group.InStep(reply.at, synced.Declined(sender, reply.work)))
             raise RemoteProtocolError(f"{reply.num_bytes} bytes of a reply", f"{expected_bytes}")
+        step = self.state.step
+        if reply.at != self.state.at or step is None or (sender, reply.at, reply.work) in self._arrived:
+            return False
+        if is_done and not synced.is_due(step, reply.work):  # the machine says what becomes of it, and holds none of it
+            self._feed(group.InStep(reply.at, synced.Finished(sender, reply.work, reply.loss_nats)))
+            return False
+        return True
 
     def take_reply(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> None:
-        """What came of work, once: what says the same again while it waits here is not kept.
+        """What came of work, where it is wanted.
 
         Raises:
             RemoteProtocolError: as `await_reply`.
         """
-        self.await_reply(sender, reply)
-        is_here = any((of, waiting) == (sender, reply) for of, waiting, _ in self._arrived)
-        if reply.at == self.state.at and not is_here:
-            self._arrived.append((sender, reply, data))
+        if self.await_reply(sender, reply):
+            self._arrived[sender, reply.at, reply.work] = reply, data
             self._has_more.set()
 
     async def _take_replies(self) -> None:
@@ -176,7 +188,9 @@ class SyncedOwner:
             while not self._arrived:
                 self._has_more = trio.Event()
                 await self._has_more.wait()
-            await self._take(*self._arrived.popleft())
+            key = next(iter(self._arrived))
+            await self._take(key[0], *self._arrived[key])
+            del self._arrived[key]
 
     async def _take(self, sender: PeerId, reply: said.SyncedReply, data: bytes) -> None:
         work, at = reply.work, reply.at

@@ -7,7 +7,7 @@ owner ends the group or is gone.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,10 +20,11 @@ import trio
 
 from averaging.network.seams import Stream
 from peer.lane_calls import KEEPER_CHANNEL, CallLine
-from peer.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
+from peer.lane_outbox import Outbox, Postable, WrongContent, answer, fetch_copy, receive_bytes, send_parcel
 from peer.lane_seat import KEEPER_SILENT_S
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
-from peer.stage_snapshot import decode_sum, most_snapshot_bytes
+from peer.stage_snapshot import decode_sum, most_snapshot_bytes, most_sum_bytes
+from peer.step_sums import StepSums, SumRole
 from peer.synced_compute import Served
 from protocol.errors import LocalProtocolError, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId, short
@@ -41,13 +42,8 @@ log = structlog.get_logger()
 STEP_WITHIN_S: Final = 4.0
 """Work of the next step may be here before the owner's word that the last one is to be taken, or before that is done."""
 
-SUM_WITHIN_S: Final = 20.0
-"""A sum that is not with all others by then is asked for once more, by the owner, with those who serve the stage then."""
-
-SUM_TRIES: Final = 3
-"""A fellow may hear late who its fellows are, and refuse a sum for that; one that is refused so often is no good."""
-
-SumKey = tuple[PeerId, tuple[int, ...]]
+GIVEN_WITHIN_S: Final = 20.0
+"""Who asks for the stage's snapshot waits so long for what is to be done here before."""
 
 
 class SyncedSeat:
@@ -83,19 +79,21 @@ class SyncedSeat:
         self._heard_s = trio.current_time()
         self._outboxes: dict[PeerId, Outbox] = {}
         self._serving: dict[int, trio.CancelScope] = {}
-        self._beside: tuple[PeerId, ...] = ()
         self._given: dict[Work, tuple[bytes, bytes]] = {}
         self._left: dict[Work, Served] = {}
-        self._sums: dict[SumKey, bytes] = {}
-        self._sums_refused = Counter[tuple[int, ...]]()
-        """Our own, of this step: who does not have one cannot take it, so the owner is not told that it is with all."""
-
+        self._sums = StepSums(SumRole(self._me, self._outbox, self._say_summed, self._leave_for_sum))
         self._forgotten = 0
         self._do_later(partial(self._begin, begun))
 
     def _weights(self, at: Point) -> int:
         """Every point of the run has weights of its own, a round's end and the next one's beginning, too."""
         return at.round * (self._tools.config.inner_steps + 1) + at.step
+
+    @property
+    def held_bytes(self) -> int:
+        """Of this step: work that is still to be done, what came of the rest, and sums."""
+        given = sum(len(part) for parts in self._given.values() for part in parts)
+        return given + sum(len(served.left) for served in self._left.values()) + self._sums.held_bytes
 
     async def run(self) -> tuple[LaneShare, ...]:
         """Until the seat is over; nothing is left to bring anywhere."""
@@ -140,7 +138,8 @@ class SyncedSeat:
             case said.SyncedBegin():
                 self._begin_again(message)
             case said.SyncedBeside():
-                self._beside = message.peers
+                self._sums.served_by(message.peers)
+                self._change()
             case said.SyncedGrant():
                 self._feed(replica.Granted(self._weights(message.at), message.number))
             case said.SyncedDrop():
@@ -233,21 +232,25 @@ class SyncedSeat:
         self._line.put(said.SyncedReady(self.lane, at, weights_hash))
 
     def _clear(self) -> None:
+        self._forget_work_done()
+        self._sums.clear()
+
+    def _forget_work_done(self) -> None:
+        """What is ours of this step."""
         self._forgotten += 1
         self._given.clear()
         self._left.clear()
-        self._sums.clear()
-        self._sums_refused.clear()
+        self._sums.forget_own()
 
     async def _total(self, message: said.SyncedCommit) -> None:
         if message.at != self.at or not self._is_ready:
             return
-        keys = [(part.peer, part.numbers) for part in message.parts]
-        lacking = [short(peer) for peer, numbers in keys if (peer, numbers) not in self._sums]
-        if lacking:
+        try:
+            sums = self._sums.of(message.parts)
+        except LocalProtocolError:
             self._is_ready = False
-            raise LocalProtocolError(f"the sums of {', '.join(lacking)} are not here", "all sums of the stage")
-        square = await self._work.total([self._sums[key] for key in keys])
+            raise
+        square = await self._work.total(sums)
         self._line.put(lane_said.LaneSquare(self.lane, 0, self.at, square))
 
     async def _step(self, message: said.SyncedStep) -> None:
@@ -295,7 +298,7 @@ class SyncedSeat:
             case replica.Discard():
                 self._do_later(partial(self._work.drop, order.number))
             case replica.Forget():
-                self._clear()
+                self._forget_work_done()
                 self._do_later(self._work.forget)
             case replica.DeliverSum():
                 self._do_later(partial(self._deliver, said.as_numbers(order.numbers), self._forgotten))
@@ -334,22 +337,20 @@ class SyncedSeat:
     async def _deliver(self, numbers: tuple[int, ...], forgotten: int) -> None:
         if forgotten != self._forgotten:
             return
-        key = (self._me, numbers)
-        if key not in self._sums:
-            self._sums[key] = await self._work.own_sum()
+        if not self._sums.has_own(numbers):
+            own = await self._work.own_sum()
+            if forgotten != self._forgotten:
+                return
+            self._sums.put_own(numbers, own)
         if self._nursery is not None:
-            self._nursery.start_soon(self._bring_sum, numbers, self._sums[key], self.at)
+            (own,) = self._sums.of((said.SyncedPart(self._me, numbers),))
+            self._sums.deliver(said.SyncedSum(self.lane, self.at, numbers, len(own)), self._nursery)
 
-    async def _bring_sum(self, numbers: tuple[int, ...], data: bytes, at: Point) -> None:
-        """To all others of the stage; where one of them cannot have it the owner asks once more, when it knows who is there."""
-        parcel = said.SyncedSum(self.lane, at, numbers, len(data))
-        refused = self._sums_refused[numbers]
-        waits = [self._outbox(peer).put(parcel, data) for peer in self._beside if peer != self._me]
-        with trio.move_on_after(SUM_WITHIN_S):
-            for answered in waits:
-                await answered.wait()
-            if self._sums_refused[numbers] == refused:
-                self._line.put(said.SyncedSummed(self.lane, at, numbers))
+    def _say_summed(self, numbers: tuple[int, ...]) -> None:
+        self._line.put(said.SyncedSummed(self.lane, self.at, numbers))
+
+    def _leave_for_sum(self, reason: str) -> None:
+        self.leave(f"its sum is refused: {reason}")
 
     def _outbox(self, peer: PeerId) -> Outbox:
         outbox = self._outboxes.get(peer)
@@ -369,10 +370,6 @@ class SyncedSeat:
 
     def _refused(self, parcel: Postable, reason: str) -> None:
         log.info("synced_refused", lane=self.lane, parcel=type(parcel).__name__, reason=reason)
-        if isinstance(parcel, said.SyncedSum) and parcel.at == self.at:
-            self._sums_refused[parcel.numbers] += 1
-            if self._sums_refused[parcel.numbers] >= SUM_TRIES:
-                self.leave(f"its sum is refused: {reason}")
 
     # --- what arrives ---
 
@@ -396,7 +393,9 @@ class SyncedSeat:
             case said.SyncedAsk():
                 await self._take_work(sender, parcel, stream)
             case said.SyncedSum():
-                await self._take_sum(sender, parcel, stream)
+                if reason := await self._take_sum(sender, parcel, stream):
+                    await answer(stream, reason, lane_said.Refusal.NOT_YET)
+                    return False
             case lane_said.LaneFetch():
                 await self._give(parcel, stream)
                 return False
@@ -446,20 +445,25 @@ class SyncedSeat:
         is_fed_back = parcel.is_backward and not stages.is_last(self.stage)
         return (0 if stages.is_first(self.stage) else forward, backward if is_fed_back else 0)
 
-    async def _take_sum(self, sender: PeerId, parcel: said.SyncedSum, stream: Stream) -> None:
-        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
-        if sender not in self._beside or parcel.num_bytes > most_bytes:
+    async def _take_sum(self, sender: PeerId, parcel: said.SyncedSum, stream: Stream) -> str:
+        """Why it cannot be taken here now; empty where it is."""
+        schema, dtype = stage_schema(self._tools.stages, self.stage), self._tools.form.dtype
+        most_bytes = most_sum_bytes(schema, dtype)
+        with trio.move_on_after(STEP_WITHIN_S):  # who sums beside us is said to each of us by a call of its own
+            await self._until(lambda: self._sums.is_fellow(sender))
+        if not self._sums.is_fellow(sender) or parcel.num_bytes > most_bytes:
             found = f"a sum of {parcel.num_bytes} bytes from {short(sender)}"
             raise RemoteProtocolError(found, f"one of stage {self.stage}'s replicas, at most {most_bytes} bytes")
         data = await receive_bytes(stream, parcel.num_bytes)
-        schema = stage_schema(self._tools.stages, self.stage)
-        await self._tools.offload.run(partial(decode_sum, data, schema), cost_s=PASS_COST_S)
+        try:
+            await self._tools.offload.run(partial(decode_sum, data, schema, dtype), cost_s=PASS_COST_S)
+        except RemoteProtocolError as error:
+            raise WrongContent(f"{short(sender)} brings {error.found}", error.expected) from error
         await self._at(parcel.at)
         if parcel.at != self.at or not self._is_ready:
-            raise RemoteProtocolError(f"a sum at {parcel.at}", f"one at {self.at}")
-        for key in [key for key in self._sums if key[0] == sender]:
-            del self._sums[key]
-        self._sums[sender, parcel.numbers] = data
+            return f"a sum at {parcel.at}; here it is {self.at}"
+        self._sums.take(sender, parcel.numbers, data)
+        return ""
 
     async def _give(self, parcel: lane_said.LaneFetch, stream: Stream) -> None:
         if parcel.stage != self.stage:
@@ -476,7 +480,7 @@ class SyncedSeat:
                 done.set()
 
         self._do_later(copy)
-        with trio.move_on_after(SUM_WITHIN_S):
+        with trio.move_on_after(GIVEN_WITHIN_S):
             await done.wait()
         if not found:
             raise RemoteProtocolError(f"stage {parcel.stage} at {parcel.at}", f"what is here, at {self.at}")

@@ -71,13 +71,13 @@ class SyncedOwners:
         """Answer replicas and peers that are free; before the network is started."""
         self._network.serve_calls(KEEPER_CHANNEL, self._called)
 
-    def await_reply(self, sender: PeerId, reply: SyncedReply) -> None:
-        """Before what came of work is taken.
+    def await_reply(self, sender: PeerId, reply: SyncedReply) -> bool:
+        """Before what came of work is taken: whether it is wanted.
 
         Raises:
             RemoteProtocolError: of no group that is owned here, or nothing that this replica was asked for.
         """
-        self._group(reply.lane).await_reply(sender, reply)
+        return self._group(reply.lane).await_reply(sender, reply)
 
     def take_reply(self, sender: PeerId, reply: SyncedReply, data: bytes) -> None:
         """What came of work.

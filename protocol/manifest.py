@@ -39,7 +39,7 @@ from protocol.plain_file import check_plain_file
 from protocol.rounds.target import RoundTarget
 from protocol.section import Count, Fraction, Section
 from protocol.stage_schema import StageMap, stage_schema
-from protocol.streaming import DEFAULT_ALPHA, DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction
+from protocol.streaming import DEFAULT_DELAY_STEPS, StreamingNumbers, contradiction, what_is_wrong_with_mixing
 from protocol.tensor_schema import TensorSchema
 from protocol.traffic import MOST_INTERVAL_S, LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
 from protocol.training_sections import InnerSection, OuterSection
@@ -110,9 +110,9 @@ class RoundSection(Section):
     `mode` is "overlap", in which the whole model is averaged at once while training goes on; "blocking", in which training waits from
     the snapshot to the commit, for `longest_interval_s` at most; or "streaming", in which fragments of the model are averaged one
     after another (protocol/model_units.py), all rounds alike. The last three keys are of "streaming" alone: `fragments` of the
-    layers, about three each where left out; `delay_steps` and `alpha`: a commit that comes at most so many local steps after the
-    snapshot is mixed into the local parameters, of which that share stays (averaging/rounds/adoption.py; `RunConfig.delay_steps` and
-    `.alpha`).
+    layers, about three each where left out; `alpha` and `delay_steps`: a commit that comes at most so many local steps after the
+    snapshot, 5 where left out, is mixed into the local parameters, of which that share stays. Without `alpha` parameters move by what
+    commits moved, whenever they come, which trains better (averaging/rounds/adoption.py; `RunConfig.delay_steps` and `.alpha`).
     """
 
     target_tokens: Count
@@ -158,11 +158,8 @@ class RoundSection(Section):
         for name in ("fragments", "delay_steps", "alpha"):
             if self.mode != "streaming" and (value := getattr(self, name)) is not None:
                 raise ValueError(f'{name} = {value} belongs to mode = "streaming", not to "{self.mode}"')
-        if self.delay_steps == 0 and self.alpha is not None:
-            mixed = "no commit comes within no steps, so that nothing would be mixed"
-            raise ValueError(
-                f"alpha = {self.alpha} with delay_steps = 0: {mixed}: expected delay_steps of at least 1, or no alpha"
-            )
+        if wrong := what_is_wrong_with_mixing(self.delay_steps, self.alpha):
+            raise ValueError(wrong)
         if self.mode == "streaming" and (self.ramp_share or self.local_steps):
             found = f"ramp_share {self.ramp_share}" if self.ramp_share else f'local_steps = "{self.local_steps}"'
             raise ValueError(
@@ -290,13 +287,15 @@ class RunConfig(Section):
 
     @property
     def delay_steps(self) -> int:
-        """Local steps in which a fragment's commit is expected; of streaming runs."""
+        """Local steps in which a fragment's commit has to come to be mixed in; 0 where none is."""
+        if self.round.alpha is None:
+            return 0
         return DEFAULT_DELAY_STEPS if self.round.delay_steps is None else self.round.delay_steps
 
     @property
-    def alpha(self) -> float:
-        """Share of the local parameters that stays where a commit came within the delay; of streaming runs."""
-        return DEFAULT_ALPHA if self.round.alpha is None else self.round.alpha
+    def alpha(self) -> float | None:
+        """Share of the local parameters that stays where a commit came within the delay; None where nothing is mixed."""
+        return self.round.alpha
 
     @property
     def needed_mbit_per_s(self) -> float:

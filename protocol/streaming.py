@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 DEFAULT_DELAY_STEPS: Final = 5
-"""Local steps between a fragment's snapshot and its adoption; the paper's loss grows from about 10 on."""
-
-DEFAULT_ALPHA: Final = 0.5
-"""Share of the local parameters in what a fragment goes on with, where its commit came within the delay."""
+"""Local steps between a fragment's snapshot and its adoption, where commits are mixed in; the paper's loss grows from about 10 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingNumbers:
-    """What a manifest says, with its defaults filled in. `num_units` are the fragments and the embeddings."""
+    """What a manifest says, with its defaults filled in; `delay_steps` is 0 where nothing is mixed."""
 
     num_layers: int
     num_fragments: int
@@ -56,4 +53,15 @@ def contradiction(numbers: StreamingNumbers) -> str:
             f"run.total_tokens {numbers.total_tokens}: expected at least twice round.target_tokens, "
             f"{2 * numbers.target_tokens}, so that each unit has its rounds"
         )
+    return ""
+
+
+def what_is_wrong_with_mixing(delay_steps: int | None, alpha: float | None) -> str:
+    """Why these two, None where a manifest does not name them, say nothing together; "" where they do."""
+    if delay_steps is not None and alpha is None:
+        why = "nothing is mixed, so that no commit is late"
+        return f"delay_steps = {delay_steps} without alpha: {why}: expected an alpha, or no delay_steps"
+    if delay_steps == 0:
+        why = "no commit comes within no steps, so that nothing would be mixed"
+        return f"alpha = {alpha} with delay_steps = 0: {why}: expected delay_steps of at least 1, or no alpha"
     return ""

@@ -55,9 +55,7 @@ async def _within_limit(test: Any, is_real_time: bool) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Look for no garbage while everything is imported, nor ever in what that made: it lasts as long as the tests."""
     with uncollected():
-        collected = yield
-    gc.freeze()
-    return collected
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -47,7 +47,7 @@ class RedialPause:
         self.pause_s = FIRST_PAUSE_S
 
 
-def _unnoticed() -> None:
+def _unnoticed(is_there: bool) -> None:
     pass
 
 
@@ -55,11 +55,12 @@ async def dial_first(
     addresses: Sequence[BulkAddress],
     context: ssl.SSLContext,
     check: Callable[[bytes], None],
-    connected: Callable[[], None] = _unnoticed,
+    connected: Callable[[bool], None] = _unnoticed,
 ) -> tuple[BulkAddress, TlsSocket]:
     """Connect and shake hands; the first connection whose certificate passes `check` is taken, all others are closed.
 
-    `connected` hears of each TCP connection: its kernel answers at once however busy the peer is, who has to shake hands.
+    `connected` hears of each TCP connection, and again, with False, of one that came to nothing: its kernel answers at once however
+    busy the peer is, who has to shake hands; but another may stand where the peer does not.
 
     Raises:
         UnreachableError: none did; says why the last one failed.
@@ -97,7 +98,7 @@ async def dial_first(
 
 
 async def _dial(
-    address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Callable[[], None]
+    address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Callable[[bool], None]
 ) -> TlsSocket:
     places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = places[0]
@@ -108,12 +109,16 @@ async def _dial(
     except BaseException:
         connection.close()
         raise
-    connected()
-    tls = wrap(connection, context, is_server=False)
+    connected(True)
     try:
-        check(await tls.handshake())
+        tls = wrap(connection, context, is_server=False)
+        try:
+            check(await tls.handshake())
+        except BaseException:
+            tls.close(is_reset=True)
+            raise
     except BaseException:
-        tls.close(is_reset=True)
+        connected(False)
         raise
     return tls
 

@@ -251,10 +251,13 @@ class DirectWay:
     ) -> tuple[BulkAddress, TlsSocket, Status]:
         """A connection, and what the peer says to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
         first_s = CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s
+        first_until_s, num_connected = min(until_s, trio.current_time() + first_s), 0
         with patient_for(first_s, self._nursery, until_s) as scope:
 
-            def connected() -> None:
-                scope.deadline = until_s
+            def connected(is_there: bool) -> None:
+                nonlocal num_connected
+                num_connected += 1 if is_there else -1
+                scope.deadline = until_s if num_connected else first_until_s
 
             reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer), connected)
             try:

@@ -15,6 +15,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
+from averaging.network.seams import Place
 from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TransportError
 from protocol.ids import PeerId
 
@@ -31,6 +32,15 @@ class Status(IntEnum):
     FAILED = 1
     UNSERVED = 2
     BUSY = 3
+
+
+def placed(frame: bytes, place: Place | None) -> memoryview:
+    """A frame that came into memory of its own, read-only, where a caller of `Stream.receive_view` wants it."""
+    if place is None:
+        return memoryview(frame)
+    view = place(len(frame))
+    view[:] = frame
+    return view.toreadonly()
 
 
 class EndOfStream(Exception):

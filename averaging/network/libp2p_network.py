@@ -17,7 +17,7 @@ from averaging.network.bulk_address import BulkAddress
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.direct import DirectOptions, DirectWay, HostNetwork, open_direct
 from averaging.network.directory import RecordRule
-from averaging.network.frames import MAX_REASON_BYTES, Status
+from averaging.network.frames import MAX_REASON_BYTES, Status, placed
 from averaging.network.hivemind_parts import import_hivemind
 from averaging.network.libp2p_door import Admits, admit_all
 from averaging.network.libp2p_listener import allow_open_files
@@ -30,6 +30,7 @@ from averaging.network.seams import (
     BulkKind,
     CallHandler,
     DirectoryEntry,
+    Place,
     Stream,
     StreamHandler,
     TookReply,
@@ -117,10 +118,10 @@ class Libp2pStream:
             self._held_back = None
         return frame
 
-    async def receive_view(self) -> memoryview | None:
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
         """The same bytes."""
         frame = await self.receive_frame()
-        return None if frame is None else memoryview(frame)
+        return None if frame is None else placed(frame, place)
 
     async def aclose(self) -> None:
         """End the stream; when cancelled, reset it instead."""

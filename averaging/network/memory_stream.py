@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Way
+from averaging.network.frames import placed
+from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Place, Way
 from protocol.errors import ConnectionReset, LocalProtocolError
 from protocol.ids import PeerId
 
@@ -193,10 +194,10 @@ class MemoryStream:
         self._here.bulk.received(self._kind, len(frame))
         return frame
 
-    async def receive_view(self) -> memoryview | None:
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
         """The same bytes."""
         frame = await self.receive_frame()
-        return None if frame is None else memoryview(frame)
+        return None if frame is None else placed(frame, place)
 
     async def aclose(self) -> None:
         """What was sent still arrives; what the other side sends from now on fails there."""

@@ -84,14 +84,22 @@ class Stream(Protocol):
         """
         ...
 
-    async def receive_view(self) -> memoryview | None:
-        """As `receive_frame`, read-only and without the copy that makes bytes of it, where the form can do without."""
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
+        """As `receive_frame`, read-only and without the copy that makes bytes of it, where the form can do without.
+
+        Args:
+            place: gives writable memory for a frame of so many bytes, in which it then lies. A frame that a cancelled call has begun
+                to receive stays where that call wanted it.
+        """
         ...
 
     async def aclose(self) -> None:
         """End the stream; what was sent still arrives."""
         ...
 
+
+Place = Callable[[int], memoryview]
+"""(bytes of a frame) -> writable memory of that length."""
 
 CallHandler = Callable[["PeerId", bytes], Awaitable[bytes]]
 """(authenticated sender, request) -> reply. An exception in it is logged and reaches the caller as RemoteProtocolError."""

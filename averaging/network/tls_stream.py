@@ -19,7 +19,7 @@ import trio
 
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.frames import MAX_CHANNEL_BYTES, Status
-from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Way
+from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Place, Way
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
 from protocol.errors import ConnectionReset, LocalProtocolError, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
@@ -124,18 +124,18 @@ class TlsStream:
         view = await self.receive_view()
         return None if view is None else bytes(view)
 
-    async def receive_view(self) -> memoryview | None:
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
         """The same, in the memory into which it was received."""
         if self._is_closed:
             raise self._broken()
-        frame = await self._receive() if self._held_back is None else self._held_back
+        frame = await self._receive(place or _room) if self._held_back is None else self._held_back
         if frame is not None:
             self._held_back = frame
             await self._lane.took(self._kind, len(frame))
             self._held_back = None
         return frame
 
-    async def _receive(self) -> memoryview | None:
+    async def _receive(self, place: Place = _room) -> memoryview | None:
         self._is_receiving = True
         try:
             if self._is_ended:
@@ -154,7 +154,7 @@ class TlsStream:
                         f"at most {MAX_FRAME_BYTES}",
                         "the stream was closed",
                     )
-                self._frame, self._num_received = _room(length), 0
+                self._frame, self._num_received = place(length), 0
             frame = self._frame
             await self._fill(frame)
             self._frame, self._num_received = None, 0

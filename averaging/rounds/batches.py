@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -14,6 +15,9 @@ BATCH_BYTES: Final = 800_000
 
 FRAME_S: Final = 0.1
 """What a stream carries in so long goes into one frame."""
+
+CHUNK_HEAD: Final = struct.Struct("<cI")
+"""Before the chunks of a contribution in their frame: "C", and the number of the first."""
 
 Batch = Sequence[tuple[int, memoryview]]
 """Chunks by number, each a view of the frame that brought it."""
@@ -54,7 +58,9 @@ class FramePace:
         return min(BATCH_BYTES, 2 * self._last_bytes, int(carried))
 
 
-def runs_of(numbers: Iterable[int], chunks: Sequence[bytes], max_bytes: Callable[[], int]) -> Iterator[range]:
+def runs_of(
+    numbers: Iterable[int], chunks: Sequence[bytes | memoryview], max_bytes: Callable[[], int]
+) -> Iterator[range]:
     """Numbers of these chunks, ascending, as runs that fit into a frame; `max_bytes` is asked at the beginning of each."""
     run, num_bytes, limit = range(0), 0, 0
     for number in numbers:

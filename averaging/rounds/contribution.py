@@ -8,10 +8,11 @@ from itertools import chain
 
 import torch
 
-from averaging.chunk_runs import decode_run, encode_run, runs_in
+from averaging.chunk_runs import decode_run, encode_run, runs_in, span_bytes
 from averaging.codecs import Codec
 from averaging.delta import pseudo_gradient
 from averaging.error_feedback import FedDelta, Feedback, encode_fed
+from averaging.vectors import new_bytes
 from protocol.errors import RemoteProtocolError
 from protocol.ids import HASH_BYTES, Root
 from protocol.merkle import MerkleTree, leaf_hash, merkle_root
@@ -26,14 +27,14 @@ class EncodedContribution:
 
     Attributes:
         theta_N: (N,) float32, the local parameters at the snapshot: rule 20 needs them when the commit is applied.
-        chunks: encoded chunks, in grid order.
+        chunks: encoded chunks, in grid order, one behind the other in one memory.
         tree: over their leaf hashes.
         header: the signed ContributionHeader envelope.
     """
 
     theta_N: torch.Tensor
     tokens: int
-    chunks: tuple[bytes, ...]
+    chunks: tuple[bytes | memoryview, ...]
     tree: MerkleTree
     header: bytes = b""
 
@@ -48,7 +49,7 @@ class EncodedContribution:
         return self.tree.root
 
 
-def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[bytes, ...]:
+def encode_chunks(values_N: torch.Tensor, codec: Codec, grid: ChunkGrid) -> tuple[memoryview, ...]:
     """Each chunk of a (N,) float32 vector by itself."""
     runs = runs_in(0, grid.num_chunks, grid.chunk_elements)
     spans = (slice(*grid.span(run.start, run.stop)) for run in runs)
@@ -64,11 +65,15 @@ def encode_contribution(
         LocalProtocolError: the local parameters are not finite; nothing is offered.
     """
     # run by run, each while it is in the processor's cache
-    chunks: list[bytes] = []
+    room = new_bytes(len(span_bytes(codec, grid, 0, grid.num_chunks)))
+    chunks, hashes = list[memoryview](), list[bytes]()
     for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
-        span = slice(*grid.span(run.start, run.stop))
-        chunks += encode_run(codec, pseudo_gradient(anchor_N[span], theta_N[span]), grid.chunk_elements)
-    return _contribution(theta_N, tokens, tuple(chunks))
+        span, place = slice(*grid.span(run.start, run.stop)), span_bytes(codec, grid, run.start, run.stop)
+        delta_n = pseudo_gradient(anchor_N[span], theta_N[span])
+        encoded = encode_run(codec, delta_n, grid.chunk_elements, room[place.start : place.stop])
+        chunks += encoded
+        hashes += map(leaf_hash, encoded)
+    return EncodedContribution(theta_N, tokens, tuple(chunks), MerkleTree.over(tuple(hashes)))
 
 
 def encode_with_feedback(
@@ -76,12 +81,8 @@ def encode_with_feedback(
 ) -> tuple[EncodedContribution, FedDelta]:
     """As `encode_contribution`, with the residual in it; and what the codec left out."""
     fed = encode_fed(anchor_N, theta_N, feedback.residual, feedback.beta, codec, feedback.grid)
-    return _contribution(theta_N, tokens, fed.chunks), fed
-
-
-def _contribution(theta_N: torch.Tensor, tokens: int, chunks: tuple[bytes, ...]) -> EncodedContribution:
-    hashes = tuple(leaf_hash(chunk) for chunk in chunks)
-    return EncodedContribution(theta_N, tokens, chunks, MerkleTree.over(hashes))
+    hashes = tuple(leaf_hash(chunk) for chunk in fed.chunks)
+    return EncodedContribution(theta_N, tokens, fed.chunks, MerkleTree.over(hashes)), fed
 
 
 def split_hashes(data: bytes, num_chunks: int) -> tuple[bytes, ...]:

@@ -60,7 +60,7 @@ class EvenSending:
 async def send_evenly(
     stream: Stream,
     numbers: Sequence[int],
-    chunks: Sequence[bytes],
+    chunks: Sequence[bytes | memoryview],
     frame_of: Callable[[range], bytes | memoryview],
     even: EvenSending,
     left: Callable[[range], None] = lambda run: None,
@@ -88,7 +88,9 @@ async def send_evenly(
         even.end(stream)
 
 
-async def send_joined(stream: Stream, data: bytes, chunks: Sequence[bytes], even: EvenSending) -> None:
+async def send_joined(
+    stream: Stream, data: bytes | memoryview, chunks: Sequence[bytes | memoryview], even: EvenSending
+) -> None:
     """Send all chunks, which lie one after the other in `data`, with nothing between them. Raises as `send_evenly` does."""
     view, begins = memoryview(data), list(accumulate(map(len, chunks), initial=0))
     numbers = range(len(chunks))

@@ -15,7 +15,6 @@ Hashing, decoding and summing are done beside trio, for the chunks of a frame to
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,9 +24,10 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.chunk_runs import run_chunks
+from averaging.chunk_runs import run_chunks, span_bytes
 from averaging.network.seams import Stream
-from averaging.rounds.batches import split_batch
+from averaging.rooms import Room
+from averaging.rounds.batches import CHUNK_HEAD, split_batch
 from averaging.rounds.contribution import EncodedContribution, hello_of
 from averaging.rounds.even_sending import EvenSending, send_evenly, send_joined
 from averaging.rounds.exchange_tools import ExchangeTools
@@ -48,7 +48,6 @@ from protocol.wire import decode_body, encode_body
 log = structlog.get_logger()
 
 EXCHANGE_CHANNEL: Final = "exchange"
-_CHUNK: Final = struct.Struct("<cI")
 _END: Final = b"E"
 _NEED: Final = b"N"
 _HAVE: Final = b"H"
@@ -72,10 +71,10 @@ class Exchange:
     """One attempt's traffic at one peer; `run` does it, `offer`, `mend`, `drop` and the served streams feed it.
 
     Reducing and receiving begin at once; our own chunks follow when `offer` brings them. It lasts until it is cancelled: slices
-    may come back to it.
+    may come back to it. `last_upload_s` is what our upload of the attempt before took, 0 before the first.
     """
 
-    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers) -> None:
+    def __init__(self, proposal: Proposal, tools: ExchangeTools, offers: Offers, last_upload_s: float = 0.0) -> None:
         self.proposal = proposal
         self._tools = tools
         self._offers = offers
@@ -86,10 +85,15 @@ class Exchange:
         self._scopes: dict[SliceSpec, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
         self._left_out: dict[PeerId, str] = {}
-        self._upload = UploadMeter()
+        self._upload = UploadMeter(last_upload_s)
         self._even = EvenSending()
         self._even_results = EvenSending()
+        results = tools.result_codec, tools.grid
+        self._results = Room(len(span_bytes(*results, 0, tools.grid.num_chunks)))
+        """All slices' results, each at its place."""
+
         self._began_s = 0.0
+        self._reduce_within_s = proposal.reduce_within_s
         self._num_running = 0
         self._has_ended = False
         self._taking = set[trio.CancelScope]()
@@ -168,13 +172,19 @@ class Exchange:
         for reduction in self._reductions.values():
             reduction.set_absent(peer, reason)
 
+    def give_time(self, reduce_within_s: float) -> None:
+        """Our slices may wait so long from their beginning, where that is longer than before."""
+        self._reduce_within_s = max(self._reduce_within_s, reduce_within_s)
+        for reduction in self._reductions.values():
+            reduction.give_time(self._reduce_within_s)
+
     def upload_s(self, now_s: float) -> float | None:
         """How long our upload took, or would have taken at its pace so far; None when nothing was to be sent."""
         return self._upload.seconds(now_s)
 
-    def late_upload_s(self, now_s: float, told_s: float) -> float:
-        """What our upload will take at its pace so far, once that is longer than `told_s`; else 0."""
-        return self._upload.late_s(now_s, told_s)
+    def late_upload_s(self, now_s: float) -> float:
+        """What our upload will take at its pace so far, once it takes longer than the last one did; else 0."""
+        return self._upload.late_s(now_s)
 
     def upload_bytes_per_s(self, now_s: float) -> int:
         """The pace of our upload so far, 0 when nothing was sent."""
@@ -201,7 +211,8 @@ class Exchange:
                 continue
             scope = self._scopes[part] = trio.CancelScope()
             if is_ours:
-                reduction = Reduction(self.proposal, part, self._offers, self._tools.result_codec, self._tools.grid)
+                tools = self._tools
+                reduction = Reduction(self.proposal, part, self._offers, tools.result_codec, tools.grid, self._results)
                 for peer, reason in self._left_out.items():
                     reduction.set_absent(peer, reason)
                 self._reductions[part.first_chunk] = reduction
@@ -244,7 +255,7 @@ class Exchange:
     # --- the reducer's side ---
 
     async def _reduce(self, reduction: Reduction) -> None:
-        await reduction.wait_ready(self.proposal.reduce_within_s)
+        await reduction.wait_ready(self._reduce_within_s)
         with self._spanned("reduce"):
             result = await self._tools.offload.run(reduction.reduce, cost_s=REDUCE_COST_S)
         if result is None:
@@ -318,19 +329,19 @@ class Exchange:
         numbers = range(part.first_chunk, part.stop_chunk)
         await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
         while True:
-            frame = await stream.receive_view()
+            frame = await stream.receive_view(reduction.room.take)
             if frame is None:
                 raise RemoteProtocolError("a contribution that ends early", "all chunks and an end mark")
-            if len(frame) < _CHUNK.size:
+            if len(frame) < CHUNK_HEAD.size:
                 if bytes(frame) == _END:
                     return
                 raise RemoteProtocolError(f"a frame of {len(frame)} bytes", "a chunk")
-            tag, chunk = _CHUNK.unpack_from(frame)
+            tag, chunk = CHUNK_HEAD.unpack_from(frame)
             if tag != b"C" or chunk not in numbers:
                 raise RemoteProtocolError(f"frame {tag!r} for chunk {chunk}", "a chunk of the slice")
-            moving.num_bytes += len(frame) - _CHUNK.size
+            moving.num_bytes += len(frame) - CHUNK_HEAD.size
             self._moved(stream.remote, frame)
-            await self._take_batch(reduction, offer, chunk, frame[_CHUNK.size :])
+            await self._take_batch(reduction, offer, chunk, frame[CHUNK_HEAD.size :])
 
     async def _take_batch(self, reduction: Reduction, offer: Offer, first_chunk: int, data: memoryview) -> None:
         """Check the chunks of a frame, keep them, and sum those that all have brought now."""
@@ -398,12 +409,12 @@ class Exchange:
             stream,
             wanted,
             mine.chunks,
-            lambda run: b"".join((_CHUNK.pack(b"C", run.start), *mine.chunks[run.start : run.stop])),
+            lambda run: b"".join((CHUNK_HEAD.pack(b"C", run.start), *mine.chunks[run.start : run.stop])),
             self._even,
             partial(self._have_left, mine.chunks, moving),
         )
 
-    def _have_left(self, chunks: Sequence[bytes], moving: Moving, run: range) -> None:
+    def _have_left(self, chunks: Sequence[bytes | memoryview], moving: Moving, run: range) -> None:
         for chunk in run:
             moving.num_bytes += len(chunks[chunk])
             self._upload.sent(chunk, len(chunks[chunk]), trio.current_time())
@@ -451,25 +462,20 @@ class Exchange:
 
     async def _take_result_chunks(self, part: SliceSpec, named: NamedResult, stream: Stream, moving: Moving) -> None:
         tools = self._tools
-        frames: list[memoryview] = []
+        place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
+        room = Room.over(self._results.take_at(place.start, place.stop))
         hashes: list[bytes] = []
         while len(hashes) < part.stop_chunk - part.first_chunk:
-            frame, chunk = await stream.receive_view(), part.first_chunk + len(hashes)
+            frame, chunk = await stream.receive_view(room.take), part.first_chunk + len(hashes)
             if frame is None:
                 raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
             batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
             self._moved(part.reducer, frame)
             moving.num_bytes += len(frame)
             hashes += await tools.examine(chunk, [data for _, data in batch])
-            frames.append(frame)
-        result = await tools.offload.run(partial(_joined, named, frames, hashes), cost_s=REDUCE_COST_S)
-        await tools.keep_result(named, result)
-
-
-def _joined(named: NamedResult, frames: Sequence[memoryview], hashes: Sequence[bytes]) -> SliceBytes:
-    if merkle_root(hashes) != named.result_hash:
-        raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
-    return SliceBytes(b"".join(frames), tuple(hashes))
+        if merkle_root(hashes) != named.result_hash:
+            raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
+        await tools.keep_result(named, SliceBytes(room.taken, tuple(hashes)))
 
 
 async def _expect(stream: Stream, frame: bytes, what: str) -> None:

@@ -28,7 +28,7 @@ from averaging.unit_log import LoggedContribution
 from protocol.errors import LocalProtocolError, PotluckError, StorageError, TransportError
 from protocol.ids import CommitId, PeerId
 from protocol.rounds.events import ContributionFailed, ContributionReady, ExchangeMeasured
-from protocol.rounds.messages import Proposal, ResultReady
+from protocol.rounds.messages import Ballot, Proposal, ResultReady
 from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.rounds.state import RoundConfig
@@ -42,9 +42,6 @@ ENCODE_COST_S: Final = 0.005
 SNAPSHOT_WITHIN_S: Final = 60.0
 WAIT_FOR_PROPOSAL_S: Final = 5.0
 """A member's stream may come before the proposal that it belongs to."""
-
-LATE_AFTER_S: Final = 2.0
-"""Of an upload, at least: what its first connections take says nothing of the line."""
 
 PATIENCE_SHARE: Final = 0.1
 """Of what our own upload takes: for so long a running exchange may bring nothing."""
@@ -149,7 +146,7 @@ class Exchanging:
             self.end()
             if self._offers is None:
                 return
-            exchange = self._exchange = Exchange(proposal, self._exchange_tools(), self._offers)
+            exchange = self._exchange = Exchange(proposal, self._exchange_tools(), self._offers, self._upload_s)
             self._tasks.spawn(self._run, exchange)
             self.changes.notify()
         elif exchange.proposal.slices != proposal.slices:
@@ -180,7 +177,6 @@ class Exchanging:
         seconds = exchange.upload_s(trio.current_time())
         if seconds is not None:
             self.upload_bytes_per_s = exchange.upload_bytes_per_s(trio.current_time())
-            self._upload_s = seconds
             await self._tell(ExchangeMeasured(seconds))
 
     def end(self) -> None:
@@ -188,7 +184,14 @@ class Exchanging:
         if self._scope is not None:
             self._scope.cancel()
             self._scope = None
+        if self._exchange is not None:  # the next one may begin before this one's task has ended
+            self._upload_s = self._exchange.upload_s(trio.current_time()) or self._upload_s
         self._exchange = None
+
+    def give_time(self, ballot: Ballot, reduce_within_s: float) -> None:
+        """Slices of this attempt may wait so long from their beginning."""
+        if self._exchange is not None and self._exchange.proposal.ballot == ballot:
+            self._exchange.give_time(reduce_within_s)
 
     def drop(self, peer: PeerId, reason: str) -> None:
         """Stop waiting for a member."""
@@ -200,8 +203,7 @@ class Exchanging:
         """What the upload under way will take, once it takes longer than the last one did; 0 else. The next attempt, and the settling
         of this one, must not be given what the line could do before (rule 11).
         """
-        told_s = max(LATE_AFTER_S, self._upload_s)
-        return 0.0 if self._exchange is None else self._exchange.late_upload_s(trio.current_time(), told_s)
+        return 0.0 if self._exchange is None else self._exchange.late_upload_s(trio.current_time())
 
     def is_exchanging(self, base: CommitId) -> bool:
         """Whether results of this base may still come by themselves."""

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import structlog
 import trio
 
+from averaging.chunk_runs import span_bytes
 from averaging.codecs import Codec
 from averaging.generations import MAX_PINNED
 from averaging.rounds.updates import APPLY_COST_S, UnitTools
@@ -45,9 +46,7 @@ async def genesis_state(genesis: Genesis, tools: UnitTools) -> UnitState:
 
 def update_bytes(codec: Codec, grid: ChunkGrid) -> int:
     """What the results of one commit weigh: chunk by chunk, as they are encoded; all but the last are of one size."""
-    last = grid.num_chunks - 1
-    start, stop = grid.bounds(last)
-    return last * codec.encoded_bytes(grid.chunk_elements) + codec.encoded_bytes(stop - start)
+    return len(span_bytes(codec, grid, 0, grid.num_chunks))
 
 
 def num_kept_updates(tools: UnitTools) -> int:

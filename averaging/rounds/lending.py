@@ -74,7 +74,7 @@ class _Loan:
         self.exchange = exchange
         self.offers = offers
         self.scope = trio.CancelScope()
-        self.results: dict[Root, bytes] = {}
+        self.results: dict[Root, bytes | memoryview] = {}
 
 
 class Lender:

@@ -28,7 +28,7 @@ Encoded: TypeAlias = Sequence[bytes | memoryview]
 class SliceBytes:
     """A slice's result that was checked: its bytes, and the leaf hashes of its chunks."""
 
-    data: bytes
+    data: bytes | memoryview
     hashes: tuple[bytes, ...]
 
 

@@ -9,19 +9,21 @@ root, then each chunk's length and hash, then decoding within the budget and fin
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import fsum
-from typing import Final
+from math import fsum, inf
+from typing import Final, TypeAlias
 
 import torch
 import trio
 
-from averaging.chunk_runs import decode_run, encode_run, run_chunks
+from averaging.chunk_runs import decode_run, encode_run, run_chunks, span_bytes
 from averaging.codecs import Codec
 from averaging.energy import left_out, lost_ppm
-from averaging.rounds.batches import Batch, consecutive
+from averaging.rooms import Room
+from averaging.rounds.batches import CHUNK_HEAD, Batch, consecutive
 from averaging.rounds.contribution import split_hashes
 from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.envelope import open_envelope
@@ -145,19 +147,31 @@ class SliceResult:
     """A closed slice: its header's content, its encoded chunks, their leaf hashes, and the chunks joined."""
 
     header: ResultHeader
-    chunks: tuple[bytes, ...]
+    chunks: tuple[memoryview, ...]
     hashes: tuple[bytes, ...]
-    data: bytes
+    data: memoryview
+
+
+_Names: TypeAlias = tuple[tuple[PeerId, Root], ...]
+"""Whose contributions are in a sum, by their roots."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Written:
+    """Room for a whole result, and whose contributions are in it: sums of others are never written over one another."""
+
+    of: _Names
+    room: memoryview
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """One chunk of the result: of whose contributions, its bytes, their leaf hash; the energy of its mean, and what of that had no
+    """One chunk of the result: with which others it lies, its bytes, their leaf hash; the energy of its mean, and what of that had no
     room.
     """
 
-    of: tuple[tuple[PeerId, Root], ...]
-    encoded: bytes
+    written: _Written
+    encoded: memoryview
     leaf: bytes
     lost: float = 0.0
     energy: float = 0.0
@@ -176,10 +190,20 @@ _Counted = Sequence[tuple[PeerId, Offer]]
 
 
 class Reduction:
-    """One slice of one attempt at its reducer: waits for the members, closes, sums."""
+    """One slice of one attempt at its reducer: waits for the members, closes, sums.
+
+    Args:
+        results: where the slice's result is written, at its place in that of the whole vector.
+    """
 
     def __init__(
-        self, proposal: Proposal, part: SliceSpec, offers: Offers, result_codec: Codec, grid: ChunkGrid
+        self,
+        proposal: Proposal,
+        part: SliceSpec,
+        offers: Offers,
+        result_codec: Codec,
+        grid: ChunkGrid,
+        results: Room | None = None,
     ) -> None:
         self.part = part
         self._proposal = proposal
@@ -188,8 +212,18 @@ class Reduction:
         self._grid = grid
         self._absent: dict[PeerId, str] = {}
         self._changed = trio.Event()
+        self._waiting = trio.CancelScope(deadline=-inf)
+        self._began_s = 0.0
         self._begun: set[int] = set()
         self._sums: dict[int, _Sum] = {}
+        self._results = results or Room(0)
+        self._written: _Written | None = None
+        """What was summed last is written here; what is summed of others after it goes elsewhere."""
+
+        self._lock = threading.Lock()
+        self.room = Room(_scattered_bytes(proposal, part, offers.codec, grid))
+        """Where the members' chunks lie as they come."""
+
         self.closed = trio.Event()
         self.result: SliceResult | None = None
         self.signed_header = b""
@@ -214,12 +248,18 @@ class Reduction:
 
     async def wait_ready(self, within_s: float) -> None:
         """Returns when all members' ranges are in or accounted for, or at the deadline with at least one (rule 10)."""
-        with trio.move_on_after(within_s):
+        self._began_s = trio.current_time()
+        self._waiting.deadline = self._began_s + within_s
+        with self._waiting:
             while not all(self._is_settled(member.peer) for member in self._proposal.members):
                 await self._changed.wait()
             return
         while not self._whole_offers():
             await self._changed.wait()
+
+    def give_time(self, within_s: float) -> None:
+        """The deadline is so long after we began to wait, where that is later; nothing is changed once it has passed."""
+        self._waiting.deadline = max(self._waiting.deadline, self._began_s + within_s)
 
     def _whole_offers(self) -> list[tuple[PeerId, Offer]]:
         members = sorted(member.peer for member in self._proposal.members)
@@ -278,9 +318,9 @@ class Reduction:
         return self._header((), 0, Root(bytes(HASH_BYTES)), self._absent)
 
     def _closed(self, counted: _Counted, twice: Mapping[PeerId, str]) -> SliceResult:
-        of = _names(counted)
+        written = self._written_of(_names(counted))
         # a copy in one step: the last chunks may be summed in another thread at this moment
-        early = {chunk: each for chunk, each in dict(self._sums).items() if each.of == of}
+        early = {chunk: each for chunk, each in dict(self._sums).items() if each.written is written}
         numbers = range(self.part.first_chunk, self.part.stop_chunk)
         early.update(self._summed([chunk for chunk in numbers if chunk not in early], counted))
         sums = [early[chunk] for chunk in numbers]
@@ -289,7 +329,19 @@ class Reduction:
             self._header(counted, sum(self._weights(counted)), merkle_root(hashes), {**self._absent, **twice}),
             lost_ppm=lost_ppm(fsum(each.lost for each in sums), fsum(each.energy for each in sums)),
         )
-        return SliceResult(header, chunks, hashes, b"".join(chunks))
+        return SliceResult(header, chunks, hashes, written.room.toreadonly())
+
+    def _place(self, first_chunk: int, stop_chunk: int) -> range:
+        """Where these chunks of the slice lie in the result of the whole vector."""
+        return span_bytes(self._result_codec, self._grid, first_chunk, stop_chunk)
+
+    def _written_of(self, of: _Names) -> _Written:
+        """The first who are summed are mostly those who stay: they get the slice's place among the results."""
+        with self._lock:
+            if self._written is None or self._written.of != of:
+                place = self._place(self.part.first_chunk, self.part.stop_chunk)
+                self._written = _Written(of, self._results.take_at(place.start, place.stop))
+            return self._written
 
     def _weights(self, counted: _Counted) -> list[int]:
         return [min(offer.header.tokens, self._proposal.weight_cap_tokens) for _, offer in counted]
@@ -297,20 +349,24 @@ class Reduction:
     def _summed(self, chunks: Sequence[int], counted: _Counted) -> dict[int, _Sum]:
         """The means of these chunks over these members, encoded. Raises _UndecodableError."""
         found: dict[int, _Sum] = {}
-        of = _names(counted)
+        written, begin = (
+            self._written_of(_names(counted)),
+            self._place(self.part.first_chunk, self.part.stop_chunk).start,
+        )
         for run in consecutive(chunks, run_chunks(self._grid.chunk_elements)):
-            mean_n = self._mean(run, counted)
-            encoded = encode_run(self._result_codec, mean_n, self._grid.chunk_elements)
+            mean_n, place = self._mean(run, counted), self._place(run.start, run.stop)
+            room = written.room[place.start - begin : place.stop - begin]
+            encoded = encode_run(self._result_codec, mean_n, self._grid.chunk_elements, room)
             losses = self._losses(mean_n, encoded)
             found.update(
                 {
-                    chunk: _Sum(of, data, leaf_hash(data), *loss)
+                    chunk: _Sum(written, data, leaf_hash(data), *loss)
                     for chunk, data, loss in zip(run, encoded, losses, strict=True)
                 }
             )
         return found
 
-    def _losses(self, mean_n: torch.Tensor, encoded: Sequence[bytes]) -> list[tuple[float, float]]:
+    def _losses(self, mean_n: torch.Tensor, encoded: Sequence[memoryview]) -> list[tuple[float, float]]:
         """By chunk, as of `left_out`; nothing where the codec writes all."""
         if not self._result_codec.leaves_out:
             return [(0.0, 0.0)] * len(encoded)
@@ -369,7 +425,13 @@ def _each_lane_once(whole: _Counted) -> tuple[list[tuple[PeerId, Offer]], dict[P
     return [(peer, offer) for peer, offer in whole if peer not in twice], twice
 
 
-def _names(counted: _Counted) -> tuple[tuple[PeerId, Root], ...]:
+def _scattered_bytes(proposal: Proposal, part: SliceSpec, codec: Codec, grid: ChunkGrid) -> int:
+    """What all others bring to a slice, with a head at each chunk."""
+    one_bytes = len(span_bytes(codec, grid, part.first_chunk, part.stop_chunk))
+    return (len(proposal.members) - 1) * (one_bytes + CHUNK_HEAD.size * (part.stop_chunk - part.first_chunk))
+
+
+def _names(counted: _Counted) -> _Names:
     return tuple((peer, offer.header.root) for peer, offer in counted)
 
 

@@ -51,6 +51,7 @@ from protocol.rounds.orders import (
     DropMember,
     EndExchange,
     GatherBytes,
+    GiveTime,
     LogAck,
     LogLeave,
     LogPromise,
@@ -379,6 +380,8 @@ class RoundService:
                 self._exchanging.prepare(action.base, self._adopter)
             case BeginExchange():
                 self._exchanging.begin(action.proposal)
+            case GiveTime():
+                self._exchanging.give_time(action.ballot, action.reduce_within_s)
             case EndExchange():
                 self._exchanging.end()
             case DropMember():

@@ -109,11 +109,11 @@ class Updates:
     def _next_state(self, state: UnitState, outer: OuterStep) -> NextState:
         return NextState(state, outer, self._tools.result_codec, self._tools.grid, self._momentum_hashes)
 
-    async def read(self, link: ChainLink) -> list[bytes] | None:
+    async def read(self, link: ChainLink) -> list[bytes | memoryview] | None:
         """A commit's results, slice by slice; None where one is missing."""
         if link.record is None:
             return None
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         for part in link.record.slices:
             fresh = self._fresh.get(part.result_hash)
             data = fresh.data if fresh is not None else None
@@ -124,7 +124,7 @@ class Updates:
             parts.append(data)
         return parts
 
-    async def read_good(self, link: ChainLink) -> list[bytes] | None:
+    async def read_good(self, link: ChainLink) -> list[bytes | memoryview] | None:
         """As `read`, and every result has the hash that the record names: what was damaged is deleted, to be fetched again."""
         data, record = await self.read(link), link.record
         if data is None or record is None:
@@ -139,7 +139,7 @@ class Updates:
             return None
         return data
 
-    def _hashes(self, part: SliceRecord, data: bytes) -> tuple[bytes, ...] | None:
+    def _hashes(self, part: SliceRecord, data: bytes | memoryview) -> tuple[bytes, ...] | None:
         """The leaf hashes of a result's chunks; None where these are not the bytes that the record names."""
         try:
             hashes = tuple(leaf_hash(chunk) for chunk in self._chunks(part, data))
@@ -147,10 +147,10 @@ class Updates:
             return None
         return hashes if merkle_root(hashes) == part.result_hash else None
 
-    def _chunks(self, part: SliceRecord, data: bytes) -> tuple[memoryview, ...]:
+    def _chunks(self, part: SliceRecord, data: bytes | memoryview) -> tuple[memoryview, ...]:
         return split_chunks(data, self._tools.result_codec, self._tools.grid, part.first_chunk, part.stop_chunk)
 
-    async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes]) -> UnitState:
+    async def advance(self, state: UnitState, link: ChainLink, data: Sequence[bytes | memoryview]) -> UnitState:
         """The state after one more commit, whose results are `data`.
 
         Raises:
@@ -176,7 +176,7 @@ class Updates:
         ahead: NextState,
         link: ChainLink,
         record: CommitRecord,
-        data: Sequence[bytes],
+        data: Sequence[bytes | memoryview],
         fresh: Mapping[Root, SliceBytes],
     ) -> tuple[UnitState, tuple[bytes, ...]]:
         for part, blob in zip(record.slices, data, strict=True):

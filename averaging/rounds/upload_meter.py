@@ -14,6 +14,9 @@ LEAST_LATE_BYTES: Final = 500_000
 LEAST_LATE_SHARE: Final = 0.05
 """The lesser of both must have left before a pace is made of it: less may lie with our own kernel."""
 
+LATE_AFTER_S: Final = 2.0
+"""At least: what its first connections take says nothing of the line."""
+
 STOPPED_S: Final = 5.0
 """A line that is only thin takes some chunk in so long."""
 
@@ -25,9 +28,12 @@ class UploadMeter:
     The two differ where a receiver holds us up. A reducer of a large slice takes in more than others do, from all members at once,
     so what goes to it goes slowly: were that our pace, who sums most would seem the fastest, and sum still more in the next round.
     While the other slices are still under way our line is full.
+
+    `last_s` is what the upload before it took, 0 where there was none: the others know of that already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_s: float = 0.0) -> None:
+        self._late_after_s = max(LATE_AFTER_S, last_s)
         self._begun_s = 0.0
         self._wanted: dict[int, int] = {}
         self._wanted_bytes = 0
@@ -73,19 +79,19 @@ class UploadMeter:
         elapsed_s = now_s - self._begun_s
         return elapsed_s * self._wanted_bytes / self._sent_bytes if self._left else 2.0 * elapsed_s
 
-    def late_s(self, now_s: float, told_s: float) -> float:
-        """The time of the whole upload at the pace since its first chunk, where it has taken longer than `told_s`; else 0. Once it is
-        over, what it took. While too little has left to tell a pace it is 0, and where nothing leaves any more it does not grow: that
-        is a receiver who is gone.
+    def late_s(self, now_s: float) -> float:
+        """The time of the whole upload at the pace since its first chunk, where it has taken longer than the last one; else 0. Once it
+        is over, what it took. While too little has left to tell a pace it is 0, and where nothing leaves any more it does not grow:
+        that is a receiver who is gone.
         """
         if not self._left or not self._wanted_bytes:
             return 0.0
         if self._sent_bytes >= self._wanted_bytes:
             took_s = self.seconds(now_s) or 0.0
-            return took_s if took_s > told_s else 0.0
+            return took_s if took_s > self._late_after_s else 0.0
         now_s = min(now_s, self._left[-1][0] + STOPPED_S)
         least_bytes = min(LEAST_LATE_BYTES, LEAST_LATE_SHARE * self._wanted_bytes)
-        if now_s - self._begun_s <= told_s or self._sent_bytes < least_bytes:
+        if now_s - self._begun_s <= self._late_after_s or self._sent_bytes < least_bytes:
             return 0.0
         first_s = self._left[0][0]
         return first_s - self._begun_s + (now_s - first_s) * self._wanted_bytes / self._sent_bytes

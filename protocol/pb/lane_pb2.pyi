@@ -1,9 +1,19 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class LaneRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_REFUSAL_OTHER: _ClassVar[LaneRefusal]
+    LANE_REFUSAL_CONTENT: _ClassVar[LaneRefusal]
+    LANE_REFUSAL_NOT_YET: _ClassVar[LaneRefusal]
+LANE_REFUSAL_OTHER: LaneRefusal
+LANE_REFUSAL_CONTENT: LaneRefusal
+LANE_REFUSAL_NOT_YET: LaneRefusal
 
 class LanePoint(_message.Message):
     __slots__ = ("round", "step")
@@ -410,12 +420,14 @@ class LaneGift(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., stage: _Optional[int] = ..., tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class LaneAnswer(_message.Message):
-    __slots__ = ("reason", "num_lanes")
+    __slots__ = ("reason", "num_lanes", "refusal")
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_LANES_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     reason: str
     num_lanes: int
-    def __init__(self, reason: _Optional[str] = ..., num_lanes: _Optional[int] = ...) -> None: ...
+    refusal: LaneRefusal
+    def __init__(self, reason: _Optional[str] = ..., num_lanes: _Optional[int] = ..., refusal: _Optional[_Union[LaneRefusal, str]] = ...) -> None: ...
 
 class SyncedAsk(_message.Message):
     __slots__ = ("lane", "at", "stage", "number", "is_backward", "forward_bytes", "backward_bytes")

@@ -330,16 +330,18 @@ class PreVoteRequest(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., waited_s: _Optional[float] = ..., lone: bool = ...) -> None: ...
 
 class PreVote(_message.Message):
-    __slots__ = ("unit", "base", "ballot", "objection")
+    __slots__ = ("unit", "base", "ballot", "objection", "leads_s")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     OBJECTION_FIELD_NUMBER: _ClassVar[int]
+    LEADS_S_FIELD_NUMBER: _ClassVar[int]
     unit: str
     base: bytes
     ballot: Ballot
     objection: str
-    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., objection: _Optional[str] = ...) -> None: ...
+    leads_s: float
+    def __init__(self, unit: _Optional[str] = ..., base: _Optional[bytes] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., objection: _Optional[str] = ..., leads_s: _Optional[float] = ...) -> None: ...
 
 class PromiseRequest(_message.Message):
     __slots__ = ("unit", "base", "ballot")

@@ -243,7 +243,12 @@ def _joined(state: SyncedState, event: ReplicaJoined) -> Step:
     if not 0 <= event.stage < state.config.num_stages:
         return Step(state, remark=f"{short(event.peer)} has stage {event.stage}, of {state.config.num_stages}")
     state = _without(state, event.peer)
-    replicas = {**state.replicas, event.peer: Replica(event.peer, event.stage, work_s=event.work_s)}
+    # it has none of the sums that the others of its stage have told of: these are brought to it, too
+    replicas = {
+        peer: replace(one, summed=frozenset()) if one.stage == event.stage else one
+        for peer, one in state.replicas.items()
+    }
+    replicas[event.peer] = Replica(event.peer, event.stage, work_s=event.work_s)
     again = (StartAgain(event.peer, "what it had summed before counts no more"),) if event.peer in state.met else ()
     return Step(replace(state, replicas=MappingProxyType(replicas), met=state.met | {event.peer}), again)
 
@@ -271,7 +276,7 @@ def _finished(state: SyncedState, event: Finished, now_s: float) -> Step:
         took_s = now_s - max(since_s, replica.free_s)
         mean_s = took_s if replica.work_s is None else 0.8 * replica.work_s + 0.2 * took_s
         state = _with(state, replace(replica, work_s=mean_s, free_s=now_s))
-    if not _is_due(state, work):
+    if not is_due(state, work):
         is_ours = state.granted.get((work.number, work.stage)) == event.peer
         drop = (
             (Drop(event.peer, work.number, "it counts elsewhere, or nowhere"),)
@@ -369,8 +374,8 @@ def _committed(state: SyncedState) -> Step:
     return Step(replace(state, phase="over"), (order,))
 
 
-def _is_due(state: SyncedState, work: Work) -> bool:
-    """Whether what the work needs is held, and it does not count yet."""
+def is_due(state: SyncedState, work: Work) -> bool:
+    """Whether what the work needs is held, and it does not count yet: what comes of other work changes nothing."""
     config = state.config
     is_over = (work.number, work.stage) in state.granted if work.is_backward else work in state.done
     if is_over or not 0 <= work.stage < config.num_stages:
@@ -397,7 +402,7 @@ def _due(state: SyncedState) -> Iterator[Work]:
         for number in (*finished, *begun[: config.in_flight], *state.unmeasured[: config.in_flight]):
             for stage in range(config.num_stages):
                 work = Work(number, stage, is_backward)
-                if _is_due(state, work):
+                if is_due(state, work):
                     yield work
 
 

@@ -27,7 +27,7 @@ from protocol.rounds.messages import (
     Settle,
     SliceSpec,
 )
-from protocol.rounds.orders import Action, Send
+from protocol.rounds.orders import Action, GiveTime, Send
 from protocol.rounds.outer_rule import outer_of_round
 from protocol.rounds.plan import ReducerOffer, make_record, mend_slices, plan_slices, weight_cap
 from protocol.rounds.quorum import electorate, is_quorum
@@ -50,6 +50,9 @@ MAX_BACKOFF_EXPONENT: Final = 16
 STAND_BACK_S: Final = 1.0
 DEADLINE_FACTOR: Final = 2.0
 """A slice waits twice as long as the slowest upload took last time (rule 11)."""
+
+GROWS: Final = 1.1
+"""Slices are told of more time when it is so much more: an upload's end is foretold anew at each look."""
 
 GONE_GRACE_S: Final = 0.5
 """Whoever holds all bytes of a settled record has acked by then; a reducer that refuses connections, or was silent long enough to be
@@ -256,8 +259,39 @@ def settle_within_s(state: RoundState) -> float:
     if proposal is None:
         return config.settle_within_s
     members = (view for view in state.peers.values() if proposal.member(view.peer) is not None)
-    learned_s = min(DEADLINE_FACTOR * max(_uploads_s(state, members)), config.longest_interval_s)
-    return max(config.settle_within_s, proposal.reduce_within_s, learned_s)
+    return max(config.settle_within_s, proposal.reduce_within_s, _learned_s(state, members))
+
+
+def _learned_s(state: RoundState, members: Iterable[PeerView]) -> float:
+    """How long a slice may wait by what these took last, or will take, at most the longest interval (rule 11)."""
+    return min(DEADLINE_FACTOR * max(_uploads_s(state, members)), state.config.longest_interval_s)
+
+
+def reduce_within_s(state: RoundState) -> float:
+    """How long slices of the running attempt wait for contributions: as its proposal says, and longer where a member has told since
+    that its upload takes longer. A line that became thin would else cost the round all that is on its way over it.
+    """
+    proposal = state.open.proposal
+    if proposal is None:
+        return 0.0
+    since_s = state.open.proposal_at_s
+    told = (
+        view for view in state.peers.values() if view.told_at_s > since_s and proposal.member(view.peer) is not None
+    )
+    return max(proposal.reduce_within_s, _learned_s(state, told))
+
+
+def give_time(state: RoundState) -> Step:
+    """Tell our own slices where they may wait longer than they were told."""
+    opened, proposal = state.open, state.open.proposal
+    if proposal is None or opened.exchange != proposal.ballot:
+        return Step(state)
+    within_s, before_s = reduce_within_s(state), max(proposal.reduce_within_s, opened.reduce_within_s)
+    if within_s < GROWS * before_s:
+        return Step(state)
+    reason = f"slices wait {within_s:.0f} s: an upload takes longer than was known when they were proposed"
+    state = replace(state, open=replace(opened, reduce_within_s=within_s))
+    return Step(state, (GiveTime(proposal.ballot, within_s, reason),), reason)
 
 
 def _settling(state: RoundState, settle: Settle, to: tuple[PeerId, ...], now_s: float, reason: str) -> Step:
@@ -277,10 +311,40 @@ def tick(state: RoundState, led: Leading, now_s: float) -> Step:
     proposal = state.open.proposal
     if proposal is not None and proposal.ballot == led.ballot and _are_bytes_lost(state, led, proposal, now_s):
         return failed(state, now_s, "a reducer died with the only copy of its result", wait_s=0.0)
-    # a line that shows itself thin after the record was settled is given its time, too
-    if now_s < max(led.deadline_s, led.settled_s + settle_within_s(state)):
+    if now_s < _acks_until_s(state, led):
         return Step(state, waiting=f"{leading_of(state, led)} waits for a quorum of acks")
     return failed(state, now_s, f"attempt {led.ballot.attempt} ran out of time while settling")
+
+
+def left_s(state: RoundState, now_s: float) -> float:
+    """How much longer we give the attempt that we lead, if nothing comes of it; 0 where none of ours is proposed. What others think of
+    its time may be less: they hear later of uploads, and nothing of our sleep.
+    """
+    led = state.open.leading
+    if led is None or led.stage not in ("collecting", "settling"):
+        return 0.0
+    if led.stage == "collecting":
+        proposal = state.open.proposal
+        until_s = led.deadline_s if proposal is None else _results_until_s(state, led, proposal)
+        return max(0.0, until_s - now_s) + settle_within_s(state)
+    return max(0.0, _acks_until_s(state, led) - now_s)
+
+
+def _results_until_s(state: RoundState, led: Leading, proposal: Proposal) -> float:
+    """Reducers give a line that became thin its time, so we do."""
+    return led.deadline_s + reduce_within_s(state) - proposal.reduce_within_s
+
+
+def _acks_until_s(state: RoundState, led: Leading) -> float:
+    """A line that shows itself thin after the record was settled is given its time, too."""
+    return max(led.deadline_s, led.settled_s + settle_within_s(state))
+
+
+def most_left_s(state: RoundState, proposal: Proposal) -> float:
+    """No honest leader gives an attempt longer than this from any moment on, but for a mend after it (rule 11)."""
+    config = state.config
+    longest_s = max(config.settle_within_s, proposal.reduce_within_s, config.longest_interval_s)
+    return proposal.reduce_within_s + config.suspect_after_s + longest_s
 
 
 def leading_of(state: RoundState, led: Leading) -> str:
@@ -304,7 +368,7 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
             return failed(state, now_s, "the attempt did not begin")
         return Step(state, waiting=f"{leading_of(state, led)} waits for its own proposal")
     missing = [part for part in proposal.slices if part.first_chunk not in state.open.results]
-    is_late = now_s >= led.deadline_s
+    is_late = now_s >= _results_until_s(state, led, proposal)
     lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
     if not lost:
         return Step(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")

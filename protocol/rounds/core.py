@@ -331,6 +331,9 @@ def _proposal(state: RoundState, sender: PeerId, proposal: Proposal, now_s: floa
         results=MappingProxyType({}),
         held=frozenset(),
         revision=0,
+        reduce_within_s=0.0,
+        told_upload_s=state.exchange_s,
+        given_s=0.0,
         highest_attempt=max(opened.highest_attempt, proposal.ballot.attempt),
     )
     reason = f"round {proposal.index}, attempt {proposal.ballot.attempt}: {len(proposal.members)} members, by {short(sender)}"

@@ -11,7 +11,16 @@ from typing import Final
 from protocol.frozen import replace
 from protocol.ids import PeerId, short
 from protocol.rounds import attempt
-from protocol.rounds.messages import LAST_ATTEMPT, Ballot, PreVote, PreVoteRequest, Promise, PromiseRequest, Refusal
+from protocol.rounds.messages import (
+    LAST_ATTEMPT,
+    Ballot,
+    PreVote,
+    PreVoteRequest,
+    Promise,
+    PromiseRequest,
+    Proposal,
+    Refusal,
+)
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import first_opener, is_quorum, opener_order
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
@@ -31,6 +40,7 @@ from protocol.rounds.views import (
     opener_patience_s,
     quorum_in_reach,
     silence_s,
+    thin_line_s,
 )
 
 RANK_DELAY_S: Final = 1.0
@@ -196,11 +206,14 @@ def _waited_s(state: RoundState, now_s: float) -> float | None:
 
 
 def overdue_s(state: RoundState) -> float:
-    """After this long the leader of the running attempt has had its time: every mend may have cost a deadline."""
-    proposal = state.open.proposal
-    if proposal is None:
+    """After this long the leader of the running attempt has had its time, as far as we know: every mend may have cost a deadline. What
+    the leader itself said of it counts where that is longer.
+    """
+    opened = state.open
+    if opened.proposal is None:
         return OVERDUE_FACTOR * state.config.suspect_after_s
-    return (1 + state.open.revision) * proposal.reduce_within_s + attempt.settle_within_s(state)
+    collect_s = (1 + opened.revision) * (attempt.reduce_within_s(state) + state.config.suspect_after_s)
+    return max(collect_s + attempt.settle_within_s(state), opened.given_s)
 
 
 def _rank(state: RoundState, now_s: float, *, without: PeerId | None) -> int:
@@ -237,12 +250,32 @@ def _ask(state: RoundState, waited_s: float, now_s: float) -> Step:
         lone_voters=lone_voters,
         pre_votes=frozenset([config.me.peer]) if state.may_vote or lone_voters else frozenset(),
     )
+    leader = _running_leader(state, led, now_s)
+    asked = (*_voters(state, led), leader) if leader is not None else _voters(state, led)
+    led = replace(led, deadline_s=led.deadline_s + _late_word_s(state, leader))
     state = replace(state, open=replace(opened, leading=led))
-    others = tuple(peer for peer in _voters(state, led) if peer != config.me.peer)
+    others = tuple(dict.fromkeys(peer for peer in asked if peer != config.me.peer))
     request = PreVoteRequest(config.unit, state.link.commit, ballot, waited_s, lone=bool(lone_voters))
     reason = f"asking whether attempt {ballot.attempt} is wanted"
-    asked = Step(state, (Send(others, request, reason),) if others else (), reason)
-    return _after_pre_votes(asked, now_s)
+    asking = Step(state, (Send(others, request, reason),) if others else (), reason)
+    return _after_pre_votes(asking, now_s)
+
+
+def _running_leader(state: RoundState, led: Leading, now_s: float) -> PeerId | None:
+    """Whose word on the running attempt is waited for before a quorum takes over: it may know that a line became thin, and give that
+    its time. None where there is nobody to ask, or it has answered.
+    """
+    proposal = state.open.proposal
+    if proposal is None or led.lone_voters or led.has_leaders_word:
+        return None
+    leader = proposal.ballot.peer
+    return None if leader == state.config.me.peer or is_suspected(state, leader, now_s) else leader
+
+
+def _late_word_s(state: RoundState, leader: PeerId | None) -> float:
+    """Behind a thin line an answer takes longer."""
+    view = state.peers.get(leader) if leader is not None else None
+    return 0.0 if view is None else thin_line_s(state, view)
 
 
 def _voters(state: RoundState, led: Leading) -> tuple[PeerId, ...]:
@@ -261,11 +294,27 @@ def pre_vote(state: RoundState, sender: PeerId, message: PreVote, now_s: float) 
     led = state.open.leading
     if led is None or led.stage != "asking" or message.ballot != led.ballot:
         return Step(state, remark=_unasked(f"a pre-vote of {short(sender)}", message.ballot, led))
+    if sender == expected_opener(state):
+        led = replace(led, has_leaders_word=True)
+        state = replace(state, open=replace(state.open, leading=led))
+        if message.leads_s > 0.0 and state.open.proposal is not None:
+            return _given_time(state, state.open.proposal, message.leads_s, now_s)
     if message.objection:
-        return Step(state, (), f"{short(sender)} objects: {message.objection}")
+        return _after_pre_votes(Step(state, (), f"{short(sender)} objects: {message.objection}"), now_s)
     led = replace(led, pre_votes=led.pre_votes | {sender})
     remark = f"{short(sender)} wants attempt {led.ballot.attempt}, too: {len(led.pre_votes)} do; expected a quorum"
     return _after_pre_votes(Step(replace(state, open=replace(state.open, leading=led)), remark=remark), now_s)
+
+
+def _given_time(state: RoundState, proposal: Proposal, leads_s: float, now_s: float) -> Step:
+    """The leader still gives the attempt time: so do we, as long as an honest one may."""
+    opened, config = state.open, state.config
+    since_s, most_left_s = now_s - opened.proposal_at_s, attempt.most_left_s(state, proposal)
+    most_s = opened.revision * (proposal.reduce_within_s + config.suspect_after_s) + most_left_s
+    given_s = min(since_s + min(leads_s, most_left_s), most_s)
+    state = replace(state, open=replace(opened, given_s=max(opened.given_s, given_s)))
+    leader = short(proposal.ballot.peer)
+    return attempt.stood_back(state, now_s, f"{leader} gives attempt {proposal.ballot.attempt} {leads_s:.0f} s more")
 
 
 def _unasked(what: str, ballot: Ballot, led: Leading | None) -> str:
@@ -276,6 +325,8 @@ def _unasked(what: str, ballot: Ballot, led: Leading | None) -> str:
 def _after_pre_votes(step: Step, now_s: float) -> Step:
     state, led = step.state, step.state.open.leading
     if led is None or not has_all_votes(state, led, led.pre_votes):
+        return step
+    if now_s < led.deadline_s and _running_leader(state, led, now_s) is not None:
         return step
     highest = state.open.promised
     if highest is not None and highest > led.ballot:
@@ -362,6 +413,10 @@ def _joined(first: Step, then: Step) -> Step:
 
 
 def _tick_leading(state: RoundState, led: Leading, now_s: float) -> Step:
+    if led.stage == "asking":
+        asked = _after_pre_votes(Step(state), now_s)
+        if asked.reason:
+            return asked
     if led.stage in ("asking", "promising"):
         if now_s < led.deadline_s:
             needed = "a quorum that wants it" if led.stage == "asking" else "promises of a quorum"

@@ -55,6 +55,9 @@ MOST_ASKED: Final = 8
 keep up, all would ask all: with 32 members two thousand questions a second, which keep it from ever doing so. The leader asks all.
 """
 
+LONGER: Final = 1.25
+"""An upload that takes so many times as long as was told is told again."""
+
 LEAST_LAG_S: Final = 0.01
 """So late a tick may always come. Forgiving that would rewrite what is known of every peer at every tick, for a few hundredths of a
 second beside the two of a suspicion.
@@ -83,9 +86,11 @@ def ticked(state: RoundState, event: Ticked, now_s: float) -> Step:
     state, beats = _heartbeats(state, now_s)
     answered = voting.answer_pre_votes(state, now_s)
     drops = _drop_suspects(answered.state, now_s)
-    led = leading.tick(answered.state, now_s)
-    orders = (*beats, *answered.actions, *drops, *led.actions)
-    return Step(led.state, orders, led.reason or answered.reason, waiting=led.waiting)
+    told = _tell_late_upload(answered.state, now_s)
+    given = attempt.give_time(told.state)
+    led = leading.tick(given.state, now_s)
+    orders = (*beats, *answered.actions, *drops, *told.actions, *given.actions, *led.actions)
+    return Step(led.state, orders, led.reason or given.reason or answered.reason, waiting=led.waiting)
 
 
 def _bringing(state: RoundState, peers: Sequence[PeerId], now_s: float) -> dict[PeerId, PeerView]:
@@ -148,6 +153,20 @@ def _heartbeats(state: RoundState, now_s: float) -> tuple[RoundState, tuple[Acti
 
 def _is_in_exchange(state: RoundState) -> bool:
     return state.open.exchange is not None and state.open.proposal is not None
+
+
+def _tell_late_upload(state: RoundState, now_s: float) -> Step:
+    """Who answers pings tells nothing by that: that our upload takes longer than they know is said to all who may wait for it."""
+    opened, me = state.open, state.config.me.peer
+    known_s = max(opened.told_upload_s, attempt.LEAST_REDUCE_S / attempt.DEADLINE_FACTOR)
+    if opened.proposal is None or not _is_in_exchange(state) or state.exchange_s < LONGER * known_s:
+        return Step(state)
+    others = tuple(peer for peer in opened.proposal.participants if peer != me and not is_gone(state, peer))
+    state = replace(state, open=replace(opened, told_upload_s=state.exchange_s))
+    if not others:
+        return Step(state)
+    reason = f"our upload takes {state.exchange_s:.0f} s, longer than others know"
+    return Step(state, (SendHeartbeat(others, own_heartbeat(state, now_s), True, reason),))
 
 
 def _heartbeat_targets(state: RoundState, now_s: float) -> tuple[PeerId, ...]:

@@ -360,12 +360,16 @@ class PreVoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """The answer: a sentence, empty when the voter agrees."""
+    """The answer: a sentence, empty when the voter agrees. `leads_s`: so much longer the voter gives what it leads, else 0."""
 
     unit: UnitName
     base: CommitId
     ballot: Ballot
     objection: str
+    leads_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.leads_s <= 1e9, f"leads_s {self.leads_s}", "0 to 10^9 s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,15 @@ class BeginExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveTime:
+    """Slices of the running exchange wait for contributions so long from their beginning, where that is longer than before."""
+
+    ballot: Ballot
+    reduce_within_s: float
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class EndExchange:
     """Stop moving bytes for this base."""
 
@@ -158,6 +167,7 @@ Action = (
     | SendHeartbeat
     | PrepareContribution
     | BeginExchange
+    | GiveTime
     | EndExchange
     | DropMember
     | GatherBytes

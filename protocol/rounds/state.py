@@ -131,6 +131,7 @@ class Leading:
         is_promised: our own promise for the ballot is on disk: before that nobody hears of the ballot, so that a crash cannot make
             us lead two attempts under one name.
         settled_s: when the record was settled, 0 before.
+        has_leaders_word: who leads the running attempt has answered whether this one is wanted.
     """
 
     ballot: Ballot
@@ -144,6 +145,7 @@ class Leading:
     settle: Settle | None = None
     settled_s: float = 0.0
     commit: CommitId | None = None
+    has_leaders_word: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,9 @@ class OpenRound:
         highest_attempt: the highest attempt heard of.
         unfit: reducers that let an attempt of ours run out of time; they get no slice in the next ones (rule 7).
         revision: how often the proposal was mended.
+        reduce_within_s: so long its slices wait as we told them last, 0 where that is the proposal's.
+        told_upload_s: so long our upload takes, as all participants were told last.
+        given_s: so long after `proposal_at_s` its leader gives it time, as it told us; 0 before it was asked.
         asked: pre-votes that wait for a sign of the opener.
         asked_since: participants of a large exchange whom others miss, and since when we ask them ourselves (pings.py).
         leaves: who left on this base, with what they voted.
@@ -217,6 +222,9 @@ class OpenRound:
     num_failed: int = 0
     unfit: tuple[PeerId, ...] = ()
     revision: int = 0
+    reduce_within_s: float = 0.0
+    told_upload_s: float = 0.0
+    given_s: float = 0.0
     asked: tuple[PendingPreVote, ...] = ()
     asked_since: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     has_left: bool = False

@@ -11,7 +11,7 @@ from typing import Final
 from protocol.errors import RemoteProtocolError
 from protocol.frozen import replace
 from protocol.ids import CommitId, PeerId, short
-from protocol.rounds import leading
+from protocol.rounds import attempt, leading
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.events import AckLogged, BytesHeld, LeaveLogged, PromiseLogged
 from protocol.rounds.messages import (
@@ -168,7 +168,8 @@ def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest,
         return Step(state, remark=remark)
     objection = _objection(state, sender, request, now_s)
     if objection is not None:
-        return Step(state, (_answer(state, sender, request.ballot, objection),))
+        leads_s = attempt.left_s(state, now_s) if objection else 0.0
+        return Step(state, (_answer(state, sender, request.ballot, objection, leads_s),))
     opener = leading.expected_opener(state)
     question = PendingPreVote(sender, request.ballot, opener, now_s)
     asked = (*(q for q in state.open.asked if q.asker != sender), question)[-MAX_ASKED:]
@@ -177,8 +178,8 @@ def pre_vote_request(state: RoundState, sender: PeerId, request: PreVoteRequest,
     return Step(state, (SendHeartbeat((opener,), own_heartbeat(state, now_s), True, why),))
 
 
-def _answer(state: RoundState, asker: PeerId, ballot: Ballot, objection: str) -> Send:
-    vote = PreVote(state.config.unit, state.link.commit, ballot, objection)
+def _answer(state: RoundState, asker: PeerId, ballot: Ballot, objection: str, leads_s: float = 0.0) -> Send:
+    vote = PreVote(state.config.unit, state.link.commit, ballot, objection, leads_s)
     why = f"no to attempt {ballot.attempt}: {objection}" if objection else f"yes to attempt {ballot.attempt}: {_AGREED}"
     return Send((asker,), vote, why)
 
@@ -202,6 +203,7 @@ def _objection(state: RoundState, sender: PeerId, request: PreVoteRequest, now_s
     if opener in (sender, config.me.peer) or is_gone(state, opener) or opener not in state.peers:
         return ""
     if opened.proposal is not None:
+        # what the leader gives it is its own to say: the asker asks it, too (leading.py)
         is_over = is_suspected(state, opener, now_s) or now_s - opened.proposal_at_s >= leading.overdue_s(state)
         return "" if is_over else f"attempt {opened.proposal.ballot.attempt} is under way"
     view = state.peers[opener]

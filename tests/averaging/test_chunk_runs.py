@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.chunk_runs import RUN_ELEMENTS, decode_run, encode_run, run_chunks
+from averaging.chunk_runs import RUN_ELEMENTS, decode_run, encode_run, run_chunks, span_bytes
 from averaging.codecs import codec_by_name, codec_names
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.tensor_schema import ChunkGrid
 
 CHUNKS = pytest.mark.parametrize("chunk_elements", [256, 512, 600, 37, 38])
 SIZES = pytest.mark.parametrize("num_elements", [512 * 7, 512 * 7 + 1, 512, 100])
@@ -34,6 +35,28 @@ def test_a_run_has_the_bytes_and_the_values_of_chunk_by_chunk(
     assert together_n.numpy().tobytes() == decoded_n.numpy().tobytes()
 
 
+@SIZES
+@CHUNKS
+@pytest.mark.parametrize("codec_name", codec_names())
+def test_runs_written_at_their_places_make_the_encoding_of_the_whole_vector(
+    codec_name: str, chunk_elements: int, num_elements: int
+) -> None:
+    codec, values_n, grid = codec_by_name(codec_name), _values(num_elements), ChunkGrid(num_elements, chunk_elements)
+    alone = [codec.encode(part_n) for part_n in values_n.split(chunk_elements)]
+    room = bytearray(len(span_bytes(codec, grid, 0, grid.num_chunks)))
+    for begin in range(0, grid.num_chunks, 3):
+        stop = min(begin + 3, grid.num_chunks)
+        place, part_n = span_bytes(codec, grid, begin, stop), values_n[slice(*grid.span(begin, stop))]
+        written = encode_run(codec, part_n, chunk_elements, memoryview(room)[place.start : place.stop])
+        assert written == alone[begin:stop]
+    assert room == b"".join(alone)
+
+
+def test_no_place_is_made_up_for_chunks_that_the_grid_has_not() -> None:
+    with pytest.raises(LocalProtocolError):
+        span_bytes(codec_by_name("int8"), ChunkGrid(1000, 256), 0, 5)
+
+
 @pytest.mark.parametrize("chunk_elements", [1 << 13, 1 << 16])
 @pytest.mark.parametrize("codec_name", ["topk", "top6", "top12", "top25"])
 def test_sparse_chunks_of_whole_blocks_are_written_together_as_each_would_be(
@@ -57,7 +80,7 @@ def test_sparse_chunks_of_whole_blocks_are_written_together_as_each_would_be(
 @pytest.mark.parametrize("codec_name", codec_names())
 def test_chunks_of_other_lengths_or_too_few_are_refused(codec_name: str) -> None:
     codec = codec_by_name(codec_name)
-    chunks = encode_run(codec, _values(1024), 256)
+    chunks = [bytes(chunk) for chunk in encode_run(codec, _values(1024), 256)]
     for spoilt in (chunks[:3], [chunks[0][:-1], chunks[1] + b"\0", *chunks[2:]], [chunks[0] * 2, *chunks[1:]]):
         with pytest.raises(RemoteProtocolError):
             decode_run(codec, spoilt, 256, 1024)

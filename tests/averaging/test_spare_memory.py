@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 
 from averaging.spare_memory import MOST_SPARE, SpareMemory
 
 NUM_BYTES = 1 << 16
+LONG = 1 << 22
 
 
 def _address(values: np.ndarray) -> int:
@@ -55,3 +57,39 @@ def test_no_more_of_one_length_is_kept_than_a_round_needs() -> None:
     assert len({_address(values) for values in vectors}) == MOST_SPARE + 3
     vectors.clear()
     assert memory.num_bytes == MOST_SPARE * NUM_BYTES
+
+
+def _lent_free_bytes(values: np.ndarray) -> int:
+    """What the kernel may take of the mapping in which these values lie, as it says itself."""
+    address, found = _address(values), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        begin, dash, rest = line.partition("-")
+        if dash and " " in rest and all(letter in "0123456789abcdef" for letter in begin):
+            found = int(begin, 16) <= address < int(rest.split(" ", 1)[0], 16)
+        elif found and line.startswith("LazyFree:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no such mapping")
+
+
+def test_memory_may_be_taken_by_others_once_it_was_spare_for_a_while_and_not_while_it_is_used() -> None:
+    now_s = [0.0]
+    memory = SpareMemory(lambda: now_s[0])
+    used, values = _vector(memory, LONG), _vector(memory, LONG)
+    used[:], values[:] = 1.0, 2.0
+    place = _address(values)
+    del values
+    now_s[0] = 29.0
+    assert memory.cool(30.0) == 0
+    now_s[0] = 30.0
+    assert memory.cool(30.0) == LONG
+    assert memory.cool(30.0) == 0, "once is enough"
+    values = _vector(memory, LONG)
+    assert _address(values) == place
+    assert _lent_free_bytes(values) > 0
+    values[:] = 3.0
+    assert _lent_free_bytes(values) == 0, "what is written to is ours again"
+    assert (used == 1.0).all()
+    del values
+    now_s[0] = 59.0
+    assert memory.cool(30.0) == 0, "it was used meanwhile"
+    assert memory.num_bytes == LONG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -31,7 +32,7 @@ def relative_error(codec_name: str, num_members: int) -> float:
     return float((mean_N - exact_N).norm() / exact_N.norm())
 
 
-def _decoded(codec_name: str, chunks: tuple[bytes, ...]) -> torch.Tensor:
+def _decoded(codec_name: str, chunks: Sequence[bytes | memoryview]) -> torch.Tensor:
     codec = codec_by_name(codec_name)
     parts = (codec.decode(chunk, stop - start) for chunk, (start, stop) in zip(chunks, _bounds(), strict=True))
     return torch.cat(list(parts))

@@ -265,7 +265,9 @@ class Training:
         unit.anchor_n, unit.momentum_n = apply_outer_step(unit.anchor_n, unit.momentum_n, unit.update_n, way.outer)
         model = self.workers.model
         shift_MN = torch.zeros(self.num_peers, model.schema.num_elements)
-        if way.mixing or way.is_replaced:
+        if way.keeps_work:
+            shift_MN[:, unit.places_n] = (1.0 - way.mixing) * (unit.anchor_n - unit.snapshot_Mn)
+        elif way.mixing or way.is_replaced:
             theta_Mn = model.theta()[:, unit.places_n]
             shift_MN[:, unit.places_n] = (1.0 - way.mixing) * (unit.anchor_n - theta_Mn)
         else:

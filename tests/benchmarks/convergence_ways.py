@@ -98,7 +98,8 @@ class Way:
         delay: local steps between a snapshot and the commit that it went into.
         mixing: the share of theta that a commit leaves in place; 0: theta moves by what the commit moved, as the product does with
             commits that come later than delay_steps.
-        is_replaced: with a mixing of 0 theta is the new anchor, and the work since the snapshot is given up: alpha = 0 in the product.
+        is_replaced: with a mixing of 0 theta is the new anchor, and the work since the snapshot is given up.
+        keeps_work: theta is mixed with the new anchor and the work since the snapshot on it, none of which is given up.
         num_fragments: the model travels in so many units on staggered schedules.
         alone_steps: one peer trains so many before the others begin, with its own tokens only.
     """
@@ -116,6 +117,7 @@ class Way:
     alone_steps: int = 0
     optimizer: str = "adamw"
     is_replaced: bool = False
+    keeps_work: bool = False
 
     @property
     def result_codec(self) -> str:
@@ -123,7 +125,7 @@ class Way:
         return self.result or self.codec
 
 
-_LATER: Final = {"is_replaced": False}
+_LATER: Final = {"is_replaced": False, "keeps_work": False}
 """Fields that ways did not always have, and what they are without."""
 
 
@@ -199,7 +201,7 @@ MUON_STEEP: Final = Way("ramp 1..100, Muon, e3m0", ramp=STEEP, codec="e3m0", opt
 
 MUON_E3M0: Final = Way("H 50, Muon, e3m0", codec="e3m0", optimizer="muon")
 MUON_FP32: Final = Way("H 50, Muon, fp32", optimizer="muon")
-STREAMING: Final = Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, mixing=0.5, num_fragments=4)
+STREAMING: Final = Way("H 50, streaming, 4 fragments, e3m0", codec="e3m0", delay=5, num_fragments=4)
 
 POINTS: Final = (
     Point(RAMP_E3M0, (Target(SYNC, 3.0, 100), Target(RAMP_FP32, 0.3))),
@@ -230,19 +232,21 @@ POINTS: Final = (
 
 _BLOCKING: Final = (Target(FP32, 0.0),)
 _MUON_BLOCKING: Final = (Target(FP32, 0.0), Target(MUON_FP32, 0.0))
+_HALF: Final = replace(STREAMING, name="H 50, streaming, alpha 0.5, e3m0", mixing=0.5)
 _QUARTER: Final = replace(STREAMING, name="H 50, streaming, alpha 0.25, e3m0", mixing=0.25)
-_NOTHING: Final = replace(STREAMING, name="H 50, streaming, alpha 0, e3m0", mixing=0.0, is_replaced=True)
-_MOVED: Final = replace(STREAMING, name="H 50, streaming, moved, e3m0", mixing=0.0)
+_NOTHING: Final = replace(STREAMING, name="H 50, streaming, alpha 0, e3m0", is_replaced=True)
 
 MORE: Final = (
     Point(_QUARTER, _BLOCKING),
     Point(_NOTHING, _BLOCKING),
-    Point(_MOVED, _BLOCKING),
-    Point(replace(STREAMING, name="H 50, streaming, alpha 0.5, fp32", codec="fp32"), _BLOCKING),
+    Point(_HALF, _BLOCKING),
+    Point(replace(_HALF, name="H 50, streaming, alpha 0.5 of the deviation, e3m0", keeps_work=True), _BLOCKING),
+    Point(replace(_HALF, name="H 50, streaming, alpha 0.5, fp32", codec="fp32"), _BLOCKING),
+    Point(replace(STREAMING, name="H 50, streaming, one step late, e3m0", delay=1), _BLOCKING),
     Point(MUON_FP32),
-    Point(replace(STREAMING, name="H 50, streaming, Muon, alpha 0.5, e3m0", optimizer="muon"), _MUON_BLOCKING),
+    Point(replace(_HALF, name="H 50, streaming, Muon, alpha 0.5, e3m0", optimizer="muon"), _MUON_BLOCKING),
     Point(replace(_QUARTER, name="H 50, streaming, Muon, alpha 0.25, e3m0", optimizer="muon"), _MUON_BLOCKING),
     Point(replace(_NOTHING, name="H 50, streaming, Muon, alpha 0, e3m0", optimizer="muon"), _MUON_BLOCKING),
-    Point(replace(_MOVED, name="H 50, streaming, Muon, moved, e3m0", optimizer="muon"), _MUON_BLOCKING),
+    Point(replace(STREAMING, name="H 50, streaming, Muon, e3m0", optimizer="muon"), _MUON_BLOCKING),
 )
 """Other ways to mix, trained only where they are asked for (`--only "streaming|Muon, fp32"`), and shown wherever they were."""

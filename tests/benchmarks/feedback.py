@@ -117,7 +117,7 @@ class Member:
         return self._trainer.evaluate(anchor_N)
 
 
-def decoded(chunks: Sequence[bytes], codec: Codec, grid: ChunkGrid) -> torch.Tensor:
+def decoded(chunks: Sequence[bytes | memoryview], codec: Codec, grid: ChunkGrid) -> torch.Tensor:
     """(N,) float32 of encoded chunks."""
     spans = map(grid.bounds, range(grid.num_chunks))
     return torch.cat([codec.decode(data, stop - start) for data, (start, stop) in zip(chunks, spans, strict=True)])

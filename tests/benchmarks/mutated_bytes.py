@@ -12,7 +12,7 @@ from unittest.mock import patch
 from averaging.incoming import Incoming
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.offload import InlineOffload
-from averaging.network.seams import Stream
+from averaging.network.seams import Place, Stream
 from averaging.rounds import download
 from averaging.rounds.download import DownloadTools, download_state
 from averaging.rounds.gathering import Gatherer
@@ -42,8 +42,8 @@ class _Spoiling:
     async def receive_frame(self) -> bytes | None:
         return await self.stream.receive_frame()
 
-    async def receive_view(self) -> memoryview | None:
-        return await self.stream.receive_view()
+    async def receive_view(self, place: Place | None = None) -> memoryview | None:
+        return await self.stream.receive_view(place)
 
     def count_as(self, unit: str, codec: str) -> None:
         self.stream.count_as(unit, codec)

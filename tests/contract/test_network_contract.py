@@ -9,6 +9,7 @@ import trio
 
 from averaging.network.directory import seal_record
 from averaging.network.seams import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, Network, Stream
+from averaging.rooms import Room
 from protocol.errors import (
     CallTimeout,
     ConnectionReset,
@@ -208,6 +209,25 @@ def test_frames_arrive_in_order_up_to_the_clean_end(run_direct: Runner) -> None:
         with trio.fail_after(10):
             await collector.done.wait()
         assert collector.frames == frames
+
+    run_direct(check)
+
+
+def test_a_frame_comes_to_lie_where_its_reader_wants_it(run_direct: Runner) -> None:
+    async def three(sender: PeerId, stream: Stream) -> None:
+        for frame in (b"first", b"", b"second"):
+            await stream.send_frame(frame)
+
+    async def check(world: World) -> None:
+        world.bob.serve_streams("three", three)
+        stream = await world.alice.open_stream(world.bob.peer_id, "three", timeout_s=5)
+        room = Room(11)
+        views = [await stream.receive_view(room.take) for _ in range(3)]
+        assert [view == frame for view, frame in zip(views, (b"first", b"", b"second"), strict=True)] == [True] * 3
+        assert all(view is not None and view.readonly for view in views)
+        assert room.taken == b"firstsecond"
+        assert await stream.receive_view(room.take) is None
+        await stream.aclose()
 
     run_direct(check)
 

@@ -36,6 +36,7 @@ batch_tokens = 64
 mode = "streaming"
 fragments = 2
 delay_steps = 2
+alpha = 0.5
 target_tokens = 1_536
 chunk_elements = 256
 longest_interval_s = 4.0

@@ -267,7 +267,7 @@ class SyncedSwarm:
 
     def _tools(self, peer: PeerId) -> LaneTools:
         network = OwnLoop(self.swarm.start(peer))
-        form = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs)
+        form = LaneShape(RUN, self.config, STAGES, SHAPE, *self.codecs, self.dtype)
         rate = self.inner.learning_rate
         compute = ComputeTools(form, partial(self._trainer, peer), self._tokens_of, lambda at: rate)
 

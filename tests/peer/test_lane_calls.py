@@ -12,12 +12,12 @@ import trio
 import trio.testing
 
 from averaging.network.memory_network import MemorySwarm
-from peer.lane_calls import BEAT_S, MEMBER_CHANNEL, CallLine, read_answer
-from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError
+from peer.lane_calls import BEAT_S, MEMBER_CHANNEL, CallLine, call_again, read_answer
+from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline.lane_messages import LaneAnswer, LaneFetch, LaneLoaded, LaneMessage, LanePing, LaneResume
 from protocol.pipeline.lane_stage import Point
-from protocol.pipeline.lane_wire import decode_lane_message, encode_parcel
+from protocol.pipeline.lane_wire import decode_lane_message, encode_lane_message, encode_parcel
 
 HERE, THERE = PeerId("here"), PeerId("there")
 
@@ -102,6 +102,37 @@ async def test_a_refusal_is_told_and_a_process_that_is_gone_ends_the_line(
         line.swarm.kill(THERE)
         await trio.sleep(1.0)
         assert isinstance(line.error, PeerUnreachable)
+
+
+async def test_a_connection_that_breaks_is_no_death_and_what_was_said_is_heard_once_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _line() as line:
+        line.swarm.broken = 0.5
+        said = [LaneResume(0, number) for number in range(20)]
+        for message in said:
+            line.line.put(message)
+        await trio.sleep(20.0)
+        assert line.error is None
+        assert [message for message, _ in line.answered if isinstance(message, LaneResume)] == said
+        line.swarm.kill(THERE)
+        await trio.sleep(1.0)
+        assert isinstance(line.error, PeerUnreachable)
+
+
+async def test_a_single_call_whose_connection_breaks_is_made_once_more(autojump_clock: trio.testing.MockClock) -> None:
+    async with _line() as line:
+        line.swarm.broken = 1.0
+        network = line.swarm.start(PeerId("third"))
+
+        async def ask() -> bytes:
+            return await call_again(network, THERE, MEMBER_CHANNEL, encode_lane_message(LanePing(0, 0)), timeout_s=1.0)
+
+        with pytest.raises(ConnectionReset):
+            await ask()
+        broken = iter([True])
+        line.swarm.is_broken = lambda: next(broken, False)  # type: ignore[method-assign]
+        assert read_answer(await ask()) == ""
 
 
 def test_anything_but_an_answer_is_none() -> None:

@@ -134,6 +134,17 @@ async def test_a_spare_that_has_a_seat_elsewhere_is_passed_over_for_one_that_is_
         assert world.lane(1).epoch == 0
 
 
+async def test_connections_that_break_put_nobody_out_of_a_lane(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_lanes(CONFIG) as world:
+        world.swarm.broken = 0.1  # of all calls, there or back
+        with capture_logs() as logs:
+            for index in range(3):
+                await world.rounds.anchor(index)
+        assert world.lane(0).epoch == 0
+        assert not world.ended
+        assert not [log for log in logs if log["event"] == "lane_member_lost"]
+
+
 @pytest.mark.parametrize("stage", range(NUM_STAGES))
 async def test_a_dead_process_is_replaced_within_two_seconds_and_the_next_pass_done(
     autojump_clock: trio.testing.MockClock, stage: int

@@ -18,7 +18,9 @@ from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams import Stream
 from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer
 from peer.lane_outbox import PARCEL_CHANNEL, answer, fetch_copy, receive_bytes, receive_in_time, send_parcel
+from peer.lane_seat import LaneSeat
 from peer.stage_snapshot import decode_snapshot, encode_snapshot
+from peer.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline import lane_messages as said
@@ -264,6 +266,21 @@ async def test_a_new_neighbour_is_given_the_snapshot_that_the_lane_goes_back_to(
         await played.until(lambda: said.LaneLoaded(0, 1) in played.told)
         copies = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
         assert copies == first * 2
+
+
+async def test_snapshots_are_freed_once_the_keeper_says_that_all_stages_have_a_newer_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        seat = played.world.members[SEAT].seat
+        assert isinstance(seat, LaneSeat)
+        (own,) = [data for _, parcel, data in played.brought if isinstance(parcel, said.LaneCopy)]
+        beside = encode_snapshot(StageSnapshot(torch.zeros(stage_schema(STAGES, 0).num_elements), ()))
+        assert await played.bring(said.LaneCopy(0, 0, START, 0, len(beside)), beside) == ""
+        assert await played.bring(said.LaneCopy(0, 0, Point(0, 2), 0, len(beside)), beside) == ""
+        assert seat.held_bytes == len(own) + 2 * len(beside)
+        await played.say(said.LaneKeep(0, 0, Point(0, 2)))
+        assert seat.held_bytes == len(beside)
 
 
 async def test_the_neighbours_snapshot_is_kept_for_the_member_of_its_stage_alone(

@@ -38,12 +38,14 @@ class _Services:
 
     world: LaneSwarm
     of: dict[PeerId, LaneService] = field(default_factory=dict)
+    sees_nobody: set[PeerId] = field(default_factory=set)
 
     def begin(self, peer: PeerId, stage: int) -> None:
         """A peer that holds a stage."""
 
         def holders(of: int) -> list[PeerId]:
             named = [PeerId(f"stage{of}peer{number}") for number in range(3)]
+            named = [other for other in named if other == peer or peer not in self.sees_nobody]
             return [p for p in named if p in self.world.networks and p not in self.world.killed]
 
         def index() -> int:
@@ -94,6 +96,29 @@ async def test_a_keeper_keeps_its_lanes_when_one_joins_that_stands_before_it(
                 await trio.sleep(0.05)
         assert not services.of[KEEPER].keepers.lanes
         assert len(services.of[SUCCESSOR].keepers.lanes) == 1
+
+
+async def test_who_comes_back_and_keeps_lanes_before_it_has_seen_anybody_gives_way_to_who_keeps_some(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_lanes(CONFIG, is_kept=False, num_lanes=2) as world:
+        services = _Services(world)
+        for peer, stage in ((SUCCESSOR, 0), (PeerId("stage1peer0"), 1), (PeerId("stage2peer0"), 2)):
+            services.begin(peer, stage)
+        with trio.fail_after(10.0):
+            while not services.of[SUCCESSOR].keepers.lanes:
+                await trio.sleep(0.05)
+        services.sees_nobody.add(KEEPER)
+        services.begin(KEEPER, 0)
+        with trio.fail_after(10.0):
+            while not services.of[KEEPER].is_needed:
+                await trio.sleep(0.05)
+        services.sees_nobody.clear()
+        with trio.fail_after(10.0):
+            while services.of[KEEPER].is_needed:
+                await trio.sleep(0.05)
+        assert len(services.of[SUCCESSOR].keepers.lanes) == 1
+        assert services.of[KEEPER].reason == "free: a lane is waited for"
 
 
 async def test_a_lane_of_a_round_that_a_member_has_left_behind_since_it_said_where_it_stands_is_refused(

@@ -11,10 +11,11 @@ import trio
 from averaging.data.shards import DatasetManifest, ShardEntry
 from averaging.network.offload import InlineOffload
 from peer.config import PeerConfig
-from peer.own_stage import KnownStages, OwnStage, choose_stage, founded_stage
+from peer.own_stage import KnownStages, OwnStage, choose_stage, founded_stage, placement_of
 from peer.present_holders_core import everybody
 from protocol.errors import MachineError
 from protocol.ids import PeerId, Root
+from protocol.pipeline.placement import next_move
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.stage_schema import StageMap, stage_unit
 from tests.protocol.test_pipeline_section import pipeline_run
@@ -47,6 +48,26 @@ def test_a_joiner_goes_where_replicas_lack_and_only_where_it_has_room() -> None:
     assert choose_stage(KnownStages(STAGES, ALL, others=others))[0] in (0, 1)
     stage, reason = choose_stage(KnownStages(STAGES, (2,), others=others))
     assert (stage, reason) == (2, "the run lacks it most: its stages have 1, 1, 2 holders")
+
+
+def test_a_stage_whose_replicas_were_measured_to_be_slow_gets_one_and_by_what_it_costs_alone_it_would_not() -> None:
+    held = {PeerId(f"p{stage}{number}"): stage for stage, count in enumerate((3, 2, 2)) for number in range(count)}
+    costs = [placement_of(STAGES, held).costs[stage] for stage in range(3)]
+    paces = {peer: (0.25 if stage == 1 else 1.0) * 1000.0 / costs[stage] for peer, stage in held.items()}
+    move = next_move(placement_of(STAGES, held, paces=paces))
+    assert move is not None
+    assert (held[move.peer], move.stage) == (0, 1)
+    alike = {peer: 1000.0 / costs[stage] for peer, stage in held.items()}
+    by_cost, measured = placement_of(STAGES, held), placement_of(STAGES, held, paces=alike)
+    assert [rate * 1000.0 for rate in by_cost.rates()] == pytest.approx(measured.rates())
+    assert next_move(placement_of(STAGES, held, paces=paces, is_in_lanes=True)) is None
+
+
+def test_who_has_shown_no_pace_is_taken_for_the_median_and_nobody_for_far_more() -> None:
+    held = {A: 0, B: 0, C: 0, D: 0}
+    placed = placement_of(STAGES, held, paces={A: 10.0, B: 20.0, C: 1e9})
+    speeds = {server.peer: server.speed / placed.costs[0] for server in placed.servers}
+    assert speeds == pytest.approx({A: 10.0, B: 20.0, C: 160.0, D: 20.0})
 
 
 def test_a_founder_has_the_stage_that_the_start_record_gives_it() -> None:

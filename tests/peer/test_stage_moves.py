@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import trio
 import trio.testing
 
 from peer.lane_service import LaneRole, LaneService
+from peer.own_stage import NO_PACES, placement_of
 from peer.stage_moves import MoveRole, StageMoves
 from protocol.ids import PeerId
 from protocol.pipeline.lane_forming import ENDS_WITHIN_S
@@ -30,7 +32,8 @@ class _Movers:
         moved: who went to which stage, and how many rounds of its own were over then.
     """
 
-    def __init__(self, world: SyncedSwarm, horizon_s: float = 3600.0) -> None:
+    def __init__(self, world: SyncedSwarm, horizon_s: float = 3600.0, paces: Mapping[PeerId, float] = NO_PACES) -> None:
+        self._paces = paces
         self.moved: list[tuple[PeerId, int, int]] = []
         self.of: dict[PeerId, StageMoves] = {}
         self._world = world
@@ -41,8 +44,9 @@ class _Movers:
     def _watch(self, peer: PeerId) -> None:
         service = self._world.services[peer]
         role = MoveRole(
-            peer, service.role.stage, STAGES, ALL, service.role.holders, service.role.index, lambda: self._horizon_s
-        )
+            peer, service.role.stage, STAGES, ALL, service.role.holders, service.role.index, lambda: self._horizon_s,
+            lambda: self._paces,
+        )  # fmt: skip
         self.of[peer] = StageMoves(role, service, partial(self._moves, peer))
         self._world.nursery.start_soon(self.of[peer].run)
 
@@ -75,6 +79,24 @@ async def test_one_of_three_replicas_goes_to_the_stage_that_has_one_and_the_run_
         assert world.done[peer] > 0
         assert float((found_N - run_data_peers(1, last + 1, CONFIG.inner_steps)).abs().max()) <= 1e-10
         assert len(movers.moved) == 1
+
+
+async def test_one_of_three_fast_replicas_goes_to_the_stage_whose_two_were_measured_to_be_slow(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_synced(CONFIG, replicas=(3, 2, 2)) as world:
+        world.pace_s = dict.fromkeys(world.services, SLOWLY_S)
+        costs = placement_of(STAGES, {}).costs
+        paces = {
+            peer: (0.1 if one.role.stage == 1 else 1.0) / costs[one.role.stage] for peer, one in world.services.items()
+        }
+        movers = _Movers(world, paces=paces)
+        with trio.fail_after(SETTLED_S + 20 * TURN_S):
+            while not movers.moved:
+                await trio.sleep(1.0)
+        ((peer, stage, _),) = movers.moved
+        assert peer.startswith("stage0")
+        assert stage == 1
 
 
 async def test_a_peer_that_serves_no_lane_goes_where_another_lane_lacks_one_and_those_who_serve_stay(

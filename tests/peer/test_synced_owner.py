@@ -194,6 +194,54 @@ async def test_what_is_held_is_bounded_and_let_go_when_the_group_ends(autojump_c
         assert played.owner.held_bytes == 0
 
 
+def _came_of(ask: said.SyncedAsk) -> tuple[said.SyncedReply, bytes]:
+    """A good reply to what was asked for."""
+    towards = ask.stage - 1 if ask.is_backward else ask.stage + 1
+    if not 0 <= towards < CONFIG.num_stages:
+        return said.SyncedReply(LANE, ask.at, ask.stage, ask.number, ask.is_backward, 0), b""
+    boundary = FORM.boundary(LANE, towards, 0, ask.at, Pass(ask.number, ask.is_backward))
+    data = encode_boundary(torch.ones(*SHAPE, MODEL.dim, dtype=torch.float64), boundary)
+    return said.SyncedReply(LANE, ask.at, ask.stage, ask.number, ask.is_backward, len(data)), data
+
+
+async def test_what_is_held_is_let_go_when_the_step_is_taken(autojump_clock: trio.testing.MockClock) -> None:
+    async with _asking() as played:
+        owner, by_stage, answered = played.owner, {stage: peer for peer, stage in MEMBERS.items()}, 0
+        while owner.state.step is not None and owner.state.step.phase != "summing":
+            await played.until(lambda done=answered: len(played.asked) > done)  # type: ignore[misc]
+            ask, _ = played.asked[answered]
+            answered += 1
+            assert await played.bring(*_came_of(ask), by_stage[ask.stage]) == ""
+        ways = 2 * (CONFIG.num_stages - 1)
+        assert owner.held_bytes == CONFIG.num_micro_batches * ways * len(GOOD)
+        every = tuple(range(CONFIG.num_micro_batches))
+        for peer in MEMBERS:
+            owner.hear(peer, said.SyncedSummed(LANE, START, every))
+        for peer in MEMBERS:
+            assert owner.state.at == START
+            owner.hear(peer, lane_said.LaneSquare(LANE, 0, START, 1.0))
+        assert owner.state.at == NEXT
+        assert (owner.held_bytes, owner.waiting_bytes) == (0, 0)
+
+
+async def test_replies_that_differ_in_their_loss_alone_are_one_and_of_work_that_is_held_no_byte_is_taken(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _asking() as played:
+        owner = played.owner
+        for nats in (1.0, 2.0, 3.0):
+            owner.take_reply(FIRST, replace(WORK, loss_nats=nats), GOOD)
+        assert owner.waiting_bytes == len(GOOD)
+        await played.until(lambda: owner.held_bytes == len(GOOD))
+        await played.until(lambda: not owner.waiting_bytes)
+        for of_no_use in (replace(WORK, loss_nats=4.0), replace(WORK, at=NEXT)):
+            assert not owner.await_reply(FIRST, of_no_use)
+        assert await played.bring(replace(WORK, loss_nats=4.0), _not_finite()) == ""  # nobody looks at these bytes
+        assert owner.waiting_bytes == 0
+        await trio.sleep(0.15)
+        assert (owner.held_bytes, played.of(1)) == (len(GOOD), [(0, GOOD)])
+
+
 async def test_a_reply_that_comes_again_and_again_or_of_another_step_is_held_once_at_most(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

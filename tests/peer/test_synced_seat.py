@@ -16,7 +16,7 @@ from averaging.codecs.boundary import Boundary, Direction, encode_boundary
 from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
-from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer
+from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer, whole_answer
 from peer.lane_compute import ComputeTools, LaneShape
 from peer.lane_member import LaneMember
 from peer.lane_network import OwnLoop
@@ -26,6 +26,7 @@ from peer.lane_work import LaneShare, LaneTools, OffloadedSynced
 from peer.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.stage_trainer import StageSnapshot, StageTrainer
 from peer.synced_compute import Served, SyncedCompute
+from peer.synced_seat import SyncedSeat
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline import lane_messages as lane_said
@@ -40,6 +41,7 @@ from protocol.pipeline.lane_wire import (
     encode_parcel,
 )
 from protocol.pipeline.schedule import Pass
+from protocol.pipeline.sum_delivery import LAGGARD_WITHIN_S
 from protocol.stage_schema import stage_schema
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import INNER, lane_config, tokens_of
@@ -86,7 +88,7 @@ class Played:
 
     Attributes:
         donated: what a fellow gives as its stage; nothing where it has none.
-        num_refusals: of sums, that a fellow is still to say.
+        num_refusals: of sums, that a fellow is still to say, and what they are about.
         brought: shares of rounds; they are over at once, with the parameters as they are.
     """
 
@@ -99,6 +101,7 @@ class Played:
     measured: list[tuple[int, float | None]] = field(default_factory=list)
     donated: bytes = b""
     num_refusals: int = 0
+    refusal: lane_said.Refusal = lane_said.Refusal.CONTENT
     member: LaneMember | None = None
 
     async def say(self, message: Said, sender: PeerId = OWNER) -> str:
@@ -108,13 +111,17 @@ class Played:
 
     async def bring(self, parcel: Parcel, data: bytes, sender: PeerId = OWNER) -> str:
         """Why it is refused; empty where it is not."""
+        return (await self.answer_to(parcel, data, sender)).reason
+
+    async def answer_to(self, parcel: Parcel, data: bytes, sender: PeerId) -> lane_said.LaneAnswer:
+        """What it is answered."""
         stream = await self.networks[sender].open_stream(SEAT, PARCEL_CHANNEL, timeout_s=1.0)
         assert isinstance(parcel, said.SyncedAsk | said.SyncedSum)
         await send_parcel(stream, parcel, data)
         frame = await receive_in_time(stream)
         await stream.aclose()
         assert frame is not None
-        return read_answer(frame)
+        return whole_answer(frame)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Within ten virtual seconds."""
@@ -150,7 +157,7 @@ class Played:
                 self.sums.append((parcel, await receive_bytes(stream, parcel.num_bytes)))
                 if self.num_refusals:
                     self.num_refusals -= 1
-                    await answer(stream, "a sum that is no good")
+                    await answer(stream, "a sum that is no good, or comes too early", self.refusal)
                     return
             await answer(stream, "nothing is here" if isinstance(parcel, lane_said.LaneFetch) else "")
 
@@ -172,7 +179,7 @@ def _trainer(stage: int) -> StageTrainer:
 
 
 def _tools(played: Played, network: MemoryNetwork) -> LaneTools:
-    form = LaneShape(RUN, CONFIG, STAGES, SHAPE, "fp64", "fp64")
+    form = LaneShape(RUN, CONFIG, STAGES, SHAPE, "fp64", "fp64", torch.float64)
     compute = ComputeTools(
         form, _trainer, lambda _, at, number: tokens_of(0, at, number), lambda at: INNER.learning_rate
     )
@@ -323,6 +330,10 @@ def _sums() -> dict[str, tuple[bytes, str]]:
         "not finite": (encode_snapshot(StageSnapshot(zeros_N + torch.nan, ())), "not finite"),
         "whole numbers": (encode_snapshot(StageSnapshot(zeros_N.long(), ())), "finite floats"),
         "with moments": (encode_snapshot(StageSnapshot(zeros_N, (zeros_N.clone(),))), "1 moments"),
+        "another type": (
+            encode_snapshot(StageSnapshot(zeros_N.bfloat16(), ())),
+            "a sum of gradients in torch.bfloat16",
+        ),
     }
 
 
@@ -333,47 +344,115 @@ async def test_a_sum_that_is_none_of_this_stage_is_refused_to_who_brings_it_and_
     data, reason = _sums()[kind]
     async with _ready() as played:
         own = await played.summed((0,))
-        assert reason in await played.bring(said.SyncedSum(LANE, START, (1,), len(data)), data, BESIDE)
+        refused = await played.bring(said.SyncedSum(LANE, START, (1,), len(data)), data, BESIDE)
+        assert reason in refused
+        assert refused.startswith("beside brings")
         assert await played.bring(said.SyncedSum(LANE, START, (1,), len(own)), own, BESIDE) == ""
         await played.say(said.SyncedCommit(LANE, START, (said.SyncedPart(BESIDE, (1,)), said.SyncedPart(SEAT, (0,)))))
         await played.until(lambda: any(isinstance(m, lane_said.LaneSquare) for m in played.told))
 
 
-async def test_a_sum_in_another_type_than_the_parameters_is_not_added_up(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with _ready() as played:
-        await played.summed((0,))
-        halves = encode_snapshot(StageSnapshot(torch.zeros(stage_schema(STAGES, STAGE).num_elements).bfloat16(), ()))
-        assert await played.bring(said.SyncedSum(LANE, START, (1,), len(halves)), halves, BESIDE) == ""
-        await played.say(said.SyncedCommit(LANE, START, (said.SyncedPart(BESIDE, (1,)), said.SyncedPart(SEAT, (0,)))))
-        await played.until(lambda: any(isinstance(m, lane_said.LaneLeave) for m in played.told))
-        (left,) = [m for m in played.told if isinstance(m, lane_said.LaneLeave)]
-        assert "torch.bfloat16" in left.reason
-        assert not any(isinstance(m, lane_said.LaneSquare) for m in played.told)
-
-
-async def test_a_sum_that_a_fellow_refuses_is_not_said_to_be_with_all_and_one_that_is_refused_again_ends_the_seat(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+@asynccontextmanager
+async def _granted() -> AsyncIterator[Played]:
+    """A replica whose sum is to be over the first micro-batch."""
     async with _ready() as played:
         assert await played.bring(*_backward(0)) == ""
         await played.until(lambda: bool(played.replies))
         await played.say(said.SyncedGrant(LANE, START, 0))
-        played.num_refusals = 1
-        await played.say(said.SyncedTellSum(LANE, START, (0,)))
-        await played.until(lambda: len(played.sums) == 1)
-        await trio.sleep(1.0)
-        summed = said.SyncedSummed(LANE, START, (0,))
-        assert summed not in played.told
-        await played.say(said.SyncedTellSum(LANE, START, (0,)))
-        await played.until(lambda: summed in played.told)
-        played.num_refusals = 2
-        for _ in range(2):
-            await played.say(said.SyncedTellSum(LANE, START, (0,)))
+        yield played
+
+
+SUM, SUMMED = said.SyncedTellSum(LANE, START, (0,)), said.SyncedSummed(LANE, START, (0,))
+
+
+async def test_a_sum_that_is_refused_for_what_is_in_it_is_not_said_to_be_with_all_and_thrice_ends_the_seat(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _granted() as played:
+        played.num_refusals = 3
+        for _ in range(3):
+            assert played.member is not None
+            assert played.member.seat is not None
+            await played.say(SUM)
             await trio.sleep(1.0)
         await played.until(lambda: played.member is not None and played.member.seat is None)
-        assert played.told.count(summed) == 1
+        assert SUMMED not in played.told
+        (left,) = [m for m in played.told if isinstance(m, lane_said.LaneLeave)]
+        assert "its sum is refused: a sum that is no good" in left.reason
+
+
+async def test_a_fellow_that_lags_is_brought_the_sum_until_it_takes_it_and_makes_nobody_leave(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _granted() as played:
+        played.num_refusals, played.refusal = 5, lane_said.Refusal.NOT_YET
+        for _ in range(5):
+            await played.say(SUM)
+            await trio.sleep(1.0)
+        assert SUMMED not in played.told
+        await played.say(SUM)
+        await played.until(lambda: SUMMED in played.told)
+        assert len(played.sums) == 6
+        assert not any(isinstance(m, lane_said.LaneLeave) for m in played.told)
+
+
+async def test_a_fellow_that_lags_beyond_the_deadline_is_gone_without(autojump_clock: trio.testing.MockClock) -> None:
+    async with _granted() as played:
+        played.num_refusals, played.refusal = 100, lane_said.Refusal.NOT_YET
+        for _ in range(int(LAGGARD_WITHIN_S)):
+            assert SUMMED not in played.told
+            await played.say(SUM)
+            await trio.sleep(1.0)
+        await played.say(SUM)
+        await played.until(lambda: SUMMED in played.told)
+        assert not any(isinstance(m, lane_said.LaneLeave) for m in played.told)
+
+
+async def test_a_sum_that_a_fellow_has_is_said_to_be_there_and_not_brought_once_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _granted() as played:
+        for times in (1, 2):
+            await played.say(SUM)
+            await played.until(lambda times=times: played.told.count(SUMMED) == times)  # type: ignore[misc]
+        assert len(played.sums) == 1
+
+
+async def test_a_sum_of_a_point_or_a_fellow_that_is_not_known_here_yet_is_refused_as_too_early_and_is_no_fault(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _ready() as played:
+        own = await played.summed((0,))
+        early = await played.answer_to(said.SyncedSum(LANE, SECOND, (1,), len(own)), own, BESIDE)
+        assert early.refusal is lane_said.Refusal.NOT_YET
+        assert played.member is not None
+        assert played.member.refused[BESIDE] == 0
+        wrong = b"no sum at all, in so many bytes."
+        bad = await played.answer_to(said.SyncedSum(LANE, START, (1,), len(wrong)), wrong, BESIDE)
+        assert bad.refusal is lane_said.Refusal.CONTENT
+        async with trio.open_nursery() as nursery:
+            answers = list[str]()
+
+            async def bring() -> None:
+                answers.append(await played.bring(said.SyncedSum(LANE, START, (1,), len(own)), own, STRANGER))
+
+            nursery.start_soon(bring)
+            await trio.sleep(1.0)
+            await played.say(said.SyncedBeside(LANE, (SEAT, BESIDE, STRANGER)))
+        assert answers == [""]
+
+
+async def test_who_begins_its_sum_again_keeps_what_its_fellows_have_brought(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _ready() as played:
+        own = await played.summed((0,))
+        assert await played.bring(said.SyncedSum(LANE, START, (1,), len(own)), own, BESIDE) == ""
+        await played.say(said.SyncedAgain(LANE, START, "the first one is removed"))
+        await played.say(said.SyncedTellSum(LANE, START, ()))
+        await played.until(lambda: said.SyncedSummed(LANE, START, ()) in played.told)
+        await played.say(said.SyncedCommit(LANE, START, (said.SyncedPart(BESIDE, (1,)), said.SyncedPart(SEAT, ()))))
+        await played.until(lambda: any(isinstance(m, lane_said.LaneSquare) for m in played.told))
 
 
 async def test_a_replica_without_a_sum_that_counts_gives_its_seat_back_and_takes_no_step(
@@ -410,6 +489,20 @@ async def test_who_begins_in_the_middle_of_a_round_takes_the_stage_of_the_donor_
         assert torch.equal(decode_snapshot(given, stage_schema(STAGES, STAGE)).theta_N, theta_N)
         with pytest.raises(RemoteProtocolError, match="stage 2"):
             await fetch_copy(played.networks[BESIDE], SEAT, replace(wanted, stage=2), 1 << 30)
+
+
+async def test_all_that_is_held_of_a_step_is_freed_when_it_is_taken(autojump_clock: trio.testing.MockClock) -> None:
+    async with _ready() as played:
+        own = await played.summed((0,))
+        assert await played.bring(said.SyncedSum(LANE, START, (1,), len(own)), own, BESIDE) == ""
+        assert played.member is not None
+        seat = played.member.seat
+        assert isinstance(seat, SyncedSeat)
+        (gradient,) = [data for reply, data in played.replies if reply.is_backward]
+        assert seat.held_bytes == len(gradient) + 2 * len(own)
+        await played.say(said.SyncedStep(LANE, START, 1.0, 1))
+        await played.until(lambda: seat.at == SECOND)
+        assert seat.held_bytes == 0
 
 
 async def test_where_no_donor_gives_the_stage_the_seat_is_given_back(autojump_clock: trio.testing.MockClock) -> None:

@@ -308,9 +308,10 @@ def _with(*lines: str) -> str:
     return default_run_toml().replace('codec = "int8"', "\n".join(('codec = "int8"', *lines)))
 
 
-def test_a_streaming_run_has_fragments_and_the_numbers_of_the_paper_where_it_says_nothing_else() -> None:
+def test_a_streaming_run_has_fragments_and_mixes_no_commits_where_it_says_nothing_else() -> None:
     config = parse_run_config(_with(STREAMING))
-    assert (config.num_fragments, config.delay_steps, config.alpha) == (1, 5, 0.5)
+    assert (config.num_fragments, config.delay_steps, config.alpha) == (1, 0, None)
+    assert parse_run_config(_with(STREAMING, "alpha = 0.5")).delay_steps == 5
     manifest = _manifest(config=parse_run_config(_with(STREAMING, "fragments = 2", "delay_steps = 3", "alpha = 0.25")))
     assert list(manifest.unit_schemas()) == ["fragment-0", "fragment-1", "embeddings"]
     assert (manifest.config.delay_steps, manifest.config.alpha) == (3, 0.25)
@@ -330,11 +331,15 @@ def test_runs_that_average_the_whole_model_at_once_have_one_unit_and_keep_their_
         (["fragments = 2"], 'fragments = 2 belongs to mode = "streaming", not to "overlap"'),
         (['mode = "blocking"', "alpha = 0.5"], 'alpha = 0.5 belongs to mode = "streaming", not to "blocking"'),
         ([STREAMING, "fragments = 5"], "round.fragments 5: expected at most the 4 of model.num_layers"),
-        ([STREAMING, "delay_steps = 15"], "expected a delay of at most 14, or round.target_tokens of at least 131072"),
+        (
+            [STREAMING, "delay_steps = 15", "alpha = 0.5"],
+            "expected a delay of at most 14, or round.target_tokens of at least 131072",
+        ),
         (
             [STREAMING, "delay_steps = 0", "alpha = 0.5"],
             "nothing would be mixed: expected delay_steps of at least 1, or no alpha",
         ),
+        ([STREAMING, "delay_steps = 3"], "delay_steps = 3 without alpha: nothing is mixed"),
         ([STREAMING, "alpha = 1.0"], "round.alpha is 1.0"),
         ([STREAMING, "ramp_share = 0.02"], 'ramp_share 0.02 with mode = "streaming": expected rounds of one size'),
         (

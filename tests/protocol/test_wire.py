@@ -77,6 +77,7 @@ MESSAGES = [
     m.Promise(UNIT, BASE, BALLOT, ACKED),
     m.Promise(UNIT, BASE, BALLOT, None),
     m.Refusal(UNIT, BASE, BALLOT),
+    m.PreVote(UNIT, BASE, BALLOT, "leading attempt 0", leads_s=12.5),
 ]
 FETCHES = [
     r.FetchResult(UNIT, BASE, 0, 3, ROOT),
@@ -223,6 +224,8 @@ def test_other_messages_out_of_bounds_cannot_be_made() -> None:
         lambda: m.Mend(UNIT, BASE, BALLOT, 1, (m.SliceSpec(1, 9, A),)),
         lambda: m.PreVoteRequest(UNIT, BASE, BALLOT, -1.0),
         lambda: m.PreVoteRequest(UNIT, BASE, BALLOT, float("nan")),
+        lambda: m.PreVote(UNIT, BASE, BALLOT, "", leads_s=-1.0),
+        lambda: m.PreVote(UNIT, BASE, BALLOT, "", leads_s=float("inf")),
         lambda: m.Ballot(1 << 32, A),
         lambda: m.Heartbeat(MEMBERS[0], True, 0, (), 0, (B,) * (m.MAX_MEMBERS + 1)),
         lambda: m.Heartbeat(MEMBERS[0], True, 0, (HEAD,) * (m.MAX_MEMBERS + 1)),

@@ -137,8 +137,9 @@ def test_in_an_exchange_of_sixteen_a_member_asks_two_others_twice_a_second_and_t
     heard = virtual_time.run(SEED, partial(_calm, NUM_PEERS))
     assert min(heard.exchange_s.values()) > 8.0
     said = sorted(map(heard.beats_a_second, heard.beats))
-    assert said[-2] <= NUM_BESIDE / 0.4 + 4.0
-    assert said[-1] <= NUM_PEERS / 0.4 + 4.0
+    # beside those who are asked in turn: an upload that grows later is told to all, at each quarter more
+    assert said[-2] <= NUM_BESIDE / 0.4 + 5.0
+    assert said[-1] <= NUM_PEERS / 0.4 + 5.0
 
 
 def test_who_freezes_in_an_exchange_of_sixteen_is_found_by_all_within_five_seconds_and_the_round_ends() -> None:

@@ -13,6 +13,7 @@ from averaging.network.bulk_address import BulkAddress
 from averaging.network.dialling import FIRST_PAUSE_S
 from averaging.network.direct import (
     CONNECT_WITHIN_S,
+    CONNECTED_SHARE,
     KEPT_FOR_S,
     MAX_DIALS,
     DirectOptions,
@@ -229,6 +230,22 @@ async def test_a_peer_that_was_connected_to_may_take_as_long_to_shake_hands_as_m
     ):
         bob.told = b"127.0.0.1 %d" % busy.port
         assert await _is_direct(alice, bob)
+
+
+async def test_who_stands_at_one_of_a_peers_addresses_in_its_place_gives_the_others_no_more_time() -> None:
+    impatient = replace(options_of(ALICE), first_within_s=0.4)
+    world = World()
+    async with world.open(ALICE, impatient) as alice, world.open(BOB) as bob, world.open(CAROL) as carol:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            waiting = _full(listener)
+            bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (carol.port, listener.getsockname()[1])
+            began_s = trio.current_time()
+            assert await alice.way.open_stream(bob.peer_id, CHANNEL, 20.0) is None
+            assert trio.current_time() - began_s < 0.5 * CONNECTED_SHARE * 20.0
+            for connection in waiting:
+                connection.close()
 
 
 async def test_where_a_peer_listens_is_not_asked_while_the_directory_tells_it_and_somebody_answers_there() -> None:

@@ -7,6 +7,7 @@ from averaging.network.bulk_address import BulkAddress
 from averaging.network.directory import (
     MAX_ADDRESS_LETTERS,
     MAX_ADDRESSES,
+    MAX_PACE,
     MAX_RECORD_BYTES,
     PeerRecord,
     Record,
@@ -139,6 +140,22 @@ def test_a_record_says_where_its_owner_takes_bulk() -> None:
 )
 def test_places_for_bulk_that_are_none_are_refused(line: str) -> None:
     with pytest.raises(RemoteProtocolError):
+        decode_peer_record(PeerRecord(b"credential").encode() + line.encode(), OWNER.peer_id)
+
+
+def test_a_record_says_what_its_owners_stage_was_measured_to_do() -> None:
+    here = (BulkAddress("192.0.2.1", 4242),)
+    for record in (PeerRecord(b"credential", (HERE,), (3,), here, 1200), PeerRecord(b"credential", pace=1)):
+        assert decode_peer_record(record.encode(), OWNER.peer_id) == record
+    most = PeerRecord(b"credential", pace=10 * MAX_PACE)
+    assert decode_peer_record(most.encode(), OWNER.peer_id).pace == MAX_PACE
+
+
+@pytest.mark.parametrize(
+    "line", ["pace ", "pace 0", "pace -1", "pace 1.5", "pace 1000000001", "pace 1 2", "pace 1\npace 1"]
+)
+def test_a_pace_that_is_none_is_refused(line: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="other contents"):
         decode_peer_record(PeerRecord(b"credential").encode() + line.encode(), OWNER.peer_id)
 
 

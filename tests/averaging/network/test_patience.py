@@ -9,6 +9,7 @@ import trio.testing
 
 from averaging.network.asyncio_thread import open_plain_nursery
 from averaging.network.patience import TURN_S, patient_for
+from protocol.errors import TransportError
 
 Clock = trio.testing.MockClock
 
@@ -70,3 +71,34 @@ async def test_patience_in_our_own_turns_has_an_end_by_the_clock(autojump_clock:
             await trio.sleep_forever()
     assert scope.cancelled_caught
     assert trio.current_time() - began_s == pytest.approx(1.0, abs=2 * TURN_S)
+
+
+async def test_patience_ends_with_the_network_that_counts_it(autojump_clock: Clock) -> None:
+    began_s = trio.current_time()
+    async with trio.open_nursery() as tasks:
+        opened = trio.Event()
+        closing = trio.CancelScope()
+        nurseries: list[trio.Nursery] = []
+
+        async def network() -> None:
+            with closing:
+                async with open_plain_nursery() as nursery:
+                    nurseries.append(nursery)
+                    opened.set()
+                    await trio.sleep_forever()
+
+        tasks.start_soon(network)
+        await opened.wait()
+        with patient_for(5.0, nurseries[0], math.inf) as scope:
+            await trio.sleep(1.0)
+            closing.cancel()
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert trio.current_time() - began_s == pytest.approx(1.0)
+
+
+async def test_a_network_that_has_closed_is_told_to_who_would_be_patient_in_it(autojump_clock: Clock) -> None:
+    async with open_plain_nursery() as nursery:
+        pass
+    with pytest.raises(TransportError, match="has closed"), patient_for(5.0, nursery, math.inf):
+        await trio.sleep_forever()

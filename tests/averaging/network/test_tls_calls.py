@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 import trio
@@ -68,6 +71,73 @@ async def _sockets() -> AsyncIterator[tuple[TlsSocket, TlsSocket]]:
     finally:
         bob.close()
         alice.close()
+
+
+class Cut:
+    """Carries bytes between two sockets until so many more have gone one way; then both are cut."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self._ends = (trio.socket.from_stdlib_socket(near), trio.socket.from_stdlib_socket(far))
+        self.left = math.inf
+        self.is_reset = False
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._carry, self._ends[0], self._ends[1], False)
+            nursery.start_soon(self._carry, self._ends[1], self._ends[0], True)
+
+    async def _carry(self, source: trio.socket.SocketType, sink: trio.socket.SocketType, is_counted: bool) -> None:
+        with suppress(OSError, trio.ClosedResourceError):
+            while data := await source.recv(1000):
+                if is_counted:
+                    data, self.left = data[: int(min(len(data), self.left))], self.left - len(data)
+                begin = 0
+                while begin < len(data):
+                    begin += await sink.send(data[begin:])
+                if self.left <= 0:
+                    break
+        for end in self._ends:
+            if self.is_reset and end.fileno() >= 0:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
+
+
+@asynccontextmanager
+async def _cut() -> AsyncIterator[tuple[Pair, Cut]]:
+    """Bob's and Alice's end with a line between them that can be cut anywhere."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        places = [socket.create_connection(server.getsockname()) for _ in range(2)]
+        far = [server.accept()[0] for _ in range(2)]
+    line = Cut(far[0], far[1])
+    contexts = [tls_context(credential_of(who), CA.certificate_der, is_server=who is ALICE) for who in (BOB, ALICE)]
+    bob, alice = wrap(places[0], contexts[0], is_server=False), wrap(places[1], contexts[1], is_server=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(line.run)
+        async with trio.open_nursery() as handshakes:
+            handshakes.start_soon(bob.handshake)
+            handshakes.start_soon(alice.handshake)
+        bobs, alices = End(nursery, ALICE.peer_id), End(nursery, BOB.peer_id)
+        pair = Pair(bobs.over(bob), alices.over(alice), bobs, alices)
+        yield pair, line
+        pair.bob.close()
+        pair.alice.close()
+        nursery.cancel_scope.cancel()
+
+
+class InTheMiddle:
+    """A socket whose TLS has read a part of a message of its own, such as a change of keys: the other side stopped there. OpenSSL then
+    wants to read whatever it is asked to do.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.fileno, self.setsockopt, self.close = connection.fileno, connection.setsockopt, connection.close
+
+    def send(self, _: memoryview) -> int:
+        raise ssl.SSLWantReadError
+
+    def recv_into(self, _: memoryview) -> int:
+        raise ssl.SSLWantReadError
 
 
 @dataclass
@@ -206,6 +276,44 @@ async def test_the_end_of_the_connection_resets_calls_under_way_and_their_handle
             await is_done.wait()
         with pytest.raises(NotSent):
             await pair.bob.call("hold", b"")
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["ended", "reset"])
+@pytest.mark.parametrize(
+    "num_bytes", [1, 3, 700, 30_000], ids=["in a header", "in a header too", "in a record", "in the next one"]
+)
+async def test_a_line_that_is_cut_in_the_middle_of_a_message_of_tls_resets_the_call_and_ends_nobody(
+    num_bytes: int, is_reset: bool
+) -> None:
+    async with _cut() as (pair, line):
+        pair.alices.handlers["echo"] = _echo
+        assert await pair.bob.call("echo", b"whole") == b"whole"
+        line.is_reset, line.left = is_reset, num_bytes
+        with trio.fail_after(10), pytest.raises(ConnectionReset, match="was reset"):
+            await pair.bob.call("echo", b"x" * 60_000)
+        with trio.fail_after(10):
+            while pair.bob.is_open or pair.alice.is_open:
+                await trio.sleep(0.001)
+        with pytest.raises(NotSent):
+            await pair.bob.call("echo", b"")
+
+
+async def test_a_peer_that_stops_in_the_middle_of_a_change_of_keys_resets_the_call_and_ends_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    near.setblocking(False)
+    with near, far:
+        async with trio.open_nursery() as nursery:
+            stopped = TlsSocket(cast(ssl.SSLSocket, InTheMiddle(near)))
+            connection = End(nursery, ALICE.peer_id).over(stopped)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(10), pytest.raises(ConnectionReset, match="was reset"):
+                await connection.call("echo", b"x")
+            assert not connection.is_open
+            await trio.testing.wait_all_tasks_blocked()
+            assert not nursery.cancel_scope.cancel_called
+            assert not nursery.child_tasks, "and nothing of it runs on"
 
 
 async def test_a_caller_that_gave_up_gets_nothing_and_the_next_call_its_own_reply() -> None:

@@ -374,6 +374,42 @@ async def test_a_slice_closes_at_its_deadline_with_what_is_whole(autojump_clock:
     assert {o.reason for o in result.header.omitted} == {"late"}
 
 
+async def test_a_slice_that_is_given_time_waits_so_long_from_its_beginning(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    offers = _offers()
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    for number in (0, 1):
+        _offer(offers, number)
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reduction.wait_ready, 5.0)
+        await trio.sleep(4.0)
+        reduction.give_time(30.0)
+        reduction.give_time(10.0)
+        await trio.sleep(20.0)
+        assert len(nursery.child_tasks) == 1
+        _offer(offers, 2)
+        reduction.wake()
+    assert trio.current_time() - began_s == pytest.approx(24.0)
+    result = reduction.reduce()
+    assert result is not None
+    assert len(result.header.included) == 3
+
+
+async def test_time_that_is_given_to_a_slice_ends_as_well(autojump_clock: trio.testing.MockClock) -> None:
+    offers = _offers()
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    _offer(offers, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reduction.wait_ready, 5.0)
+        await trio.sleep(4.0)
+        reduction.give_time(12.0)
+    assert trio.current_time() == pytest.approx(12.0)
+    reduction.give_time(99.0)
+    assert reduction.reduce() is not None
+
+
 async def test_nothing_is_made_up_when_nobody_contributed(autojump_clock: trio.testing.MockClock) -> None:
     reduction = Reduction(PROPOSAL, PART, _offers(), CODEC, GRID)
     for member in MEMBERS:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from averaging.rounds.upload_meter import STOPPED_S, UploadMeter
+from averaging.rounds.upload_meter import LATE_AFTER_S, STOPPED_S, UploadMeter
 
 
 def _meter(num_chunks: int = 4) -> UploadMeter:
@@ -25,34 +25,55 @@ def test_an_upload_is_measured_when_it_ends_and_extrapolated_while_it_does_not()
     assert meter.bytes_per_s(99.0) == 50
 
 
-def test_an_upload_is_late_when_it_takes_longer_than_the_last_one_and_is_not_over() -> None:
-    meter = UploadMeter()
+def _late_meter(last_s: float = 5.0) -> UploadMeter:
+    """Of four chunks the first left after four seconds, the others after twenty."""
+    meter = UploadMeter(last_s)
     meter.begin(100.0)
-    assert meter.late_s(200.0, 5.0) == 0.0, "nothing is to be sent"
     for chunk in range(4):
         meter.want(chunk, 1000)
     meter.sent(0, 1000, 104.0)
-    assert meter.late_s(104.5, 5.0) == 0.0
-    assert meter.late_s(107.0, 5.0) == pytest.approx(4.0 + 3.0 * 4), (
-        "what came before the first chunk is not of the line"
-    )
-    assert meter.late_s(150.0, 5.0) == pytest.approx(4.0 + STOPPED_S * 4), "nothing has left since"
+    return meter
+
+
+def test_an_upload_is_late_when_it_takes_longer_than_the_last_one_and_is_not_over() -> None:
+    nothing = UploadMeter(5.0)
+    nothing.begin(100.0)
+    assert nothing.late_s(200.0) == 0.0, "nothing is to be sent"
+    meter = _late_meter()
+    assert meter.late_s(104.5) == 0.0
+    assert meter.late_s(107.0) == pytest.approx(4.0 + 3.0 * 4), "what came before the first chunk is not of the line"
+    assert meter.late_s(150.0) == pytest.approx(4.0 + STOPPED_S * 4), "nothing has left since"
+
+
+@pytest.mark.parametrize(("last_s", "late_s"), [(0.0, 20.0), (5.0, 20.0), (25.0, 0.0)])
+def test_what_a_late_upload_took_is_told_where_it_is_more_than_the_last_one(last_s: float, late_s: float) -> None:
+    meter = _late_meter(last_s)
     for chunk in range(1, 4):
         meter.sent(chunk, 1000, 120.0)
-    assert meter.late_s(130.0, 5.0) == pytest.approx(20.0), "it is over"
-    assert meter.late_s(130.0, 25.0) == 0.0
+    assert meter.late_s(130.0) == pytest.approx(late_s)
+
+
+@pytest.mark.parametrize("last_s", [0.0, 0.1, 0.9 * LATE_AFTER_S])
+def test_no_upload_is_late_while_its_first_connections_may_be_made(last_s: float) -> None:
+    meter = UploadMeter(last_s)
+    meter.begin(100.0)
+    for chunk in range(4):
+        meter.want(chunk, 1000)
+    meter.sent(0, 1000, 100.5)
+    assert meter.late_s(100.0 + LATE_AFTER_S) == 0.0
+    assert meter.late_s(100.1 + LATE_AFTER_S) > LATE_AFTER_S
 
 
 def test_a_few_bytes_tell_no_pace() -> None:
-    meter = UploadMeter()
+    meter = UploadMeter(5.0)
     meter.begin(100.0)
     for chunk in range(1000):
         meter.want(chunk, 100_000)
     meter.sent(0, 100_000, 130.0)
-    assert meter.late_s(130.1, 5.0) == 0.0
+    assert meter.late_s(130.1) == 0.0
     for chunk in range(1, 5):
         meter.sent(chunk, 100_000, 134.0)
-    assert meter.late_s(134.0, 5.0) == pytest.approx(30.0 + 4.0 * 200)
+    assert meter.late_s(134.0) == pytest.approx(30.0 + 4.0 * 200)
 
 
 def test_a_chunk_that_is_sent_twice_counts_once() -> None:

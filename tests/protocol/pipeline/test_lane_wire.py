@@ -65,6 +65,7 @@ ANY_PARCEL = st.one_of(
     st.builds(m.LaneCopy, NUMBER, NUMBER, POINT, STAGE, st.integers(1, m.MAX_COPY_BYTES)),
     st.builds(m.LaneFetch, NUMBER, NUMBER, POINT, STAGE),
     st.builds(m.LaneAnswer, REASON, NUMBER),
+    st.builds(m.LaneAnswer, st.just("so"), NUMBER, st.sampled_from(m.Refusal)),
     st.builds(m.LaneGift, NUMBER, POINT, STAGE, st.integers(1, MAX_TOKENS), st.integers(1, m.MAX_COPY_BYTES)),
 )
 
@@ -153,6 +154,8 @@ def test_what_no_peer_of_ours_says_is_refused_before_anything_is_done_with_it() 
         lane_pb2.LaneParcel(lane_passed=lane_pb2.LanePassed(at=point)),
         lane_pb2.LaneParcel(lane_copy=lane_pb2.LaneCopy(at=point, num_bytes=1 << 50)),
         lane_pb2.LaneParcel(lane_fetch=lane_pb2.LaneFetch(at=point, stage=MAX_STAGES)),
+        lane_pb2.LaneParcel.FromString(b"\x22\x05\x0a\x01n\x18\x07"),  # an answer with a refusal of an unknown kind
+        lane_pb2.LaneParcel(lane_answer=lane_pb2.LaneAnswer(refusal=lane_pb2.LANE_REFUSAL_CONTENT)),
     )
     for parcel in parcels:
         with pytest.raises(RemoteProtocolError):

@@ -117,6 +117,14 @@ def test_a_sum_over_other_micro_batches_than_were_granted_does_not_count() -> No
     assert synced.step(state, Ticked(), 1.1).orders == (Sum(C, frozenset({0})), Sum(A, frozenset({0})))
 
 
+def test_the_sums_of_a_stage_are_asked_for_again_where_a_replica_joins_that_has_none_of_them() -> None:
+    summing = _fed(_granted().state, SumDelivered(A, frozenset({0}))).state
+    assert summing.replicas[A].summed
+    joined = synced.step(summing, ReplicaJoined(B, 0), CONFIG.first_guess_s)
+    assert Sum(A, frozenset({0})) in joined.orders
+    assert joined.state.phase != "over"
+
+
 def test_a_stage_that_nobody_has_is_said_and_the_step_goes_on_when_somebody_does() -> None:
     state = _fed(SyncedState(CONFIG, 1), ReplicaJoined(A, 0), Finished(A, F0))
     assert state.waiting == "nobody has stages [1]"

@@ -180,6 +180,7 @@ class Seat:
         """Where it trains: what a commit counts is ready no more. Else as many tokens are ready all the time."""
 
         self.upload_bytes_per_s = 0
+        self.late_upload_s = 0.0
         self.has_trainer = True
         self.orders: list[Action] = []
         self.reasons: list[str] = []
@@ -355,7 +356,7 @@ class Table:
             if seat.is_awake:
                 self.retry(seat)
                 seat.tokens += seat.tokens_a_tick
-                seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
+                seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
                 seat.feed(Ticked())
         self.talk()
 
@@ -487,7 +488,7 @@ class Table:
     def _consume(self, seat: Seat, link: ChainLink) -> None:
         """As the service: how training goes is told before the commit that counted some of it."""
         seat.tokens -= consumed_tokens(link.record, seat.peer) if link.record is not None else 0
-        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
+        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
 
     # --- bytes ---
 
@@ -611,7 +612,7 @@ def heartbeat_of(seat: Seat) -> Heartbeat:
 def acquaint(table: Table) -> None:
     """Everybody trains and has heard everybody, and nothing has been opened yet."""
     for seat in table.live():
-        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s))
+        seat.feed(Progressed(seat.tokens, True, seat.upload_bytes_per_s, late_upload_s=seat.late_upload_s))
     for seat in table.live():
         for other in table.others(seat):
             seat.hear(other, heartbeat_of(other))

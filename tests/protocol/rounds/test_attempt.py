@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import pytest
 
 from protocol.ids import PeerId
 from protocol.rounds.attempt import DEADLINE_FACTOR, LEAST_REDUCE_S, settle_within_s
-from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed
+from protocol.rounds.events import ExchangeMeasured, LeaveOrdered, PeerLost, Progressed, Ticked
 from protocol.rounds.messages import Ack, Committed, Mend, Proposal, ResultReady, RoundMessage, Settle
-from protocol.rounds.orders import LogAck
+from protocol.rounds.orders import GiveTime, LogAck
 from protocol.rounds.quorum import tie_holder
 from protocol.rounds.target import RoundTarget
 from protocol.rounds.views import ready_tokens
@@ -307,6 +308,56 @@ def test_a_line_that_became_thin_since_the_proposal_is_given_the_time_that_its_u
     other.feed(Progressed(100, True, late_upload_s=5000.0))
     opener.hear(other, heartbeat_of(other))
     assert settle_within_s(opener.state) == opener.state.config.longest_interval_s
+
+
+def _thin(table: Table) -> tuple[Seat, Seat, Seat]:
+    """(opener, whose line became thin, another), with an attempt under way whose results do not come."""
+    acquaint(table)
+    opener = table.opener()
+    table.drops = lambda sender, to, message: isinstance(message, ResultReady)
+    table.run_until(lambda: all(seat.state.open.proposal is not None for seat in table.live()), 10.0)
+    late, other = table.others(opener)
+    return opener, late, other
+
+
+def test_slices_of_the_running_attempt_are_given_the_time_that_a_late_upload_needs_and_its_leader_waits_for_them() -> (
+    None
+):
+    table = Table(3, longest_interval_s=400.0)
+    opener, late, other = _thin(table)
+    proposal = opener.state.open.proposal
+    assert proposal is not None
+    assert [seat.ordered(GiveTime) for seat in table.live()] == [[]] * 3
+    late.late_upload_s = 100.0
+    table.run_for(5.0)
+    for seat in (opener, late, other):
+        (order,) = seat.ordered(GiveTime)
+        assert order == GiveTime(proposal.ballot, DEADLINE_FACTOR * 100.0)
+    table.run_for(proposal.reduce_within_s + 100.0)
+    assert opener.sent(Mend) == []
+    assert opener.state.open.leading is not None
+    assert opener.state.open.leading.ballot == proposal.ballot
+    table.run_until(lambda: opener.state.open.num_failed == 1, 120.0)
+
+
+def test_time_for_slices_has_an_end_whatever_a_member_tells_and_grows_in_steps() -> None:
+    table = Table(3, longest_interval_s=400.0)
+    _, late, other = _thin(table)
+    for upload_s in (100.0, 104.0, 130.0, 1e6):
+        late.late_upload_s = upload_s
+        table.run_for(3.0)
+    told = [order.reduce_within_s for order in other.ordered(GiveTime) if isinstance(order, GiveTime)]
+    assert told == [200.0, 260.0, 400.0]
+
+
+def test_what_an_upload_took_before_the_proposal_gives_its_slices_no_more_time() -> None:
+    """The leader knew of it; who has not heard yet that a line is well again must not keep its slice open."""
+    table = Table(3, longest_interval_s=400.0)
+    _, late, other = _thin(table)
+    view = replace(other.state.peers[late.peer], exchange_s=90.0, told_at_s=other.state.open.proposal_at_s - 1.0)
+    other.state = replace(other.state, peers=MappingProxyType({**other.state.peers, late.peer: view}))
+    other.feed(Ticked())
+    assert other.ordered(GiveTime) == []
 
 
 def test_the_upload_under_way_is_told_as_soon_as_it_takes_longer_than_the_last_one_and_ends_with_what_it_took() -> None:

@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 
 from protocol.ids import CommitId
+from protocol.rounds.attempt import left_s, most_left_s
 from protocol.rounds.events import PeerLost, Progressed, PromiseLogged, Ticked
-from protocol.rounds.leading import expected_opener
+from protocol.rounds.leading import RANK_DELAY_S, expected_opener, overdue_s
 from protocol.rounds.messages import (
     LAST_ATTEMPT,
     Ack,
@@ -25,6 +26,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import tie_holder
+from protocol.rounds.state import Leading
 from protocol.rounds.views import has_vote, quorum_in_reach
 from tests.protocol.rounds.round_table import RUN_ID, UNIT, Seat, Table, acquaint, heartbeat_of
 
@@ -441,3 +443,82 @@ def _is_under_way(table: Table, num_rounds: int) -> bool:
 def test_a_frozen_leader_has_no_turn_before_those_who_take_over_from_it() -> None:
     """It was heard a moment ago: after the second of these rounds the draw has it first again, and all would wait for its turn."""
     assert _took_over_after_s(9) == _took_over_after_s(0)
+
+
+# --- the leader's word on its attempt -----------------------------------------------------------------------------------------
+
+
+def _with_a_leader_that_gives_more_time(table: Table, settle_s: float) -> Seat:
+    """The opener settled a record that nobody's ack reaches, and gives it longer than the others reckon with."""
+    acquaint(table)
+    opener = table.opener()
+    opener.reconfigure(settle_within_s=settle_s)
+    table.drops = lambda sender, to, message: isinstance(message, Ack)
+    table.run_until(lambda: bool(opener.sent(Settle)), 10.0)
+    return opener
+
+
+def test_followers_give_an_attempt_the_time_that_its_leader_gives_it() -> None:
+    table = Table(4, longest_interval_s=600.0)
+    opener = _with_a_leader_that_gives_more_time(table, 200.0)
+    reckoned_s = max(overdue_s(seat.state) for seat in table.others(opener))
+    assert reckoned_s < 100.0
+    table.run_for(reckoned_s + 60.0)
+    followers = table.others(opener)
+    assert any(seat.sent(PreVoteRequest) for seat in followers), "they ask once"
+    assert [seat.ordered(LogPromise) for seat in followers] == [[]] * 3
+    assert opener.state.open.leading is not None
+    questions = [seat.sent(PreVoteRequest) for seat in followers]
+    table.run_for(20.0)
+    assert [seat.sent(PreVoteRequest) for seat in followers] == questions, "and do not ask again before it is over"
+    table.drops = lambda sender, to, message: False
+    table.run_until(lambda: table.all_at(1), 300.0)
+
+
+def test_a_leader_that_dies_after_its_word_is_taken_over_as_any_other() -> None:
+    table = Table(4, longest_interval_s=600.0)
+    opener = _with_a_leader_that_gives_more_time(table, 500.0)
+    followers = table.others(opener)
+    table.run_until(lambda: any(seat.state.open.given_s > 0.0 for seat in followers), 100.0)
+    table.drops = lambda sender, to, message: False
+    table.kill(opener)
+    table.run_until(lambda: table.all_at(1), 30.0)
+
+
+def test_a_leader_that_answers_heartbeats_and_no_question_is_not_waited_for() -> None:
+    table = Table(4, longest_interval_s=600.0)
+    opener = _with_a_leader_that_gives_more_time(table, 1000.0)
+    table.drops = lambda sender, to, message: isinstance(message, PreVoteRequest | Ack) and opener.peer in (sender, to)
+    followers = table.others(opener)
+    asked_s = max(overdue_s(seat.state) for seat in followers) + 3 * RANK_DELAY_S
+    begun_s = table.now_s
+    table.run_until(lambda: any(seat.sent(Proposal) for seat in followers), 150.0)
+    assert table.now_s - begun_s < asked_s + 2 * opener.state.config.promise_within_s
+
+
+def test_no_leader_is_believed_longer_than_an_honest_one_could_take() -> None:
+    table = Table(4, longest_interval_s=600.0)
+    opener = _with_a_leader_that_gives_more_time(table, 500.0)
+    asker = table.others(opener)[0]
+    table.run_until(lambda: bool(asker.sent(PreVoteRequest)), 100.0)
+    _mute(table)
+    (question, *_) = asker.sent(PreVoteRequest)
+    assert isinstance(question, PreVoteRequest)
+    waiting = Leading(question.ballot, "asking", table.now_s + 4.0)
+    asker.state = replace(asker.state, open=replace(asker.state.open, leading=waiting, given_s=0.0))
+    word = PreVote(UNIT, question.base, question.ballot, "leading attempt 0", leads_s=1e6)
+    asker.hear(opener, word)
+    proposal = asker.state.open.proposal
+    assert proposal is not None
+    assert 0.0 < asker.state.open.given_s <= most_left_s(asker.state, proposal)
+    assert asker.state.open.leading is None
+
+
+def test_a_leader_knows_of_its_own_attempt_how_much_longer_it_gives_it() -> None:
+    table = Table(4, longest_interval_s=600.0)
+    opener = _with_a_leader_that_gives_more_time(table, 200.0)
+    left = left_s(opener.state, table.now_s)
+    assert 190.0 < left <= 200.0
+    table.run_for(50.0)
+    assert left_s(opener.state, table.now_s) == pytest.approx(left - 50.0)
+    assert left_s(table.others(opener)[0].state, table.now_s) == 0.0

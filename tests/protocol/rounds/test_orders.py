@@ -53,7 +53,12 @@ def test_a_story_with_a_death_a_goodbye_and_two_partitions_gives_every_order_the
     table.run_until(lambda: two.head.commit != base and three.head.commit != base, 60.0)
     table.heal()
     two.hear(one, PreVoteRequest(UNIT, base, Ballot(1, one.peer), 5.0))
-    given = [order for seat in (one, two, three, four, five) for order in seat.orders]
+    thin = Table(3, longest_interval_s=400.0)
+    thin.drops = lambda sender, to, message: isinstance(message, Settle)
+    thin.run_until(lambda: thin.opener().state.open.exchange is not None)
+    thin.live()[0].late_upload_s = 100.0
+    thin.run_for(1.0)
+    given = [order for seat in (one, two, three, four, five, *thin.live()) for order in seat.orders]
     assert {type(order) for order in given} == set(ACTIONS)
     assert all(order.reason for order in given)
 

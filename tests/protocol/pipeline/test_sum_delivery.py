@@ -1,0 +1,73 @@
+"""A sum is brought to each fellow until it has it; who is behind is waited for, and only what is in a sum speaks against it."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.ids import PeerId
+from protocol.pipeline.lane_messages import Refusal
+from protocol.pipeline.sum_delivery import (
+    LAGGARD_WITHIN_S,
+    SUM_TRIES,
+    SumDelivery,
+    answered,
+    asked,
+    is_with_all,
+    served_by,
+    unanswered,
+)
+
+A, B = PeerId("a"), PeerId("b")
+FRESH = SumDelivery(0.0)
+
+
+def test_a_sum_is_brought_to_each_fellow_once_however_often_it_is_asked_for() -> None:
+    state, to = asked(FRESH, (A, B), 0.0)
+    assert to == (A, B)
+    state, to = asked(state, (A, B), 1.0)
+    assert to == ()
+    state = answered(state, A, None)
+    assert not is_with_all(state, (A, B), 1.0)
+    state = answered(state, B, None)
+    assert is_with_all(state, (A, B), 1.0)
+    assert asked(state, (A, B), 2.0)[1] == ()
+
+
+def test_who_comes_meanwhile_is_brought_it_alone_and_who_left_and_came_again_once_more() -> None:
+    state = answered(asked(FRESH, (A,), 0.0)[0], A, None)
+    assert not is_with_all(state, (A, B), 0.0)
+    assert asked(state, (A, B), 0.0)[1] == (B,)
+    assert asked(served_by(served_by(state, (B,)), (A, B)), (A, B), 0.0)[1] == (A, B)
+
+
+@pytest.mark.parametrize("refusal", [Refusal.NOT_YET, Refusal.OTHER])
+def test_a_fellow_that_is_behind_is_brought_it_again_within_the_deadline_and_then_gone_without(
+    refusal: Refusal,
+) -> None:
+    state = answered(asked(FRESH, (A, B), 0.0)[0], A, None)
+    for now_s in (1.0, 6.0, LAGGARD_WITHIN_S - 1.0):
+        state = answered(state, B, refusal)
+        assert not is_with_all(state, (A, B), now_s)
+        state, to = asked(state, (A, B), now_s)
+        assert to == (B,)
+        assert not is_with_all(state, (A, B), LAGGARD_WITHIN_S + 1.0)  # it may be taking it just now
+    state = answered(state, B, refusal)
+    assert not state.is_no_good
+    assert is_with_all(state, (A, B), LAGGARD_WITHIN_S)
+    assert asked(state, (A, B), LAGGARD_WITHIN_S)[1] == ()
+
+
+def test_a_sum_that_is_refused_for_what_is_in_it_is_brought_again_and_in_the_end_no_good() -> None:
+    state = FRESH
+    for number in range(SUM_TRIES):
+        assert not state.is_no_good
+        state, to = asked(state, (A,), float(number))
+        assert to == (A,)
+        state = answered(state, A, Refusal.CONTENT)
+        assert not is_with_all(state, (A,), LAGGARD_WITHIN_S + 1.0)
+    assert state.is_no_good
+
+
+def test_where_the_way_to_a_fellow_broke_it_is_brought_once_more() -> None:
+    state = unanswered(asked(FRESH, (A,), 0.0)[0], A)
+    assert asked(state, (A,), 1.0)[1] == (A,)
