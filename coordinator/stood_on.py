@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from protocol.ids import CommitId
+from protocol.ids import HASH_BYTES, CommitId
 from protocol.rounds.lineage import CommitTree, best_head, best_stood_on
 
 PATIENCE_S: Final = 60.0
@@ -53,6 +53,21 @@ def looked_at(before: StoodOn, tree: CommitTree, heads: frozenset[CommitId], now
         looked = _lost(before, tree, known, now_s, is_proven=known == heads)
     is_over = looked.lost_since_s is not None and now_s - looked.lost_since_s >= PATIENCE_S
     return replace(looked, counted=looked.heads if is_over else frozenset())
+
+
+def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float) -> StoodOn:
+    """As a former process of the host left it: what counted then, and what came after it, counts until somebody stands elsewhere."""
+    return StoodOn(tree, counted, now_s - PATIENCE_S, counted=counted) if counted else StoodOn()
+
+
+def to_bytes(counted: frozenset[CommitId]) -> bytes:
+    """As the ledger keeps it."""
+    return b"".join(sorted(counted))
+
+
+def of_bytes(kept: bytes) -> frozenset[CommitId]:
+    """What `to_bytes` made."""
+    return frozenset(CommitId(kept[at : at + HASH_BYTES]) for at in range(0, len(kept), HASH_BYTES))
 
 
 def _is_lost_now(before: StoodOn, tree: CommitTree, known: frozenset[CommitId]) -> bool:
