@@ -215,6 +215,8 @@ class Pursuer:
     async def _tidy_brought(self) -> None:
         """The head has moved: what was brought of other lineages goes, unless it is to be followed still."""
         state = self._state()
+        if self._spine_beside is not None and self.beside(self._spine_beside) is None:
+            self._beside = None  # a whole state is in it
         waiting = [prepared.path[-1] for prepared in (self._prepared, self._beside) if prepared is not None]
 
         def is_wanted(path: Path) -> bool:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +39,7 @@ from tests.averaging.rounds.service_world import (
     tell,
     until,
 )
+from tests.protocol.rounds.made_commits import made_spine
 
 Clock = trio.testing.MockClock
 
@@ -558,6 +561,28 @@ async def test_what_was_brought_of_a_lineage_that_is_to_be_followed_still_stays_
         assert _on_disk(scene.party, names), "it is about to be flipped to"
         await fork.assert_switched()
         assert _on_disk(scene.party, names)
+
+
+async def test_what_was_prepared_to_follow_the_spine_is_held_until_it_is_not_to_be_followed_any_more(
+    autojump_clock: Clock,
+) -> None:
+    async with _fork(2) as fork:
+        scene, spine = fork.scene, made_spine()
+        there = spine.at(spine.left)
+        tree = tree_of(fork.agreed.link).add_all((c.link, c.certificate) for c in (fork.ours, *fork.theirs))
+        scene.bench.state = replace(scene.bench.state, link=fork.ours.link, tree=tree)
+        await scene.pursuer.prepare_beside(there, ())
+        await _go_on(fork, 70)
+        prepared = scene.pursuer.beside(there)
+        assert prepared is not None, "our next commit changes nothing"
+        held, prepared = weakref.ref(prepared), None
+        names = [part.result_hash.hex() for commit in fork.theirs for part in commit.record.slices]
+        assert _on_disk(scene.party, names)
+        scene.bench.state = replace(scene.bench.state, tree=tree_of(fork.agreed.link))
+        await _go_on(fork, 71)
+        gc.collect()
+        assert held() is None, "a whole state is in it"
+        assert not _on_disk(scene.party, names)
 
 
 def _lose_results(fork: Fork, commit: MadeCommit) -> None:
