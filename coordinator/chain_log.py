@@ -272,6 +272,13 @@ class ChainLog:
         self._head = self._tree.nodes[self._best(self._tree, ())].link
         return self._head is not before
 
+    def with_later(self, commits: frozenset[CommitId]) -> frozenset[CommitId]:
+        """Those of these commits that may be followed, and all that comes after them."""
+        tree, known = self._tree, commits & self._tree.nodes.keys()
+        return frozenset(
+            commit for commit in tree.nodes if any(tree.path(first, commit) is not None for first in known)
+        )
+
     def _best(self, tree: CommitTree, new: Sequence[Verified]) -> CommitId:
         counted = self._counted & tree.nodes.keys()
         if not counted:

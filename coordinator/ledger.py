@@ -27,6 +27,9 @@ LEDGER_FILE: Final = "ledger.sqlite3"
 START_RECORD: Final = "start record"
 """The name under which the sealed start record is kept."""
 
+COUNTED_COMMITS: Final = "counted commits"
+"""The name under which the only commits that count are kept, one id behind the other; none where all do."""
+
 SCHEMA_VERSION: Final = 3
 _BUSY_TIMEOUT_S: Final = 5.0
 

@@ -7,14 +7,19 @@ on from, and wait for a last checkpoint that nobody can give, while the peers go
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from protocol.ids import CommitId
+from protocol.ids import HASH_BYTES, CommitId
 from protocol.rounds.lineage import CommitTree, best_head, best_stood_on
 
 PATIENCE_S: Final = 60.0
 """As long as its holders may be restarting, or be cut off from the host alone."""
+
+UNPROVEN_S: Final = 240.0
+"""How long heads that nobody has shown may hold that patience up: an honest peer's commits come with its next reports, and a claim
+that stays a claim does not keep the host on a lost lineage for ever.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +29,60 @@ class StoodOn:
     Attributes:
         tree, heads: what it is of.
         lost_since_s: since when nobody has stood on the preferred lineage while somebody stood on another; None where that is not so.
+        unproven_since_s: since when only heads that nobody has shown speak against that; None where none do.
         counted: with what lies behind them, the only commits that count now; none where all do.
     """
 
     tree: CommitTree | None = None
     heads: frozenset[CommitId] = frozenset()
     lost_since_s: float | None = None
+    unproven_since_s: float | None = None
     counted: frozenset[CommitId] = frozenset()
 
 
 def looked_at(before: StoodOn, tree: CommitTree, heads: frozenset[CommitId], now_s: float) -> StoodOn:
-    """`heads`: where live peers say that they stand. Call about once a second. An unknown one may be on the preferred lineage, unless
-    that was lost already; of nobody's standing anywhere nothing follows.
+    """`heads`: where live peers say that they stand. Call about once a second. An unknown one may be on the preferred lineage for a
+    while, unless that was lost already; of nobody's standing anywhere nothing follows.
     """
     known = heads & tree.nodes.keys()
-    is_same = before.tree is tree and before.heads == known
-    if not known or is_same:
-        lost_since_s, known = before.lost_since_s, known or before.heads
-    elif (known == heads or before.lost_since_s is not None) and is_lost(tree, known):
-        lost_since_s = now_s if before.lost_since_s is None else before.lost_since_s
+    if not known:
+        looked = replace(before, tree=tree)
+    elif not _is_lost_now(before, tree, known):
+        looked = StoodOn(tree, known)
     else:
-        lost_since_s = None
-    if lost_since_s is None or now_s - lost_since_s < PATIENCE_S:
-        return StoodOn(tree, known, lost_since_s)
-    return StoodOn(tree, known, lost_since_s, known)
+        looked = _lost(before, tree, known, now_s, is_proven=known == heads)
+    is_over = looked.lost_since_s is not None and now_s - looked.lost_since_s >= PATIENCE_S
+    return replace(looked, counted=looked.heads if is_over else frozenset())
+
+
+def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float) -> StoodOn:
+    """As a former process of the host left it: what counted then, and what came after it, counts until somebody stands elsewhere."""
+    return StoodOn(tree, counted, now_s - PATIENCE_S, counted=counted) if counted else StoodOn()
+
+
+def to_bytes(counted: frozenset[CommitId]) -> bytes:
+    """As the ledger keeps it."""
+    return b"".join(sorted(counted))
+
+
+def of_bytes(kept: bytes) -> frozenset[CommitId]:
+    """What `to_bytes` made."""
+    return frozenset(CommitId(kept[at : at + HASH_BYTES]) for at in range(0, len(kept), HASH_BYTES))
+
+
+def _is_lost_now(before: StoodOn, tree: CommitTree, known: frozenset[CommitId]) -> bool:
+    if before.tree is tree and before.heads == known:
+        return before.lost_since_s is not None or before.unproven_since_s is not None
+    return is_lost(tree, known)
+
+
+def _lost(before: StoodOn, tree: CommitTree, known: frozenset[CommitId], now_s: float, *, is_proven: bool) -> StoodOn:
+    if before.lost_since_s is not None:
+        return StoodOn(tree, known, before.lost_since_s)
+    unproven_since_s = now_s if before.unproven_since_s is None else before.unproven_since_s
+    if is_proven or now_s - unproven_since_s >= UNPROVEN_S:
+        return StoodOn(tree, known, now_s)
+    return StoodOn(tree, known, None, unproven_since_s)
 
 
 def is_lost(tree: CommitTree, heads: frozenset[CommitId]) -> bool:

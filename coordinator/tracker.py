@@ -17,7 +17,7 @@ import trio
 from coordinator import run_core
 from coordinator.chain_log import MAX_ON_BASE, Accepted, ChainLog, Growth, Refused
 from coordinator.heldout_core import heldout_points
-from coordinator.ledger import START_RECORD, CheckpointRow, CommitRow, LossPoint
+from coordinator.ledger import COUNTED_COMMITS, START_RECORD, CheckpointRow, CommitRow, LossPoint
 from coordinator.restart import Restart, restart_sentence, stand_of, was_nothing_lost
 from coordinator.run_core import AnnounceFinished, Phase, RunRules, RunState, SignStart
 from coordinator.run_view import (
@@ -30,7 +30,7 @@ from coordinator.run_view import (
     live_peers,
     mean_train_loss,
 )
-from coordinator.stood_on import StoodOn, looked_at
+from coordinator.stood_on import StoodOn, looked_at, of_bytes, restored, to_bytes
 from coordinator.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
 from coordinator.unit_keeper_core import UnitLook, unit_looks
 from coordinator.unit_watch import UnitWatch
@@ -137,9 +137,10 @@ class RunTracker:
     async def restore(self) -> None:
         """Read everything back from the ledger."""
         spine = self._run.spine
-        start, commits, points, checkpoints, bans = await self._ledger.run(
+        start, counted, commits, points, checkpoints, bans = await self._ledger.run(
             lambda ledger: (
                 ledger.get(START_RECORD),
+                ledger.get(COUNTED_COMMITS),
                 ledger.commits(spine),
                 ledger.loss_points(),
                 ledger.checkpoints(),
@@ -154,6 +155,8 @@ class RunTracker:
         chain = await self._begin(start)
         unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
         self._note_unlinked(unlinked, commits)
+        self._stood_on = restored(chain.tree, chain.with_later(of_bytes(counted or b"")), self._clock.monotonic_s())
+        chain.count(self._stood_on.counted)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
         lineage = dict(chain.behind(chain.head.commit))
@@ -198,11 +201,16 @@ class RunTracker:
         if chain is None:
             return
         heads = (self._peers[peer].report.head for peer in live_peers(self._peers, now_s))
-        before, self._stood_on = (
-            self._stood_on,
-            looked_at(self._stood_on, chain.tree, frozenset(heads) - {NO_COMMIT}, now_s),
-        )
-        if self._stood_on.counted != before.counted and chain.count(self._stood_on.counted):
+        before = self._stood_on
+        looked = looked_at(before, chain.tree, frozenset(heads) - {NO_COMMIT}, now_s)
+        if looked.counted != before.counted:
+            try:
+                await self._ledger.run(lambda ledger: ledger.put(COUNTED_COMMITS, to_bytes(looked.counted)))
+            except PotluckError as error:
+                _log.warning("lineage_not_changed", reason=error.one_line())
+                return  # it is looked at anew with the next tick
+        self._stood_on = looked
+        if looked.counted != before.counted and chain.count(looked.counted):
             _log.warning("lineage_changed", index=chain.head.index, reason="where live peers stand has changed")
             await self._follow_head(chain)
 

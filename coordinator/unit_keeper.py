@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -17,7 +18,7 @@ import trio
 from averaging.rounds.trailing import trail
 from averaging.rounds.transfer import TransferService, read_request
 from averaging.unit_log import LOG_NAME
-from coordinator.unit_keeper_core import UnitLook, next_visit
+from coordinator.unit_keeper_core import UnitLook, is_lost, next_visit, stands_apart, still_apart
 from protocol.coordination import NO_COMMIT
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName, short
@@ -113,6 +114,9 @@ class UnitKeeper:
         self._every_rounds = every_rounds
         self._kept: dict[UnitName, _Kept] = {}
         self._rests_until_s: dict[UnitName, float] = {}
+        self._apart_since_s: dict[UnitName, float] = {}
+        """Since when each unit's holders have been found on another lineage, which is not preferred to what is kept."""
+
         self._opens = {unit: trio.Lock() for unit in places}
         """Held while a unit's files are opened, which tidies them, or change."""
 
@@ -125,7 +129,9 @@ class UnitKeeper:
         await self._restore()
         while True:
             now_s = trio.current_time()
-            looks = [look for look in self._view.looks() if self._rests_until_s.get(look.unit, 0.0) <= now_s]
+            everything = self._view.looks()
+            self._apart_since_s = still_apart(self._apart_since_s, everything, self._has)
+            looks = [look for look in everything if self._rests_until_s.get(look.unit, 0.0) <= now_s]
             look = next_visit(looks, self._rounds, self._every_rounds, self._elsewhere(looks))
             if look is None:
                 await trio.sleep(_LOOK_EVERY_S)
@@ -138,8 +144,11 @@ class UnitKeeper:
 
     def _elsewhere(self, looks: Sequence[UnitLook]) -> frozenset[UnitName]:
         """The units whose holders stand on a commit that is not of the lineage that is kept."""
-        found = [(look, self._kept.get(look.unit)) for look in looks]
-        return frozenset(look.unit for look, kept in found if kept is not None and not kept.has(look.commit))
+        return frozenset(look.unit for look in looks if not self._has(look.unit, look.commit))
+
+    def _has(self, unit: UnitName, commit: CommitId) -> bool:
+        kept = self._kept.get(unit)
+        return kept is None or kept.has(commit)
 
     async def _restore(self) -> None:
         while not self._view.looks():
@@ -187,10 +196,15 @@ class UnitKeeper:
             chain = await self._opened(place)
         await self._view.reach(look.holders)
         before = chain.head.commit
+        apart, now_s = self._apart_since_s, trio.current_time()
+        lost = is_lost(apart.get(look.unit), now_s)
+        bring = partial(trail, self._network, chain, look.holders, may_leave=True, is_lost=lost)
         try:
             for _ in range(_WAYS):
-                if not await trail(self._network, chain, look.holders, may_leave=True, spine=self._view.spine()):
+                if not await bring(spine=self._view.spine()):
                     break
+            if chain.head.commit == before and stands_apart(look, self._has):
+                apart.setdefault(look.unit, now_s)
         finally:
             if chain.head.index:
                 self._note(chain)

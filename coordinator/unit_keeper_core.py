@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.stood_on import PATIENCE_S
 from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.reports import PeerReport, UnitStanding
@@ -12,14 +13,15 @@ from protocol.reports import PeerReport, UnitStanding
 
 @dataclass(frozen=True, slots=True)
 class UnitLook:
-    """A unit as its live holders tell of it: the newest round of any of them, who they are, whoever is furthest first, and the commit
-    whose state that one told of.
+    """A unit as its live holders tell of it: the newest round of any of them, who they are, whoever is furthest first, the commit
+    whose state that one told of, and those whose states any of them told of.
     """
 
     unit: UnitName
     index: int
     holders: tuple[PeerId, ...]
     commit: CommitId = NO_COMMIT
+    standing: frozenset[CommitId] = frozenset()
 
 
 def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
@@ -43,7 +45,7 @@ def look_of(unit: UnitName, told: Mapping[PeerId, int], commits: Mapping[PeerId,
     """A unit whose live holders tell of these rounds and commits."""
     holders = tuple(sorted(told, key=lambda peer: (-told[peer], peer)))
     commit = commits[holders[0]] if holders else NO_COMMIT
-    return UnitLook(unit, max(told.values(), default=0), holders, commit)
+    return UnitLook(unit, max(told.values(), default=0), holders, commit, frozenset(commits.values()))
 
 
 def next_visit(
@@ -65,6 +67,26 @@ def next_visit(
     due = [look for look in looks if ahead.get(look.unit, 0) >= (every_rounds if len(look.holders) > 1 else 1)]
     apart = [look for look in looks if look.unit in elsewhere and ahead.get(look.unit, 1) <= 0]
     return max([*due, *apart], key=lambda look: (ahead[look.unit], -len(look.holders)), default=None)
+
+
+def stands_apart(look: UnitLook, has: Callable[[UnitName, CommitId], bool]) -> bool:
+    """Whether a unit has live holders and none of them stands on what is kept. `has`: whether a commit is of the kept lineage."""
+    return bool(look.holders) and not any(has(look.unit, commit) for commit in look.standing)
+
+
+def still_apart(
+    before: Mapping[UnitName, float], looks: Sequence[UnitLook], has: Callable[[UnitName, CommitId], bool]
+) -> dict[UnitName, float]:
+    """Of the units whose holders were found on another lineage than the kept one, and since when, those of which no holder is on it
+    again. That nobody holds one says nothing about it.
+    """
+    back = {look.unit for look in looks if look.holders and not stands_apart(look, has)}
+    return {unit: since_s for unit, since_s in before.items() if unit not in back}
+
+
+def is_lost(apart_since_s: float | None, now_s: float) -> bool:
+    """Whether no live holder has stood on what is kept for so long that it is nobody's restart: the holders' lineage is followed."""
+    return apart_since_s is not None and now_s - apart_since_s >= PATIENCE_S
 
 
 def frozen_sentence(index: int, kept_index: int) -> str:

@@ -14,22 +14,22 @@ from typing import Final
 import structlog
 import trio
 
-from averaging.network.seams import Clock, Network, Offload, Publish, Stream, TookReply
+from averaging.network.seams import Clock, Network, Offload, Publish, Stream
 from averaging.rounds.beats import BeatMemory, OwnBeat, own_beat
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.head_vector import HeadVector, Mover, unit_move
+from averaging.rounds.inbox import Inbox
 from averaging.rounds.lending import Lender, LenderTools, UnitShape
+from averaging.rounds.outbox import ROUND_CHANNEL, Outbox
 from averaging.rounds.round_tools import IsMember, Seal, Tasks, is_gone
 from averaging.rounds.service import RoundService
 from averaging.rounds.spine_follower import SpineFollower, SpineMove
 from averaging.rounds.transfer import FETCH_CHANNEL, FRAME_WITHIN_S, read_request
 from averaging.rounds.unit import PreparedSwitch, UnitChain
-from protocol.envelope import ReplayGuard, open_envelope
-from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
+from protocol.errors import PeerUnreachable, PotluckError, RemoteProtocolError, TransportError
 from protocol.identity import Verifier
 from protocol.ids import CommitId, PeerId, RunId, UnitName, short
 from protocol.rounds import cadence
-from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.events import Event, MessageArrived, PeerLost, PeersListed
 from protocol.rounds.leading import leads
 from protocol.rounds.lineage import SpineView
@@ -48,16 +48,14 @@ from protocol.rounds.orders import SendHeartbeat
 from protocol.rounds.requests import ExchangeHello, FetchCommits, FetchRequest, FetchResult
 from protocol.rounds.short_beat import SAY_WHOLE
 from protocol.rounds.state import OpenRound
-from protocol.rounds.views import own_head, silent_members
-from protocol.wire import decode_body, decode_message, decode_record, encode_message
+from protocol.rounds.views import is_due_or_open, own_head, silent_members
+from protocol.wire import decode_body, decode_record, encode_message
 
 log = structlog.get_logger()
 
-ROUND_CHANNEL: Final = "round"
 BEAT_CHANNEL: Final = "beat"
 """Short heartbeats (protocol/rounds/short_beat.py)."""
 
-CALL_WITHIN_S: Final = 2.0
 BEAT_WITHIN_S: Final = 6.0
 """Of a heartbeat: a late answer is a sign of life, too. Behind bulk on a line of 1 Mbit/s it takes 1 to 3 s, and two come a second."""
 SAY_AGAIN_AFTER_S: Final = (0.25, 0.5, 1.0, 2.0)
@@ -102,7 +100,8 @@ class PeerRounds:
         self._by_name: tuple[RoundService, ...] = ()
         self._spine: SpineView | None = None if follower is None else follower.view
         self._tasks = Tasks(tools.publish)
-        self._replays = ReplayGuard()
+        self._outbox = Outbox(tools.network, self._tasks, tools.is_banned, self._lose)
+        self._inbox = Inbox(run_id, verifier, tools.clock, self._take)
         self._beats: dict[PeerId, tuple[float, UnitName]] = {}
         self._memory = BeatMemory()
         self._own_beat: OwnBeat | None = None
@@ -186,11 +185,22 @@ class PeerRounds:
         elif others and isinstance(message, Heartbeat):
             self._tasks.spawn(self._say_whole, others, message, raw)
         elif others:
-            self._tasks.spawn(self._deliver, others, raw)
+            self._tasks.spawn(self._bring, others, message, raw)
 
     async def send_and_wait(self, to: tuple[PeerId, ...], message: RoundMessage) -> None:
         """As `send`, until everybody has it or cannot be reached."""
-        await self._tasks.guarded(self._deliver, to, await self._tools.seal(encode_message(message)))
+        await self._tasks.guarded(self._bring, to, message, await self._tools.seal(encode_message(message)))
+
+    async def _bring(self, to: tuple[PeerId, ...], message: RoundMessage, raw: bytes) -> None:
+        await self._outbox.deliver(to, raw, self._took, gathers=self._meets(message))
+
+    def _meets(self, message: RoundMessage) -> bool:
+        """Whether another unit may have something for the same peers now: its round is due or open here, or all say goodbye."""
+        if isinstance(message, Heartbeat) or len(self._services) == 1:
+            return False
+        if isinstance(message, Leave):
+            return True
+        return any(is_due_or_open(each.state) for each in self._by_name if each.unit != message.unit)
 
     async def send_heartbeat(self, unit: UnitName, order: SendHeartbeat) -> None:
         """Tell these peers where all units stand, unless that was just done for another unit."""
@@ -221,7 +231,7 @@ class PeerRounds:
                     self._memory.taken(peer, beat)
                 await self._took(peer, reply)
 
-        await self._deliver(to, raw, took, channel=BEAT_CHANNEL, within_s=BEAT_WITHIN_S)
+        await self._outbox.deliver(to, raw, took, channel=BEAT_CHANNEL, within_s=BEAT_WITHIN_S)
 
     async def _say_whole(self, to: tuple[PeerId, ...], heartbeat: Heartbeat, raw: bytes) -> None:
         beat = own_beat(heartbeat, self._own_beat)
@@ -231,7 +241,7 @@ class PeerRounds:
                 self._memory.taken(peer, beat)
             await self._took(peer, reply)
 
-        await self._deliver(to, raw, took, within_s=BEAT_WITHIN_S)
+        await self._outbox.deliver(to, raw, took, within_s=BEAT_WITHIN_S)
 
     def _was_told(self, peer: PeerId, unit: UnitName, now_s: float) -> bool:
         at_s, by = self._beats.get(peer, (-1e9, unit))
@@ -269,7 +279,7 @@ class PeerRounds:
                 missed.append(peer)
             await self._took(peer, reply)
 
-        await self._deliver(to, raw, took)
+        await self._outbox.deliver(to, raw, took, gathers=self._meets(message))
         for pause_s in SAY_AGAIN_AFTER_S:
             if not missed:
                 return
@@ -277,34 +287,11 @@ class PeerRounds:
             if not leads(self._services[message.unit].state, message.ballot):
                 return
             again, missed[:] = tuple(missed), ()
-            await self._deliver(again, await self._tools.seal(encode_message(message)), took)
+            raw = await self._tools.seal(encode_message(message))
+            await self._outbox.deliver(again, raw, took, gathers=self._meets(message))
 
-    async def _deliver(
-        self,
-        to: tuple[PeerId, ...],
-        raw: bytes,
-        took: TookReply | None = None,
-        channel: str = ROUND_CHANNEL,
-        within_s: float = CALL_WITHIN_S,
-    ) -> None:
-        """Bring a message; once more where the connection broke: a dead process refuses that, a living one may say it is repeated."""
-        banned = [peer for peer in to if self._tools.is_banned(peer)]
-        for peer in banned:
-            # Its answers would keep it alive for us, and a quorum would be waited for that its refused votes can never make.
-            await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
-        others = [peer for peer in to if peer not in banned]
-        took_it = took or self._took
-        call_each = partial(self._tools.network.call_each, timeout_s=within_s)
-
-        async with trio.open_nursery() as nursery:
-
-            async def took_once(peer: PeerId, reply: bytes | PotluckError) -> None:
-                if isinstance(reply, ConnectionReset):
-                    nursery.start_soon(partial(call_each, (peer,), channel, raw, took=took_it))
-                else:
-                    await took_it(peer, reply)
-
-            await call_each(others, channel, raw, took=took_once)
+    async def _lose(self, peer: PeerId) -> None:
+        await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
 
     async def _took(self, peer: PeerId, reply: bytes | PotluckError) -> None:
         """What came of one message of ours. A connection that broke twice is no death: a process that is gone refuses the second."""
@@ -312,7 +299,7 @@ class PeerRounds:
             self._memory.not_taken(peer)
         if is_gone(reply):
             log.info("peer_gone", peer=short(peer), reason=reply.one_line())
-            await self._tell_all(PeerLost(peer, self._tools.clock.monotonic_s()))
+            await self._lose(peer)
         elif isinstance(reply, PotluckError):
             log.debug("not_delivered", to=short(peer), reason=reply.one_line())
         else:
@@ -323,23 +310,12 @@ class PeerRounds:
 
     async def _on_call(self, sender: PeerId, request: bytes) -> bytes:
         await self._check_member(sender)
-        now_ms = int(self._tools.clock.unix_s() * 1000)
-        envelope = open_envelope(
-            request, verifier=self._verifier, domain=ROUND_DOMAIN, run_id=self._run_id, now_unix_ms=now_ms
-        )
-        if envelope.sender != sender:
-            raise RemoteProtocolError(f"a message of {short(envelope.sender)} from {short(sender)}", "its own messages")
-        if not self._replays.admit(envelope):
-            raise RemoteProtocolError(
-                f"a repeated message of {short(sender)}", "a new sequence number", "it was ignored"
-            )
-        message = decode_message(envelope.payload)
-        if isinstance(message, Heartbeat | Leave) and message.member.peer != sender:
-            raise RemoteProtocolError("a heartbeat in another's name", "the sender's own")
+        return await self._inbox.answer(sender, request)
+
+    async def _take(self, sender: PeerId, message: RoundMessage, raw: bytes) -> None:
         if isinstance(message, Heartbeat):
             self._memory.heard(sender, message)
-        await self._route(sender, message, request)
-        return b""
+        await self._route(sender, message, raw)
 
     async def _on_short_beat(self, sender: PeerId, request: bytes) -> bytes:
         await self._check_member(sender)

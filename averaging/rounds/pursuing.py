@@ -13,6 +13,7 @@ import torch
 import trio
 
 from averaging.rounds.adopting import Adopter
+from averaging.rounds.brought import Brought, Path
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.download import DownloadProgress, download_state, download_tools
 from averaging.rounds.gathering import Gatherer
@@ -26,7 +27,7 @@ from protocol.ids import CommitId, PeerId, short
 from protocol.rounds.chain import ChainLink, attested_roots
 from protocol.rounds.events import Applied, CommitsFetched, CommitStalled, Switched, SwitchFailed, SwitchPrepared
 from protocol.rounds.following import would_switch
-from protocol.rounds.lineage import SpineView, TreeNode, known_commits
+from protocol.rounds.lineage import SpineView, TreeNode, best_head, known_commits
 from protocol.rounds.messages import CommitRecord
 from protocol.rounds.orders import CatchUp, Commit, PrepareSwitch, Switch
 from protocol.rounds.state import OpenRound, RoundState
@@ -76,6 +77,10 @@ class Pursuer:
         self._state = state
         self._prepared: PreparedSwitch | None = None
         self._beside: PreparedSwitch | None = None
+        self._spine_beside: SpineView | None = None
+        """Where the spine was about to go when it asked last what this unit needs there."""
+
+        self._brought = Brought(chain.tools.log)
         self._leaving: _Left | None = None
         self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
         """What is being brought here, by its last commit: from which fork."""
@@ -112,6 +117,7 @@ class Pursuer:
         await self._tell(Applied(link, action.certificate, root, self._chain.votes_on(link.commit)))
         self._tools.publish("committed", MappingProxyType({"link": link, "certificate": action.certificate}))
         await self._chain.keep()
+        await self._tidy_brought()
 
     def _tell_refusal(self, task: str, error: PotluckError) -> None:
         """The machine tries again by itself; that our disk refuses is for its owner to know."""
@@ -199,11 +205,26 @@ class Pursuer:
     async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
         fork_state = await chain.state_at(action.fork)
-        state, rest = await self._begin(action, fork_state, is_wanted)
-        if not await self._gather_all(action, rest, is_wanted):
-            return None
-        state = await chain.replay(state, rest)
-        return await chain.prepared(action.fork, action.path, fork_state, state)
+        with self._brought.bringing(action.path):
+            state, rest = await self._begin(action, fork_state, is_wanted)
+            if not await self._gather_all(action, rest, is_wanted):
+                return None
+            state = await chain.replay(state, rest)
+            return await chain.prepared(action.fork, action.path, fork_state, state)
+
+    async def _tidy_brought(self) -> None:
+        """The head has moved: what was brought of other lineages goes, unless it is to be followed still."""
+        state = self._state()
+        if self._spine_beside is not None and self.beside(self._spine_beside) is None:
+            self._beside = None  # a whole state is in it
+        waiting = [prepared.path[-1] for prepared in (self._prepared, self._beside) if prepared is not None]
+
+        def is_wanted(path: Path) -> bool:
+            first, spines = path[0].link.commit, {id(view): view for view in (state.spine, self._spine_beside)}
+            preferred = (best_head(state.tree, spine=view) for view in spines.values())
+            return path[-1] in waiting or any(state.tree.path(first, target) is not None for target in preferred)
+
+        await self._brought.tidy(self._chain.links, is_wanted)
 
     async def _begin(
         self, action: PrepareSwitch, fork_state: UnitState | None, is_wanted: Callable[[], bool]
@@ -308,6 +329,7 @@ class Pursuer:
         await self._adopter.switch(left.prepared, list(left.lost), left.anchor_N)
         await self._tell(Switched(chain.head, chain.root, open_round))
         self._tools.publish("switched", MappingProxyType({"path": left.prepared.path, "lost": left.lost}))
+        await self._tidy_brought()
 
     # --- beside the spine -----------------------------------------------------------------------------------------------------
 
@@ -326,7 +348,7 @@ class Pursuer:
         """Bring what this unit needs to follow the spine to another lineage here. What cannot be had is left for later: then the
         unit stays where it is when the spine moves, and follows by itself once it can.
         """
-        self._beside = None
+        self._beside, self._spine_beside = None, spine
         plan = would_switch(self._state(), spine)
         if plan is None:
             return

@@ -147,13 +147,14 @@ class Tasks:
         try:
             await function(*args)
         except* PotluckError as group:
-            for error in _leaves(group):
+            for error in leaves(group):
                 log.warning("task_failed", task=function.__name__, reason=error.one_line())
                 tell_failure(self._publish, function.__name__, error)
 
 
-def _leaves(group: BaseExceptionGroup[PotluckError]) -> list[PotluckError]:
+def leaves(group: BaseExceptionGroup[PotluckError]) -> list[PotluckError]:
+    """The errors that nurseries wrapped, however often."""
     found: list[PotluckError] = []
     for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        found.extend(leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found

@@ -53,7 +53,13 @@ class _Way:
 
 
 async def trail(
-    network: Network, chain: UnitChain, donors: Sequence[PeerId], *, may_leave: bool, spine: SpineView | None = None
+    network: Network,
+    chain: UnitChain,
+    donors: Sequence[PeerId],
+    *,
+    may_leave: bool,
+    spine: SpineView | None = None,
+    is_lost: bool = False,
 ) -> bool:
     """Come to where the first donor stands that has anything new; True where our head has moved.
 
@@ -63,6 +69,7 @@ async def trail(
         may_leave: whether commits of ours may be given up where the donor's lineage is the one to follow (rules 22 and 23); else
             nothing is done where it is on another.
         spine: as it is followed here, which decides at a fork before the work does; None where there is no word of it.
+        is_lost: whether nobody who could go on from what is here is left: the donors' lineage is the one to follow then.
 
     Raises:
         StorageError: our disk did not take it; what came before is there.
@@ -80,7 +87,9 @@ async def trail(
         except trio.TooSlowError:
             failed = UnreachableError(f"{short(donor)} took too long over its commits", "a faster donor")
         else:
-            if way is None or not (way.fork == chain.head.commit or (may_leave and _is_better(chain, way, spine))):
+            if way is None:
+                continue
+            if way.fork != chain.head.commit and not (may_leave and (is_lost or _is_better(chain, way, spine))):
                 continue
             await _Trail(network, chain, (donor, *(other for other in donors if other != donor))).go(way)
             return True

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.chain_log import ChainLog
-from coordinator.stood_on import PATIENCE_S, StoodOn, looked_at
+from coordinator.stood_on import PATIENCE_S, UNPROVEN_S, StoodOn, looked_at, of_bytes, restored, to_bytes
 from protocol.ids import CommitId
 from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain
 
@@ -73,3 +73,39 @@ def test_what_comes_after_the_lineage_that_counts_is_followed_and_what_comes_bes
     sides.other.commit((10, 10, 10))
     assert sides.log.add(sides.log.verify(sides.other.certificates).new)
     assert sides.log.head.commit == sides.other.head[0]
+
+
+def test_a_head_that_nobody_ever_shows_holds_the_host_up_for_minutes_and_not_for_ever() -> None:
+    sides = _sides()
+    other, looked = sides.other.head[0], StoodOn()
+    for second in range(int(UNPROVEN_S + PATIENCE_S) + 2):
+        assert looked.counted == frozenset() or second > UNPROVEN_S + PATIENCE_S
+        made_up = CommitId(second.to_bytes(32, "big"))  # another one with each report
+        looked = sides.looked(looked, other, made_up, after_s=float(second))
+    assert looked.counted == {other}
+    back = sides.looked(looked, other, sides.preferred.head[0], after_s=1001.0)
+    assert back.counted == frozenset()
+
+
+def test_who_is_known_again_on_the_preferred_lineage_ends_the_wait_for_what_nobody_shows() -> None:
+    sides = _sides()
+    other, unknown = sides.other.head[0], CommitId(b"?" * 32)
+    looked = sides.looked(StoodOn(), other, unknown, after_s=0.0)
+    looked = sides.looked(looked, other, sides.preferred.head[0], after_s=UNPROVEN_S - 1.0)
+    for second in (UNPROVEN_S, UNPROVEN_S + PATIENCE_S + 1.0):
+        looked = sides.looked(looked, other, unknown, after_s=second)
+        assert looked.counted == frozenset()
+
+
+def test_what_counted_before_a_restart_counts_with_what_came_after_it_until_somebody_stands_elsewhere() -> None:
+    sides = _sides()
+    older, other, preferred = sides.other.commits[1][0], sides.other.head[0], sides.preferred.head[0]
+    counted = sides.log.with_later(of_bytes(to_bytes(frozenset({older, CommitId(b"?" * 32)}))))
+    assert counted == {older, *(commit for commit, _, _ in sides.other.commits[2:])}
+    looked = restored(sides.log.tree, counted, 1.0)
+    assert sides.log.count(looked.counted)
+    assert sides.log.head.commit == other
+    assert sides.looked(looked, after_s=2.0).counted == counted, "that nobody is there yet says nothing"
+    assert sides.looked(looked, other, after_s=2.0).counted == {other}
+    assert sides.looked(looked, other, preferred, after_s=2.0).counted == frozenset()
+    assert restored(sides.log.tree, frozenset(), 1.0) == StoodOn()

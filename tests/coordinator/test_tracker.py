@@ -367,25 +367,68 @@ async def test_survivors_that_redid_the_newest_rounds_as_other_commits_are_told_
         assert host.tracker.picture().restarted == "restarted at round 3; nothing was lost"
 
 
+async def _ended_on_what_is_left(host: HostWorld) -> tuple[Chain, Chain]:
+    """A lineage that is preferred and gone with its holders, and the other one, on which the run has ended."""
+    gone = await _with_commits(host, 1)
+    left = gone.clone()
+    _grown(gone, 4, 80)
+    for _ in range(3):
+        left.commit((112, 112, 112), voters=len(left.members), lone=True)
+    await _hear(host, 0, gone, reports=2, want=2)
+    ended_s = trio.current_time() + 2 * PATIENCE_S
+    while trio.current_time() < ended_s:
+        await _hear(host, 1, left, reports=2, want=2)
+        await host.tracker.tick()
+        await trio.sleep(5.0)
+        is_early = trio.current_time() < PATIENCE_S
+        assert not is_early or host.tracker.state.head == gone.head[0], "its holders may come back"
+    return gone, left
+
+
 async def test_when_a_preferred_lineage_is_gone_with_its_holders_the_host_follows_and_ends_with_who_is_left(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     with open_host(tmp_path) as host:
-        gone = await _with_commits(host, 1)
-        left = gone.clone()
-        _grown(gone, 4, 80)
-        for _ in range(3):
-            left.commit((112, 112, 112), voters=len(left.members), lone=True)
-        await _hear(host, 0, gone, reports=2, want=2)
-        ended_s = trio.current_time() + 2 * PATIENCE_S
-        while trio.current_time() < ended_s:
-            await _hear(host, 1, left, reports=2, want=2)
-            await host.tracker.tick()
-            await trio.sleep(5.0)
-            is_early = trio.current_time() < PATIENCE_S
-            assert not is_early or host.tracker.state.head == gone.head[0], "its holders may come back"
+        _, left = await _ended_on_what_is_left(host)
         assert (host.tracker.state.head, host.tracker.state.phase) == (left.head[0], Phase.FINISHED)
         assert host.tracker.picture().rounds[-1].row.index == left.head[1]
+
+
+async def test_a_run_that_ended_with_who_was_left_is_still_over_when_its_host_starts_again_and_nobody_comes(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    with open_host(tmp_path) as host:
+        gone, left = await _ended_on_what_is_left(host)
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        for _ in range(3):
+            await host.tracker.tick()
+            assert (host.tracker.state.head, host.tracker.state.phase) == (left.head[0], Phase.FINISHED)
+        await _hear(host, 0, gone, reports=2, want=2)
+        await host.tracker.tick()
+        assert host.tracker.state.head == gone.head[0], "a holder of the preferred lineage is back"
+    with open_host(tmp_path) as host:
+        await host.tracker.restore()
+        assert host.tracker.state.head == gone.head[0]
+
+
+async def test_where_the_ledger_cannot_note_that_another_lineage_counts_it_is_tried_again_and_nothing_moves_before(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_host(tmp_path) as host:
+        real, is_full = Ledger.put, True
+
+        def put(ledger: Ledger, name: str, value: bytes) -> None:
+            if is_full:
+                raise StorageError("the ledger could not be used (disk full)", "a writable file")
+            real(ledger, name, value)
+
+        monkeypatch.setattr(Ledger, "put", put)
+        gone, left = await _ended_on_what_is_left(host)
+        assert host.tracker.state.head == gone.head[0]
+        is_full = False
+        await host.tracker.tick()
+        assert host.tracker.state.head == left.head[0]
 
 
 async def test_a_head_that_nobody_has_proven_says_nothing_about_what_was_lost(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import trio
 
@@ -10,9 +12,14 @@ from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.state import state_root
 from averaging.unit_log import LOG_NAME
+from coordinator.stood_on import PATIENCE_S
+from coordinator.unit_keeper import KeeperView, KeptPlace, UnitKeeper
+from coordinator.unit_keeper_core import UnitLook, look_of
 from peer.kept_unit import take_kept
 from protocol.errors import PotluckError
 from protocol.ids import PeerId, UnitName
+from tests.averaging.rounds.round_world import UNIT, open_world
+from tests.averaging.rounds.test_trailing import begin, grow
 from tests.peer.test_snapshot_join import NEWCOMER, new_chain
 from tests.simulation import virtual_time
 from tests.simulation.keeping import KEEPER, SimulatedKeeper
@@ -117,3 +124,46 @@ def test_a_damaged_log_is_fetched_anew_and_strangers_are_given_nothing() -> None
             nursery.cancel_scope.cancel()
 
     virtual_time.run(SEED, tell)
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_lineage_whose_holders_are_gone_is_given_up_after_a_minute_for_the_one_that_is_held() -> None:
+    async with open_world(target_tokens=300) as world, trio.open_nursery() as nursery:
+        light, heavy, keeper = world.parties
+        await begin(light, heavy)
+        await grow(world, [light, heavy], 2)
+        await grow(world, [light], 2, 50)
+        await grow(world, [heavy], 8, 80)
+        live, kept = [heavy, light], dict[UnitName, int]()
+
+        def looks() -> list[UnitLook]:
+            told = {party.peer: party.chain.head.index for party in live}
+            return [look_of(UNIT, told, {party.peer: party.chain.head.commit for party in live})]
+
+        async def chain() -> UnitChain:
+            keeper.boot()
+            return keeper.chain
+
+        async def reach(_peers: Sequence[PeerId]) -> None: ...
+
+        async def is_member(_peer: PeerId) -> bool:
+            return True
+
+        view = KeeperView(looks, is_member, kept.__setitem__, reach)
+        place = KeptPlace(MemoryStorage(keeper.disk), chain)
+        host = UnitKeeper(world.stranger.network, {UNIT: place}, view, 1)
+        nursery.start_soon(host.run)
+        await trio.sleep(10.0)
+        assert kept == {UNIT: heavy.chain.head.index}
+        await trio.sleep(2 * PATIENCE_S)
+        assert kept == {UNIT: heavy.chain.head.index}, "a holder of it is there"
+        heavy.crash()
+        live.remove(heavy)
+        await trio.sleep(PATIENCE_S)
+        assert kept == {UNIT: heavy.chain.head.index}, "it may come back"
+        await trio.sleep(PATIENCE_S)
+        assert kept == {UNIT: light.chain.head.index}
+        await grow(world, [light], 1, 60)
+        await trio.sleep(PATIENCE_S)
+        assert keeper.chain.head == light.chain.head, "what comes after it is kept as ever"
+        nursery.cancel_scope.cancel()

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.unit_keeper_core import UnitLook, frozen_sentence, next_visit, unit_looks
-from protocol.coordination import NO_ROOT
+from coordinator.stood_on import PATIENCE_S
+from coordinator.unit_keeper_core import (
+    UnitLook,
+    frozen_sentence,
+    is_lost,
+    next_visit,
+    stands_apart,
+    still_apart,
+    unit_looks,
+)
+from protocol.coordination import NO_COMMIT, NO_ROOT
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.reports import PeerReport, UnitStanding
 
@@ -19,7 +28,7 @@ def test_the_holders_of_each_expert_are_told_of_whoever_is_furthest_first() -> N
         return PeerReport("training", "", UnitName("trunk"), beside=(standing,))
 
     live = {B: report(FIRST, 2), A: report(FIRST, 2), C: report(FIRST, 5)}
-    newest = UnitLook(FIRST, 5, (C, A, B), CommitId(b"c" * 32))
+    newest = UnitLook(FIRST, 5, (C, A, B), CommitId(b"c" * 32), frozenset({CommitId(b"c" * 32)}))
     assert unit_looks((FIRST, SECOND), live) == (newest, UnitLook(SECOND, 0, ()))
     assert unit_looks((), live) == ()
 
@@ -52,3 +61,21 @@ def test_of_a_frozen_expert_it_is_said_which_rounds_are_lost() -> None:
     assert frozen_sentence(7, 6) == f"{begin}, who gets round 6 from here; round 7 is {lost}"
     assert frozen_sentence(7, 5) == f"{begin}, who gets round 5 from here; rounds 6 to 7 are {lost}"
     assert frozen_sentence(7, 0) == f"{begin}; rounds 1 to 7 are {lost}"
+
+
+def test_what_is_kept_is_lost_when_no_live_holder_has_stood_on_it_for_a_patience() -> None:
+    kept, other = CommitId(b"k" * 32), CommitId(b"o" * 32)
+
+    def has(unit: UnitName, commit: CommitId) -> bool:
+        return (unit, commit) == (FIRST, kept)
+
+    def look(*commits: CommitId) -> UnitLook:
+        return UnitLook(FIRST, 5, (A, B)[: len(commits)], commits[0] if commits else NO_COMMIT, frozenset(commits))
+
+    assert [stands_apart(each, has) for each in (look(other), look(other, kept), look())] == [True, False, False]
+    since = {FIRST: 7.0, SECOND: 8.0}
+    assert still_apart(since, [look(other)], has) == since
+    assert still_apart(since, [look()], has) == since, "that nobody holds it says nothing"
+    assert still_apart(since, [look(other, kept)], has) == {SECOND: 8.0}
+    assert not is_lost(None, 1000.0)
+    assert [is_lost(7.0, 7.0 + wait_s) for wait_s in (0.0, PATIENCE_S - 1.0, PATIENCE_S)] == [False, False, True]

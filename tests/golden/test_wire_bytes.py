@@ -38,6 +38,7 @@ from protocol.reports import (
     encode_report_reply,
 )
 from protocol.revocation import Revocation, join_entries, seal_revocation
+from protocol.rounds.bundle import encode_answer, encode_bundle
 from protocol.rounds.messages import Heartbeat
 from protocol.rounds.short_beat import encode_moved, encode_short, likeness
 from protocol.short_report import shortened
@@ -101,6 +102,8 @@ def _wire() -> dict[str, str]:
         values[f"round message {number} {type(message).__name__}"] = encode_message(message).hex()
     beat = next(message for message in MESSAGES if isinstance(message, Heartbeat))
     values["ResultWord"] = ResultWord(BASE, 3, 5, ROOT).encode().hex()
+    values["bundle"] = encode_bundle([b"one", b"the other"]).hex()
+    values["answer to a bundle"] = encode_answer(["", "refused"]).hex()
     values["short heartbeat"] = encode_short(beat, likeness(beat), 5).hex()
     values["short heartbeat after a commit"] = encode_moved(beat, likeness(beat), 6).hex()
     for request in FETCHES:

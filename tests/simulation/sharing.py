@@ -16,7 +16,7 @@ import torch
 
 from averaging import chunk_runs
 from averaging.codecs import Codec
-from averaging.rounds import contribution, exchange, next_state, peer_rounds, reduction, transfer
+from averaging.rounds import contribution, exchange, inbox, next_state, reduction, transfer
 from protocol import envelope, wire
 from protocol.envelope import Envelope
 from protocol.identity import Verifier
@@ -40,8 +40,8 @@ def shared_decoding() -> Iterator[None]:
     decode_body = functools.lru_cache(NUM_SIGNED)(wire.decode_body)
     open_envelope, check_result = _opening(), _checking()
     shared: list[tuple[ModuleType, str, Any]] = [
-        (peer_rounds, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message)),
-        (peer_rounds, "open_envelope", open_envelope),
+        (inbox, "decode_message", functools.lru_cache(NUM_MESSAGES)(wire.decode_message)),
+        (inbox, "open_envelope", open_envelope),
         (chain, "open_ack", functools.lru_cache(NUM_ACKS)(chain.open_ack)),
         *((module, "decode_body", decode_body) for module in (core, exchange, reduction, wire)),
         *((module, "open_envelope", open_envelope) for module in (core, exchange, reduction)),

@@ -7,7 +7,7 @@ import torch
 
 from averaging.chunk_runs import encode_run
 from averaging.codecs import codec_by_name
-from averaging.rounds import next_state, peer_rounds, reduction, transfer
+from averaging.rounds import inbox, next_state, reduction, transfer
 from protocol import wire
 from protocol.envelope import seal
 from protocol.errors import RemoteProtocolError
@@ -23,7 +23,7 @@ SEALED = seal(HashSigner(b"somebody"), "a domain", RUN_ID, 1, EXPIRES_MS, b"a wo
 
 
 def _opened(data: bytes, now_unix_ms: int | None) -> bytes:
-    return peer_rounds.open_envelope(
+    return inbox.open_envelope(
         data, verifier=VERIFIER, domain="a domain", run_id=RUN_ID, now_unix_ms=now_unix_ms
     ).payload
 
@@ -61,8 +61,8 @@ def test_each_member_has_values_of_its_own_of_a_result_that_is_decoded_once() ->
 
 def test_nothing_is_shared_once_the_world_has_ended() -> None:
     names = [
-        (peer_rounds, "decode_message"),
-        (peer_rounds, "open_envelope"),
+        (inbox, "decode_message"),
+        (inbox, "open_envelope"),
         (chain, "open_ack"),
         (core, "decode_body"),
         (core, "open_envelope"),

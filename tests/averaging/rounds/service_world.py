@@ -20,7 +20,8 @@ from averaging.rounds.adopting import Adopter
 from averaging.rounds.adoption import Mixing
 from averaging.rounds.feedback import ErrorFeedback
 from averaging.rounds.head_vector import HeadVector
-from averaging.rounds.peer_rounds import BEAT_CHANNEL, ROUND_CHANNEL, PeerRounds, PeerTools
+from averaging.rounds.outbox import ROUND_CHANNEL
+from averaging.rounds.peer_rounds import BEAT_CHANNEL, PeerRounds, PeerTools
 from averaging.rounds.round_tools import RoundTools, Tasks
 from averaging.rounds.service import RoundService
 from averaging.rounds.unit import PreparedSwitch

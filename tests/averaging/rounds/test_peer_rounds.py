@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -12,13 +12,15 @@ from averaging.network.memory_storage import MemoryStorage
 from averaging.rounds.exchange import EXCHANGE_CHANNEL
 from averaging.rounds.gathering import GATHER_WITHIN_S
 from averaging.rounds.head_vector import VECTOR_LOG, HeadVector, Mover
-from averaging.rounds.peer_rounds import BEAT_CHANNEL, ROUND_CHANNEL, SAY_AGAIN_AFTER_S
+from averaging.rounds.outbox import GATHER_S, ROUND_CHANNEL
+from averaging.rounds.peer_rounds import BEAT_CHANNEL, SAY_AGAIN_AFTER_S
 from averaging.rounds.transfer import ask_all, fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.unit_log import UnitLog
 from protocol.envelope import open_envelope
 from protocol.errors import PeerUnreachable, RemoteProtocolError, StorageError
 from protocol.ids import PeerId, UnitName
+from protocol.rounds.bundle import decode_bundle, encode_bundle, is_bundle
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.events import ExchangeMeasured, MessageArrived, PeerLost
 from protocol.rounds.lineage import SpineView, tree_of
@@ -270,6 +272,117 @@ async def test_a_member_that_never_takes_what_its_leader_says_is_told_a_few_time
     async with _starting(num_refusals=1000) as member:
         await trio.sleep(QUIET_S / 10)
         assert len(of_kind(Proposal, member.heard)) == 1 + len(SAY_AGAIN_AFTER_S)
+
+
+# --- several units in one call ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Meeting:
+    """Both units at a peer whose rounds are due or are not, beside members that note each call and what is in it."""
+
+    life: UnitsLife
+    calls: dict[PeerId, list[tuple[RoundMessage, ...]]]
+    came_s: list[float]
+
+    @property
+    def others(self) -> tuple[PeerId, ...]:
+        return tuple(party.peer for party in self.life.world.parties[1:])
+
+    def make_due(self, *units: UnitName) -> None:
+        for unit in units:
+            service = self.life.services[unit]
+            service._state = replace(service.state, open=replace(service.state.open, due_since_s=trio.current_time()))
+
+    def message(self, unit: UnitName) -> PromiseRequest:
+        return PromiseRequest(unit, self.life.world.genesis.head, Ballot(1, self.life.party.peer))
+
+    async def say_both(self) -> float:
+        """One message of each unit to all others; when it was said."""
+        said_s = trio.current_time()
+        for unit in BOTH:
+            await self.life.rounds.send(self.others, self.message(unit))
+        await trio.sleep(1.0)
+        return said_s
+
+    def noted(self, peer: PeerId, is_old: bool = False) -> Callable[[PeerId, bytes], Awaitable[bytes]]:
+        """A handler of calls to this peer."""
+
+        async def take(_: PeerId, request: bytes) -> bytes:
+            self.came_s.append(trio.current_time())
+            if is_old and is_bundle(request):
+                raise RemoteProtocolError("an envelope for b'potluck bundle'", "'potluck round'")
+            raws = decode_bundle(request) if is_bundle(request) else (request,)
+            opened = (
+                open_envelope(raw, verifier=VERIFIER, domain=ROUND_DOMAIN, run_id=RUN_ID, now_unix_ms=None)
+                for raw in raws
+            )
+            said = [decode_message(envelope.payload) for envelope in opened]
+            # in a moment that they share the units come in any order
+            said.sort(key=lambda message: "" if isinstance(message, Heartbeat) else message.unit)
+            self.calls.setdefault(peer, []).append(tuple(said))
+            return b""
+
+        return take
+
+
+@asynccontextmanager
+async def _meeting() -> AsyncIterator[Meeting]:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        meeting = Meeting(life, {}, [])
+        for party in life.world.parties[1:]:
+            party.network.serve_calls(ROUND_CHANNEL, meeting.noted(party.peer))
+        yield meeting
+
+
+async def test_what_two_units_with_the_same_members_say_while_both_are_due_takes_one_call_a_member(
+    autojump_clock: Clock,
+) -> None:
+    async with _meeting() as meeting:
+        meeting.make_due(*BOTH)
+        await meeting.say_both()
+        both = tuple(meeting.message(unit) for unit in BOTH)
+        assert meeting.calls == {peer: [both] for peer in meeting.others}, "two calls where there were four"
+
+
+async def test_where_no_other_unit_is_due_messages_go_at_once_and_alone(autojump_clock: Clock) -> None:
+    async with _meeting() as meeting:
+        latency_s = 1.2 * meeting.life.world.swarm.delay_s(meeting.others[0], meeting.others[1], 1000)
+        meeting.make_due(UNIT)
+        said_s = await meeting.say_both()
+        of_unit, of_side = ((meeting.message(unit),) for unit in BOTH)
+        for calls in meeting.calls.values():
+            assert sorted(calls, key=str) == sorted([of_unit, of_side], key=str)
+        assert max(meeting.came_s) <= said_s + latency_s + GATHER_S
+        assert min(meeting.came_s) <= said_s + latency_s, "the unit that is due alone waits for nobody"
+
+
+async def test_a_goodbye_of_all_units_is_one_call_a_peer(autojump_clock: Clock) -> None:
+    async with _meeting() as meeting:
+        await meeting.life.rounds.leave()
+        for peer in meeting.others:
+            (said,) = meeting.calls[peer]
+            assert sorted(message.unit for message in of_kind(Leave, said)) == sorted(BOTH)
+
+
+async def test_a_member_of_an_older_release_hears_both_units_one_after_the_other(autojump_clock: Clock) -> None:
+    async with _meeting() as meeting:
+        old = meeting.life.world.parties[2]
+        old.network.serve_calls(ROUND_CHANNEL, meeting.noted(old.peer, is_old=True))
+        meeting.make_due(*BOTH)
+        await meeting.say_both()
+        alone = [(meeting.message(unit),) for unit in BOTH]
+        assert sorted(meeting.calls[old.peer], key=str) == sorted(alone, key=str)
+        assert len(meeting.calls[meeting.others[0]]) == 1
+
+
+async def test_a_peer_takes_what_another_bundled_for_its_units(autojump_clock: Clock) -> None:
+    async with two_units(heartbeat_s=QUIET_S) as life:
+        other = life.world.parties[1]
+        requests = [PromiseRequest(unit, life.world.genesis.head, Ballot(9, other.peer)) for unit in BOTH]
+        await tell_raw(other, life.party, encode_bundle([other.sign(encode_message(each)) for each in requests]))
+        await until(lambda: len(of_kind(Promise, life.heard)) == 2, 5.0)
+        assert sorted(promise.unit for promise in of_kind(Promise, life.heard)) == sorted(BOTH)
 
 
 # --- signs of life ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +39,7 @@ from tests.averaging.rounds.service_world import (
     tell,
     until,
 )
+from tests.protocol.rounds.made_commits import made_spine
 
 Clock = trio.testing.MockClock
 
@@ -500,6 +503,86 @@ async def test_a_switch_whose_bytes_nobody_gives_fails_and_one_that_is_unwanted_
         await trio.sleep(2 * GATHER_WITHIN_S)
         assert scene.bench.events == []
         assert scene.party.chain.head == fork.ours.link
+
+
+async def _given_up(fork: Fork) -> tuple[str, ...]:
+    """The first of two commits comes, the second does not, and the lineage is not to be followed now; the names of what came."""
+    scene, (first, second) = fork.scene, fork.theirs
+    _lose_results(fork, second)
+    scene.prepare(fork.agreed, fork.theirs)
+    await trio.sleep(5.0)
+    scene.bench.state = replace(scene.bench.state, switching=None)
+    await trio.sleep(2 * GATHER_WITHIN_S)
+    names = tuple(part.result_hash.hex() for part in first.record.slices)
+    assert _on_disk(scene.party, names)
+    return names
+
+
+def _on_disk(party: Party, names: Sequence[str]) -> bool:
+    return any(name.rpartition("/")[2] in names for name in party.disk.files)
+
+
+async def _go_on(fork: Fork, seed: int) -> None:
+    """One more commit on our own lineage."""
+    scene = fork.scene
+    commit = scene.world.commit_on(scene.party.chain.head, seed, members=[0], is_lone=True)
+    await commit.write_results(scene.party)
+    await scene.commit(commit)
+    assert scene.party.chain.head == commit.link
+
+
+async def test_what_was_brought_of_a_lineage_that_is_not_wanted_any_more_goes_with_the_next_commit(
+    autojump_clock: Clock,
+) -> None:
+    """Seed 35 of the stories of experts apart: the first bytes of a lineage that nobody had any more lay at one peer for good."""
+    async with _fork(2) as fork:
+        names, party = await _given_up(fork), fork.scene.party
+        await _go_on(fork, 70)
+        assert not _on_disk(party, names)
+        assert _on_disk(party, [part.result_hash.hex() for part in fork.ours.record.slices]), "our own stay"
+        assert await party.chain.state_at(fork.agreed.link.commit) is not None
+
+
+async def test_what_was_brought_of_a_lineage_that_is_to_be_followed_still_stays_until_its_rest_comes(
+    autojump_clock: Clock,
+) -> None:
+    async with _fork(2) as fork:
+        scene = fork.scene
+        tree = tree_of(fork.agreed.link).add_all((c.link, c.certificate) for c in (fork.ours, *fork.theirs))
+        names = await _given_up(fork)
+        scene.bench.state = replace(scene.bench.state, tree=tree)
+        await _go_on(fork, 70)
+        assert _on_disk(scene.party, names), "on a thin line it takes long to come again"
+        await fork.theirs[1].write_results(scene.others[1])
+        scene.prepare(fork.agreed, fork.theirs)
+        await scene.bench.until_told(SwitchPrepared)
+        scene.bench.state = replace(scene.bench.state, tree=tree_of(fork.agreed.link))
+        await _go_on(fork, 71)
+        assert _on_disk(scene.party, names), "it is about to be flipped to"
+        await fork.assert_switched()
+        assert _on_disk(scene.party, names)
+
+
+async def test_what_was_prepared_to_follow_the_spine_is_held_until_it_is_not_to_be_followed_any_more(
+    autojump_clock: Clock,
+) -> None:
+    async with _fork(2) as fork:
+        scene, spine = fork.scene, made_spine()
+        there = spine.at(spine.left)
+        tree = tree_of(fork.agreed.link).add_all((c.link, c.certificate) for c in (fork.ours, *fork.theirs))
+        scene.bench.state = replace(scene.bench.state, link=fork.ours.link, tree=tree)
+        await scene.pursuer.prepare_beside(there, ())
+        await _go_on(fork, 70)
+        prepared = scene.pursuer.beside(there)
+        assert prepared is not None, "our next commit changes nothing"
+        held, prepared = weakref.ref(prepared), None
+        names = [part.result_hash.hex() for commit in fork.theirs for part in commit.record.slices]
+        assert _on_disk(scene.party, names)
+        scene.bench.state = replace(scene.bench.state, tree=tree_of(fork.agreed.link))
+        await _go_on(fork, 71)
+        gc.collect()
+        assert held() is None, "a whole state is in it"
+        assert not _on_disk(scene.party, names)
 
 
 def _lose_results(fork: Fork, commit: MadeCommit) -> None:

@@ -104,6 +104,24 @@ async def test_at_a_fork_the_side_made_with_the_followed_spine_is_kept_whatever_
         assert stand(keeper.chain) == stand(heavy.chain)
 
 
+async def test_what_is_left_to_nobody_is_given_up_for_the_lineage_of_the_holders_whatever_work_it_has() -> None:
+    async with open_world(target_tokens=300) as world:
+        light, heavy, keeper = world.parties
+        await begin(light, heavy, keeper)
+        await grow(world, [light, heavy, keeper], 2)
+        await grow(world, [light], 2, 50)
+        await grow(world, [heavy], 8, 80)
+        assert await trail(keeper.network, keeper.chain, [heavy.peer], may_leave=True)
+        heavy.crash()
+        assert not await trail(keeper.network, keeper.chain, [light.peer], may_leave=True)
+        assert not await trail(keeper.network, keeper.chain, [light.peer], may_leave=False, is_lost=True)
+        assert stand(keeper.chain) == stand(heavy.chain)
+        assert await trail(keeper.network, keeper.chain, [light.peer], may_leave=True, is_lost=True)
+        assert stand(keeper.chain) == stand(light.chain)
+        await keeper.restart()
+        assert stand(keeper.chain) == stand(light.chain)
+
+
 async def test_rounds_that_come_so_fast_that_a_donor_drops_each_state_before_it_is_asked_for_leave_no_gap() -> None:
     async with open_world() as world:
         holder, keeper = world.parties[:2]
