@@ -17,7 +17,7 @@ from peer.lane_service import LaneService
 from peer.own_stage import NO_PACES, placement_of
 from protocol.ids import PeerId
 from protocol.pipeline.placement import Move
-from protocol.pipeline.rebalancing import Watch, look
+from protocol.pipeline.rebalancing import Looked, Watch, look
 from protocol.stage_schema import StageMap
 
 log = structlog.get_logger()
@@ -73,15 +73,24 @@ class StageMoves:
 
     async def run(self) -> None:
         """Until it has moved, or is cancelled."""
+        num_let_by = 0
         while True:
             await trio.sleep(LOOK_EVERY_S)
-            if self._look() is not None and await self._round_over():
-                move = self._look()  # a round is long, and others may have come or gone in it
-                if move is not None:
-                    await self._go(move)
+            serves = self._lanes.member.seat is not None
+            if self._look() is None:
+                num_let_by = 0
+            elif await self._round_over():
+                looked = self._look()  # a round is long, and others may have come or gone in it
+                if looked is None or looked.move is None:
+                    num_let_by = 0
+                elif serves and num_let_by < looked.num_before:
+                    num_let_by += 1
+                else:
+                    await self._go(looked.move)
                     return
 
-    def _look(self) -> Move | None:
+    def _look(self) -> Looked | None:
+        """Whether it is our turn; None where it is not."""
         role, lanes, horizon_s = self._role, self._lanes, self._role.horizon_s()
         if horizon_s <= 0.0:
             self.reason = "the run is complete"
@@ -99,7 +108,7 @@ class StageMoves:
         looked = look(self._watch, placement, role.me, trio.current_time(), is_needed=lanes.is_needed)
         self._watch = looked.watch
         self.reason = looked.reason
-        return looked.move
+        return looked if looked.move is not None else None
 
     async def _round_over(self) -> bool:
         """When what was trained in our seat is committed; at once where there is none."""

@@ -37,11 +37,17 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What is remembered, our move when it is our turn, and why or why not."""
+    """What is remembered, our move when it is our turn, and why or why not.
+
+    Attributes:
+        num_before: for how many others it may be worth it, who go before us. A peer that serves goes at the end of a round; who comes
+            after it lets so many ends pass, or all whose turn was in that round would go together.
+    """
 
     watch: Watch
     move: Move | None
     reason: str
+    num_before: int = 0
 
 
 def look(watch: Watch, placement: Placement, me: PeerId, now_s: float, *, is_needed: bool) -> Looked:
@@ -57,22 +63,22 @@ def look(watch: Watch, placement: Placement, me: PeerId, now_s: float, *, is_nee
     found = _own_place(placement, me)
     if found is None:
         return Looked(watch, None, "no move of ours is worth it")
-    place, move = found
+    place, num_others, move = found
     turn = place + (len(places) if is_needed else 0)
     left_s = watch.since_s + SETTLED_S + turn * TURN_S - now_s
     if left_s > 0:
         return Looked(watch, None, f"to stage {move.stage} in {left_s:.0f} s, if nobody else moves: {move.reason}")
-    return Looked(watch, move, move.reason)
+    return Looked(watch, move, move.reason, num_others if is_needed else place)
 
 
-def _own_place(placement: Placement, me: PeerId) -> tuple[int, Move] | None:
-    """How many would go before us, and our move; None where none of ours is worth it."""
+def _own_place(placement: Placement, me: PeerId) -> tuple[int, int, Move] | None:
+    """How many would go before us, how many others would at all, and our move; None where none of ours is worth it."""
+    own: tuple[int, Move] | None = None
     staying = frozenset[PeerId]()
     while (move := next_move(_without_moves(placement, staying))) is not None:
-        if move.peer == me:
-            return len(staying), move
+        own = (len(staying), move) if move.peer == me else own
         staying |= {move.peer}
-    return None
+    return None if own is None else (own[0], len(staying) - 1, own[1])
 
 
 def _without_moves(placement: Placement, staying: Iterable[PeerId]) -> Placement:

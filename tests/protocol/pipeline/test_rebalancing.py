@@ -48,6 +48,17 @@ def test_where_the_first_one_stays_the_next_one_has_its_turn() -> None:
     assert _settled(placement, "c", SETTLED_S + 2 * TURN_S) == 2
 
 
+def test_who_goes_later_knows_how_many_may_go_before_it() -> None:
+    placement = _placed(LOPSIDED)
+
+    def num_before(me: str, *, is_needed: bool = False) -> int:
+        watch = look(Watch(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
+        return look(watch, placement, PeerId(me), 1e6, is_needed=is_needed).num_before
+
+    assert [num_before(me) for me in "abcd"] == [0, 1, 2, 3]
+    assert num_before("a", is_needed=True) == 3
+
+
 def test_who_is_needed_where_it_is_lets_all_others_go_before_it() -> None:
     placement = _placed(LOPSIDED)
     assert _settled(placement, "a", SETTLED_S + len(LOPSIDED) * TURN_S - 1, is_needed=True) is None
