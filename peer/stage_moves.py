@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from peer.lane_service import LaneService
+from peer.move_costs import UNMEASURED, MoveCosts, as_measured
 from peer.own_stage import NO_PACES, placement_of
 from protocol.ids import PeerId
 from protocol.pipeline.placement import Move
@@ -41,6 +42,7 @@ class MoveRole:
         holders: the live holders of a stage, ourselves with them where we are one.
         index: of the newest commit of our stage.
         horizon_s: for how long what is won by a move is won: no longer than the run lasts.
+        costs: what a move of ours takes, as it was measured here.
         paces: tokens a second that members' stages were measured to do there, ours with them, where they have shown it. In lanes it is
             left out: a lane has one of each stage.
     """
@@ -53,6 +55,7 @@ class MoveRole:
     index: Callable[[], int]
     horizon_s: Callable[[], float]
     paces: Callable[[], Mapping[PeerId, float]] = lambda: NO_PACES
+    costs: Callable[[], MoveCosts] = lambda: UNMEASURED
 
 
 class StageMoves:
@@ -105,7 +108,9 @@ class StageMoves:
             is_in_lanes=not lanes.is_synced,
             horizon_s=horizon_s,
         )
-        looked = look(self._watch, placement, role.me, trio.current_time(), is_needed=lanes.is_needed)
+        measured = as_measured(placement, role.me, role.costs())
+        now_s = trio.current_time()
+        looked = look(self._watch, placement, role.me, now_s, is_needed=lanes.is_needed, as_measured=measured)
         self._watch = looked.watch
         self.reason = looked.reason
         return looked if looked.move is not None else None
