@@ -19,6 +19,7 @@ from averaging.rounds.spans import SpanRing
 from peer.apart import Apart, after_report
 from peer.controls_core import Decision
 from peer.machine import MachineMeter
+from peer.move_costs import DownloadRate
 from peer.roster import Roster
 from peer.round_progress import Pace, round_progress
 from peer.round_traffic import RoundBytes, RoundTraffic
@@ -97,6 +98,7 @@ class Board:
     """Set by a round of an expert that nobody else votes on: the host is to have it before this peer may be gone."""
 
     download: DownloadProgress | None = None
+    download_rate: DownloadRate = field(default_factory=DownloadRate)
     disk_bytes: int = 0
     restarted: str = ""
     caught_up: str = ""
@@ -130,6 +132,7 @@ class Board:
 
     def downloading(self, progress: DownloadProgress) -> None:
         """How far the download of a state is."""
+        self.download_rate.told(progress, self.clock.monotonic_s())
         is_whole = progress.bytes_here == progress.bytes_all
         self.download = None if is_whole else progress
         if is_whole:

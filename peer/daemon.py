@@ -322,7 +322,7 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
         reachable, index = joined.roster.taking_connections(), joined.reporter.told_index
         founders = of_founders(record, joined.experts.num_parts)
         seen = await present(listed, reachable, ask, prove, units, index, founders)
-    held = await joined.experts.settle(record, me, seen)
+    held = await joined.experts.settle(record, me, seen, joined.roster.listed_paces())
     joined.roster.own_experts = held
     return held
 

@@ -28,7 +28,10 @@ CALL_WITHIN_S: Final = 0.5
 
 BEAT_S: Final = 0.4
 RESET_PAUSE_S: Final = 0.1
-"""After the second reset in a row, and each one more."""
+"""After the second reset in a row, and each one more; and after a call that was given up at once."""
+
+ASK_AFTER_S: Final = 3 * BEAT_S
+"""Who was to call and was not heard for so long is asked: a process that is gone refuses that."""
 
 Answered = Callable[[Said, str], None]
 """(what was said, why it was refused: empty where it was not)."""
@@ -63,6 +66,11 @@ class CallLine:
         self._waiting.append(message)
         self._has_more.set()
 
+    def put_alone(self, message: Said) -> None:
+        """Say it where nothing waits: what waits says as much of the way."""
+        if not self._waiting:
+            self.put(message)
+
     def put_instead(self, message: Said) -> None:
         """Say it instead of all that waits."""
         self._waiting.clear()
@@ -75,33 +83,51 @@ class CallLine:
             PeerUnreachable: its process is gone: it refused a call.
             RemoteProtocolError: it fails to take what it is told.
         """
-        resets = 0
+        resets, is_again = 0, False
         with self.scope:
             while True:
-                message = await self._next()
+                message, began_s = await self._next(is_again=is_again), trio.current_time()
+                is_again = True
                 try:
                     reply = await self._network.call(
                         self._peer, self._channel, encode_lane_message(message), timeout_s=CALL_WITHIN_S
                     )
-                except CallTimeout:
+                except CallTimeout:  # at once where our own libp2p daemon is not there, or does not dial just now
+                    await trio.sleep(RESET_PAUSE_S if trio.current_time() - began_s < RESET_PAUSE_S else 0.0)
                     continue
                 except ConnectionReset:
                     resets += 1
                     await trio.sleep(RESET_PAUSE_S if resets > 1 else 0.0)
                     continue
-                resets = 0
+                resets, is_again = 0, False
                 if self._waiting and self._waiting[0] is message:
                     self._waiting.popleft()
                 self._answered(message, read_answer(reply))
 
-    async def _next(self) -> Said:
-        with trio.move_on_after(inf if self._beat is None else BEAT_S):
+    async def _next(self, *, is_again: bool) -> Said:
+        """What waits, else a sign of life: where the last words were lost at once."""
+        with trio.move_on_after(inf if self._beat is None else 0.0 if is_again else BEAT_S):
             while not self._waiting:
                 self._has_more = trio.Event()
                 await self._has_more.wait()
         if self._waiting or self._beat is None:
             return self._waiting[0]
         return self._beat()
+
+
+async def until_silent(line: CallLine, ask: Callable[[], Said], heard_s: Callable[[], float], silent_s: float) -> None:
+    """Returns when who is at the other end of the line was not heard for `silent_s`.
+
+    It is to call us, and a line with nothing to say does not find out that nobody is there: before that it is asked.
+
+    Args:
+        heard_s: when it was heard last, monotonic.
+    """
+    while (left_s := heard_s() + silent_s - trio.current_time()) > 0:
+        until_asked_s = heard_s() + ASK_AFTER_S - trio.current_time()
+        if until_asked_s <= 0:
+            line.put_alone(ask())
+        await trio.sleep(min(left_s, until_asked_s if until_asked_s > 0 else ASK_AFTER_S))
 
 
 async def call_again(network: LaneNetwork, peer: PeerId, channel: str, request: bytes, *, timeout_s: float) -> bytes:

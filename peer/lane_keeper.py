@@ -288,5 +288,7 @@ def _event(sender: PeerId, message: Said) -> lane.Event:
             return lane.LoadFailed(sender, message.epoch)
         case said.LaneLeave():
             return lane.MemberLost(sender)
+        case said.LaneHere():
+            return lane.MemberHeard(sender)
         case _:
             raise RemoteProtocolError(f"{type(message).__name__} from a member", "a member's word")

@@ -153,6 +153,11 @@ class StageRounds:
         """What this stage could do here, were it never to wait for others; 0 before it is known."""
         return self._pace.tokens_per_s
 
+    @property
+    def first_pass_s(self) -> float | None:
+        """Of computing until the stage's first pass was done here; None before."""
+        return self._pace.first_pass_s
+
     async def average(self, share: LaneShare) -> torch.Tensor:
         """Bring it into the round; (N,), the parameters of the next one. What a lane brings once more, because it went back to the end
         of a round that is over, counts no more.

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from averaging.network.seams import Stream
-from peer.lane_calls import KEEPER_CHANNEL, CallLine
+from peer.lane_calls import KEEPER_CHANNEL, CallLine, until_silent
 from peer.lane_outbox import Outbox, Postable, fetch_copy, receive_bytes, send_parcel
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
 from peer.stage_snapshot import decode_snapshot, most_snapshot_bytes
@@ -187,7 +187,8 @@ class LaneSeat:
     # --- what the keeper is told ---
 
     def _answered(self, message: Said, refused: str) -> None:
-        self._heard_s = trio.current_time()
+        if not isinstance(message, said.LaneHere):  # it lives, and is to call us all the same
+            self._heard_s = trio.current_time()
         if isinstance(message, said.LaneLeave):
             self.finish(message.reason)
         elif refused:
@@ -200,8 +201,9 @@ class LaneSeat:
             self.finish(f"the lane's keeper is gone: {error.one_line()}")
 
     async def _watch_keeper(self) -> None:
-        while (left_s := self._heard_s + KEEPER_SILENT_S - trio.current_time()) > 0:
-            await trio.sleep(left_s)
+        await until_silent(
+            self._line, lambda: said.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
+        )
         self.finish(f"the lane's keeper was not heard for {KEEPER_SILENT_S:g} s")
 
     # --- what the machine orders ---

@@ -30,6 +30,7 @@ from peer.lane_rounds import StageRounds
 from peer.lane_service import LaneRole, LaneService
 from peer.lane_work import LaneShare, LaneTools
 from peer.life import Joined, Life
+from peer.move_costs import MoveCosts
 from peer.own_stage import HORIZON_S, OwnStage
 from peer.round_parts import GOODBYE_WITHIN_S, finish, peer_rounds, unit_service
 from peer.stage_moves import MoveRole, StageMoves
@@ -148,7 +149,7 @@ async def train_in_lanes(
         stage_rounds.restarts = lambda: process.restarts
         stage_rounds.measured = partial(_measured, joined, rounds)
         lanes.serve()
-        moves = _moves(joined, run, lanes)
+        moves = _moves(joined, run, lanes, control)
         lanes.move_reason = lambda: moves.reason
         await _run(joined, rounds, service, lanes, control, moves)
 
@@ -227,7 +228,7 @@ def _lanes(
     return found[0]
 
 
-def _moves(joined: Joined, run: StageRun, lanes: LaneService) -> StageMoves:
+def _moves(joined: Joined, run: StageRun, lanes: LaneService, control: LaneControl) -> StageMoves:
     own, board = joined.experts, joined.life.board
     if not isinstance(own, OwnStage):
         raise LocalProtocolError("a run of stages where experts are held", "a stage")
@@ -247,7 +248,12 @@ def _moves(joined: Joined, run: StageRun, lanes: LaneService) -> StageMoves:
         ours = lanes.could_tokens_per_s()
         return {**joined.roster.listed_paces(), **({me: ours} if ours else {})}
 
-    of_run = MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s, paces)
+    def costs() -> MoveCosts:
+        started_s, first_s = control.process.started_in_s, control.rounds.first_pass_s
+        warm_up_s = None if started_s is None or first_s is None else started_s + first_s
+        return MoveCosts(board.download_rate.bytes_per_s, warm_up_s)
+
+    of_run = MoveRole(me, run.stage, run.stages, own.fits, role.holders, role.index, horizon_s, paces, costs)
     return StageMoves(of_run, lanes, move)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -63,6 +63,8 @@ class KnownStages:
         kept: held here before, in this run; None where none was.
         founded: with which the run began here, by the host's start record.
         others: all that are listed, with their stage, None where they have not decided.
+        paces: tokens a second that the others' stages were measured to do there, where they have shown it.
+        is_in_lanes: as in `placement_of`.
     """
 
     stages: StageMap
@@ -70,6 +72,8 @@ class KnownStages:
     kept: int | None = None
     founded: int | None = None
     others: Mapping[PeerId, int | None] | None = None
+    paces: Mapping[PeerId, float] = field(default_factory=lambda: NO_PACES)
+    is_in_lanes: bool = False
 
 
 def choose_stage(known: KnownStages) -> tuple[int, str]:
@@ -79,7 +83,7 @@ def choose_stage(known: KnownStages) -> tuple[int, str]:
     if known.founded is not None:
         return known.founded, "the run began with it here"
     held = {peer: stage for peer, stage in (known.others or {}).items() if stage is not None}
-    placement = placement_of(known.stages, held)
+    placement = placement_of(known.stages, held, paces=known.paces, is_in_lanes=known.is_in_lanes)
     counts = ", ".join(map(str, placement.replicas()))
     return stage_for_joiner(placement, known.fits), f"the run lacks it most: its stages have {counts} holders"
 
@@ -142,6 +146,7 @@ class OwnStage:
         self._offload = offload
         self._kept = _load(self._path, stages.num_stages)
         cap_bytes = whole_bytes(own.max_memory_gb) or _FAR_BYTES
+        self._is_in_lanes = config.pipeline is not None and config.pipeline.mode == "lanes"
         memory = config.pipeline.memory(config.model, config.inner) if config.pipeline is not None else None
         all_stages = tuple(range(stages.num_stages))
         self.fits = stages_that_fit(stages, memory, cap_bytes) if memory is not None else all_stages
@@ -172,8 +177,13 @@ class OwnStage:
         reads_text = any(self._stages.is_first(stage) or self._stages.is_last(stage) for stage in held)
         return dataset.files if reads_text else dataset.files_without_text
 
-    async def settle(self, start: StartRecord, me: PeerId, seen: Believed) -> tuple[int, ...]:
+    async def settle(
+        self, start: StartRecord, me: PeerId, seen: Believed, paces: Mapping[PeerId, float] = NO_PACES
+    ) -> tuple[int, ...]:
         """Decide, once the run has started, by what the other members hold that are there; who takes no connections has its word.
+
+        Args:
+            paces: tokens a second that members' stages were measured to do there, as the directory lists them.
 
         Raises:
             StorageError: the choice cannot be kept.
@@ -182,7 +192,9 @@ class OwnStage:
         # who is still downloading shows nothing yet, and others who come meanwhile are to choose another stage
         listed = dict.fromkeys(start.roster, ()) if seen.is_empty else {**seen.doubted, **seen.on_word, **seen.held}
         others = {peer: held[0] if held else began.get(peer) for peer, held in listed.items() if peer != me}
-        known = KnownStages(self._stages, self.fits, self._kept, began.get(me), others)
+        known = KnownStages(
+            self._stages, self.fits, self._kept, began.get(me), others, paces, is_in_lanes=self._is_in_lanes
+        )
         stage, reason = choose_stage(known)
         await self._offload.run(partial(_keep, self._path, stage))
         self.held = (stage,)

@@ -14,10 +14,11 @@ import structlog
 import trio
 
 from peer.lane_service import LaneService
+from peer.move_costs import UNMEASURED, MoveCosts, as_measured
 from peer.own_stage import NO_PACES, placement_of
 from protocol.ids import PeerId
 from protocol.pipeline.placement import Move
-from protocol.pipeline.rebalancing import Watch, look
+from protocol.pipeline.rebalancing import Looked, Watch, look
 from protocol.stage_schema import StageMap
 
 log = structlog.get_logger()
@@ -41,6 +42,7 @@ class MoveRole:
         holders: the live holders of a stage, ourselves with them where we are one.
         index: of the newest commit of our stage.
         horizon_s: for how long what is won by a move is won: no longer than the run lasts.
+        costs: what a move of ours takes, as it was measured here.
         paces: tokens a second that members' stages were measured to do there, ours with them, where they have shown it. In lanes it is
             left out: a lane has one of each stage.
     """
@@ -53,6 +55,7 @@ class MoveRole:
     index: Callable[[], int]
     horizon_s: Callable[[], float]
     paces: Callable[[], Mapping[PeerId, float]] = lambda: NO_PACES
+    costs: Callable[[], MoveCosts] = lambda: UNMEASURED
 
 
 class StageMoves:
@@ -73,15 +76,24 @@ class StageMoves:
 
     async def run(self) -> None:
         """Until it has moved, or is cancelled."""
+        num_let_by = 0
         while True:
             await trio.sleep(LOOK_EVERY_S)
-            if self._look() is not None and await self._round_over():
-                move = self._look()  # a round is long, and others may have come or gone in it
-                if move is not None:
-                    await self._go(move)
+            serves = self._lanes.member.seat is not None
+            if self._look() is None:
+                num_let_by = 0
+            elif await self._round_over():
+                looked = self._look()  # a round is long, and others may have come or gone in it
+                if looked is None or looked.move is None:
+                    num_let_by = 0
+                elif serves and num_let_by < looked.num_before:
+                    num_let_by += 1
+                else:
+                    await self._go(looked.move)
                     return
 
-    def _look(self) -> Move | None:
+    def _look(self) -> Looked | None:
+        """Whether it is our turn; None where it is not."""
         role, lanes, horizon_s = self._role, self._lanes, self._role.horizon_s()
         if horizon_s <= 0.0:
             self.reason = "the run is complete"
@@ -96,10 +108,12 @@ class StageMoves:
             is_in_lanes=not lanes.is_synced,
             horizon_s=horizon_s,
         )
-        looked = look(self._watch, placement, role.me, trio.current_time(), is_needed=lanes.is_needed)
+        measured = as_measured(placement, role.me, role.costs())
+        now_s = trio.current_time()
+        looked = look(self._watch, placement, role.me, now_s, is_needed=lanes.is_needed, as_measured=measured)
         self._watch = looked.watch
         self.reason = looked.reason
-        return looked.move
+        return looked if looked.move is not None else None
 
     async def _round_over(self) -> bool:
         """When what was trained in our seat is committed; at once where there is none."""

@@ -24,10 +24,17 @@ class StagePace:
     def __init__(self, num_micro_batches: int, step_tokens: int) -> None:
         self._num_micro_batches = num_micro_batches
         self._tokens = step_tokens / num_micro_batches
+        self.first_pass_s: float | None = None
+        """Of computing until the end of the first pass, with what the stage was made of; None before."""
+
+        self._first_s = 0.0
         self._kept = deque[tuple[float, int]](maxlen=KEPT_STEPS * (2 * num_micro_batches + 1))
 
     def worked(self, work: Pass | None, busy_s: float) -> None:
         """It computed for so long: a pass, or what comes at a step's end."""
+        if self.first_pass_s is None:
+            self._first_s += busy_s
+            self.first_pass_s = self._first_s if work is not None else None
         if work is None or work.number < self._num_micro_batches:
             self._kept.append((busy_s, int(work is not None and work.is_backward)))
 

@@ -49,6 +49,10 @@ class StageProcess:
 
     def __init__(self, plan: StagePlan, early: EarlyWorker | None = None) -> None:
         self.restarts = 0
+        self.started_in_s: float | None = None
+        """How long the first process took to be there; None before."""
+
+        self._made_s = trio.current_time()
         self._plan = plan
         self._process = TrainingProcess(stage_schema(plan.stages, plan.stage).num_elements, early)
         self._sending = trio.Lock()
@@ -149,6 +153,8 @@ class StageProcess:
             log.warning("stage_process_unreadable", reason=error.one_line())
 
     async def _listen(self, incoming: Incoming) -> None:
+        if self.started_in_s is None:
+            self.started_in_s = trio.current_time() - self._made_s
         try:
             while (data := await incoming.message()) is not None:
                 reply = parse_reply(data)

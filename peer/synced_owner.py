@@ -144,6 +144,8 @@ class SyncedOwner:
             case lane_said.LaneLeave():
                 self._hang_up(sender)
                 self._feed(group.Lost(sender))
+            case lane_said.LaneHere():
+                self._feed(group.Heard(sender))
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} from a replica", "a replica's word")
 

@@ -19,7 +19,7 @@ import torch
 import trio
 
 from averaging.network.seams import Stream
-from peer.lane_calls import KEEPER_CHANNEL, CallLine
+from peer.lane_calls import KEEPER_CHANNEL, CallLine, until_silent
 from peer.lane_outbox import Outbox, Postable, WrongContent, answer, fetch_copy, receive_bytes, send_parcel
 from peer.lane_seat import KEEPER_SILENT_S
 from peer.lane_work import PASS_COST_S, LaneShare, LaneTools
@@ -170,7 +170,10 @@ class SyncedSeat:
         self._over.cancel()
 
     def _answered(self, message: Said, refused: str) -> None:
-        self._heard_s = trio.current_time()
+        if isinstance(message, lane_said.LaneHere):  # it lives, and is to call us all the same
+            self.has_lost_owner = bool(refused)
+        else:
+            self._heard_s = trio.current_time()
         if isinstance(message, lane_said.LaneLeave):
             self.finish(message.reason)
         elif refused:
@@ -184,8 +187,9 @@ class SyncedSeat:
             self.finish(f"the owner is gone: {error.one_line()}")
 
     async def _watch_owner(self) -> None:
-        while (left_s := self._heard_s + KEEPER_SILENT_S - trio.current_time()) > 0:
-            await trio.sleep(left_s)
+        await until_silent(
+            self._line, lambda: lane_said.LaneHere(self.lane, self.epoch), lambda: self._heard_s, KEEPER_SILENT_S
+        )
         self.has_lost_owner = True
         self.finish(f"the owner was not heard for {KEEPER_SILENT_S:g} s")
 

@@ -215,6 +215,11 @@ class MemorySwarm:
         host.serving.clear()
         host.died.set()
 
+    def break_calls(self, peer: PeerId) -> None:
+        """The connections of all calls that are under way at this peer break; it lives, and what it does goes on."""
+        for call in list(self._hosts[peer].serving.values()):
+            call.server_died()
+
     def freeze(self, peer: PeerId) -> None:
         """The process answers nothing and refuses nothing until `thaw`; what comes in waits."""
         host = self._hosts[peer]

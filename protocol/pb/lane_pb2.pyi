@@ -155,6 +155,14 @@ class LaneLeave(_message.Message):
     reason: str
     def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class LaneHere(_message.Message):
+    __slots__ = ("lane", "epoch")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    epoch: int
+    def __init__(self, lane: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class LaneSpare(_message.Message):
     __slots__ = ("stage", "index")
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -308,7 +316,7 @@ class SyncedBring(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., at: _Optional[_Union[LanePoint, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class LaneMessage(_message.Message):
-    __slots__ = ("lane_begin", "lane_square", "lane_step", "lane_copied", "lane_keep", "lane_back", "lane_loaded", "lane_load_failed", "lane_resume", "lane_end", "lane_ping", "lane_leave", "lane_spare", "synced_begin", "synced_ready", "synced_beside", "synced_grant", "synced_drop", "synced_again", "synced_tell_sum", "synced_summed", "synced_not_summed", "synced_commit", "synced_step", "synced_bring", "lane_claim")
+    __slots__ = ("lane_begin", "lane_square", "lane_step", "lane_copied", "lane_keep", "lane_back", "lane_loaded", "lane_load_failed", "lane_resume", "lane_end", "lane_ping", "lane_leave", "lane_spare", "synced_begin", "synced_ready", "synced_beside", "synced_grant", "synced_drop", "synced_again", "synced_tell_sum", "synced_summed", "synced_not_summed", "synced_commit", "synced_step", "synced_bring", "lane_claim", "lane_here")
     LANE_BEGIN_FIELD_NUMBER: _ClassVar[int]
     LANE_SQUARE_FIELD_NUMBER: _ClassVar[int]
     LANE_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +343,7 @@ class LaneMessage(_message.Message):
     SYNCED_STEP_FIELD_NUMBER: _ClassVar[int]
     SYNCED_BRING_FIELD_NUMBER: _ClassVar[int]
     LANE_CLAIM_FIELD_NUMBER: _ClassVar[int]
+    LANE_HERE_FIELD_NUMBER: _ClassVar[int]
     lane_begin: LaneBegin
     lane_square: LaneSquare
     lane_step: LaneStep
@@ -361,7 +370,8 @@ class LaneMessage(_message.Message):
     synced_step: SyncedStep
     synced_bring: SyncedBring
     lane_claim: LaneClaim
-    def __init__(self, lane_begin: _Optional[_Union[LaneBegin, _Mapping]] = ..., lane_square: _Optional[_Union[LaneSquare, _Mapping]] = ..., lane_step: _Optional[_Union[LaneStep, _Mapping]] = ..., lane_copied: _Optional[_Union[LaneCopied, _Mapping]] = ..., lane_keep: _Optional[_Union[LaneKeep, _Mapping]] = ..., lane_back: _Optional[_Union[LaneBack, _Mapping]] = ..., lane_loaded: _Optional[_Union[LaneLoaded, _Mapping]] = ..., lane_load_failed: _Optional[_Union[LaneLoadFailed, _Mapping]] = ..., lane_resume: _Optional[_Union[LaneResume, _Mapping]] = ..., lane_end: _Optional[_Union[LaneEnd, _Mapping]] = ..., lane_ping: _Optional[_Union[LanePing, _Mapping]] = ..., lane_leave: _Optional[_Union[LaneLeave, _Mapping]] = ..., lane_spare: _Optional[_Union[LaneSpare, _Mapping]] = ..., synced_begin: _Optional[_Union[SyncedBegin, _Mapping]] = ..., synced_ready: _Optional[_Union[SyncedReady, _Mapping]] = ..., synced_beside: _Optional[_Union[SyncedBeside, _Mapping]] = ..., synced_grant: _Optional[_Union[SyncedGrant, _Mapping]] = ..., synced_drop: _Optional[_Union[SyncedDrop, _Mapping]] = ..., synced_again: _Optional[_Union[SyncedAgain, _Mapping]] = ..., synced_tell_sum: _Optional[_Union[SyncedTellSum, _Mapping]] = ..., synced_summed: _Optional[_Union[SyncedSummed, _Mapping]] = ..., synced_not_summed: _Optional[_Union[SyncedNotSummed, _Mapping]] = ..., synced_commit: _Optional[_Union[SyncedCommit, _Mapping]] = ..., synced_step: _Optional[_Union[SyncedStep, _Mapping]] = ..., synced_bring: _Optional[_Union[SyncedBring, _Mapping]] = ..., lane_claim: _Optional[_Union[LaneClaim, _Mapping]] = ...) -> None: ...
+    lane_here: LaneHere
+    def __init__(self, lane_begin: _Optional[_Union[LaneBegin, _Mapping]] = ..., lane_square: _Optional[_Union[LaneSquare, _Mapping]] = ..., lane_step: _Optional[_Union[LaneStep, _Mapping]] = ..., lane_copied: _Optional[_Union[LaneCopied, _Mapping]] = ..., lane_keep: _Optional[_Union[LaneKeep, _Mapping]] = ..., lane_back: _Optional[_Union[LaneBack, _Mapping]] = ..., lane_loaded: _Optional[_Union[LaneLoaded, _Mapping]] = ..., lane_load_failed: _Optional[_Union[LaneLoadFailed, _Mapping]] = ..., lane_resume: _Optional[_Union[LaneResume, _Mapping]] = ..., lane_end: _Optional[_Union[LaneEnd, _Mapping]] = ..., lane_ping: _Optional[_Union[LanePing, _Mapping]] = ..., lane_leave: _Optional[_Union[LaneLeave, _Mapping]] = ..., lane_spare: _Optional[_Union[LaneSpare, _Mapping]] = ..., synced_begin: _Optional[_Union[SyncedBegin, _Mapping]] = ..., synced_ready: _Optional[_Union[SyncedReady, _Mapping]] = ..., synced_beside: _Optional[_Union[SyncedBeside, _Mapping]] = ..., synced_grant: _Optional[_Union[SyncedGrant, _Mapping]] = ..., synced_drop: _Optional[_Union[SyncedDrop, _Mapping]] = ..., synced_again: _Optional[_Union[SyncedAgain, _Mapping]] = ..., synced_tell_sum: _Optional[_Union[SyncedTellSum, _Mapping]] = ..., synced_summed: _Optional[_Union[SyncedSummed, _Mapping]] = ..., synced_not_summed: _Optional[_Union[SyncedNotSummed, _Mapping]] = ..., synced_commit: _Optional[_Union[SyncedCommit, _Mapping]] = ..., synced_step: _Optional[_Union[SyncedStep, _Mapping]] = ..., synced_bring: _Optional[_Union[SyncedBring, _Mapping]] = ..., lane_claim: _Optional[_Union[LaneClaim, _Mapping]] = ..., lane_here: _Optional[_Union[LaneHere, _Mapping]] = ...) -> None: ...
 
 class LanePassed(_message.Message):
     __slots__ = ("lane", "epoch", "at", "number", "is_backward", "num_bytes")

@@ -233,6 +233,19 @@ class LaneLeave:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneHere:
+    """A member to its keeper, which is silent: is this lane kept, with this member? The answer is a refusal where it is not, and a
+    process that is gone refuses the connection.
+    """
+
+    lane: int
+    epoch: int
+
+    def __post_init__(self) -> None:
+        require_where(self.lane, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
 class LaneSpare:
     """A peer to who keeps lanes: it serves none, and could serve this stage; the answer is a refusal where no lanes are kept.
 
@@ -267,7 +280,7 @@ class LaneClaim:
 
 
 FromKeeper = LaneBegin | LaneStep | LaneKeep | LaneBack | LaneResume | LaneEnd | LanePing
-FromMember = LaneSquare | LaneCopied | LaneLoaded | LaneLoadFailed | LaneLeave
+FromMember = LaneSquare | LaneCopied | LaneLoaded | LaneLoadFailed | LaneLeave | LaneHere
 LaneMessage = FromKeeper | FromMember | LaneSpare | LaneClaim
 """What is said in calls."""
 

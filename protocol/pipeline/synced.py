@@ -37,6 +37,13 @@ class ReplicaJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class AllJoined:
+    """The replicas that a step begins with: none of its work is given out before all of them are known."""
+
+    replicas: tuple[ReplicaJoined, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaLost:
     """Refused, reset or silent."""
 
@@ -87,7 +94,7 @@ class Held:
     is_held: bool
 
 
-Event = ReplicaJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked | Held
+Event = ReplicaJoined | AllJoined | ReplicaLost | Finished | Declined | Spoilt | SumDelivered | Ticked | Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +228,8 @@ def step(state: SyncedState, event: Event, now_s: float) -> Step:
     match event:
         case ReplicaJoined():
             done = _joined(state, event)
+        case AllJoined():
+            done = _all_joined(state, event)
         case ReplicaLost():
             done = _lost(state, event)
         case Finished():
@@ -251,6 +260,15 @@ def _joined(state: SyncedState, event: ReplicaJoined) -> Step:
     replicas[event.peer] = Replica(event.peer, event.stage, work_s=event.work_s)
     again = (StartAgain(event.peer, "what it had summed before counts no more"),) if event.peer in state.met else ()
     return Step(replace(state, replicas=MappingProxyType(replicas), met=state.met | {event.peer}), again)
+
+
+def _all_joined(state: SyncedState, event: AllJoined) -> Step:
+    orders, remarks = list[Order](), list[str]()
+    for joined in event.replicas:
+        done = _joined(state, joined)
+        state, orders = done.state, [*orders, *done.orders]
+        remarks += [done.remark] if done.remark else []
+    return Step(state, tuple(orders), "; ".join(remarks))
 
 
 def _lost(state: SyncedState, event: ReplicaLost) -> Step:
@@ -421,7 +439,7 @@ def _asked(state: SyncedState, now_s: float) -> Step:
         if by is None:
             stuck |= set() if of_stage else {work.stage}
             continue
-        state = _with(state, replace(by, asked=MappingProxyType({**by.asked, work: now_s})))
+        state = _with(state, replace(by, asked=MappingProxyType({**by.asked, work: now_s}), was_asked=True))
         orders.append(Ask(by.peer, work, "late elsewhere" if late else "it can be done first there"))
     waiting = f"nobody has stages {sorted(stuck)}" if stuck else ""
     return Step(state, tuple(orders), waiting=waiting)

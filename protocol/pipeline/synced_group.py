@@ -302,12 +302,9 @@ def _begun(state: GroupState, now_s: float) -> Step:
     state = replace(
         state, phase="stepping", step=SyncedState(state.config.steps, seed, num_heldout=num_heldout), commit=None
     )
-    orders = list[Order]()
-    for peer, member in state.members.items():
-        if member.is_ready:
-            done = _fed(state, synced.ReplicaJoined(peer, member.stage, member.work_s), now_s)
-            state, orders = done.state, [*orders, *done.orders]
-    return Step(state, tuple(orders))
+    ready = [(peer, member) for peer, member in state.members.items() if member.is_ready]
+    joined = tuple(synced.ReplicaJoined(peer, member.stage, member.work_s) for peer, member in ready)
+    return _fed(state, synced.AllJoined(joined), now_s)
 
 
 def _fed(state: GroupState, event: synced.Event, now_s: float) -> Step:
@@ -420,7 +417,7 @@ def _squared(state: GroupState, event: Squared, now_s: float) -> Step:
     take = TakeStep(state.at, whole, counted, peers, "every stage has added up its sums")
     is_taken = math.isfinite(whole) and counted > 0
     tokens = config.step_tokens * counted // config.steps.num_micro_batches if is_taken else 0
-    shown = {} if state.step is None else {peer: one.work_s for peer, one in state.step.replicas.items()}
+    shown = {} if state.step is None else {peer: one.shown_s for peer, one in state.step.replicas.items()}
     members = {peer: replace(one, work_s=shown.get(peer, one.work_s)) for peer, one in state.members.items()}
     state = replace(
         state,

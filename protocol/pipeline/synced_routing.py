@@ -15,6 +15,9 @@ from typing import Final
 from protocol.errors import ConfigError
 from protocol.ids import PeerId
 
+UNASKED_SHARE: Final = 0.5
+"""Of the time that a replica took, which it is taken to need after each step that asked it nothing."""
+
 _LEAST_WORK_S: Final = 1e-6
 """Below what any clock tells apart."""
 
@@ -62,6 +65,7 @@ class Replica:
         work_s: how long it takes for a piece, as a running mean; None before the first.
         free_s: when it finished something last, monotonic.
         summed: micro-batches in the sum that it has delivered.
+        was_asked: anything in this step.
     """
 
     peer: PeerId
@@ -70,6 +74,14 @@ class Replica:
     work_s: float | None = None
     free_s: float = 0.0
     summed: frozenset[int] = frozenset()
+    was_asked: bool = False
+
+    @property
+    def shown_s(self) -> float | None:
+        """How long it is taken to need for a piece in the next step; None where it has shown nothing. A first pass takes long, for
+        what is made once, and who is not asked because of it would never come to show that it is fast.
+        """
+        return self.work_s if self.work_s is None or self.was_asked else UNASKED_SHARE * self.work_s
 
 
 def patience_s(config: SyncedConfig, replica: Replica) -> float:

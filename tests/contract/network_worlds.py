@@ -43,6 +43,7 @@ class World(Protocol):
 
     async def start(self, identity: Identity) -> Network: ...
     async def kill(self, network: Network) -> None: ...
+    def break_calls(self, network: Network) -> None: ...
     def freeze(self, network: Network) -> None: ...
     def thaw(self, network: Network) -> None: ...
     def unix_s(self) -> float: ...
@@ -67,6 +68,9 @@ class MemoryWorld:
 
     async def kill(self, network: Network) -> None:
         self._swarm.kill(network.peer_id)
+
+    def break_calls(self, network: Network) -> None:
+        self._swarm.break_calls(network.peer_id)
 
     def freeze(self, network: Network) -> None:
         self._swarm.freeze(network.peer_id)
@@ -145,6 +149,13 @@ class RealWorld:
         self._scopes[network.peer_id].cancel()
         os.kill(_pid(network), signal.SIGKILL)
         await self._stopped[network.peer_id].wait()
+
+    def break_calls(self, network: Network) -> None:
+        assert isinstance(self.alice, Libp2pNetwork)
+        assert self.alice.direct is not None
+        connection = self.alice.direct.calls.live(network.peer_id)
+        assert connection is not None, "no connection for calls"
+        connection.close()
 
     def freeze(self, network: Network) -> None:
         os.kill(_pid(network), signal.SIGSTOP)

@@ -387,6 +387,58 @@ def test_a_peer_that_dies_during_a_call_is_unreachable_before_the_deadline(run_d
     run_direct(check)
 
 
+@pytest.fixture(params=["memory", "direct"])
+def run_calls(request: pytest.FixtureRequest) -> Runner:
+    """For what can be seen of the connections that calls share."""
+    if request.param == "memory":
+        return run_in_memory
+    runner: Runner = request.getfixturevalue(f"{request.param}_world")
+    return runner
+
+
+def test_a_peer_whose_connection_breaks_during_a_call_answers_the_next_one(run_calls: Runner) -> None:
+    async def check(world: World) -> None:
+        server, holder = await world.start(new_identity(30)), _Holder()
+        server.serve_calls("hold", holder.call)
+        server.serve_calls("echo", _echo)
+        await world.alice.add_addresses(server.addresses())
+        await world.alice.call(server.peer_id, "echo", b"", timeout_s=5)
+
+        async def break_when_held() -> None:
+            await holder.began.wait()
+            world.break_calls(server)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(break_when_held)
+            with trio.fail_after(10), pytest.raises(ConnectionReset):
+                await world.alice.call(server.peer_id, "hold", b"", timeout_s=60)
+        reply = await world.alice.call(server.peer_id, "echo", b"again", timeout_s=5)
+        assert reply.endswith(b":again")
+
+    run_calls(check)
+
+
+def test_a_peer_that_died_during_a_call_refuses_those_after_the_reset_at_once(run_direct: Runner) -> None:
+    async def check(world: World) -> None:
+        victim, holder = await world.start(new_identity(31)), _Holder()
+        victim.serve_calls("hold", holder.call)
+        victim.serve_calls("echo", _echo)
+        await world.alice.add_addresses(victim.addresses())
+        await world.alice.call(victim.peer_id, "echo", b"", timeout_s=5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_kill_when, world, victim, holder.began)
+            with trio.fail_after(10), pytest.raises(ConnectionReset):
+                await world.alice.call(victim.peer_id, "hold", b"", timeout_s=60)
+        for _ in range(3):
+            with pytest.raises(PeerUnreachable) as refused:
+                await world.alice.call(victim.peer_id, "echo", b"", timeout_s=2)
+            if not isinstance(refused.value, ConnectionReset):
+                return
+        pytest.fail("every call was reset: nobody knows that it is gone")
+
+    run_direct(check)
+
+
 def test_a_peer_that_dies_during_a_stream_resets_it_for_reader_and_writer(run_direct: Runner) -> None:
     async def check(world: World) -> None:
         victim, holder = await world.start(new_identity(12)), _Holder()

@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from averaging.network.memory_network import MemorySwarm
-from peer.lane_calls import BEAT_S, MEMBER_CHANNEL, CallLine, call_again, read_answer
-from protocol.errors import ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError
+from averaging.network.memory_network import MemoryNetwork, MemorySwarm
+from peer.lane_calls import BEAT_S, CALL_WITHIN_S, MEMBER_CHANNEL, CallLine, call_again, read_answer
+from protocol.errors import CallTimeout, ConnectionReset, PeerUnreachable, PotluckError, RemoteProtocolError
 from protocol.ids import PeerId
 from protocol.pipeline.lane_messages import LaneAnswer, LaneFetch, LaneLoaded, LaneMessage, LanePing, LaneResume
 from protocol.pipeline.lane_stage import Point
@@ -89,6 +89,35 @@ async def test_what_is_lost_is_said_again_and_what_is_out_of_date_is_not(
         line.swarm.losses = {}
         await trio.sleep(1.0)
         assert [message for message in line.heard if isinstance(message, LaneResume)] == [LaneResume(0, 3)]
+
+
+async def test_a_sign_of_life_that_is_lost_is_said_again_as_soon_as_that_is_known(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _line() as line:
+        await trio.sleep(2 * BEAT_S)
+        line.swarm.losses = {THERE: 1.0}
+        await trio.sleep(BEAT_S + CALL_WITHIN_S + 0.05)
+        line.swarm.losses = {}
+        heard = len(line.heard)
+        await trio.sleep(CALL_WITHIN_S)
+        assert len(line.heard) > heard
+
+
+async def test_a_way_that_is_given_up_at_once_is_tried_again_after_a_pause(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[float]()
+
+    async def fails(*_: object, **__: object) -> bytes:
+        calls.append(trio.current_time())
+        raise CallTimeout("our own libp2p daemon is not there", "a running one")
+
+    async with _line() as line:
+        monkeypatch.setattr(MemoryNetwork, "call", fails)
+        line.line.put(LaneResume(0, 1))
+        await trio.sleep(1.0)
+        assert 5 < len(calls) < 15
 
 
 async def test_a_refusal_is_told_and_a_process_that_is_gone_ends_the_line(

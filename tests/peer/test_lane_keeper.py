@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from averaging.network.memory_network import MemoryNetwork
 from peer.lane_calls import KEEPER_CHANNEL, read_answer
 from peer.lane_member import LaneMember, stage_size
 from peer.lane_outbox import give
@@ -48,6 +49,22 @@ async def test_nobody_but_a_lanes_members_is_heard_and_they_only_as_members(
         assert "whole message" in read_answer(await member.call(KEEPER, KEEPER_CHANNEL, b"\xff", timeout_s=1.0))
         await world.rounds.anchor(0)
         assert world.lane(0).epoch == 0
+
+
+async def test_a_member_that_asks_hears_that_its_lane_is_kept_and_who_is_none_that_it_is_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_lanes(CONFIG) as world:
+        stranger = world.swarm.start(STRANGER)
+        await trio.sleep(0.05)
+
+        async def ask(network: MemoryNetwork, lane: int) -> str:
+            here = encode_lane_message(said.LaneHere(lane, 0))
+            return read_answer(await network.call(KEEPER, KEEPER_CHANNEL, here, timeout_s=1.0))
+
+        assert await ask(world.networks[VICTIM], 0) == ""
+        assert "a lane that is kept here" in await ask(world.networks[VICTIM], 1)
+        assert "a member of it" in await ask(stranger, 0)
 
 
 async def test_what_a_lane_left_is_taken_from_who_was_to_give_it_alone_and_once(

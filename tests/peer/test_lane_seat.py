@@ -18,7 +18,7 @@ from averaging.network.memory_network import MemoryNetwork, MemorySwarm
 from averaging.network.seams import Stream
 from peer.lane_calls import KEEPER_CHANNEL, MEMBER_CHANNEL, read_answer
 from peer.lane_outbox import PARCEL_CHANNEL, answer, fetch_copy, receive_bytes, receive_in_time, send_parcel
-from peer.lane_seat import LaneSeat
+from peer.lane_seat import KEEPER_SILENT_S, LaneSeat
 from peer.stage_snapshot import decode_snapshot, encode_snapshot
 from peer.stage_trainer import StageSnapshot
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -60,6 +60,9 @@ class Played:
     told: list[said.LaneMessage] = field(default_factory=list)
     brought: list[tuple[PeerId, said.LaneParcel, bytes]] = field(default_factory=list)
     passes: list[tuple[int, bool]] = field(default_factory=list)
+    is_silent: bool = False
+    refusal: str = ""
+    """What the keeper answers."""
 
     async def say(self, message: said.LaneMessage, sender: PeerId = KEEPER) -> str:
         """Why the seat refuses it; empty where it does not."""
@@ -83,7 +86,7 @@ class Played:
 
     async def hear(self, sender: PeerId, request: bytes) -> bytes:
         self.told.append(decode_lane_message(request))
-        return encode_parcel(said.LaneAnswer(""))
+        return encode_parcel(said.LaneAnswer(self.refusal))
 
     async def serve(self, sender: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_frame()) is not None:
@@ -93,7 +96,7 @@ class Played:
             await answer(stream)
 
     async def ping(self) -> None:
-        while True:
+        while not self.is_silent:
             await self.networks[KEEPER].call(
                 SEAT, MEMBER_CHANNEL, encode_lane_message(said.LanePing(0, 0)), timeout_s=1.0
             )
@@ -316,3 +319,45 @@ async def test_a_stage_whose_pass_fails_gives_its_seat_back(autojump_clock: trio
         (leave,) = [message for message in played.told if isinstance(message, said.LaneLeave)]
         assert "not finite" in leave.reason
         await played.until(lambda: played.world.members[SEAT].seat is None)
+
+
+async def _silent(played: Played) -> None:
+    """The keeper was just heard for the last time."""
+    played.is_silent = True
+    await trio.sleep(1.0)
+    assert await played.say(said.LanePing(0, 0)) == ""
+
+
+async def test_a_seat_with_nothing_to_say_is_over_within_two_seconds_after_its_keepers_process_is_gone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        await _silent(played)
+        played.world.swarm.kill(KEEPER)
+        await trio.sleep(2.0)
+        assert played.world.members[SEAT].seat is None
+
+
+async def test_a_keeper_that_is_silent_and_lives_is_asked_and_has_its_time_also_where_connections_to_it_break(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        await _silent(played)
+        played.world.swarm.broken = 1.0
+        await trio.sleep(KEEPER_SILENT_S / 2)
+        played.world.swarm.broken = 0.0
+        await trio.sleep(KEEPER_SILENT_S / 2 - 0.1)
+        assert played.world.members[SEAT].seat is not None
+        assert said.LaneHere(0, 0) in played.told
+        await trio.sleep(0.2)
+        assert played.world.members[SEAT].seat is None, "an answer is no call"
+
+
+async def test_a_seat_whose_silent_keeper_keeps_no_such_lane_is_over_when_it_asks(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _seated() as played:
+        await _silent(played)
+        played.refusal = "a word about lane 0"
+        await trio.sleep(2.0)
+        assert played.world.members[SEAT].seat is None

@@ -63,6 +63,31 @@ def test_a_stage_whose_replicas_were_measured_to_be_slow_gets_one_and_by_what_it
     assert next_move(placement_of(STAGES, held, paces=paces, is_in_lanes=True)) is None
 
 
+@pytest.mark.parametrize("slow", ALL)
+def test_a_joiner_takes_the_stage_whose_replicas_were_measured_to_be_slow_and_in_lanes_the_one_with_the_fewest(
+    slow: int,
+) -> None:
+    held: dict[PeerId, int | None] = {PeerId(f"p{stage}{number}"): stage for stage in ALL for number in range(2)}
+    costs = placement_of(STAGES, {}).costs
+    paces = {peer: (0.25 if stage == slow else 1.0) * 1000.0 / costs[stage or 0] for peer, stage in held.items()}
+    assert choose_stage(KnownStages(STAGES, ALL, others=held, paces=paces))[0] == slow
+    more: dict[PeerId, int | None] = {**held, A: slow, B: 1 if slow == 2 else 2}
+    fewest = next(stage for stage in ALL if stage not in (more[A], more[B]))
+    assert choose_stage(KnownStages(STAGES, ALL, others=more, paces=paces, is_in_lanes=True))[0] == fewest
+
+
+def test_a_joiner_of_a_run_decides_by_its_mode_and_by_what_the_directory_lists(tmp_path: Path) -> None:
+    members = {PeerId(f"p{stage}{number}"): (stage,) for stage in ALL for number in range(2)}
+    costs = placement_of(STAGES, {}).costs
+    paces = {peer: (0.25 if stage == 1 else 1.0) * 1000.0 / costs[stage] for peer, (stage,) in members.items()}
+    start, seen = _start((A,), (B,), (C,)), everybody(members)
+    for mode, expected in (("synced", 1), ("lanes", 0)):
+        config = pipeline_run(pipeline={"mode": mode})
+        own = OwnStage(PeerConfig(state_dir=tmp_path), config, STAGES, tmp_path / mode, InlineOffload())
+        (tmp_path / mode).mkdir()
+        assert trio.run(partial(own.settle, start, D, seen, paces)) == (expected,)
+
+
 def test_who_has_shown_no_pace_is_taken_for_the_median_and_nobody_for_far_more() -> None:
     held = {A: 0, B: 0, C: 0, D: 0}
     placed = placement_of(STAGES, held, paces={A: 10.0, B: 20.0, C: 1e9})

@@ -99,6 +99,24 @@ async def test_one_of_three_fast_replicas_goes_to_the_stage_whose_two_were_measu
         assert stage == 1
 
 
+async def test_where_a_round_is_longer_than_several_turns_one_goes_at_its_end_and_not_all_who_waited_for_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_synced(CONFIG, replicas=(3, 2, 2)) as world:
+        world.pace_s = dict.fromkeys(world.services, 4 * SLOWLY_S)
+        costs = placement_of(STAGES, {}).costs
+        paces = {
+            peer: (0.1 if one.role.stage == 1 else 1.0) / costs[one.role.stage] for peer, one in world.services.items()
+        }
+        movers = _Movers(world, paces=paces)
+        with trio.fail_after(100 * TURN_S):
+            while not movers.moved:
+                await trio.sleep(1.0)
+        assert trio.current_time() > SETTLED_S + 2 * TURN_S, "the other had its turn, too"
+        await trio.sleep(TURN_S)
+        assert len(movers.moved) == 1
+
+
 async def test_a_peer_that_serves_no_lane_goes_where_another_lane_lacks_one_and_those_who_serve_stay(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -32,3 +32,13 @@ def test_measuring_held_out_text_is_no_work_on_tokens_and_old_steps_are_forgotte
         _step(pace, 0.5)
         pace.worked(Pass(4, False), 1000.0)
     assert pace.tokens_per_s == pytest.approx(1024 / 8.0)
+
+
+def test_what_a_stage_computed_until_its_first_pass_was_done_is_told_once_and_for_all() -> None:
+    pace = StagePace(4, 1024)
+    pace.worked(None, 3.0)
+    assert pace.first_pass_s is None
+    pace.worked(Pass(0, False), 2.0)
+    assert pace.first_pass_s == 5.0
+    _step(pace, 0.5)
+    assert pace.first_pass_s == 5.0

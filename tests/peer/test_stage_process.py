@@ -68,6 +68,8 @@ async def test_a_seat_computes_its_passes_steps_and_snapshots_in_the_process(tmp
     async with open_stage_process(plan) as process:
         await _ready(process)
         assert process.pid == starts.started[0].pid
+        assert process.started_in_s is not None
+        assert 0.0 < process.started_in_s <= WITHIN_S
         work = _work(process, told, tmp_path)
         await work.open()
         message = await work.run_pass(0, START, Pass(0, False))

@@ -92,6 +92,7 @@ class Played:
         brought: shares of rounds; they are over at once, with the parameters as they are.
     """
 
+    swarm: MemorySwarm
     networks: dict[PeerId, MemoryNetwork]
     told: list[Said] = field(default_factory=list)
     replies: list[tuple[said.SyncedReply, bytes]] = field(default_factory=list)
@@ -202,7 +203,7 @@ async def _open(begun: said.SyncedBegin = BEGIN, *, is_pinged: bool = True) -> A
     with trio.fail_after(120.0):
         async with trio.open_nursery() as nursery:
             swarm = MemorySwarm(nursery, random.Random(1))
-            played = Played({peer: swarm.start(peer) for peer in (OWNER, BESIDE, STRANGER)})
+            played = Played(swarm, {peer: swarm.start(peer) for peer in (OWNER, BESIDE, STRANGER)})
             for peer in (OWNER, BESIDE):
                 played.networks[peer].serve_calls(KEEPER_CHANNEL, played.hear)
                 played.networks[peer].serve_streams(PARCEL_CHANNEL, played.serve)
@@ -543,6 +544,21 @@ async def test_a_seat_is_over_when_its_owner_ends_the_group_or_is_not_heard(
         assert played.member.seat is not None
         await trio.sleep(KEEPER_SILENT_S + 3.0)
         assert played.member.seat is None
+
+
+async def test_a_seat_with_nothing_to_say_is_over_within_two_seconds_after_its_owners_process_is_gone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _open(is_pinged=False) as played:
+        await played.until(lambda: any(isinstance(message, said.SyncedReady) for message in played.told))
+        await played.say(lane_said.LanePing(LANE, 0, 1))
+        assert played.member is not None
+        seat = played.member.seat
+        assert isinstance(seat, SyncedSeat)
+        played.swarm.kill(OWNER)
+        await trio.sleep(2.0)
+        assert played.member.seat is None
+        assert seat.has_lost_owner
 
 
 async def test_another_stage_in_the_same_group_is_refused(autojump_clock: trio.testing.MockClock) -> None:

@@ -66,9 +66,8 @@ async def test_a_replica_that_is_killed_in_mid_pass_changes_nothing_and_no_micro
     stage: int, is_backward: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_synced(CONFIG) as world:
-        # at the owner's own stage all passes of a step may be its own
-        at = Point(0, 2 if stage == 0 else 1)
-        killed = once(world, stage, at, is_backward=is_backward, then=world.kill)
+        world.pace_s[OWNER] = 0.1  # or its stage's work would be done first by itself, which no message has to reach
+        killed = once(world, stage, Point(0, 1), is_backward=is_backward, then=world.kill)
         found_N = await world.rounds.anchor(1)
         assert killed
         assert off(found_N, 2) <= 1e-10
@@ -141,6 +140,26 @@ async def test_a_replica_that_is_slow_holds_up_no_step_and_nothing_of_it_counts_
     async with open_synced(CONFIG) as world:
         world.pace_s[PeerId("stage1peer0")] = 3.0
         assert off(await world.rounds.anchor(1), 2) <= 1e-10
+
+
+async def test_a_replica_whose_first_pass_took_long_has_its_part_again_within_a_few_steps(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    slow, passes = PeerId("stage1peer0"), list[Point]()
+    async with open_synced(CONFIG) as world:
+        world.pace_s[slow] = 2.0
+
+        def about(peer: PeerId, stage: int, at: Point, work: Pass) -> None:
+            if peer == slow:
+                passes.append(at)
+                if len(passes) > 1:
+                    world.pace_s[slow] = 0.02
+
+        world.about = about
+        last = 2
+        assert off(await world.rounds.anchor(last), last + 1) <= 1e-10
+    assert passes[0] == Point(0, 0)
+    assert any(Point(1, 0) < at for at in passes)
 
 
 async def test_who_comes_in_the_middle_of_a_round_takes_its_stage_from_another_and_serves_the_very_step(

@@ -30,6 +30,7 @@ MESSAGES: tuple[m.LaneMessage, ...] = (
     m.LaneEnd(1, 3, AT, 0, (), "a snapshot is lost"),
     m.LanePing(1, 3),
     m.LaneLeave(1, 3, "asked to leave"),
+    m.LaneHere(1, 3),
     m.LaneSpare(2, 7),
     m.LaneClaim(1, AT, 2, 4096, MEMBERS[0]),
 )

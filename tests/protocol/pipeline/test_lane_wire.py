@@ -57,6 +57,7 @@ ANY_MESSAGE = st.one_of(
     st.builds(m.LaneEnd, NUMBER, NUMBER, POINT, st.just(0), st.just(()), REASON),
     st.builds(m.LanePing, NUMBER, NUMBER, NUMBER),
     st.builds(m.LaneLeave, NUMBER, NUMBER, REASON),
+    st.builds(m.LaneHere, NUMBER, NUMBER),
     st.builds(m.LaneClaim, NUMBER, POINT, STAGE, st.integers(1, MAX_TOKENS), PEER),
     st.builds(m.LaneSpare, STAGE, st.integers(0, m.MAX_ROUND)),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,47 @@ def test_where_the_first_one_stays_the_next_one_has_its_turn() -> None:
     assert _settled(placement, "b", SETTLED_S + TURN_S - 1) is None
     assert _settled(placement, "b", SETTLED_S + TURN_S) == 2
     assert _settled(placement, "c", SETTLED_S + 2 * TURN_S) == 2
+
+
+def _with_line(placement: Placement, me: str, bytes_per_s: float) -> Placement:
+    servers = (replace(s, download_bytes_per_s=bytes_per_s) if s.peer == me else s for s in placement.servers)
+    return replace(placement, servers=tuple(servers))
+
+
+def _turn(placement: Placement, me: str, bytes_per_s: float) -> int | None:
+    """After how many others it goes with such a line, which it alone knows of; None where it stays."""
+    measured, own = _with_line(placement, me, bytes_per_s), PeerId(me)
+    watch = look(Watch(), placement, own, 0.0, is_needed=False, as_measured=measured).watch
+    for turn in range(2 * len(placement.servers)):
+        at_s = SETTLED_S + turn * TURN_S
+        if look(watch, placement, own, at_s, is_needed=False, as_measured=measured).move is not None:
+            return turn
+    return None
+
+
+def test_who_has_a_slow_line_stays_and_a_fast_one_goes_in_the_turn_that_all_see() -> None:
+    placement = _placed(LOPSIDED)
+    assert _turn(placement, "a", 0.1) is None  # 8000 s for what is won in an hour
+    assert [_turn(placement, me, 1000.0) for me in "abcd"] == [_turn(placement, me, 10.0) for me in "abcd"]
+
+
+def test_those_for_whom_it_is_worth_it_by_their_own_line_alone_go_after_all_others_and_no_two_at_once() -> None:
+    short = _placed(LOPSIDED, horizon_s=199.0)  # nobody is seen to go
+    turns = [_turn(short, me, 1000.0) for me in LOPSIDED]
+    going = [turn for turn in turns if turn is not None]
+    assert len(set(going)) == len(going) > 1
+    assert _turn(short, "a", 10.0) is None
+
+
+def test_who_goes_later_knows_how_many_may_go_before_it() -> None:
+    placement = _placed(LOPSIDED)
+
+    def num_before(me: str, *, is_needed: bool = False) -> int:
+        watch = look(Watch(), placement, PeerId(me), 0.0, is_needed=is_needed).watch
+        return look(watch, placement, PeerId(me), 1e6, is_needed=is_needed).num_before
+
+    assert [num_before(me) for me in "abcd"] == [0, 1, 2, 3]
+    assert num_before("a", is_needed=True) == 3
 
 
 def test_who_is_needed_where_it_is_lets_all_others_go_before_it() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from protocol.errors import ConfigError
@@ -18,6 +20,9 @@ A, B, C, D = (PeerId(name) for name in "ABCD")
 STEPS = SyncedConfig(num_stages=2, num_micro_batches=1, in_flight=4)
 CONFIG = GroupConfig(STEPS, inner_steps=2, step_tokens=100)
 START = Point(0, 0)
+SEED = 4
+"""By which A is drawn before B for a first step's work."""
+
 ONE = frozenset({0})
 
 
@@ -31,7 +36,7 @@ def fed(state: group.GroupState, *events: group.Event, now_s: float = 0.0) -> gr
 
 
 def begun() -> group.Step:
-    return group.begin(CONFIG, 1, {A: 0, B: 0, C: 1}, START, 0.0)
+    return group.begin(CONFIG, SEED, {A: 0, B: 0, C: 1}, START, 0.0)
 
 
 def ready(*, weights: bytes = b"w") -> group.Step:
@@ -77,6 +82,23 @@ def test_a_rounds_first_step_waits_a_while_for_who_is_late_and_no_longer() -> No
     late = fed(begins.state, group.Ready(B, START), now_s=5.2)
     assert late.state.step is not None
     assert B in late.state.step.replicas
+
+
+def test_a_steps_first_work_is_shared_among_all_who_begin_it() -> None:
+    two = GroupConfig(SyncedConfig(num_stages=2, num_micro_batches=2, in_flight=4), inner_steps=2, step_tokens=100)
+    state = group.begin(two, SEED, {A: 0, B: 0, C: 1}, START, 0.0).state
+    begins = fed(state, *(group.Ready(peer, START) for peer in (A, B, C)))
+    asked = [order.order for order in begins.orders if isinstance(order, OfStep)]
+    assert {order.peer for order in asked if isinstance(order, synced.Ask)} == {A, B}
+
+
+def test_a_steps_first_work_goes_to_who_is_fast_whoever_is_named_first() -> None:
+    state = ready().state
+    members = {A: replace(state.members[A], work_s=9.0), B: replace(state.members[B], work_s=0.1), C: state.members[C]}
+    at_end = replace(state, phase="gathering", step=None, members=MappingProxyType(members))
+    begins = fed(at_end, group.Heard(A))
+    assert OfStep(START, synced.Ask(B, Work(0, 0, False))) in begins.orders
+    assert OfStep(START, synced.Ask(A, Work(0, 0, False))) not in begins.orders
 
 
 def test_a_step_is_taken_by_all_when_every_stage_has_added_up_its_sums() -> None:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import pytest
 
+from protocol.frozen import replace
 from protocol.ids import PeerId
 from protocol.pipeline.synced_routing import Replica, SyncedConfig, Work, chosen, patience_s, rest_s
 from tests.protocol.pipeline.synced_world import Faults, SyncedWorld
@@ -47,6 +48,12 @@ def test_who_has_shown_nothing_is_taken_for_as_fast_as_the_fastest() -> None:
     assert new in drawn
     assert slow in drawn
     assert rest_s(CONFIG, [new, slow], 10) == pytest.approx(0.5)
+
+
+def test_who_was_asked_nothing_is_taken_for_faster_in_the_next_step() -> None:
+    assert replica("slow", 0.4).shown_s == pytest.approx(0.2)
+    assert replace(replica("slow", 0.4), was_asked=True).shown_s == 0.4
+    assert replica("new", None).shown_s is None
 
 
 def test_what_is_left_takes_as_long_as_all_replicas_together_need() -> None:
