@@ -208,6 +208,9 @@ class Board:
             coverage=coverage(record),
             bytes_up=moved.up,
             bytes_down=moved.down,
+            control_bytes_up=moved.control_up,
+            control_bytes_down=moved.control_down,
+            bulk=tuple(map(_bulk, moved.bulk)),
             lost=lost,
         )
         log.info(
@@ -275,7 +278,13 @@ class Board:
 
     def _moved(self, link: ChainLink) -> dict[str, object]:
         moved = self.traffic.of(link.commit)
-        return {"bytes_up": moved.up if moved else None, "bytes_down": moved.down if moved else None}
+        return {
+            "bytes_up": moved.up if moved else None,
+            "bytes_down": moved.down if moved else None,
+            "control_bytes_up": moved.control_up if moved else None,
+            "control_bytes_down": moved.control_down if moved else None,
+            "bulk": [_bulk(count).model_dump() for count in moved.bulk] if moved else None,
+        }
 
     def latest_spans(self) -> list[dict[str, object]]:
         """What took how long here lately, in the order in which it ended; seconds on a clock of this process."""

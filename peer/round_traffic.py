@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from averaging.network.seams import TrafficCount
+from averaging.network.seams import BulkCount, TrafficCount
 from protocol.ids import CommitId
 
 KEPT_ROUNDS: Final = 256
@@ -13,23 +13,28 @@ KEPT_ROUNDS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RoundBytes:
-    """Payload of both lanes since the commit before; since the start of the process at the first one."""
+    """Payload since the commit before; since the start of the process at the first one. Both lanes together, of it the control lane's,
+    and the bulk lane's by way, channel, unit and codec: of a run with several units the other units' bytes of that time, too.
+    """
 
     up: int
     down: int
+    control_up: int = 0
+    control_down: int = 0
+    bulk: tuple[BulkCount, ...] = ()
 
 
 class RoundTraffic:
     """Call `committed` at each commit. Several that come together, as when rounds were missed, leave all bytes to the first."""
 
     def __init__(self) -> None:
-        self._before = RoundBytes(0, 0)
+        self._before = TrafficCount(0, 0, 0, 0)
         self._rounds: dict[CommitId, RoundBytes] = {}
 
     def committed(self, commit: CommitId, traffic: TrafficCount) -> RoundBytes:
         """The bytes of this round."""
-        taken = RoundBytes(traffic.bytes_up - self._before.up, traffic.bytes_down - self._before.down)
-        self._before = RoundBytes(traffic.bytes_up, traffic.bytes_down)
+        taken = _between(self._before, traffic)
+        self._before = traffic
         self._rounds[commit] = taken
         if len(self._rounds) > KEPT_ROUNDS:
             del self._rounds[next(iter(self._rounds))]
@@ -38,3 +43,19 @@ class RoundTraffic:
     def of(self, commit: CommitId) -> RoundBytes | None:
         """The bytes of a round, None for one that was not seen by this process, or long ago."""
         return self._rounds.get(commit)
+
+
+def _between(before: TrafficCount, now: TrafficCount) -> RoundBytes:
+    known = {count.kind: count for count in before.bulk}
+    moved = (_moved(known.get(count.kind, BulkCount(count.kind, 0, 0)), count) for count in now.bulk)
+    return RoundBytes(
+        now.bytes_up - before.bytes_up,
+        now.bytes_down - before.bytes_down,
+        now.control_bytes_up - before.control_bytes_up,
+        now.control_bytes_down - before.control_bytes_down,
+        tuple(count for count in moved if count.bytes_up or count.bytes_down),
+    )
+
+
+def _moved(before: BulkCount, now: BulkCount) -> BulkCount:
+    return BulkCount(now.kind, now.bytes_up - before.bytes_up, now.bytes_down - before.bytes_down)

@@ -12,11 +12,24 @@ FINAL_STATUS_FILE: Final = "final_status.json"
 """In the peer's state folder: the last status, written when the daemon leaves."""
 
 
+class BulkTraffic(BaseModel):
+    """Payload of bulk streams of one kind: the way they took ("direct", "libp2p"), channel, unit and codec, empty where unsaid."""
+
+    model_config = ConfigDict(frozen=True)
+
+    way: str
+    channel: str
+    unit: str
+    codec: str
+    bytes_up: int
+    bytes_down: int
+
+
 class LastRound(BaseModel):
     """The latest committed round as this peer knows it; `weights` are shares that sum to 1, by peer id.
 
-    `bytes_up` and `bytes_down` are payload of both lanes since the commit before. `lost` is the share of the mean, by its squares,
-    that the codec of results had no room for.
+    `bytes_up` and `bytes_down` are payload of both lanes since the commit before, of it `control_bytes_up` and `control_bytes_down` of
+    the control lane, the rest `bulk`. `lost` is the share of the mean, by its squares, that the codec of results had no room for.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -27,6 +40,9 @@ class LastRound(BaseModel):
     coverage: float = 1.0
     bytes_up: int = 0
     bytes_down: int = 0
+    control_bytes_up: int = 0
+    control_bytes_down: int = 0
+    bulk: tuple[BulkTraffic, ...] = ()
     lost: float = 0.0
 
 
@@ -43,19 +59,6 @@ class UnitPlace(BaseModel):
     tokens_ready: int
     waiting: str
     state_root: str = ""
-
-
-class BulkTraffic(BaseModel):
-    """Payload of bulk streams of one kind: the way they took ("direct", "libp2p"), channel, unit and codec, empty where unsaid."""
-
-    model_config = ConfigDict(frozen=True)
-
-    way: str
-    channel: str
-    unit: str
-    codec: str
-    bytes_up: int
-    bytes_down: int
 
 
 class PeerStatus(BaseModel):

@@ -37,7 +37,7 @@ from averaging.rounds.result_word import NamedResult, read_word, word_of
 from averaging.rounds.spans import Moving, spanned
 from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
-from protocol.errors import PotluckError, RemoteProtocolError, TransportError
+from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
 from protocol.ids import PeerId, short
 from protocol.merkle import merkle_root
 from protocol.rounds.chain import ROUND_DOMAIN
@@ -296,6 +296,9 @@ class Exchange:
             self._taking.add(scope)
             try:
                 await self._take(sender, hello, reduction, stream)
+            except (RemoteProtocolError, VersionError) as error:
+                reduction.set_refused(sender, error)
+                raise
             finally:
                 self._taking.discard(scope)
         reduction.wake()

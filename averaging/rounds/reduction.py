@@ -27,10 +27,11 @@ from averaging.rounds.batches import CHUNK_HEAD, Batch, consecutive
 from averaging.rounds.contribution import split_hashes
 from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.envelope import open_envelope
-from protocol.errors import RemoteProtocolError
+from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.ids import HASH_BYTES, PeerId, Root, RunId
 from protocol.merkle import leaf_hash, merkle_root, range_root
+from protocol.received import shown
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lane_parts import brought_twice
 from protocol.rounds.messages import (
@@ -211,6 +212,7 @@ class Reduction:
         self._result_codec = result_codec
         self._grid = grid
         self._absent: dict[PeerId, str] = {}
+        self._refused: dict[PeerId, str] = {}
         self._changed = trio.Event()
         self._waiting = trio.CancelScope(deadline=-inf)
         self._began_s = 0.0
@@ -232,6 +234,12 @@ class Reduction:
         """Stop waiting for a member: it offers nothing, or is suspected."""
         self._absent.setdefault(peer, reason)
         self.wake()
+
+    def set_refused(self, peer: PeerId, error: PotluckError) -> None:
+        """Something that a member sent did not fit. It may send what does until the slice closes; where it does not, this is why it is
+        left out.
+        """
+        self._refused[peer] = shown(f"what it sent was refused: {error.one_line()}")
 
     def set_present(self, peer: PeerId) -> None:
         """A suspect spoke again: wait for it like for anybody."""
@@ -399,7 +407,7 @@ class Reduction:
         proposal = self._proposal
         counted = {peer for peer, _ in included}
         omitted = tuple(
-            Omission(member.peer, reasons.get(member.peer, "late"))
+            Omission(member.peer, reasons.get(member.peer) or self._refused.get(member.peer, "late"))
             for member in sorted(proposal.members, key=lambda member: member.peer)
             if member.peer not in counted
         )

@@ -11,7 +11,9 @@ import trio.testing
 from averaging.network.clocks import VirtualClock
 from averaging.network.disk_room import DiskMeter
 from averaging.network.offload import InlineOffload
+from averaging.network.seams import BulkCount, BulkKind, Network, TrafficCount, Way
 from averaging.rounds.download import DownloadProgress
+from averaging.rounds.service import RoundService
 from peer.apart import APART_AFTER_S
 from peer.board import Board
 from peer.controls_core import Decision
@@ -51,6 +53,25 @@ async def test_a_commit_counts_for_us_only_with_a_contribution_of_this_process(
     assert status.last_round is not None
     assert abs(sum(status.last_round.weights.values()) - 1.0) < 1e-9
     assert (status.last_round.coverage, status.last_round.lost) == (1.0, 0.0)
+
+
+async def test_a_round_tells_its_bytes_by_lane_unit_and_codec_in_the_status_and_in_the_list_of_rounds(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    table = Table(3)
+    table.run_until(lambda: all(seat.head.index >= 1 for seat in table.live()))
+    seat = table.live()[0]
+    kind = BulkKind(Way.DIRECT, "exchange", UNIT, "int8")
+    network = SimpleNamespace(traffic=lambda: TrafficCount(3, 4, 50, 60, (BulkCount(kind, 50, 60),)))
+    board = Board(seat.peer, VirtualClock(), 0.0, network=cast(Network, network))
+    board.publish("committed", {"link": seat.head})
+    told = board.last_round
+    assert told is not None
+    moved = {"way": "direct", "channel": "exchange", "unit": UNIT, "codec": "int8", "bytes_up": 50, "bytes_down": 60}
+    assert (told.bytes_up, told.control_bytes_up, [kind.model_dump() for kind in told.bulk]) == (53, 3, [moved])
+    board.service = cast(RoundService, SimpleNamespace(chain=SimpleNamespace(links=(seat.head,))))
+    (row,) = board.latest_rounds()
+    assert (row["bytes_down"], row["control_bytes_down"], row["bulk"]) == (64, 4, [moved])
 
 
 async def test_room_on_the_disk_is_told_once_it_was_looked_at(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from averaging.network.seams import TrafficCount
+from averaging.network.seams import BulkCount, BulkKind, TrafficCount, Way
 from peer.round_traffic import KEPT_ROUNDS, RoundBytes, RoundTraffic
 from protocol.ids import CommitId
 
@@ -11,11 +11,23 @@ def _commit(number: int) -> CommitId:
 
 def test_a_round_has_the_bytes_since_the_commit_before() -> None:
     rounds = RoundTraffic()
-    assert rounds.committed(_commit(1), TrafficCount(1, 2, 10, 20)) == RoundBytes(11, 22)
+    assert rounds.committed(_commit(1), TrafficCount(1, 2, 10, 20)) == RoundBytes(11, 22, 1, 2)
     assert rounds.committed(_commit(2), TrafficCount(1, 2, 10, 20)) == RoundBytes(0, 0)
-    assert rounds.committed(_commit(3), TrafficCount(2, 2, 15, 21)) == RoundBytes(6, 1)
-    assert rounds.of(_commit(1)) == RoundBytes(11, 22)
+    assert rounds.committed(_commit(3), TrafficCount(2, 2, 15, 21)) == RoundBytes(6, 1, 1, 0)
+    assert rounds.of(_commit(1)) == RoundBytes(11, 22, 1, 2)
     assert rounds.of(_commit(4)) is None
+
+
+def test_a_rounds_bytes_are_told_by_lane_and_those_of_bulk_by_unit_and_codec_where_any_moved() -> None:
+    up, down = (BulkKind(Way.DIRECT, "exchange", "trunk", codec) for codec in ("topk", "top6"))
+    late = BulkKind(Way.LIBP2P, "exchange", "expert-0", "int8")
+    rounds = RoundTraffic()
+    rounds.committed(_commit(1), TrafficCount(5, 6, 10, 20, (BulkCount(up, 10, 0), BulkCount(down, 0, 20))))
+    then = (BulkCount(up, 10, 0), BulkCount(down, 3, 29), BulkCount(late, 7, 1))
+    taken = rounds.committed(_commit(2), TrafficCount(6, 8, 20, 30, then))
+    assert taken == RoundBytes(11, 12, 1, 2, (BulkCount(down, 3, 9), BulkCount(late, 7, 1)))
+    assert taken.up == taken.control_up + sum(count.bytes_up for count in taken.bulk)
+    assert taken.down == taken.control_down + sum(count.bytes_down for count in taken.bulk)
 
 
 def test_old_rounds_are_forgotten() -> None:

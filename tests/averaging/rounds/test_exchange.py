@@ -428,13 +428,20 @@ async def test_a_slice_whose_result_cannot_be_kept_is_given_up_and_its_members_l
 
 
 async def _assert_refused(
-    world: RoundWorld, sides: list[Side], hello: ExchangeHello, frames: Sequence[bytes], sender: Party | None = None
+    world: RoundWorld,
+    sides: list[Side],
+    hello: ExchangeHello,
+    frames: Sequence[bytes],
+    why: str = "late",
+    sender: Party | None = None,
 ) -> None:
-    """The stream is reset, and the attempt ends at its deadline with the member left out as late."""
+    """The stream is reset, and the attempt ends at its deadline without the member, whom its reducer names with the reason."""
     async with running(sides[:2], world.proposal(ONE_SLICE)):
         with pytest.raises(PeerUnreachable), trio.fail_after(1.0):
             await talk(sender or world.parties[2], world.parties[0], hello, frames)
-    assert sides[0].omitted() == [(world.parties[2].peer, "late")]
+    ((peer, reason),) = sides[0].omitted()
+    assert peer == world.parties[2].peer
+    assert reason == why if why == "late" else reason.startswith(f"what it sent was refused: {why}")
 
 
 async def test_a_whole_contribution_by_hand_is_taken(autojump_clock: Clock) -> None:
@@ -455,22 +462,32 @@ Spoil = Callable[[EncodedContribution], list[bytes]]
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "why"),
     [
-        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[1])], id="another hash"),
-        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0] + bytes(4))], id="longer than its chunk"),
-        pytest.param(lambda mine: [chunk_frame(0, bytes(MAX_FRAME_BYTES - 5))], id="as long as a frame can be"),
-        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0][:-1])], id="shorter than its chunk"),
-        pytest.param(lambda mine: [chunk_frame(6, mine.chunks[0])], id="a chunk that the unit has not"),
-        pytest.param(lambda mine: [b"X" + chunk_frame(0, mine.chunks[0])[1:]], id="unknown tag"),
-        pytest.param(lambda mine: [b"C"], id="no chunk at all"),
+        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[1])], "chunk 0 with another hash", id="another hash"),
+        pytest.param(
+            lambda mine: [chunk_frame(0, mine.chunks[0] + bytes(4))], "chunk 1 of 4 bytes", id="longer than its chunk"
+        ),
+        pytest.param(
+            lambda mine: [chunk_frame(0, bytes(MAX_FRAME_BYTES - 5))],
+            f"{MAX_FRAME_BYTES - 5} bytes from chunk 0 on",
+            id="as long as a frame can be",
+        ),
+        pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0][:-1])], "chunk 0 of 39 bytes", id="shorter"),
+        pytest.param(lambda mine: [chunk_frame(6, mine.chunks[0])], "frame b'C' for chunk 6", id="a chunk too many"),
+        pytest.param(
+            lambda mine: [b"X" + chunk_frame(0, mine.chunks[0])[1:]], "frame b'X' for chunk 0", id="unknown tag"
+        ),
+        pytest.param(lambda mine: [b"C"], "a frame of 1 bytes; expected a chunk", id="no chunk at all"),
     ],
 )
-async def test_a_stream_with_a_bad_chunk_is_reset_and_nothing_of_it_counts(spoil: Spoil, autojump_clock: Clock) -> None:
+async def test_a_stream_with_a_bad_chunk_is_reset_nothing_of_it_counts_and_its_sender_is_named_with_the_reason(
+    spoil: Spoil, why: str, autojump_clock: Clock
+) -> None:
     async with three_sides() as (world, sides):
         mine = contribution_of(world.parties[2], 2)
         hello = hello_of(world.proposal(ONE_SLICE), mine)
-        await _assert_refused(world, sides, hello, [*spoil(mine), *all_frames(mine)])
+        await _assert_refused(world, sides, hello, [*spoil(mine), *all_frames(mine)], why)
 
 
 async def test_a_frame_above_the_cap_never_leaves(autojump_clock: Clock) -> None:
@@ -519,23 +536,40 @@ Forge = Callable[[RoundWorld, EncodedContribution], EncodedContribution]
 
 
 @pytest.mark.parametrize(
-    "forge",
+    ("forge", "why"),
     [
-        pytest.param(lambda w, mine: replace(mine, header=_spoilt(mine.header)), id="changed after signing"),
+        pytest.param(
+            lambda w, mine: replace(mine, header=_spoilt(mine.header)), "a bad signature", id="changed after signing"
+        ),
         pytest.param(
             lambda w, mine: replace(mine, header=signed_header(w.stranger, mine, member=w.parties[2].member)),
+            "a contribution of",
             id="signed by another",
         ),
-        pytest.param(lambda w, mine: contribution_of(w.parties[1], 1), id="another member's own"),
+        pytest.param(lambda w, mine: contribution_of(w.parties[1], 1), "a contribution of", id="another member's own"),
         pytest.param(
-            lambda w, mine: _of_another_session(w.parties[2]), id="of a session that the proposal does not name"
+            lambda w, mine: _of_another_session(w.parties[2]),
+            "a contribution of",
+            id="of a session that the proposal does not name",
+        ),
+        pytest.param(
+            lambda w, mine: replace(mine, header=signed_header(w.parties[2], mine, codec="int4")),
+            "a contribution to another round or in another codec",
+            id="in a codec that the manifest does not name",
+        ),
+        pytest.param(
+            lambda w, mine: replace(mine, header=mine.header[:16] + b"\x7f\xff" + mine.header[18:]),
+            "a message of protocol version 32767",
+            id="of another version",
         ),
     ],
 )
-async def test_a_contribution_with_a_false_header_is_refused(forge: Forge, autojump_clock: Clock) -> None:
+async def test_a_contribution_with_a_false_header_is_refused_and_its_sender_is_named_with_the_reason(
+    forge: Forge, why: str, autojump_clock: Clock
+) -> None:
     async with three_sides() as (world, sides):
         mine = forge(world, contribution_of(world.parties[2], 2))
-        await _assert_refused(world, sides, hello_of(world.proposal(ONE_SLICE), mine), all_frames(mine))
+        await _assert_refused(world, sides, hello_of(world.proposal(ONE_SLICE), mine), all_frames(mine), why)
 
 
 async def test_a_peer_that_is_no_member_is_refused(autojump_clock: Clock) -> None:

@@ -21,12 +21,13 @@ from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.envelope import NEVER_MS, seal
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, RunId, UnitName
+from protocol.merkle import MerkleTree, leaf_hash
 from protocol.rounds.chain import ROUND_DOMAIN
 from protocol.rounds.lane_parts import LanePart
-from protocol.rounds.messages import Ballot, Member, Proposal, SliceSpec
+from protocol.rounds.messages import Ballot, Member, Proposal, ResultHeader, SliceSpec
 from protocol.rounds.requests import ContributionHeader, ExchangeHello
 from protocol.tensor_schema import ChunkGrid
-from protocol.wire import encode_body
+from protocol.wire import decode_body, encode_body
 from tests.simulation.signing import HashSigner, HashVerifier
 
 GRID = ChunkGrid(40, 10)
@@ -244,6 +245,63 @@ def test_chunks_of_an_undecodable_member_are_summed_without_it_also_where_it_was
     assert result.chunks == _straightforward(CODEC, GRID, good, (100, 100))
     named = {omission.peer: omission.reason for omission in result.header.omitted}
     assert named[SIGNERS[1].peer_id].startswith("not decodable: a delta of 1e+19 in chunk 2")
+
+
+_NOT_SCALES = (float("nan"), float("inf"), -1.0, -0.0, 1e-40, 0.0)
+_NOBODY_WRITES = [
+    *((codec, 0, np.float32(scale).tobytes()) for codec in ("int8", "int4", "e3m0") for scale in _NOT_SCALES),
+    *(("topk", 0, np.float32(level).tobytes()) for level in _NOT_SCALES),
+    ("topk", 8, b"\x01"),
+    ("topk", 9, bytes(8)),
+    ("topk", -1, b"\xff"),
+    ("fp32", 4, np.float32("nan").tobytes()),
+    ("fp16", 2, np.float16("inf").tobytes()),
+]
+"""Codec, where in a chunk, and what is put there: scales and levels that are none, places out of order, bits behind the last code."""
+
+
+@pytest.mark.parametrize(("codec_name", "at", "bad"), _NOBODY_WRITES)
+def test_a_signed_chunk_that_nobody_writes_leaves_its_sender_out_by_name_and_the_others_are_summed(
+    codec_name: str, at: int, bad: bytes
+) -> None:
+    codec, grid = codec_by_name(codec_name), ChunkGrid(4 * 600 - 77, 600)
+    offers = Offers(RUN, HashVerifier(), codec, grid)
+    proposal = replace(PROPOSAL, codec=codec_name)
+    reduction = Reduction(proposal, PART, offers, codec, grid)
+    for number in range(3):
+        theta_N = torch.randn(grid.num_elements, generator=torch.Generator().manual_seed(number))
+        mine = encode_contribution(torch.zeros(grid.num_elements), theta_N, 100, codec, grid)
+        chunks = [bytearray(chunk) for chunk in mine.chunks]
+        if number == 1:
+            begin = at % len(chunks[2])
+            chunks[2][begin : begin + len(bad)] = bad
+        signed = replace(mine, chunks=tuple(map(bytes, chunks)), tree=MerkleTree.over(tuple(map(leaf_hash, chunks))))
+        offer = offers.admit(SIGNERS[number].peer_id, proposal, PART, _hello(number, signed, codec=codec_name))
+        batch = [(chunk, memoryview(signed.chunks[chunk])) for chunk in range(PART.first_chunk, PART.stop_chunk)]
+        offers.check_batch(offer, batch)
+        summing = reduction.take(offer, batch)
+        if summing is not None:
+            summing()
+    result = reduction.reduce()
+    assert result is not None
+    good = [offer for number in (0, 2) if (offer := offers.get(SIGNERS[number].peer_id)) is not None]
+    assert result.chunks == _straightforward(codec, grid, good, (100, 100))
+    ((peer, reason),) = [(omission.peer, omission.reason) for omission in result.header.omitted]
+    assert peer == SIGNERS[1].peer_id
+    assert reason.startswith(f"not decodable: {codec_name} ")
+
+
+def test_a_reason_of_any_length_and_kind_fits_into_the_result_that_names_it() -> None:
+    offers = _offers()
+    _offer(offers, 0)
+    reduction = Reduction(PROPOSAL, PART, offers, CODEC, GRID)
+    reduction.set_refused(SIGNERS[1].peer_id, RemoteProtocolError("x" * 10_000 + "\n\0", "less"))
+    result = reduction.reduce()
+    assert result is not None
+    assert decode_body(ResultHeader, encode_body(result.header)) == result.header
+    named = {omission.peer: omission.reason for omission in result.header.omitted}
+    assert named[SIGNERS[1].peer_id].startswith("what it sent was refused: xxx")
+    assert named[SIGNERS[2].peer_id] == "late"
 
 
 def test_a_lane_that_two_members_bring_is_summed_once_and_the_other_is_left_out_by_name() -> None:
