@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from averaging.codecs import codec_by_name
 from averaging.weighted_mean import WeightedSum, sum_dtype
 from protocol.errors import LocalProtocolError
 
@@ -53,3 +54,17 @@ def test_what_others_still_need_is_not_written_over() -> None:
         values_n = torch.ones(4)
         WeightedSum(4, dtype).add(3, values_n)
         assert torch.equal(values_n, torch.ones(4))
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8", "int4", "e3m0"])
+def test_the_error_of_a_mean_in_a_coarse_codec_is_no_greater_with_many_members_than_with_two(name: str) -> None:
+    codec, num, generator, errors = codec_by_name(name), 1 << 14, torch.Generator().manual_seed(3), {}
+    for num_members in (2, 4, 8, 16):
+        total, exact_n = WeightedSum(num, sum_dtype(name)), torch.zeros(num, dtype=torch.float64)
+        for _ in range(num_members):
+            values_n = torch.randn(num, generator=generator)
+            exact_n += values_n.double() / num_members
+            total.add(100, codec.decode(codec.encode(values_n), num))
+        mean_n = codec.decode(codec.encode(total.mean().float()), num).double()
+        errors[num_members] = float((mean_n - exact_n).norm() / exact_n.norm())
+    assert max(errors.values()) <= 1.05 * errors[2], errors

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 RUN = RunId(bytes(32))
 RULE = signed_record_rule(Ed25519Verifier(), RUN)
 LIBP2P_BYTES = 100_000
+CALL_BYTES = 60
+"""What TLS and the heads put around one direct call, each way."""
+
 ALICE, BOB, CAROL = (Identity(bytes([20 + i]) * 32) for i in range(3))
 
 
@@ -368,6 +371,40 @@ async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_say
             assert told.bytes_up < proxy.bytes_up < 1.01 * told.bytes_up + LIBP2P_BYTES
             assert told.bytes_down < proxy.bytes_down < 1.01 * told.bytes_down + LIBP2P_BYTES
             assert alice.traffic().bulk_bytes_down == told.bulk_bytes_up
+
+
+async def test_what_is_counted_of_direct_calls_is_what_the_sockets_carry_but_for_tls_and_heads(tmp_path: Path) -> None:
+    async def drop(_peer: PeerId, stream: Stream) -> None:
+        while await stream.receive_frame() is not None:
+            pass
+
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, replace(_options(tmp_path, ALICE), direct=options_of(ALICE, RUN)), ALICE) as alice,
+        _open(thread, replace(_options(tmp_path, BOB), direct=options_of(BOB, RUN)), BOB) as bob,
+    ):
+        assert alice.direct is not None
+        assert bob.direct is not None
+        assert alice.direct.port is not None
+        alice.serve_streams("drop", drop)
+        alice.serve_calls("echo", _echo)
+        async with open_counting_proxy(alice.direct.port) as proxy:
+            alice.direct.port = proxy.port
+            await bob.add_addresses(alice.addresses())
+            await (await bob.open_stream(alice.peer_id, "drop", timeout_s=10)).aclose()
+            with trio.fail_after(20):
+                while bob.direct.calls.live(alice.peer_id) is None:
+                    await bob.call(alice.peer_id, "echo", b"", timeout_s=10)
+                    await trio.sleep(0.01)
+            counted, up, down = bob.traffic(), proxy.bytes_up, proxy.bytes_down
+            for size in (200_000, *[100] * 20):
+                await bob.call(alice.peer_id, "echo", bytes(size), timeout_s=10)
+            told = bob.traffic()
+            sent = told.control_bytes_up - counted.control_bytes_up
+            received = told.control_bytes_down - counted.control_bytes_down
+            assert (sent, received) == (202_000, 202_000)
+            assert sent < proxy.bytes_up - up < 1.01 * sent + 21 * CALL_BYTES
+            assert received < proxy.bytes_down - down < 1.01 * received + 21 * CALL_BYTES
 
 
 async def test_bulk_goes_direct_and_where_the_port_is_closed_over_libp2p(tmp_path: Path) -> None:

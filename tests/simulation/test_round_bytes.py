@@ -1,0 +1,66 @@
+"""What a whole round costs a peer in payload, both lanes counted, against what its codec makes of the vector."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import pytest
+import structlog
+import trio
+
+from averaging.codecs import codec_by_name
+from averaging.rounds.keeping import update_bytes
+from protocol.traffic import round_bytes
+from tests.simulation import swarm as worlds
+from tests.simulation import trainer, virtual_time
+from tests.simulation.profiles import Profile
+from tests.simulation.scenario import replaced
+from tests.simulation.swarm import World
+
+SEED: Final = 5
+NUM_ELEMENTS: Final = 1 << 20
+CHUNK_ELEMENTS: Final = 16_384
+MOST: Final = 1.05
+"""Of 2 (N - 1) / N encoded vectors each way: greetings, hashes, results' words, heartbeats, proposals and acks are in it."""
+
+
+async def _moved(num_peers: int, codec: str) -> list[tuple[float, float]]:
+    """Bytes up and down of each peer from one commit to the next, as parts of the bound."""
+    profile = Profile(
+        "calm",
+        num_elements=NUM_ELEMENTS,
+        round_s=20.0,
+        longest_interval_s=120.0,
+        list_every_s=60.0,
+        codec=codec,
+    )
+    async with trio.open_nursery() as nursery:
+        world = World(SEED, nursery, num_peers, num_peers, profile)
+        for node in world.nodes:
+            world.boot(node)
+        spent = []
+        for index in (1, 2):
+            is_committed = partial(lambda index: min(node.index for node in world.nodes) >= index, index)
+            await world.wait_for(is_committed, 120.0, f"round {index}")
+            spent.append([node.traffic for node in world.nodes])
+        encoded_bytes = update_bytes(codec_by_name(codec), world.grid)
+        up_bytes, down_bytes = round_bytes(encoded_bytes, encoded_bytes, num_peers, reduces=True)
+        nursery.cancel_scope.cancel()
+    return [
+        ((after.bytes_up - before.bytes_up) / up_bytes, (after.bytes_down - before.bytes_down) / down_bytes)
+        for before, after in zip(*spent, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "codec"),
+    [(4, "int8"), (16, "int8"), (4, "int4")],
+)
+def test_a_round_moves_no_more_than_a_twentieth_above_what_its_encoding_asks_for(num_peers: int, codec: str) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    # few directions: bytes are the same wherever a walk goes, and each is a whole vector
+    with replaced(worlds, NUM_CHUNKS=NUM_ELEMENTS // CHUNK_ELEMENTS), replaced(trainer, MIN_DIRECTIONS=16):
+        moved = virtual_time.run(SEED, partial(_moved, num_peers, codec))
+    for shares in zip(*moved, strict=True):
+        assert 0.99 < sum(shares) / num_peers <= MOST
