@@ -110,7 +110,8 @@ async def play(seed: int, exchange_s: tuple[float, float] = EXCHANGE_S) -> tuple
     draw = random.Random(seed)
     replicas = draw.choice(REPLICAS)
     async with open_lane_world(CONFIG, replicas=replicas, seed=seed, exchange_s=exchange_s) as world:
-        structlog.configure(processors=[world.log, _dropped])
+        # every level, whatever was configured in this process before: what is said to be lost is heard here
+        structlog.configure(processors=[world.log, _dropped], wrapper_class=structlog.make_filtering_bound_logger(0))
         story = Story(world, draw)
         story.begin()
         with trio.move_on_after(WITHIN_S):
