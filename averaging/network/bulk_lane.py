@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from averaging.network.bulk_tally import BulkTally
+from averaging.network.paced_line import PacedLine
 from averaging.network.pacer import Pacer
 from averaging.network.seams import BulkKind
 from protocol.errors import CallTimeout, TransportError
@@ -24,10 +25,12 @@ class BulkLane:
 
     Attributes:
         tally: payload bytes so far.
+        line: paces what leaves on direct streams.
     """
 
     def __init__(self, upload_bytes_per_s: float | None = None) -> None:
         self.tally = BulkTally()
+        self.line = PacedLine()
         self._pacer = Pacer(upload_bytes_per_s)
         self._down_pacer = Pacer()
         self._began = trio.Event()

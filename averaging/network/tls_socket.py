@@ -10,11 +10,15 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from math import inf
 from typing import Final
 
 import trio
+
+from averaging.network.line_pace import PathLook
 
 RECORD_BYTES: Final = 16_384
 RECORDS_AT_ONCE: Final = 32
@@ -44,6 +48,13 @@ UNACKED_S: Final = 40.0
 has room. It is longer than a sender waits for that room.
 """
 
+SO_MAX_PACING_RATE: Final = 47
+"""Linux's number (asm-generic/socket.h), which Python's socket has no name for."""
+
+_UNPACED: Final = 0xFFFF_FFFF
+_TCP_INFO: Final = struct.Struct("=24xI40xI48xQ16xII")
+"""Of Linux's `struct tcp_info` (uapi/linux/tcp.h): unacked packets, rtt in us, acked bytes, not sent bytes, best rtt in us."""
+
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -57,6 +68,7 @@ class TlsSocket:
         self._connection = connection
         self._is_closed = False
         self._wake_bytes = 1
+        self._pace = _UNPACED
 
     @property
     def is_closed(self) -> bool:
@@ -151,6 +163,29 @@ class TlsSocket:
             option = getattr(socket, name, None)
             if option is not None:
                 self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def look(self) -> PathLook | None:
+        """What the kernel says of what we send; None where it says nothing."""
+        option = getattr(socket, "TCP_INFO", None)
+        if self._is_closed or option is None or sys.platform != "linux":
+            return None
+        try:
+            told = self._connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO.size)
+        except OSError:
+            return None
+        if len(told) < _TCP_INFO.size:  # a kernel before 4.6
+            return None
+        unacked, rtt_us, acked_bytes, waiting_bytes, best_us = _TCP_INFO.unpack(told)
+        best_s = min(rtt_us, best_us) / 1e6  # of a connection without one it is 2^32 - 1
+        return PathLook(acked_bytes, waiting_bytes, not (unacked or waiting_bytes), rtt_us / 1e6, best_s)
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Let the kernel send no faster than that; infinite for as fast as it likes."""
+        rate = _UNPACED if bytes_per_s == inf else max(1, min(round(bytes_per_s), _UNPACED - 1))
+        if rate != self._pace and not self._is_closed and sys.platform == "linux":
+            self._pace = rate
+            with suppress(OSError):  # it has ended, which its own stream hears
+                self._connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", rate))
 
     def close(self, *, is_reset: bool = False) -> None:
         """Close it; who waits in it fails. What was sent still arrives, unless it is a reset."""

@@ -38,6 +38,9 @@ STALLED_S: Final = 300.0
 _FIRST_BYTES: Final = RECORD_BYTES - _LENGTH.size
 """Of a frame that go into one record with its length: a record of four bytes would cost as much as a whole one."""
 
+LEAST_PACED_BYTES: Final = 1 << 12
+"""A smaller frame is an answer, and no stream that fills a line."""
+
 Ending = Callable[[], Coroutine[Any, Any, None]]
 """What is left to do for a stream that its owner has ended."""
 
@@ -92,7 +95,10 @@ class TlsStream:
             raise self._broken()
         await self._lane.pass_up(self._remote, self._kind, len(view))
         await trio.lowlevel.checkpoint()
+        if len(view) >= LEAST_PACED_BYTES:
+            self._lane.line.sending(self._connection)
         await self._send(_LENGTH.pack(len(view)) + view[:_FIRST_BYTES], view[_FIRST_BYTES:])
+        self._lane.line.sent()
 
     async def _send(self, *parts: bytes | memoryview) -> None:
         """Send what an earlier call left, then these. When cancelled, the rest is copied: the caller may change its memory."""

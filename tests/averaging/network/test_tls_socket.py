@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Iterator
+from math import inf
 from typing import cast
 
 import pytest
 
-from averaging.network.tls_socket import MAX_RECORD_BYTES, MOST_WAKE_BYTES, SMALLEST_WAKE_BYTES, TlsSocket
+from averaging.network.tls_socket import (
+    MAX_RECORD_BYTES,
+    MOST_WAKE_BYTES,
+    SMALLEST_WAKE_BYTES,
+    SO_MAX_PACING_RATE,
+    TlsSocket,
+)
 
 
 class _Connection:
@@ -72,3 +80,73 @@ async def test_a_reader_is_woken_for_a_good_part_of_what_is_missing_never_for_mo
     with pytest.raises(ValueError, match="descriptor"):  # there is no socket to wait for
         await reading.receive_into(memoryview(bytearray(missing)), 0)
     assert kernel.wakes_at == wakes_at
+
+
+@pytest.fixture
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a TCP connection on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname(), timeout=5.0)
+        far, _ = server.accept()
+        with near, far:
+            far.settimeout(5.0)
+            yield near, far
+
+
+def _taken(far: socket.socket, num_bytes: int) -> None:
+    while num_bytes:
+        num_bytes -= len(far.recv(min(num_bytes, 1 << 20)))
+
+
+def test_the_kernel_tells_what_was_acknowledged_what_waits_and_how_long_a_round_trip_takes(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = connected
+    sending = TlsSocket(cast("ssl.SSLSocket", near))
+    near.sendall(bytes(50_000))
+    _taken(far, 50_000)
+    near.setblocking(False)
+    sent = 50_000
+    while True:  # until nobody takes any more
+        try:
+            sent += near.send(bytes(1 << 16))
+        except BlockingIOError:
+            break
+    full = sending.look()
+    assert full is not None
+    assert 0 < full.waiting_bytes <= sent - full.acked_bytes
+    assert not full.is_idle
+    _taken(far, sent - 50_000)
+    done = sending.look()
+    assert done is not None
+    assert done.waiting_bytes == 0
+    assert sent - (1 << 20) < done.acked_bytes <= sent + 1, (
+        "the opening counts as one; the last may not be acknowledged yet"
+    )
+    assert 0.0 < done.best_rtt_s <= done.rtt_s < 1.0
+
+
+def test_the_kernel_is_told_how_fast_it_may_send_and_only_when_that_has_changed(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    near, _ = connected
+    sending = TlsSocket(cast("ssl.SSLSocket", near))
+    before = near.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE)
+    sending.pace(3_900_000.4)
+    assert near.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 3_900_000
+    near.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 1_000_000)
+    sending.pace(3_900_000.1)
+    assert near.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 1_000_000, "it was not asked again"
+    sending.pace(inf)
+    assert near.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == before
+
+
+async def test_a_connection_that_is_closed_tells_nothing_and_is_not_paced(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    under_its_hands, by_itself = (TlsSocket(cast("ssl.SSLSocket", each)) for each in connected)
+    connected[0].close()
+    by_itself.close()
+    for closed in (under_its_hands, by_itself):
+        closed.pace(1000.0)
+        assert closed.look() is None

@@ -1,0 +1,187 @@
+"""How fast all bulk together may leave, so that the line's queue stays short; and which part of it each stream gets.
+
+Streams that leave beside one another and fill a queue push each other back, and everybody waits for the one that is furthest behind.
+Plain sockets, all to all between four places of 100 Mbit/s, 19 MB from each, payload over the rate: 0.69 to 0.92 as the kernel does
+it (BBR or CUBIC), each time another; one stream after the other 0.92 to 0.94, where all begin in the same millisecond, and 0.58 to
+0.84 where they do not; all at once, held by the kernel to a third of 11.8 MB/s each, 0.94 every time (headers alone take 4.4%). So the
+kernel is told how fast each stream may leave (SO_MAX_PACING_RATE), a little under what the line carries. It still slows down by itself
+below that.
+
+What the line carries is learned from how long acknowledgements take beyond the best that a stream saw, Vegas' signal (Brakmo and
+Peterson 1995), taken from the stream that waits least, since all go through our own line. Where only some wait, their receivers'
+lines are thin, which is no reason to send less to the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+WINDOW_S: Final = 0.2
+WINDOW_RTTS: Final = 2.0
+"""A window is as long as the longer of both: what was changed must have had time to be seen."""
+
+QUEUE_S: Final = 0.015
+QUEUE_RTTS: Final = 0.25
+"""Beyond the best round trip, the larger of both: a queue. Three frames of 64 kB at 100 Mbit/s are 15 ms."""
+
+BACK_OFF: Final = 0.97
+LEAST_KEPT: Final = 0.8
+"""Of a pace at each step down: a receiver that stops for a moment says nothing of the line, and a line that got slower says it again."""
+
+DRAIN_WINDOWS: Final = 2
+CARRIED_WINDOWS: Final = 3
+"""What the line carries is the most of so many: one in which a stream ended says too little."""
+
+NEAR: Final = 0.02
+CATCH_UP: Final = 0.02
+NEAR_GROWTH: Final = 0.005
+MOST_GROWTH: Final = 0.1
+WINDOWS_A_DOUBLING: Final = 2
+"""Growth a window: 2% up to what the line carried when its queue was seen last, half a percent around it, and then more and more. Before
+it was seen, the most.
+"""
+
+USED: Final = 0.9
+"""Of the pace: who sends less learns nothing from an empty queue."""
+
+MOST_IN_VAIN: Final = 8
+UNPACED_S: Final = 30.0
+"""So many times slower in a row, and the queue is still there: it is somebody else's, and the kernel alone decides for so long."""
+
+LEAST_BYTES_PER_S: Final = 16_384.0
+MOST_BYTES_PER_S: Final = 2e8
+"""Beyond 1.6 Gbit/s it is the processor that limits, and its pauses look like a queue."""
+
+THIN: Final = 1.3
+"""A stream that takes less than its part gets so much of what it takes, and the others the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathLook:
+    """What the kernel says of one stream that is sending.
+
+    Attributes:
+        acked_bytes: since it was opened.
+        waiting_bytes: with the kernel, not sent yet.
+        is_idle: nothing waits, and all is acknowledged.
+        rtt_s: how long acknowledgements take now, smoothed.
+        best_rtt_s: the shortest that was seen.
+    """
+
+    acked_bytes: int
+    waiting_bytes: int
+    is_idle: bool
+    rtt_s: float
+    best_rtt_s: float
+
+
+class LinePace:
+    """Looks at all streams that send, some twenty times a second, and says how fast each may be.
+
+    `bytes_per_s` is what all may send together, infinite while nothing is known of the line. It outlives the streams.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_per_s = inf
+        self._began_s = 0.0
+        self._acked: dict[object, tuple[float, int]] = {}
+        """When each stream of this window was first seen in it, and what was acknowledged by then."""
+
+        self._rates: dict[object, float] = {}
+        self._carried: deque[float] = deque(maxlen=CARRIED_WINDOWS)
+        self._is_waiting = False
+        self._full_bytes_per_s = 0.0
+        """What the line carried when its queue was seen last; 0 while it was not seen with streams that are paced."""
+
+        self._num_beyond = 0
+        """Windows without a queue beyond that."""
+
+        self._was_queued = False
+        self._num_in_vain = 0
+        self._drained_s = 0.0
+        self._unpaced_until_s = 0.0
+
+    def look(self, paths: Mapping[object, PathLook], now_s: float) -> dict[object, float]:
+        """What each of these streams may send, bytes a second; infinite while the line is not known.
+
+        Args:
+            paths: all that send bulk at this moment.
+        """
+        if not any(path.waiting_bytes for path in paths.values()):
+            self._is_waiting = False  # what was sent in this window is not what the line carries
+        elif not self._is_waiting:
+            self._begin(paths, now_s)
+        elif now_s - self._began_s >= max(WINDOW_S, WINDOW_RTTS * min(path.best_rtt_s for path in paths.values())):
+            self._judge(paths, now_s)
+            self._begin(paths, now_s)
+        else:
+            for stream, path in paths.items():
+                self._acked.setdefault(stream, (now_s, path.acked_bytes))
+        return self._parts(paths)
+
+    def _begin(self, paths: Mapping[object, PathLook], now_s: float) -> None:
+        self._is_waiting, self._began_s = True, now_s
+        self._acked = {stream: (now_s, path.acked_bytes) for stream, path in paths.items()}
+
+    def _judge(self, paths: Mapping[object, PathLook], now_s: float) -> None:
+        self._rates = {}
+        for stream, path in paths.items():
+            since_s, acked_bytes = self._acked.get(stream, (now_s, path.acked_bytes))
+            if now_s - since_s >= WINDOW_S / 2:
+                self._rates[stream] = (path.acked_bytes - acked_bytes) / (now_s - since_s)
+        carried = sum(path.acked_bytes - self._acked.get(s, (0.0, path.acked_bytes))[1] for s, path in paths.items())
+        carried_bytes_per_s = carried / (now_s - self._began_s)
+        self._carried.append(carried_bytes_per_s)
+        waiting = [path for path in paths.values() if path.waiting_bytes]
+        if all(path.rtt_s - path.best_rtt_s > max(QUEUE_S, QUEUE_RTTS * path.best_rtt_s) for path in waiting):
+            self._queued(carried_bytes_per_s, now_s)
+        else:
+            self._clear(carried_bytes_per_s)
+
+    def _queued(self, carried_bytes_per_s: float, now_s: float) -> None:
+        was_queued, self._was_queued = self._was_queued, True
+        if now_s < max(self._drained_s, self._unpaced_until_s) or (self.bytes_per_s == inf and not was_queued):
+            return
+        if self._num_in_vain >= MOST_IN_VAIN:
+            self.bytes_per_s, self._num_in_vain, self._unpaced_until_s = inf, 0, now_s + UNPACED_S
+            return
+        if carried_bytes_per_s >= USED * self.bytes_per_s:  # else the line has become slower, and we have not yet
+            self._num_in_vain += 1
+        is_first = self.bytes_per_s == inf
+        least = LEAST_BYTES_PER_S if is_first else LEAST_KEPT * self.bytes_per_s
+        carried = max(self._carried)
+        self._full_bytes_per_s, self._num_beyond = 0.0 if is_first else carried, 0
+        self._set(max(min(self.bytes_per_s, carried), least) * BACK_OFF)
+        self._drained_s = now_s + DRAIN_WINDOWS * WINDOW_S
+
+    def _clear(self, carried_bytes_per_s: float) -> None:
+        self._was_queued, self._num_in_vain = False, 0
+        if self.bytes_per_s < inf and carried_bytes_per_s >= USED * self.bytes_per_s:
+            self._set(self.bytes_per_s * (1.0 + self._growth()))
+
+    def _growth(self) -> float:
+        if not self._full_bytes_per_s:
+            return MOST_GROWTH  # the first guess, made while streams pushed each other back
+        if self.bytes_per_s < (1.0 - NEAR) * self._full_bytes_per_s:
+            return CATCH_UP
+        if self.bytes_per_s < (1.0 + NEAR) * self._full_bytes_per_s:
+            return NEAR_GROWTH
+        self._num_beyond += 1
+        return min(MOST_GROWTH, NEAR_GROWTH * 2.0 ** (self._num_beyond // WINDOWS_A_DOUBLING))
+
+    def _set(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = max(LEAST_BYTES_PER_S, bytes_per_s) if bytes_per_s <= MOST_BYTES_PER_S else inf
+
+    def _parts(self, paths: Mapping[object, PathLook]) -> dict[object, float]:
+        if self.bytes_per_s == inf or not paths:
+            return dict.fromkeys(paths, inf)
+        even = self.bytes_per_s / len(paths)
+        thin = {s: THIN * rate for s, rate in self._rates.items() if s in paths and THIN * rate < even}
+        if len(thin) == len(paths):
+            return dict.fromkeys(paths, even)
+        rest = (self.bytes_per_s - sum(thin.values())) / (len(paths) - len(thin))
+        return {stream: thin.get(stream, rest) for stream in paths}

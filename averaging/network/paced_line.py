@@ -1,0 +1,63 @@
+"""The shell of `LinePace`: asks the kernel of the streams that send, and tells it how fast each may be."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import trio
+
+from averaging.network.line_pace import LinePace, PathLook
+
+LOOK_EVERY_S: Final = 0.05
+LOOK_STREAM_S: Final = 0.002
+"""For each stream, if that is longer: two system calls take 5 us."""
+
+
+class PacedSocket(Protocol):
+    """A connection that tells how it goes, and lets itself be held back (`TlsSocket`)."""
+
+    def look(self) -> PathLook | None:
+        """What the kernel says of what it sends; None where it says nothing."""
+        ...
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Send no faster than that; infinite for as fast as it likes."""
+        ...
+
+
+class PacedLine:
+    """All direct bulk of one Network. Streams say when they send; one that has sent all is forgotten by itself."""
+
+    def __init__(self) -> None:
+        self._pace = LinePace()
+        self._sending: set[PacedSocket] = set()
+        self._looked_s = 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What all streams together may send; infinite while the line is not known."""
+        return self._pace.bytes_per_s
+
+    def sending(self, connection: PacedSocket) -> None:
+        """A frame is about to leave on it."""
+        if connection not in self._sending:
+            self._sending.add(connection)
+            self._look(connection)
+
+    def sent(self) -> None:
+        """A frame has left somewhere: time to look, perhaps."""
+        if trio.current_time() - self._looked_s >= max(LOOK_EVERY_S, LOOK_STREAM_S * len(self._sending)):
+            self._look()
+
+    def _look(self, newcomer: PacedSocket | None = None) -> None:
+        self._looked_s = trio.current_time()
+        looks = {connection: connection.look() for connection in self._sending}
+        paths: dict[object, PathLook] = {}
+        for connection, path in looks.items():
+            if path is None or (path.is_idle and connection is not newcomer):
+                self._sending.discard(connection)
+            else:
+                paths[connection] = path
+        parts = self._pace.look(paths, self._looked_s)
+        for connection in self._sending:
+            connection.pace(parts[connection])

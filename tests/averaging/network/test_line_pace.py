@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+
+from averaging.network.line_pace import (
+    LEAST_BYTES_PER_S,
+    MOST_BYTES_PER_S,
+    THIN,
+    UNPACED_S,
+    LinePace,
+    PathLook,
+)
+
+TICK_S = 0.01
+LOOK_TICKS = 5
+MOST_QUEUE_S = 0.2
+
+
+@dataclass
+class Line:
+    """A line with a queue of 0.2 s before it, over which some streams send as fast as they may, and what they fill beside us."""
+
+    carries: Callable[[float], float]
+    num_streams: int = 3
+    best_rtt_s: float = 0.002
+    foreign_s: float = 0.0
+    thin: dict[int, float] = field(default_factory=dict)
+    """What the receiver of a stream takes at most, bytes a second."""
+
+    now_s: float = 0.0
+    queue_bytes: float = 0.0
+    longest_s: float = 0.0
+    carried_bytes: float = 0.0
+    parts: dict[object, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._acked = [0.0] * self.num_streams
+        self._rtt_s = [self.best_rtt_s] * self.num_streams
+
+    def run(self, pace: LinePace, until_s: float) -> float:
+        """The share of the line that was used since the last call."""
+        began_s, before, could = self.now_s, self.carried_bytes, 0.0
+        self.longest_s = 0.0
+        for tick in range(1, round((until_s - began_s) / TICK_S) + 1):
+            carries = self.carries(self.now_s)
+            could += carries * TICK_S
+            self._move(carries)
+            if tick % LOOK_TICKS == 0:
+                self.parts = pace.look(self._looks(), self.now_s)
+        return (self.carried_bytes - before) / could
+
+    def _move(self, carries: float) -> None:
+        most = 0.6 * carries  # what the kernel pushes into a line that it does not know
+        want = [min(self.parts.get(n, inf), self.thin.get(n, inf), most) for n in range(self.num_streams)]
+        self.queue_bytes = min(max(0.0, self.queue_bytes + (sum(want) - carries) * TICK_S), MOST_QUEUE_S * carries)
+        share = min(1.0, carries / sum(want))
+        for n, each in enumerate(want):
+            moved = each * share * TICK_S
+            self._acked[n] += moved
+            self.carried_bytes += moved
+            own_s = 0.1 if n in self.thin else 0.0  # at its receiver
+            rtt_s = self.best_rtt_s + self.queue_bytes / carries + self.foreign_s + own_s
+            self._rtt_s[n] += (rtt_s - self._rtt_s[n]) / 2
+        self.longest_s = max(self.longest_s, self.queue_bytes / carries)
+        self.now_s += TICK_S
+
+    def _looks(self) -> dict[object, PathLook]:
+        pairs = zip(self._acked, self._rtt_s, strict=True)
+        return {
+            n: PathLook(int(acked), 100_000, False, rtt_s, self.best_rtt_s) for n, (acked, rtt_s) in enumerate(pairs)
+        }
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "best_rtt_s"), [(120e6, 0.001), (12e6, 0.002), (12e6, 0.2), (1.2e6, 0.04), (0.12e6, 0.4)]
+)
+def test_a_line_is_used_whole_and_its_queue_stays_short_whatever_it_carries_and_however_long_it_is(
+    bytes_per_s: float, best_rtt_s: float
+) -> None:
+    pace, line = LinePace(), Line(lambda _: bytes_per_s, best_rtt_s=best_rtt_s)
+    assert line.run(pace, 15.0 + 40 * best_rtt_s) > 0.9
+    assert line.run(pace, 90.0) > 0.95
+    assert line.longest_s < 0.04 + 0.5 * best_rtt_s
+    assert sum(line.parts.values()) == pytest.approx(pace.bytes_per_s)
+    assert len(set(line.parts.values())) == 1
+
+
+def test_a_line_that_gets_slower_or_faster_is_followed_within_seconds() -> None:
+    pace, line = LinePace(), Line(lambda now_s: 4e6 if 20.0 < now_s < 60.0 else 12e6)
+    line.run(pace, 26.0)
+    assert line.run(pace, 59.0) > 0.93
+    assert line.longest_s < 0.04
+    line.run(pace, 66.0)
+    assert line.run(pace, 90.0) > 0.93
+
+
+def test_a_first_guess_that_was_far_too_low_is_left_within_three_seconds() -> None:
+    pace = LinePace()
+    pace.bytes_per_s = 4e6
+    line = Line(lambda _: 12e6)
+    line.run(pace, 3.0)
+    assert line.run(pace, 10.0) > 0.95
+
+
+def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alone_decides_for_a_while() -> None:
+    pace, line = LinePace(), Line(lambda _: 12e6, foreign_s=0.1)
+    assert line.run(pace, 7.0) > 0.75
+    assert pace.bytes_per_s == inf
+    assert line.run(pace, UNPACED_S) == pytest.approx(1.0, abs=0.01)
+    assert set(line.parts.values()) == {inf}
+
+
+def test_who_waits_alone_has_a_receiver_with_a_thin_line_and_the_others_get_what_it_leaves() -> None:
+    pace, line = LinePace(), Line(lambda _: 12e6, thin={0: 1e6})
+    line.run(pace, 20.0)
+    assert line.run(pace, 60.0) > 0.93
+    assert line.parts[0] == pytest.approx(THIN * 1e6, rel=0.1)
+    assert line.parts[1] == line.parts[2] > 5e6
+
+
+def test_what_is_sent_with_pauses_says_nothing_of_the_line() -> None:
+    pace, acked = LinePace(), 0
+    pace.bytes_per_s = 1e6
+    for look in range(1000):
+        acked += 1000
+        waiting = 1000 if look % 3 else 0
+        pace.look({"a": PathLook(acked, waiting, False, 0.5, 0.01)}, 0.05 * look)
+    assert pace.bytes_per_s == 1e6
+
+
+def test_a_fast_line_is_not_paced_and_a_dead_one_to_no_less_than_the_least() -> None:
+    pace, line = LinePace(), Line(lambda _: 3 * MOST_BYTES_PER_S)
+    line.run(pace, 10.0)
+    assert pace.bytes_per_s == inf
+    pace, line = LinePace(), Line(lambda _: 100.0)
+    line.run(pace, 2.0)
+    assert pace.bytes_per_s == LEAST_BYTES_PER_S
+
+
+def test_streams_that_nobody_is_left_of_get_nothing() -> None:
+    assert LinePace().look({}, 1.0) == {}
