@@ -30,7 +30,7 @@ QUEUE_RTTS: Final = 0.25
 
 BACK_OFF: Final = 0.97
 LEAST_KEPT: Final = 0.8
-"""Of a pace at each step down: a receiver that stops for a moment says nothing of the line, and a line that got slower says it again."""
+"""Of a pace at each step down: a receiver that stops for a moment says nothing of the line, and one that got slower says it again."""
 
 DRAIN_WINDOWS: Final = 2
 CARRIED_WINDOWS: Final = 3
@@ -41,8 +41,8 @@ CATCH_UP: Final = 0.02
 NEAR_GROWTH: Final = 0.005
 MOST_GROWTH: Final = 0.1
 WINDOWS_A_DOUBLING: Final = 2
-"""Growth a window: 2% up to what the line carried when its queue was seen last, half a percent around it, and then more and more. Before
-it was seen, the most.
+"""Growth a window: 2% up to what the line carried when its queue was seen last, half a percent around it, then more and more. The most
+before it was seen.
 """
 
 USED: Final = 0.9
@@ -50,9 +50,15 @@ USED: Final = 0.9
 
 MOST_IN_VAIN: Final = 8
 UNPACED_S: Final = 30.0
-"""So many times slower in a row, and the queue is still there: it is somebody else's, and the kernel alone decides for so long."""
+"""So many times slower in a row, and the queue is still there: it is somebody else's, and the kernel alone decides for so long. So it
+does after a line was found to be too thin.
+"""
 
-LEAST_BYTES_PER_S: Final = 16_384.0
+LEAST_BYTES_PER_S: Final = 4e5
+"""Below 3.2 Mbit/s a few packets make the queue that is looked for, and the pings of the lane tell enough (pacer.py): 51M values in 4
+bits at 1 Mbit/s with 1% lost took 261 s one way when that line was paced, too, of 106 s at best.
+"""
+
 MOST_BYTES_PER_S: Final = 2e8
 """Beyond 1.6 Gbit/s it is the processor that limits, and its pauses look like a queue."""
 
@@ -152,10 +158,12 @@ class LinePace:
         if carried_bytes_per_s >= USED * self.bytes_per_s:  # else the line has become slower, and we have not yet
             self._num_in_vain += 1
         is_first = self.bytes_per_s == inf
-        least = LEAST_BYTES_PER_S if is_first else LEAST_KEPT * self.bytes_per_s
+        least = 0.0 if is_first else LEAST_KEPT * self.bytes_per_s
         carried = max(self._carried)
         self._full_bytes_per_s, self._num_beyond = 0.0 if is_first else carried, 0
         self._set(max(min(self.bytes_per_s, carried), least) * BACK_OFF)
+        if self.bytes_per_s < LEAST_BYTES_PER_S:
+            self.bytes_per_s, self._unpaced_until_s = inf, now_s + UNPACED_S
         self._drained_s = now_s + DRAIN_WINDOWS * WINDOW_S
 
     def _clear(self, carried_bytes_per_s: float) -> None:
@@ -174,7 +182,7 @@ class LinePace:
         return min(MOST_GROWTH, NEAR_GROWTH * 2.0 ** (self._num_beyond // WINDOWS_A_DOUBLING))
 
     def _set(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = max(LEAST_BYTES_PER_S, bytes_per_s) if bytes_per_s <= MOST_BYTES_PER_S else inf
+        self.bytes_per_s = bytes_per_s if bytes_per_s <= MOST_BYTES_PER_S else inf
 
     def _parts(self, paths: Mapping[object, PathLook]) -> dict[object, float]:
         if self.bytes_per_s == inf or not paths:

@@ -76,7 +76,7 @@ class Line:
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "best_rtt_s"), [(120e6, 0.001), (12e6, 0.002), (12e6, 0.2), (1.2e6, 0.04), (0.12e6, 0.4)]
+    ("bytes_per_s", "best_rtt_s"), [(120e6, 0.001), (12e6, 0.002), (12e6, 0.2), (1.2e6, 0.04), (0.5e6, 0.4)]
 )
 def test_a_line_is_used_whole_and_its_queue_stays_short_whatever_it_carries_and_however_long_it_is(
     bytes_per_s: float, best_rtt_s: float
@@ -132,13 +132,19 @@ def test_what_is_sent_with_pauses_says_nothing_of_the_line() -> None:
     assert pace.bytes_per_s == 1e6
 
 
-def test_a_fast_line_is_not_paced_and_a_dead_one_to_no_less_than_the_least() -> None:
-    pace, line = LinePace(), Line(lambda _: 3 * MOST_BYTES_PER_S)
+@pytest.mark.parametrize("bytes_per_s", [3 * MOST_BYTES_PER_S, LEAST_BYTES_PER_S])
+def test_lines_that_are_very_fast_or_very_thin_are_left_to_the_kernel(bytes_per_s: float) -> None:
+    pace, line = LinePace(), Line(lambda _: bytes_per_s)
+    assert line.run(pace, 29.0) == pytest.approx(1.0, abs=0.03)
+    assert set(line.parts.values()) == {inf}
+
+
+def test_a_line_that_becomes_very_thin_is_left_to_the_kernel_once_that_is_known() -> None:
+    pace, line = LinePace(), Line(lambda now_s: 12e6 if now_s < 10.0 else LEAST_BYTES_PER_S / 2)
     line.run(pace, 10.0)
+    assert pace.bytes_per_s > 10e6
+    line.run(pace, 25.0)
     assert pace.bytes_per_s == inf
-    pace, line = LinePace(), Line(lambda _: 100.0)
-    line.run(pace, 2.0)
-    assert pace.bytes_per_s == LEAST_BYTES_PER_S
 
 
 def test_streams_that_nobody_is_left_of_get_nothing() -> None:
