@@ -18,7 +18,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 def add_commands(app: typer.Typer) -> typer.Typer:
     """Put this room's commands on the command line; returns those of checkpoints, for what needs the peers' model as well."""
-    app.command(rich_help_panel=_PANEL, epilog=examples("potluck init", "potluck init my-run.toml"))(init)
+    app.command(rich_help_panel=_PANEL, epilog=examples("potluck init my-run.toml", "potluck init --shards pipeline"))(
+        init
+    )
     hosting = ("potluck host run.toml --dry-run", "potluck host run.toml --grpc-port 4600 --p2p-port 4601")
     app.command(rich_help_panel=_PANEL, epilog=examples(*hosting))(host)
     inviting = ("potluck invite --uses 20 --hours 24", "potluck invite --qr")
@@ -34,11 +36,19 @@ def add_commands(app: typer.Typer) -> typer.Typer:
     return checkpoint
 
 
-def init(run_file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml")) -> None:
+def init(
+    run_file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    shards: Annotated[
+        str,
+        typer.Option(
+            help='What a peer holds: "data", all of the model; "expert", a trunk and an expert; "pipeline", one of three stages.'
+        ),
+    ] = "data",
+) -> None:
     """Write a commented run.toml that works as it is."""
     from coordinator import commands
 
-    commands.init_run(run_file)
+    commands.init_run(run_file, shards)
     typer.echo(f"wrote {run_file}; next: potluck host {run_file}")
 
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from coordinator.hosted_folder import host_folder, require_run
 from protocol.errors import ConfigError, StorageError
@@ -19,18 +19,25 @@ _MOST_USES: Final = 100_000
 """As coordinator/config.py allows for the invite that is printed at the start."""
 
 
-def init_run(path: Path) -> None:
+def init_run(path: Path, shards: str = "data") -> None:
     """Write a commented run.toml that works as it is.
 
+    Args:
+        shards: what a peer holds, as `run.shards` has it.
+
     Raises:
-        ConfigError: the file exists already.
+        ConfigError: no such kind of run, or the file exists already.
         StorageError: it cannot be written.
     """
+    from protocol.experts_section import Shards
     from protocol.manifest import default_run_toml
 
+    kind: Shards | None = next((known for known in get_args(Shards) if known == shards), None)
+    if kind is None:
+        raise ConfigError(f"shards is {shards!r}", " or ".join(get_args(Shards)), "see: potluck init --help")
     try:
         with path.open("x", encoding="utf8") as file:
-            file.write(default_run_toml())
+            file.write(default_run_toml(kind))
     except FileExistsError as error:
         raise ConfigError(f"{path} exists already", "a new file", "choose another name or remove it") from error
     except OSError as error:

@@ -70,7 +70,7 @@ async def open_chains(
         VersionError: the run began with another model or state than this machine computes. StorageError: a damaged folder.
     """
     manifest, offload = membership.manifest, ThreadOffload()
-    model, storages = manifest.model_schema, dict[UnitName, FileStorage]()
+    storages = dict[UnitName, FileStorage]()
     held = {schema.unit: schema for schema in manifest.units_held(experts).schemas}
     for unit in held:
         await offload.run(partial(remember_unit, folder, unit))
@@ -88,14 +88,7 @@ async def open_chains(
     for unit, schema in held.items():
         was_here = (folder / unit / LOG_NAME).exists()
         tools = _unit_tools(membership, schema, storages[unit], verifier, me, logs[unit])
-        own_root = await offload.run(partial(start_root, schema, tools.grid, manifest.config.run.seed, given, model))
-        check_start(start, schema, own_root)
-        make = partial(start_state, schema, manifest.config.run.seed, genesis_id(start), given, model)
-        # shards that are given may go from the disk; what comes from the seed need not be held
-        chain = UnitChain(tools, start, await offload.run(make), None if given else make)
-        await chain.restore()
-        if tools.generations.last_look.problems:
-            await chain.keep()  # what was damaged is gone: the next start must not depend on what is left alone
+        chain = await _open_chain(tools, schema, membership, start, given)
         # an expert may have been taken up just now; of every other unit there was something wherever there was of one
         if was_here or not _is_expert(unit, manifest.config):
             found[unit] = _found(chain) if was_here else None
@@ -105,6 +98,21 @@ async def open_chains(
         log.info("restarted", reason=sentence)
         restarted(sentence)
     return tuple(chains)
+
+
+async def _open_chain(
+    tools: UnitTools, schema: TensorSchema, membership: Membership, start: bytes, given: Sequence[Path]
+) -> UnitChain:
+    """The lineage and the state of one unit. Raises as `open_chains`."""
+    model, seed = membership.manifest.model_schema, membership.manifest.config.run.seed
+    check_start(start, schema, await tools.offload.run(partial(start_root, schema, tools.grid, seed, given, model)))
+    make = partial(start_state, schema, seed, genesis_id(start), given, model)
+    # shards that are given may go from the disk; what comes from the seed need not be held
+    chain = UnitChain(tools, start, await tools.offload.run(make), None if given else make)
+    await chain.restore()
+    if tools.generations.last_look.problems:
+        await chain.keep()  # what was damaged is gone: the next start must not depend on what is left alone
+    return chain
 
 
 def _unit_tools(

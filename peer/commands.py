@@ -11,6 +11,7 @@ from peer.flags import JoinFlags, PlaceFlags, taking
 from protocol.tables import examples, several
 
 _PANEL: Final = "For volunteers"
+_HOSTS: Final = "For hosts"
 _LONGEST_PAUSE_MINUTES: Final = 366 * 24 * 60
 
 
@@ -26,6 +27,8 @@ def add_commands(app: typer.Typer) -> None:
     app.command(epilog=examples(*demos))(demo)
     generating = "potluck generate CHECKPOINT_DIR --prompt 'def main(' --temperature 0.5"
     app.command(epilog=examples(generating))(generate)
+    cutting = ("potluck cut run.toml", "potluck cut run.toml --peer-gb 4 --peer-gb 8 --replicas 1")
+    app.command(rich_help_panel=_HOSTS, epilog=examples(*cutting))(cut)
 
 
 @taking(JoinFlags)
@@ -219,3 +222,25 @@ def generate(
         typer.echo(text_json(checkpoint, prompt, sampling, expert))
     else:
         print_text(checkpoint, prompt, sampling, expert)
+
+
+def cut(
+    run_file: Annotated[
+        Path, typer.Argument(help="A pipeline run's manifest, as `potluck init --shards pipeline` has it.")
+    ],
+    peer_gb: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Memory in GB that a peer gives, once for each that is expected: as few stages as they have room for.",
+            show_default=False,
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Peers for each stage, at least, with --peer-gb.")] = 2,
+    device: Annotated[
+        str, typer.Option(help="Where to measure: cpu, cuda or mps; auto takes the best there is.")
+    ] = "auto",
+) -> None:
+    """Measure what a model's parts take on this machine and say how its stages are cut most evenly. Writes nothing."""
+    from peer.stage_costs import stages_lines, wall_s
+
+    typer.echo("\n".join(stages_lines(run_file, device, tuple(peer_gb or ()), replicas, wall_s)))

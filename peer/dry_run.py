@@ -28,7 +28,8 @@ def dry_run_lines(config: settings.PeerConfig, flags: Mapping[str, object], invi
     invite = decode_invite(invite_text) if invite_text else None
     joined = find_kept_run(config.state_dir, invite.run_id if invite else None)
     kept, told = (joined, "joined from here before") if joined else _asked(config, invite_text)
-    offer = Offer(config.cache_bytes, config.no_listen, config.daily_quota_gb)
+    memory_bytes = settings.whole_bytes(config.max_memory_gb)
+    offer = Offer(config.cache_bytes, config.no_listen, config.daily_quota_gb, memory_bytes)
     data_bytes = _data_bytes(kept) if kept else 0
     return [
         "settings",

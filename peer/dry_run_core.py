@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.dry_run import Estimate, traffic_estimates
+from protocol.errors import MachineError
 from protocol.estimates import (
     STATE_BYTES_PER_PARAMETER,
     peer_disk_bytes,
@@ -13,7 +14,9 @@ from protocol.estimates import (
 )
 from protocol.manifest import RunConfig
 from protocol.peer_memory import PEER_MEMORY_BASE_BYTES, peer_memory_bytes
+from protocol.pipeline.cutting import stages_that_fit
 from protocol.pipeline.estimates import stage_estimates
+from protocol.stage_schema import stage_unit
 from protocol.tables import in_bytes, whole
 
 _UNKNOWN: Final = "unknown without the host"
@@ -21,11 +24,12 @@ _UNKNOWN: Final = "unknown without the host"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What of the settings bears on the estimates, in their units; 0 GB of quota for none."""
+    """What of the settings bears on the estimates, in their units; 0 GB of quota for none, and of memory for no limit."""
 
     cache_bytes: int
     no_listen: bool
     daily_quota_gb: float
+    max_memory_bytes: int = 0
 
 
 def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tuple[Estimate, ...]:
@@ -51,9 +55,21 @@ def peer_estimates(run: RunConfig | None, data_bytes: int, offer: Offer) -> tupl
             f"fetches a state of {in_bytes(STATE_BYTES_PER_PARAMETER * size.held_parameters)}, then data as it is needed",
         ),
         *stage_estimates(run),
+        *_stages_with_room(run, offer),
         *traffic_estimates(run, reduces=not offer.no_listen),
         *_quota(offer),
     )
+
+
+def _stages_with_room(run: RunConfig, offer: Offer) -> tuple[Estimate, ...]:
+    """Of a run of stages, where the owner limits memory: which of them this peer may hold; a join is refused where none is."""
+    if run.pipeline is None or run.stages is None or not offer.max_memory_bytes:
+        return ()
+    try:
+        fitting = stages_that_fit(run.stages, run.pipeline.memory(run.model, run.inner), offer.max_memory_bytes)
+    except MachineError as error:
+        return (Estimate("room for", f"no stage, so a join is refused: {error.one_line()}"),)
+    return (Estimate("room for", ", ".join(stage_unit(stage) for stage in fitting)),)
 
 
 def _quota(offer: Offer) -> tuple[Estimate, ...]:

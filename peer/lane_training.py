@@ -180,10 +180,8 @@ def _lanes(
     stage_rounds: StageRounds,
     control: LaneControl,
 ) -> LaneService:
-    process, me = control.process, joined.life.identity.peer_id
-    start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
-    genesis = genesis_link(start, stage_unit(0))
-    began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
+    process, is_synced = control.process, run.pipeline.mode == "synced"
+    found = list[LaneService]()
 
     def work_of(lane: int, stage: int) -> ProcessWork:
         return ProcessWork(process, lane, stage_rounds.newest, stage_rounds)
@@ -191,9 +189,33 @@ def _lanes(
     def synced_of(lane: int, stage: int) -> ProcessSynced:
         return ProcessSynced(process, lane, stage_rounds.newest, stage_rounds)
 
+    async def bring(share: LaneShare) -> None:
+        await found[0].bring(share)
+
+    tools = LaneTools(
+        OwnLoop(joined.network),
+        ThreadOffload(),
+        run.shape(joined.membership.run_id),
+        work_of,
+        stage_rounds.average,
+        bring,
+        stage_rounds.take_gift,
+        synced_of if is_synced else None,
+        stage_rounds.has_measured,
+        stage_rounds.begins,
+    )
+    role = _lane_role(joined, run, service, control)
+    found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
+    return found[0]
+
+
+def _lane_role(joined: Joined, run: StageRun, service: RoundService, control: LaneControl) -> LaneRole:
+    start = open_start_record(joined.reporter.start_record, joined.membership.manifest)
+    began = [genesis_link(start, stage_unit(stage)).roster for stage in range(run.stages.num_stages)]
+
     def holders(stage: int) -> Sequence[PeerId]:
         """Those that are listed, or began the run, and are alive as far as our rounds know; ourselves with them."""
-        now_s = joined.life.clock.monotonic_s()
+        now_s, me = joined.life.clock.monotonic_s(), joined.life.identity.peer_id
         state, patience_s = service.state, idle_patience_s(service.state)
         told = {
             **{p: (s,) for s, of in enumerate(began) for p in of},
@@ -205,27 +227,10 @@ def _lanes(
             *([me] if stage == run.stage else []),
         ]
 
-    role = LaneRole(
-        run.stage,
-        joined.life.session,
-        genesis.commit,
-        holders,
-        lambda: service.chain.state.index,
-        control.why_not,
+    genesis = genesis_link(start, stage_unit(0))
+    return LaneRole(
+        run.stage, joined.life.session, genesis.commit, holders, lambda: service.chain.state.index, control.why_not
     )
-    form = run.shape(joined.membership.run_id)
-    found = list[LaneService]()
-
-    async def bring(share: LaneShare) -> None:
-        await found[0].bring(share)
-
-    is_synced = run.pipeline.mode == "synced"
-    tools = LaneTools(
-        OwnLoop(joined.network), ThreadOffload(), form, work_of, stage_rounds.average, bring, stage_rounds.take_gift,
-        synced_of if is_synced else None, stage_rounds.has_measured, stage_rounds.begins,
-    )  # fmt: skip
-    found.append(SyncedService(tools, role) if is_synced else LaneService(tools, role))
-    return found[0]
 
 
 def _moves(joined: Joined, run: StageRun, lanes: LaneService, control: LaneControl) -> StageMoves:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
 import trio
 
 from peer.lane_outbox import Outbox, Posted
@@ -16,6 +17,8 @@ from protocol.ids import PeerId, short
 from protocol.pipeline import sum_delivery
 from protocol.pipeline.sum_delivery import SumDelivery
 from protocol.pipeline.synced_messages import SyncedPart, SyncedSum
+
+log = structlog.get_logger()
 
 Numbers = tuple[int, ...]
 
@@ -28,13 +31,11 @@ class SumRole:
         me: whose sums are ours.
         outbox_of: the way to a fellow.
         is_with_all: told the micro-batches of our sum once all others of the stage have it.
-        is_no_good: told why our sum is refused, when that is for good.
     """
 
     me: PeerId
     outbox_of: Callable[[PeerId], Outbox]
     is_with_all: Callable[[Numbers], None]
-    is_no_good: Callable[[str], None]
 
 
 class StepSums:
@@ -97,7 +98,7 @@ class StepSums:
         return (self._role.me, numbers) in self._sums
 
     def put_own(self, numbers: Numbers, data: bytes) -> None:
-        """Ours over these."""
+        """Ours over these, which was judged as fellows judge it."""
         self._sums[self._role.me, numbers] = data
 
     def deliver(self, parcel: SyncedSum, nursery: trio.Nursery) -> None:
@@ -121,8 +122,8 @@ class StepSums:
             return
         refusal = answer.refusal if answer.reason else None
         delivery = self._deliveries[numbers] = sum_delivery.answered(delivery, peer, refusal)
-        if delivery.is_no_good:
-            self._role.is_no_good(answer.reason)
+        if peer in delivery.given_up:
+            log.warning("synced_sum_disputed", by=short(peer), tries=sum_delivery.SUM_TRIES, reason=answer.reason)
         self._say_if_with_all(numbers)
 
     def _say_if_with_all(self, numbers: Numbers) -> None:

@@ -64,6 +64,7 @@ class SyncedSeat:
         """Why it is over."""
 
         self._tools = tools
+        self._schema = stage_schema(tools.stages, begun.stage)
         self._me = tools.network.peer_id
         if tools.synced_of is None:
             raise LocalProtocolError("synced steps in a run of lanes", 'pipeline.mode = "synced"')
@@ -81,7 +82,7 @@ class SyncedSeat:
         self._serving: dict[int, trio.CancelScope] = {}
         self._given: dict[Work, tuple[bytes, bytes]] = {}
         self._left: dict[Work, Served] = {}
-        self._sums = StepSums(SumRole(self._me, self._outbox, self._say_summed, self._leave_for_sum))
+        self._sums = StepSums(SumRole(self._me, self._outbox, self._say_summed))
         self._forgotten = 0
         self._do_later(partial(self._begin, begun))
 
@@ -215,7 +216,7 @@ class SyncedSeat:
         Raises:
             PotluckError: nobody of them gives it.
         """
-        most_bytes = most_snapshot_bytes(stage_schema(self._tools.stages, self.stage))
+        most_bytes = most_snapshot_bytes(self._schema)
         wanted, reasons = lane_said.LaneFetch(self.lane, 0, begun.at, self.stage), list[str]()
         for donor in begun.donors:
             try:
@@ -343,6 +344,9 @@ class SyncedSeat:
             return
         if not self._sums.has_own(numbers):
             own = await self._work.own_sum()
+            await self._judge_sum(
+                self._me, own
+            )  # as fellows do: what is no good is brought to nobody, and this seat is over
             if forgotten != self._forgotten:
                 return
             self._sums.put_own(numbers, own)
@@ -352,9 +356,6 @@ class SyncedSeat:
 
     def _say_summed(self, numbers: tuple[int, ...]) -> None:
         self._line.put(said.SyncedSummed(self.lane, self.at, numbers))
-
-    def _leave_for_sum(self, reason: str) -> None:
-        self.leave(f"its sum is refused: {reason}")
 
     def _outbox(self, peer: PeerId) -> Outbox:
         outbox = self._outboxes.get(peer)
@@ -416,18 +417,9 @@ class SyncedSeat:
         forward, backward = data[: parcel.forward_bytes], data[parcel.forward_bytes :]
         await self._at(parcel.at)
         if parcel.at != self.at or not self._is_ready:
-            self._outbox(self.keeper).put(
-                said.SyncedReply(
-                    parcel.lane,
-                    parcel.at,
-                    parcel.stage,
-                    parcel.number,
-                    parcel.is_backward,
-                    0,
-                    f"it is at {self.at} here",
-                ),
-                b"",
-            )
+            work, why_not = parcel.work, f"it is at {self.at} here"
+            declined = said.SyncedReply(parcel.lane, parcel.at, work.stage, work.number, work.is_backward, 0, why_not)
+            self._outbox(self.keeper).put(declined, b"")
             return
         self._given[parcel.work] = forward, backward
         self._feed(replica.Asked(self.state.weights, parcel.work))
@@ -451,8 +443,7 @@ class SyncedSeat:
 
     async def _take_sum(self, sender: PeerId, parcel: said.SyncedSum, stream: Stream) -> str:
         """Why it cannot be taken here now; empty where it is."""
-        schema, dtype = stage_schema(self._tools.stages, self.stage), self._tools.form.dtype
-        most_bytes = most_sum_bytes(schema, dtype)
+        most_bytes = most_sum_bytes(self._schema, self._tools.form.dtype)
         with trio.move_on_after(STEP_WITHIN_S):  # who sums beside us is said to each of us by a call of its own
             await self._until(lambda: self._sums.is_fellow(sender))
         if not self._sums.is_fellow(sender):
@@ -460,15 +451,20 @@ class SyncedSeat:
         if parcel.num_bytes > most_bytes:  # which no replica of this stage has: brought again it is no better
             raise WrongContent(f"{short(sender)} brings a sum of {parcel.num_bytes} bytes", f"at most {most_bytes}")
         data = await receive_bytes(stream, parcel.num_bytes)
-        try:
-            await self._tools.offload.run(partial(decode_sum, data, schema, dtype), cost_s=PASS_COST_S)
-        except RemoteProtocolError as error:
-            raise WrongContent(f"{short(sender)} brings {error.found}", error.expected) from error
+        await self._judge_sum(sender, data)
         await self._at(parcel.at)
         if parcel.at != self.at or not self._is_ready:
             return f"a sum at {parcel.at}; here it is {self.at}"
         self._sums.take(sender, parcel.numbers, data)
         return ""
+
+    async def _judge_sum(self, sender: PeerId, data: bytes) -> None:
+        """Raises WrongContent: nothing that this stage's sums can be."""
+        judge = partial(decode_sum, data, self._schema, self._tools.form.dtype)
+        try:
+            await self._tools.offload.run(judge, cost_s=PASS_COST_S)
+        except RemoteProtocolError as error:
+            raise WrongContent(f"{short(sender)} brings {error.found}", error.expected) from error
 
     async def _give(self, parcel: lane_said.LaneFetch, stream: Stream) -> None:
         if parcel.stage != self.stage:

@@ -1,8 +1,12 @@
-"""The commented run.toml that `potluck init` writes."""
+"""The commented run.toml that `potluck init` writes, for each kind of run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
+
+from protocol.experts_section import Shards
 
 DEFAULT_TOML: Final = """\
 # A Potluck run. `potluck host run.toml` opens it and prints an invite for volunteers.
@@ -73,3 +77,43 @@ keep_every = 10                # and for ever one in so many
 # stages = 3                   # cut to be even; or layers = "1, 2, 1", so many of the model's to each
 # inner_steps = 20             # of a lane in a round; target_tokens is as many of all lanes that are expected
 """
+
+_EXPERT: Final = (
+    ('# shards = "expert"            #', 'shards = "expert"              #'),
+    ("# [experts]                    # with", "[experts]                      # with"),
+    ("# num_experts = 2              #", "num_experts = 2                #"),
+    ("# ffn_dim = 352                #", "ffn_dim = 352                  #"),
+)
+_PIPELINE: Final = (
+    ('# shards = "pipeline"          #', 'shards = "pipeline"            #'),
+    (
+        "min_members = 2                # the run starts when so many peers are ready",
+        "min_members = 3                # the run starts when so many peers are ready, at least one for each stage",
+    ),
+    (
+        "is_tied = true                 # one matrix for embedding and output",
+        "is_tied = false                # embedding and output are in different stages",
+    ),
+    (
+        "at 3 peers x 20 steps x 2048 tokens",
+        "at 3 lanes x 20 steps x 2048 tokens; of fewer lanes when all have come",
+    ),
+    (
+        "longest_interval_s = 60.0\n",
+        'longest_interval_s = 60.0\nmode = "blocking"              # a lane waits for its round\n',
+    ),
+    ("# [pipeline]                   # with", "[pipeline]                     # with"),
+    ("# stages = 3                   #", "stages = 3                     #"),
+    ("# inner_steps = 20             #", "inner_steps = 20               #"),
+)
+EDITS: Final[Mapping[Shards, tuple[tuple[str, str], ...]]] = MappingProxyType(
+    {"data": (), "expert": _EXPERT, "pipeline": _PIPELINE}
+)
+
+
+def default_toml(shards: Shards = "data") -> str:
+    """The file for runs in which a peer holds this: all of the model, a trunk and experts, or a stage."""
+    text = DEFAULT_TOML
+    for before, after in EDITS[shards]:
+        text = text.replace(before, after)
+    return text

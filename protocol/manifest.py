@@ -23,7 +23,7 @@ from pydantic import (
 
 from protocol.data_section import DataSection
 from protocol.decoder_schema import DecoderConfig, decoder_schema
-from protocol.default_run import DEFAULT_TOML
+from protocol.default_run import default_toml
 from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import ConfigError, RemoteProtocolError, VersionError
 from protocol.expert_schema import MixtureConfig, held_units
@@ -491,6 +491,6 @@ def _version_of(payload: bytes) -> object:
     return values.get("protocol_version") if isinstance(values, dict) else None
 
 
-def default_run_toml() -> str:
+def default_run_toml(shards: Shards = "data") -> str:
     """The commented file that `potluck init` writes."""
-    return DEFAULT_TOML
+    return default_toml(shards)

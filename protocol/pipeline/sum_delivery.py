@@ -3,7 +3,8 @@
 The owner asks for a sum again until it hears that all have it. To who has it already, or is being brought it, it is not brought once
 more. A fellow that is not at this point yet, or has not heard yet who its fellows are, refuses it for now: that says nothing against
 the sum, and it is brought again at the owner's next word, for a while. Who is behind for longer takes this step from the others when
-it is there, as a joiner does, and the rest go on. A sum that is refused again and again for what is in it is no good.
+it is there, as a joiner does, and the rest go on. Ours was judged here as fellows judge it before it is brought to anybody. So whoever
+refuses it for what is in it is wrong, or the way to it changes bytes: it is brought again, and that fellow is gone without as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from protocol.ids import PeerId
 from protocol.pipeline.lane_messages import Refusal
 
 SUM_TRIES: Final = 3
-"""A sum that is refused so often for what is in it is no good: a way that changes bytes is not that persistent."""
+"""Who refuses a good sum so often for what is in it goes on doing so: a way that changes bytes is not that persistent."""
 
 LAGGARD_WITHIN_S: Final = 20.0
 """From the owner's first word on a fellow that is behind is waited for so long."""
@@ -32,24 +33,24 @@ class SumDelivery:
         under_way: fellows that it is being brought to.
         taken: those that have it.
         behind: those that refused it for where they are.
-        num_bad: refusals for what is in it.
+        disputed: those that refused it for what is in it, once for each time.
     """
 
     since_s: float
     under_way: frozenset[PeerId] = frozenset()
     taken: frozenset[PeerId] = frozenset()
     behind: frozenset[PeerId] = frozenset()
-    num_bad: int = 0
+    disputed: tuple[PeerId, ...] = ()
 
     @property
-    def is_no_good(self) -> bool:
-        """Whether who made it has to go."""
-        return self.num_bad >= SUM_TRIES
+    def given_up(self) -> frozenset[PeerId]:
+        """Those that will not take it, however often it is brought."""
+        return frozenset(peer for peer in self.disputed if self.disputed.count(peer) >= SUM_TRIES)
 
 
 def asked(state: SumDelivery, fellows: Iterable[PeerId], now_s: float) -> tuple[SumDelivery, tuple[PeerId, ...]]:
     """The owner wants it with these; to whom it is to be brought now."""
-    left = frozenset(fellows) - state.taken - state.under_way
+    left = frozenset(fellows) - state.taken - state.under_way - state.given_up
     if _is_overdue(state, now_s):
         left -= state.behind
     return replace(state, under_way=state.under_way | left, behind=state.behind - left), tuple(sorted(left))
@@ -61,7 +62,7 @@ def answered(state: SumDelivery, peer: PeerId, refusal: Refusal | None) -> SumDe
     if refusal is None:
         return replace(state, taken=state.taken | {peer}, behind=state.behind - {peer})
     if refusal is Refusal.CONTENT:
-        return replace(state, num_bad=state.num_bad + 1)
+        return replace(state, disputed=(*state.disputed, peer))
     return replace(state, behind=state.behind | {peer})
 
 
@@ -73,12 +74,13 @@ def unanswered(state: SumDelivery, peer: PeerId) -> SumDelivery:
 def served_by(state: SumDelivery, fellows: Iterable[PeerId]) -> SumDelivery:
     """The stage is served by these now: who has left and comes again has nothing."""
     stay = frozenset(fellows)
-    return replace(state, taken=state.taken & stay, behind=state.behind & stay)
+    disputed = tuple(peer for peer in state.disputed if peer in stay)
+    return replace(state, taken=state.taken & stay, behind=state.behind & stay, disputed=disputed)
 
 
 def is_with_all(state: SumDelivery, fellows: Iterable[PeerId], now_s: float) -> bool:
-    """Whether all have it, but for who was behind for too long."""
-    left = frozenset(fellows) - state.taken
+    """Whether all have it, but for who was behind for too long or will not take it."""
+    left = frozenset(fellows) - state.taken - state.given_up
     return not left or (left <= state.behind and _is_overdue(state, now_s))
 
 

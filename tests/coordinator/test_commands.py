@@ -54,6 +54,14 @@ def test_init_writes_a_run_file_that_works_and_never_overwrites(tmp_path: Path) 
         init_run(path)
 
 
+def test_init_writes_the_kind_of_run_that_is_asked_for_and_nothing_for_one_that_there_is_not(tmp_path: Path) -> None:
+    init_run(tmp_path / "stages.toml", "pipeline")
+    assert load_run_config(tmp_path / "stages.toml").run.shards == "pipeline"
+    with pytest.raises(ConfigError, match="shards is 'stages'; expected data or expert or pipeline"):
+        init_run(tmp_path / "none.toml", "stages")
+    assert not (tmp_path / "none.toml").exists()
+
+
 def test_invite_is_remembered_by_its_hash_only(state: Path) -> None:
     invite = decode_invite(make_invite(state, uses=3, hours=2.0))
     with open_ledger(state / LEDGER_FILE) as ledger:

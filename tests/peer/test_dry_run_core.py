@@ -43,3 +43,20 @@ def test_without_a_known_run_each_number_that_nobody_knows_says_so() -> None:
         "  traffic     unknown without the host",
         "  your quota  ends all that at 1 GB a day, up and down together",
     ]
+
+
+def test_of_a_run_of_stages_a_limit_of_memory_says_for_which_there_is_room_or_that_there_is_none() -> None:
+    run = parse_run_config(default_run_toml("pipeline"))
+    assert run.pipeline is not None
+    assert run.stages is not None
+    memory = run.pipeline.memory(run.model, run.inner)
+    smallest = min(memory.of(run.stages, stage) for stage in range(3))
+
+    def told(max_memory_bytes: int) -> str:
+        offer = Offer(2_000_000_000, False, 0.0, max_memory_bytes)
+        return "\n".join(line for line in estimate_lines(peer_estimates(run, 0, offer)) if "room for" in line)
+
+    assert told(0) == ""
+    assert told(4_000_000_000).endswith("stage-0, stage-1, stage-2")
+    assert told(smallest).endswith(" stage-1")
+    assert "no stage, so a join is refused: 1.00 GB of memory" in told(1_000_000_000)

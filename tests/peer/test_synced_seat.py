@@ -41,7 +41,7 @@ from protocol.pipeline.lane_wire import (
     encode_parcel,
 )
 from protocol.pipeline.schedule import Pass
-from protocol.pipeline.sum_delivery import LAGGARD_WITHIN_S
+from protocol.pipeline.sum_delivery import LAGGARD_WITHIN_S, SUM_TRIES
 from protocol.stage_schema import stage_schema
 from tests.peer.lane_swarm import SHAPE
 from tests.peer.lane_world import INNER, lane_config, tokens_of
@@ -73,13 +73,16 @@ def _backward(number: int = 0, at: Point = START) -> tuple[said.SyncedAsk, bytes
 class _Watched(OffloadedSynced):
     """Says what it computes."""
 
-    def __init__(self, work: SyncedCompute, done: list[tuple[int, bool]]) -> None:
+    def __init__(self, work: SyncedCompute, played: Played) -> None:
         super().__init__(work, InlineOffload())
-        self._done = done
+        self._played = played
 
     async def serve(self, at: Point, work: Pass, forward: bytes, backward: bytes) -> Served:
-        self._done.append((work.number, work.is_backward))
+        self._played.done.append((work.number, work.is_backward))
         return await super().serve(at, work, forward, backward)
+
+    async def own_sum(self) -> bytes:
+        return self._played.spoilt_sum or await super().own_sum()
 
 
 @dataclass
@@ -89,6 +92,7 @@ class Played:
     Attributes:
         donated: what a fellow gives as its stage; nothing where it has none.
         num_refusals: of sums, that a fellow is still to say, and what they are about.
+        spoilt_sum: that its training process gives instead of its own, where there is one.
         brought: shares of rounds; they are over at once, with the parameters as they are.
     """
 
@@ -102,6 +106,7 @@ class Played:
     measured: list[tuple[int, float | None]] = field(default_factory=list)
     donated: bytes = b""
     num_refusals: int = 0
+    spoilt_sum: bytes = b""
     refusal: lane_said.Refusal = lane_said.Refusal.CONTENT
     member: LaneMember | None = None
 
@@ -186,7 +191,7 @@ def _tools(played: Played, network: MemoryNetwork) -> LaneTools:
     )
 
     def synced_of(number: int, stage: int) -> _Watched:
-        return _Watched(SyncedCompute(compute, number, stage), played.done)
+        return _Watched(SyncedCompute(compute, number, stage), played)
 
     async def nothing(_: LaneShare) -> None:
         raise AssertionError("a replica brings nothing for others")
@@ -372,20 +377,35 @@ async def _granted() -> AsyncIterator[Played]:
 SUM, SUMMED = said.SyncedTellSum(LANE, START, (0,)), said.SyncedSummed(LANE, START, (0,))
 
 
-async def test_a_sum_that_is_refused_for_what_is_in_it_is_not_said_to_be_with_all_and_thrice_ends_the_seat(
+async def test_a_fellow_that_refuses_a_good_sum_for_what_is_in_it_makes_nobody_leave_and_is_gone_without(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with _granted() as played:
-        played.num_refusals = 3
-        for _ in range(3):
-            assert played.member is not None
-            assert played.member.seat is not None
+        played.num_refusals = 100
+        for _ in range(SUM_TRIES):
+            assert SUMMED not in played.told
             await played.say(SUM)
             await trio.sleep(1.0)
+        await played.until(lambda: SUMMED in played.told)
+        await played.say(SUM)
+        await trio.sleep(1.0)
+        assert len(played.sums) == SUM_TRIES
+        assert not any(isinstance(m, lane_said.LaneLeave) for m in played.told)
+        assert played.member is not None
+        assert played.member.seat is not None
+
+
+async def test_a_sum_that_fellows_would_refuse_is_brought_to_nobody_and_ends_the_seat(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with _granted() as played:
+        played.spoilt_sum = encode_snapshot(StageSnapshot(torch.zeros(3, dtype=torch.float64), ()))
+        await played.say(SUM)
         await played.until(lambda: played.member is not None and played.member.seat is None)
+        assert played.sums == []
         assert SUMMED not in played.told
         (left,) = [m for m in played.told if isinstance(m, lane_said.LaneLeave)]
-        assert "its sum is refused: a sum that is no good" in left.reason
+        assert "a snapshot of shape (3,)" in left.reason
 
 
 async def test_a_fellow_that_lags_is_brought_the_sum_until_it_takes_it_and_makes_nobody_leave(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -17,6 +17,13 @@ class CountingProxy:
     port: int
     bytes_up: int = 0
     bytes_down: int = 0
+    connected: int = 0
+    relays: list[trio.CancelScope] = field(default_factory=list)
+
+    def break_connections(self) -> None:
+        """Reset those that are there, both ways; who listens goes on listening."""
+        for relay in self.relays:
+            relay.cancel()
 
 
 @asynccontextmanager
@@ -51,7 +58,9 @@ async def open_counting_proxy(
             except trio.ClosedResourceError:
                 pass  # the other direction broke
 
+        proxy.connected += 1
         async with there, trio.open_nursery() as nursery:
+            proxy.relays.append(nursery.cancel_scope)
             nursery.start_soon(lambda: pass_on(here, there, is_up=True))
             nursery.start_soon(lambda: pass_on(there, here, is_up=False))
 

@@ -33,7 +33,15 @@ from averaging.network.libp2p_session import CALL_PROTOCOL, MAX_TURNED_AWAY_PER_
 from averaging.network.p2pd import P2pdOptions
 from averaging.network.seams import Stream, Way
 from averaging.network.socket_folder import SOCKET_PREFIX, SOCKET_ROOT
-from protocol.errors import CallTimeout, MachineError, PeerUnreachable, PotluckError, RemoteProtocolError, StorageError
+from protocol.errors import (
+    CallTimeout,
+    ConnectionReset,
+    MachineError,
+    PeerUnreachable,
+    PotluckError,
+    RemoteProtocolError,
+    StorageError,
+)
 from protocol.identity import Ed25519Verifier, Identity
 from protocol.ids import PeerId, RunId
 from tests.averaging.network.counting_proxy import open_counting_proxy
@@ -338,6 +346,42 @@ async def test_nothing_is_left_after_closing(tmp_path: Path) -> None:
         folders = {path for path in SOCKET_ROOT.glob(f"{SOCKET_PREFIX}*") if (path / "p2pd.sock").exists()}
     assert not [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     assert len([folder for folder in folders if not folder.exists()]) >= 2
+
+
+async def test_a_connection_that_breaks_during_calls_of_libp2p_is_no_death_and_the_next_call_makes_another(
+    tmp_path: Path,
+) -> None:
+    """What a keeper of lanes sees of a member whose line was cut for a moment: a reset, then an answer; never a refusal."""
+    async with (
+        open_asyncio_thread() as thread,
+        _open(thread, _options(tmp_path, ALICE), ALICE) as alice,
+        _open(thread, _options(tmp_path, BOB), BOB) as bob,
+    ):
+        (address,) = alice.addresses()
+        port, began = address.split("/")[4], trio.Event()
+
+        async def hold(_peer: PeerId, _request: bytes) -> bytes:
+            began.set()
+            await trio.sleep_forever()
+            raise AssertionError
+
+        alice.serve_calls("hold", hold)
+        alice.serve_calls("echo", _echo)
+        async with open_counting_proxy(int(port)) as proxy:
+            await bob.add_addresses([address.replace(f"/tcp/{port}/", f"/tcp/{proxy.port}/")])
+            for number in range(1, 4):
+                assert (await bob.call(alice.peer_id, "echo", b"here", timeout_s=10)).endswith(b"here")
+                assert proxy.connected == number
+                began = trio.Event()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_after, began, proxy.break_connections)
+                    with trio.fail_after(10), pytest.raises(ConnectionReset):
+                        await bob.call(alice.peer_id, "hold", b"", timeout_s=60)
+
+
+async def _after(event: trio.Event, then: Callable[[], None]) -> None:
+    await event.wait()
+    then()
 
 
 async def test_what_is_counted_is_what_the_sockets_carry_but_for_what_libp2p_says_itself(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A sum is brought to each fellow until it has it; who is behind is waited for, and only what is in a sum speaks against it."""
+"""A sum is brought to each fellow until it has it; who is behind is waited for, who disputes it is not."""
 
 from __future__ import annotations
 
@@ -52,20 +52,31 @@ def test_a_fellow_that_is_behind_is_brought_it_again_within_the_deadline_and_the
         assert to == (B,)
         assert not is_with_all(state, (A, B), LAGGARD_WITHIN_S + 1.0)  # it may be taking it just now
     state = answered(state, B, refusal)
-    assert not state.is_no_good
+    assert state.given_up == frozenset()
     assert is_with_all(state, (A, B), LAGGARD_WITHIN_S)
     assert asked(state, (A, B), LAGGARD_WITHIN_S)[1] == ()
 
 
-def test_a_sum_that_is_refused_for_what_is_in_it_is_brought_again_and_in_the_end_no_good() -> None:
-    state = FRESH
+def test_a_fellow_that_refuses_a_sum_for_what_is_in_it_is_brought_it_again_and_in_the_end_gone_without() -> None:
+    state = answered(asked(FRESH, (A, B), 0.0)[0], B, None)
     for number in range(SUM_TRIES):
-        assert not state.is_no_good
-        state, to = asked(state, (A,), float(number))
-        assert to == (A,)
+        assert state.given_up == frozenset()
+        assert not is_with_all(state, (A, B), LAGGARD_WITHIN_S + 1.0)
+        state, to = asked(state, (A, B), float(number))
+        assert to == ((A,) if number else ())  # it is under way there already
         state = answered(state, A, Refusal.CONTENT)
-        assert not is_with_all(state, (A,), LAGGARD_WITHIN_S + 1.0)
-    assert state.is_no_good
+    assert state.given_up == {A}
+    assert asked(state, (A, B), float(SUM_TRIES))[1] == ()
+    assert is_with_all(state, (A, B), 0.0)
+
+
+def test_refusals_of_several_fellows_are_not_added_up_and_who_left_and_came_again_begins_anew() -> None:
+    state = asked(FRESH, (A, B), 0.0)[0]
+    for fellow in (A, B, A, B):
+        state = answered(state, fellow, Refusal.CONTENT)
+    assert state.given_up == frozenset()
+    assert answered(served_by(served_by(state, (B,)), (A, B)), A, Refusal.CONTENT).given_up == frozenset()
+    assert answered(state, A, Refusal.CONTENT).given_up == {A}
 
 
 def test_where_the_way_to_a_fellow_broke_it_is_brought_once_more() -> None:
