@@ -21,16 +21,48 @@ UNPROVEN_S: Final = 240.0
 that stays a claim does not keep the host on a lost lineage for ever.
 """
 
+STILL_S: Final = UNPROVEN_S
+"""How long it counts that somebody says that it stands on the preferred lineage, while that does not grow and others do. Who really
+has its bytes gives them to the others, who come over to it, and does not stand there alone for ever; who lies can name any commit that
+is known, and cannot make another one after it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """The preferred lineage does not grow while somebody stands on another.
+
+    Attributes:
+        best: its head.
+        since_s: since when it has been that.
+        first_index: of the newest commit beside that lineage which was known then.
+        index: where those stand now who stand elsewhere.
+        claimed: the commits after the fork on which somebody says that it stands.
+    """
+
+    best: CommitId
+    since_s: float
+    first_index: int
+    index: int
+    claimed: frozenset[CommitId]
+
+    def doubted(self, now_s: float) -> frozenset[CommitId]:
+        """What is claimed and speaks for nothing any more."""
+        is_over = self.index > self.first_index and now_s - self.since_s >= STILL_S
+        return self.claimed if is_over else frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class StoodOn:
     """Where live peers stand, as it was looked at last.
 
     Attributes:
-        tree, heads: what it is of.
+        tree, heads: what it is of; of the heads those that are known and believed.
+        known: all that are known.
         lost_since_s: since when nobody has stood on the preferred lineage while somebody stood on another; None where that is not so.
         unproven_since_s: since when only heads that nobody has shown speak against that; None where none do.
         counted: with what lies behind them, the only commits that count now; none where all do.
+        still: how long the preferred lineage has not grown while somebody stands on another; None where that is not so.
     """
 
     tree: CommitTree | None = None
@@ -38,21 +70,47 @@ class StoodOn:
     lost_since_s: float | None = None
     unproven_since_s: float | None = None
     counted: frozenset[CommitId] = frozenset()
+    known: frozenset[CommitId] = frozenset()
+    still: Still | None = None
 
 
 def looked_at(before: StoodOn, tree: CommitTree, heads: frozenset[CommitId], now_s: float) -> StoodOn:
     """`heads`: where live peers say that they stand. Call about once a second. An unknown one may be on the preferred lineage for a
-    while, unless that was lost already; of nobody's standing anywhere nothing follows.
+    while, unless that was lost already; of nobody's standing anywhere nothing follows, and of standing for long on a preferred lineage
+    that does not grow, while others go on, neither.
     """
     known = heads & tree.nodes.keys()
+    still = _still(before, tree, known, now_s) if known else before.still
+    believed = known - still.doubted(now_s) if still is not None else known
     if not known:
         looked = replace(before, tree=tree)
-    elif not _is_lost_now(before, tree, known):
-        looked = StoodOn(tree, known)
+    elif not _is_lost_now(before, tree, believed):
+        looked = StoodOn(tree, believed)
     else:
-        looked = _lost(before, tree, known, now_s, is_proven=known == heads)
+        looked = _lost(before, tree, believed, now_s, is_proven=known == heads)
+    looked = replace(looked, known=known, still=still)
     is_over = looked.lost_since_s is not None and now_s - looked.lost_since_s >= PATIENCE_S
     return replace(looked, counted=looked.heads if is_over else frozenset())
+
+
+def _still(before: StoodOn, tree: CommitTree, known: frozenset[CommitId], now_s: float) -> Still | None:
+    if before.tree is tree and before.known == known:
+        return before.still
+    if not tree.has_fork:
+        return None
+    best = best_head(tree)
+    elsewhere = {head for head in known if tree.path(head, best) is None}
+    if not elsewhere:
+        return None
+    held = best_stood_on(tree, elsewhere)
+    fork, index = tree.common(best, held), tree.nodes[held].link.index
+    claimed = frozenset(head for head in known - elsewhere if head != fork and tree.path(fork or tree.root, head))
+    was = before.still
+    if was is None or was.best != best:
+        preferred = {best, *(node.link.parent for node in tree.path(tree.root, best) or ())}
+        first_index = max(node.link.index for commit, node in tree.nodes.items() if commit not in preferred)
+        return Still(best, now_s, first_index, index, claimed)
+    return replace(was, index=index, claimed=claimed)
 
 
 def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float) -> StoodOn:

@@ -282,7 +282,8 @@ def _keep_up(joined: Joined, nursery: trio.Nursery) -> None:
     life, membership, network = joined.life, joined.membership, joined.network
     own = OwnRecord(life.identity, membership.run_id, life.session, life.sequence.take, joined.verifier, joined.roster)
     nursery.start_soon(joined.reporter.run)
-    nursery.start_soon(announce, network, life.clock, membership.run_id, partial(own.make, network))
+    make, changed = partial(own.make, network), lambda: joined.roster.own_changed
+    nursery.start_soon(announce, network, life.clock, membership.run_id, make, changed)
     nursery.start_soon(keep_measured, FileStorage(life.folder, ThreadOffload()), life.board)
     nursery.start_soon(keep_cool)
     upkeep = _upkeep(life, membership, joined.roster)
@@ -323,7 +324,7 @@ async def _settle_experts(joined: Joined, start: bytes) -> tuple[int, ...]:
         founders = of_founders(record, joined.experts.num_parts)
         seen = await present(listed, reachable, ask, prove, units, index, founders)
     held = await joined.experts.settle(record, me, seen, joined.roster.listed_paces())
-    joined.roster.own_experts = held
+    joined.roster.hold(held)
     return held
 
 

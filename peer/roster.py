@@ -69,7 +69,10 @@ class Roster:
         self._bulk: dict[PeerId, tuple[BulkAddress, ...]] = {}
         self._paces: dict[PeerId, int] = {}
         self.own_experts: tuple[int, ...] = ()
-        """What our record says that we hold."""
+        """What our record says that we hold; `hold` changes it."""
+
+        self.own_changed = trio.Event()
+        """Set when our record says something else; then there is another."""
 
         self.own_pace: Callable[[], float] = lambda: 0.0
         """What our stage could do, tokens a second, as our record says; 0 where it is not known."""
@@ -176,6 +179,12 @@ class Roster:
     def show(self, credential: bytes, tls_key_pem: bytes = b"") -> None:
         """Show this one from now on, with its key; our next record carries it."""
         self._own, self._own_tls_key_pem = credential, tls_key_pem
+
+    def hold(self, experts: tuple[int, ...]) -> None:
+        """Our record says from now on that we hold these, and whoever publishes it is woken."""
+        self.own_experts = experts
+        changed, self.own_changed = self.own_changed, trio.Event()
+        changed.set()
 
     def record(
         self,

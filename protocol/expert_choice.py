@@ -4,12 +4,17 @@ Who has decided is counted. Those who have not take their turn in the order of t
 the lowest number among equals; then, while an expert is held by nobody, whoever has room for one more takes it. So the founders of a
 run are shared out by the host, and who joins later finds its own place, also where several join at once: they see each other
 undecided.
+
+What is said and not shown may be a lie, or the truth of somebody who is still downloading. Were it worth nothing, all who come while
+the first one downloads would take the one expert that the run lacks; were it worth as much as what was shown, a liar could keep an
+expert without holders. So half of all peers, by a hash of their ids, count what is said, and the others only between equals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from protocol.errors import ConfigError
 from protocol.ids import PeerId
@@ -26,8 +31,11 @@ class Holding:
 def share_out(
     num_experts: int, peers: Mapping[PeerId, Holding], claims: Sequence[int] = ()
 ) -> dict[PeerId, tuple[int, ...]]:
-    """The experts of all peers, in the order of their numbers; those of who has decided are what they were. Between experts that as
-    many hold `claims` decides, where it is given: how many more say of each that they hold it, and have not shown it.
+    """The experts of all peers, in the order of their numbers; those of who has decided are what they were.
+
+    Args:
+        claims: how many more say of each expert that they hold it, and have not shown it. Half of the peers (`believes_claims`) count
+            them, of equals the one that fewer have shown to hold; to the others they decide between experts that as many hold.
     """
     counts = [0] * num_experts
     held = {peer: list(peers[peer].experts) for peer in sorted(peers)}
@@ -40,7 +48,10 @@ def share_out(
     while turns:
         for peer in turns:
             others = [expert for expert in range(num_experts) if expert not in held[peer]]
-            expert = min(others, key=lambda expert: (counts[expert], claims[expert] if claims else 0, expert))
+            said = claims or [0] * num_experts
+            worth = int(believes_claims(peer))
+            ranks = [(counts[one] + worth * said[one], counts[one], said[one], one) for one in others]
+            expert = min(ranks)[-1]
             if held[peer] and counts[expert]:
                 break  # every expert has a holder
             held[peer].append(expert)
@@ -50,6 +61,11 @@ def share_out(
             continue
         break
     return {peer: tuple(sorted(experts)) for peer, experts in held.items()}
+
+
+def believes_claims(peer: PeerId) -> bool:
+    """Whether this peer counts holders that have shown nothing as if they had: every other one, by its id."""
+    return sha256(peer.encode()).digest()[0] % 2 == 0
 
 
 def holders(num_experts: int, held: Mapping[PeerId, Sequence[int]]) -> tuple[tuple[PeerId, ...], ...]:

@@ -33,15 +33,25 @@ def directory_key(run_id: RunId) -> str:
 
 
 async def announce(
-    network: Network, clock: Clock, run_id: RunId, make_value: Callable[[float], Awaitable[bytes]]
+    network: Network,
+    clock: Clock,
+    run_id: RunId,
+    make_value: Callable[[float], Awaitable[bytes]],
+    changed: Callable[[], trio.Event] = trio.Event,
 ) -> None:
-    """Publish our record again and again, until cancelled. `make_value(expires_unix_s)` returns the signed record."""
+    """Publish our record again and again, until cancelled.
+
+    Args:
+        make_value: (when it expires, unix time in s) -> the signed record.
+        changed: the event that is set when the record is to say something else: it is published at once then.
+    """
     again_s = AGAIN_FIRST_S
     while True:
-        expires_unix_s = clock.unix_s() + RECORD_LIFE_S
+        is_old, expires_unix_s = changed(), clock.unix_s() + RECORD_LIFE_S
         value = await make_value(expires_unix_s)
         is_stored = await network.publish(directory_key(run_id), network.peer_id, value, expires_unix_s=expires_unix_s)
-        await trio.sleep(ANNOUNCE_EVERY_S if is_stored else again_s)
+        with trio.move_on_after(ANNOUNCE_EVERY_S if is_stored else again_s):
+            await is_old.wait()
         again_s = AGAIN_FIRST_S if is_stored else min(AGAIN_GROWTH * again_s, AGAIN_LAST_S)
 
 

@@ -84,6 +84,9 @@ class Pursuer:
         self._leaving: _Left | None = None
         self._bringing: dict[CommitId, tuple[CommitId, trio.CancelScope]] = {}
         """What is being brought here, by its last commit: from which fork."""
+        self._under_way: dict[tuple[CommitId, CommitId], trio.Event] = {}
+        """What is being prepared, by fork and last commit, for the unit's own switch or for one with the spine: set when that ends."""
+
         self._asking: dict[PeerId, trio.Event] = {}
         self._pauses: dict[PeerId, tuple[float, float]] = {}
 
@@ -203,6 +206,20 @@ class Pursuer:
         return await self._bring(action, is_wanted)
 
     async def _bring(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
+        """What is ready or under way already, for the unit's own switch or for one with the spine, is not fetched again."""
+        aim = action.fork, action.path[-1].link.commit
+        while aim in self._under_way:
+            await self._under_way[aim].wait()
+        ready = next((one for one in (self._prepared, self._beside) if one is not None and _aim(one) == aim), None)
+        if ready is not None:
+            return ready
+        self._under_way[aim] = trio.Event()
+        try:
+            return await self._bring_anew(action, is_wanted)
+        finally:
+            self._under_way.pop(aim).set()
+
+    async def _bring_anew(self, action: PrepareSwitch, is_wanted: Callable[[], bool]) -> PreparedSwitch | None:
         chain = self._chain
         fork_state = await chain.state_at(action.fork)
         with self._brought.bringing(action.path):
@@ -348,8 +365,9 @@ class Pursuer:
         """Bring what this unit needs to follow the spine to another lineage here. What cannot be had is left for later: then the
         unit stays where it is when the spine moves, and follows by itself once it can.
         """
-        self._beside, self._spine_beside = None, spine
-        plan = would_switch(self._state(), spine)
+        self._spine_beside, plan = spine, would_switch(self._state(), spine)
+        if plan is None or self.beside(spine) is None:
+            self._beside = None
         if plan is None:
             return
         target = plan.path[-1].link.commit
@@ -368,6 +386,10 @@ class Pursuer:
         if plan is None or prepared is None or (plan.fork, plan.path[-1]) != (prepared.fork, prepared.path[-1]):
             return None
         return prepared
+
+
+def _aim(prepared: PreparedSwitch) -> tuple[CommitId, CommitId]:
+    return prepared.fork, prepared.path[-1].link.commit
 
 
 class _BytesGoneError(UnreachableError):

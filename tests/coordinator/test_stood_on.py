@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.chain_log import ChainLog
-from coordinator.stood_on import PATIENCE_S, UNPROVEN_S, StoodOn, looked_at, of_bytes, restored, to_bytes
+from coordinator.stood_on import PATIENCE_S, STILL_S, UNPROVEN_S, StoodOn, looked_at, of_bytes, restored, to_bytes
 from protocol.ids import CommitId
 from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain
 
@@ -94,6 +94,39 @@ def test_who_is_known_again_on_the_preferred_lineage_ends_the_wait_for_what_nobo
     looked = sides.looked(looked, other, sides.preferred.head[0], after_s=UNPROVEN_S - 1.0)
     for second in (UNPROVEN_S, UNPROVEN_S + PATIENCE_S + 1.0):
         looked = sides.looked(looked, other, unknown, after_s=second)
+        assert looked.counted == frozenset()
+
+
+def test_who_says_that_it_stands_on_a_lineage_that_does_not_grow_holds_the_host_up_for_minutes_while_others_go_on() -> (
+    None
+):
+    sides = _sides()
+    liar, looked = sides.preferred.commits[2][0], StoodOn()
+    looked = sides.looked(looked, sides.other.head[0], liar, after_s=0.0)
+    for second in range(1, int(STILL_S + PATIENCE_S) + 2):
+        if second == 30:
+            sides.other.commit((10, 10, 10))
+            sides.log.add(sides.log.verify(sides.other.certificates).new)
+        liar = sides.preferred.commits[1 + second % 3][0]  # another one of those that are known with each report
+        assert looked.counted == frozenset() or second > STILL_S + PATIENCE_S
+        looked = sides.looked(looked, sides.other.head[0], liar, after_s=float(second))
+    assert looked.counted == {sides.other.head[0]}
+    assert sides.log.count(looked.counted)
+    assert sides.log.head.commit == sides.other.head[0]
+    sides.preferred.commit((200, 200, 200))
+    sides.log.add(sides.log.verify(sides.preferred.certificates).new)
+    back = sides.looked(looked, sides.other.head[0], sides.preferred.head[0], after_s=1000.0)
+    assert back.counted == frozenset(), "who goes on there was no liar"
+    alone = sides.looked(looked, sides.preferred.commits[2][0], after_s=1000.0)
+    assert alone.counted == frozenset(), "those who stood elsewhere came over"
+
+
+def test_where_nobody_goes_on_anywhere_who_stands_on_the_preferred_lineage_is_believed() -> None:
+    sides = _sides()
+    looked = StoodOn()
+    for second in range(0, int(3 * STILL_S), 5):
+        liar = sides.other.commits[min(3, 1 + second // 60)][0]  # goes over what is known there, and shows nothing new
+        looked = sides.looked(looked, liar, sides.preferred.head[0], after_s=float(second))
         assert looked.counted == frozenset()
 
 

@@ -151,7 +151,7 @@ class LaneRun:
         joined, controls = self._joined(stage)
         life, me, told = joined.life, joined.life.identity.peer_id, joined.life.board.has_restarted
         payload = open_start_record(self._start, self._manifest)
-        joined.roster.own_experts = await joined.experts.settle(decode_body(StartRecord, payload), me, everybody({}))
+        joined.roster.hold(await joined.experts.settle(decode_body(StartRecord, payload), me, everybody({})))
         (chain,) = await open_chains(life.folder, joined.membership, payload, joined.verifier, me, told, (), (stage,))
         one = self.peers[stage] = Trainee(stage, joined, chain, controls)
         self._nursery.start_soon(self._live, one)

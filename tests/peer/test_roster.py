@@ -120,7 +120,10 @@ async def test_a_peers_own_record_tells_others_where_it_listens(autojump_clock: 
     assert alice.take_records([DirectoryEntry(BOB.peer_id, value, UNIX_S + 60)]) == (BOB.peer_id,)
     assert alice.lasting_addresses() == (_address(BOB),)
     assert alice.listed_experts() == {BOB.peer_id: ()}
-    bob.own_experts = (1, 2)
+    changed = bob.own_changed
+    bob.hold((1, 2))
+    assert changed.is_set()
+    assert not bob.own_changed.is_set()
     alice.take_records([DirectoryEntry(BOB.peer_id, bob.record(BOB, 2, UNIX_S + 60), UNIX_S + 60)])
     assert alice.listed_experts() == {BOB.peer_id: (1, 2)}
     assert alice.listed_paces() == {}

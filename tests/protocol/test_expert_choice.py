@@ -7,10 +7,13 @@ import itertools
 import pytest
 
 from protocol.errors import ConfigError
-from protocol.expert_choice import Holding, check_experts, holders, parse_experts, share_out
+from protocol.expert_choice import Holding, believes_claims, check_experts, holders, parse_experts, share_out
 from protocol.ids import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")
+WARY = PeerId("e")
+"""Counts nothing that is merely said; `D` does."""
+
 OPEN = Holding()
 
 
@@ -35,9 +38,33 @@ def test_what_was_decided_stands_and_a_joiner_takes_what_the_run_lacks() -> None
 
 def test_between_experts_that_as_many_hold_what_is_merely_claimed_decides() -> None:
     held = {A: Holding((0,)), B: Holding((1,))}
-    assert share_out(3, {**held, D: OPEN}, (0, 0, 9))[D] == (2,), "nobody is known to hold it"
-    assert share_out(2, {**held, D: OPEN}, (3, 1))[D] == (1,)
-    assert share_out(2, {**held, D: OPEN}, (1, 1))[D] == (0,)
+    for peer in (D, WARY):
+        assert share_out(2, {**held, peer: OPEN}, (3, 1))[peer] == (1,)
+        assert share_out(2, {**held, peer: OPEN}, (1, 1))[peer] == (0,)
+
+
+def test_half_of_all_peers_count_what_is_merely_claimed_so_that_neither_liars_nor_their_absence_decide_for_all() -> (
+    None
+):
+    held = {A: Holding((0,)), B: Holding((1,))}
+    assert (believes_claims(D), believes_claims(WARY)) == (True, False)
+    assert share_out(3, {**held, WARY: OPEN}, (0, 0, 9))[WARY] == (2,), "nobody is known to hold it"
+    assert share_out(3, {**held, D: OPEN}, (0, 0, 9))[D] == (0,)
+    assert share_out(3, {**held, D: OPEN}, (0, 0, 2))[D] == (0,)
+    assert share_out(3, {**held, D: OPEN}, (0, 0, 1))[D] == (2,), "as many, and nobody is known to hold it"
+    believing = [believes_claims(PeerId(f"peer {number}")) for number in range(400)]
+    assert 160 <= sum(believing) <= 240
+
+
+def test_newcomers_who_come_one_after_another_while_the_first_still_downloads_do_not_all_take_one_expert() -> None:
+    held, claims = {A: Holding((0,)), B: Holding((1,))}, [0, 0, 0]
+    for number in range(60):
+        late = PeerId(f"late {number}")
+        (expert,) = share_out(3, {**held, late: OPEN}, claims)[late]
+        claims[expert] += 1  # it says so, and has nothing to show yet
+    assert sum(claims) == 60
+    assert max(claims) == claims[2] <= 45, "nobody was known to hold it"
+    assert min(claims) >= 7
 
 
 def test_two_who_join_at_once_and_see_each_other_take_different_experts() -> None:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import trio
 import trio.testing
 
+from averaging.network.clocks import VirtualClock
 from averaging.network.seams import DirectoryEntry
 from averaging.rounds.membership import (
     AGAIN_FIRST_S,
     AGAIN_GROWTH,
     AGAIN_LAST_S,
+    ANNOUNCE_EVERY_S,
     LIST_EVERY_S,
     SETTLED_LIST_EVERY_S,
+    announce,
     list_peers,
 )
 from protocol.ids import PeerId, RunId
@@ -52,6 +55,46 @@ async def _look(directory: _Directory, seconds: float, settled_every_s: float = 
     with trio.move_on_after(seconds):
         await list_peers(directory, RunId(bytes(32)), take, LIST_EVERY_S, settled_every_s)  # type: ignore[arg-type]
     return num_told
+
+
+class _Board:
+    """What was published, and when."""
+
+    def __init__(self) -> None:
+        self.peer_id = ME
+        self.published: list[tuple[float, bytes]] = []
+
+    async def publish(self, key: str, subkey: str, value: bytes, *, expires_unix_s: float) -> bool:
+        self.published.append((trio.current_time(), value))
+        await trio.sleep(1.0)
+        return True
+
+
+async def test_a_record_that_says_something_else_is_published_at_once_also_where_it_changes_while_one_is_published(
+    autojump_clock: Clock,
+) -> None:
+    board, says, changed = _Board(), [b"nothing"], [trio.Event()]
+
+    def say(what: bytes) -> None:
+        says[0], old, changed[0] = what, changed[0], trio.Event()
+        old.set()
+
+    async def make(_expires_unix_s: float) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return says[0]
+
+    async with trio.open_nursery() as nursery:
+        run_id = RunId(bytes(32))
+        nursery.start_soon(announce, board, VirtualClock(1000.0), run_id, make, lambda: changed[0])  # type: ignore[arg-type]
+        await trio.sleep(5.0)
+        say(b"one")
+        await trio.sleep(0.5)
+        say(b"two")
+        await trio.sleep(ANNOUNCE_EVERY_S + 3.0)
+        nursery.cancel_scope.cancel()
+    at_s = [round(time_s - board.published[0][0], 3) for time_s, _ in board.published]
+    assert at_s == [0.0, 5.0, 6.0, 6.0 + 1.0 + ANNOUNCE_EVERY_S]
+    assert [value for _, value in board.published] == [b"nothing", b"one", b"two", b"two"]
 
 
 async def test_a_settled_swarm_is_listed_rarely_and_a_changed_one_soon_again(autojump_clock: Clock) -> None:

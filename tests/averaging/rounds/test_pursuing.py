@@ -424,6 +424,38 @@ async def test_a_lineage_that_is_wanted_again_while_it_still_comes_is_not_fetche
         assert len(_parts(scene)) == len(set(_parts(scene)))
 
 
+@pytest.mark.parametrize("is_own_first", [True, False])
+async def test_a_lineage_that_the_unit_and_its_spine_want_at_once_is_fetched_once(
+    is_own_first: bool, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = _held_up(monkeypatch)
+    async with _fork(4) as fork, trio.open_nursery() as nursery:
+        scene, there = fork.scene, made_spine().at(made_spine().left)
+        tree = tree_of(fork.agreed.link).add_all((c.link, c.certificate) for c in (fork.ours, *fork.theirs))
+        scene.bench.state = replace(scene.bench.state, link=fork.ours.link, tree=tree)
+        donors = tuple(party.peer for party in scene.others)
+
+        def follow() -> None:
+            nursery.start_soon(scene.pursuer.prepare_beside, there, donors)
+
+        def own() -> None:
+            scene.prepare(fork.agreed, fork.theirs)
+
+        first, second = (own, follow) if is_own_first else (follow, own)
+        first()
+        await until(lambda: _downloads(scene) == 1, 5.0)
+        second()
+        await trio.sleep(10.0)
+        gate.set()
+        await scene.bench.until_told(SwitchPrepared)
+        await until(lambda: scene.pursuer.beside(there) is not None, 5.0)
+        follow()
+        await trio.sleep(10.0)
+        assert scene.pursuer.beside(there) is not None
+        assert len(_parts(scene)) == len(set(_parts(scene))) > 0
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_lineage_of_which_more_is_wanted_meanwhile_is_fetched_once(
     autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
