@@ -73,12 +73,12 @@ class SpareMemory:
         return sum(num_bytes * len(spare) for num_bytes, spare in list(self._spare.items()))
 
     def take(self, num_bytes: int, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-        """A vector of so many bytes, with whatever is in it."""
+        """A vector of so many bytes, with whatever is in it. Raises MemoryError."""
         spare = self._spare.setdefault(num_bytes, deque(maxlen=MOST_SPARE))
         try:
             memory = spare.pop().memory
         except IndexError:
-            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+            memory = _mapped(num_bytes)
             memory.madvise(mmap.MADV_HUGEPAGE)
         lent = (ctypes.c_char * num_bytes).from_buffer(memory)
         weakref.finalize(lent, self._give_back, spare, memory).atexit = False
@@ -116,6 +116,13 @@ class SpareMemory:
                 if after is not None:
                     spare.append(after)
         return num_bytes
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes} bytes: {error.strerror}") from error
 
 
 SPARE: Final = SpareMemory()

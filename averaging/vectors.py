@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from averaging.spare_memory import CAN_BE_KEPT, SPARE
+from protocol.errors import no_memory
 from protocol.tensor_schema import TensorSchema
 
 _SMALLEST_KEPT_BYTES: Final = 1 << 22
@@ -30,10 +31,16 @@ def new_bytes(num_bytes: int) -> memoryview:
     not touched of it costs nothing, and which slice is whose changes from round to round. Rounded up by an eighth at most, slices that
     changed by up to 40% kept sixteen times what a member's delta takes, after 200 rounds; so it is six, not all of
     it touched.
+
+    Raises:
+        MachineError: there is no memory for it. What was to come there is refused, and its peer goes on.
     """
-    if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
-        return np.empty(num_bytes, dtype=np.uint8).data
-    return SPARE.take(1 << (num_bytes - 1).bit_length(), np.dtype(np.uint8)).data[:num_bytes]
+    try:
+        if num_bytes < _SMALLEST_KEPT_BYTES or not CAN_BE_KEPT:
+            return np.empty(num_bytes, dtype=np.uint8).data
+        return SPARE.take(1 << (num_bytes - 1).bit_length(), np.dtype(np.uint8)).data[:num_bytes]
+    except MemoryError:
+        raise no_memory(num_bytes) from None
 
 
 def picked(values_N: torch.Tensor, of: TensorSchema, wanted: TensorSchema) -> torch.Tensor:

@@ -135,3 +135,10 @@ class ConnectionReset(PeerUnreachable):
 
 class CallTimeout(TransportError):
     """No answer within the deadline: the other side is slow, frozen or cut off."""
+
+
+def no_memory(num_bytes: int) -> MachineError:
+    """What is said instead of a MemoryError, which nobody who goes on with less would know of."""
+    return MachineError(
+        f"no memory for {num_bytes:,} bytes", "memory to be had", "close other programs, or allow this one more memory"
+    )

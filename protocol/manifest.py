@@ -275,7 +275,11 @@ class RunConfig(Section):
         # beside training an exchange may take as long as there is a round; where training waits for it, what is left of one
         exchange_share = 1.0 - pace.target_utilisation if pace.mode == "blocking" else pace.target_utilisation
         return RoundTarget(
-            pace.target_tokens, first_tokens, pace.ramp_share, exchange_share if pace.local_steps else 0.0
+            pace.target_tokens,
+            first_tokens,
+            pace.ramp_share,
+            exchange_share if pace.local_steps else 0.0,
+            pace.mode == "blocking",
         )
 
     @property

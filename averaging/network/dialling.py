@@ -47,7 +47,11 @@ class RedialPause:
         self.pause_s = FIRST_PAUSE_S
 
 
-def _unnoticed(is_there: bool) -> None:
+Connected = Callable[[BulkAddress, bool], None]
+"""(address, whether a TCP connection is there)."""
+
+
+def _unnoticed(address: BulkAddress, is_there: bool) -> None:
     pass
 
 
@@ -55,7 +59,7 @@ async def dial_first(
     addresses: Sequence[BulkAddress],
     context: ssl.SSLContext,
     check: Callable[[bytes], None],
-    connected: Callable[[bool], None] = _unnoticed,
+    connected: Connected = _unnoticed,
 ) -> tuple[BulkAddress, TlsSocket]:
     """Connect and shake hands; the first connection whose certificate passes `check` is taken, all others are closed.
 
@@ -98,7 +102,7 @@ async def dial_first(
 
 
 async def _dial(
-    address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Callable[[bool], None]
+    address: BulkAddress, context: ssl.SSLContext, check: Callable[[bytes], None], connected: Connected
 ) -> TlsSocket:
     places = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = places[0]
@@ -109,7 +113,7 @@ async def _dial(
     except BaseException:
         connection.close()
         raise
-    connected(True)
+    connected(address, True)
     try:
         tls = wrap(connection, context, is_server=False)
         try:
@@ -118,7 +122,7 @@ async def _dial(
             tls.close(is_reset=True)
             raise
     except BaseException:
-        connected(False)
+        connected(address, False)
         raise
     return tls
 

@@ -9,7 +9,7 @@ the stream that tries waits for them.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -125,6 +125,10 @@ class _Route:
         self.pause = RedialPause()
         self.has_worked = False
         self.is_to_ask = False
+        self.mute = set[BulkAddress]()
+        """Of several addresses those where a connection was taken and nothing said until patience was over: who stands there may be
+        somebody else, and is not waited for again as one who is busy.
+        """
 
     def failed(self, now_s: float) -> bool:
         """Not again for a while, and then ask first where it listens now. True for the first of streams that failed together; the
@@ -137,10 +141,17 @@ class _Route:
         self.pause.failed(now_s)
         return True
 
+    def said_nothing(self, address: BulkAddress, of: Sequence[BulkAddress]) -> None:
+        """One of these was silent; where all are it is the peer that is busy."""
+        self.mute.add(address)
+        if self.mute.issuperset(of):
+            self.mute.clear()
+
     def worked(self, address: BulkAddress) -> None:
         """Begin with this one the next time."""
         self.has_worked = True
         self.is_to_ask = False
+        self.mute.discard(address)
         self.pause.worked()
         self.addresses = (address, *(other for other in self.addresses if other != address))
 
@@ -251,13 +262,17 @@ class DirectWay:
     ) -> tuple[BulkAddress, TlsSocket, Status]:
         """A connection, and what the peer says to our opening. Raises OSError, trio.TooSlowError, PotluckError."""
         first_s = CONNECT_WITHIN_S if route.has_worked else self._options.first_within_s
-        first_until_s, num_connected = min(until_s, trio.current_time() + first_s), 0
+        first_until_s, waited_for = min(until_s, trio.current_time() + first_s), set[BulkAddress]()
         with patient_for(first_s, self._nursery, until_s) as scope:
 
-            def connected(is_there: bool) -> None:
-                nonlocal num_connected
-                num_connected += 1 if is_there else -1
-                scope.deadline = until_s if num_connected else first_until_s
+            def connected(address: BulkAddress, is_there: bool) -> None:
+                if is_there and address not in route.mute:
+                    waited_for.add(address)
+                elif not is_there:
+                    waited_for.discard(address)
+                    if scope.cancel_called:
+                        route.said_nothing(address, addresses)
+                scope.deadline = until_s if waited_for else first_until_s
 
             reached, tls = await dial_first(addresses, self._context(is_server=False), self._is(peer), connected)
             try:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final
 
 from averaging.network.seams import Place
-from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TransportError
+from protocol.errors import CallTimeout, PeerUnreachable, RemoteProtocolError, TransportError, no_memory
 from protocol.ids import PeerId
 
 _LENGTH: Final = struct.Struct(">I")
@@ -38,9 +38,21 @@ def placed(frame: bytes, place: Place | None) -> memoryview:
     """A frame that came into memory of its own, read-only, where a caller of `Stream.receive_view` wants it."""
     if place is None:
         return memoryview(frame)
-    view = place(len(frame))
+    view = place_for(len(frame), place)
     view[:] = frame
     return view.toreadonly()
+
+
+def place_for(num_bytes: int, place: Place) -> memoryview:
+    """Where a frame of so many bytes is to lie.
+
+    Raises:
+        MachineError: there is no memory for it: the frame is refused, and this machine's peer goes on.
+    """
+    try:
+        return place(num_bytes)
+    except MemoryError:
+        raise no_memory(num_bytes) from None
 
 
 class EndOfStream(Exception):

@@ -90,6 +90,10 @@ class Stream(Protocol):
         Args:
             place: gives writable memory for a frame of so many bytes, in which it then lies. A frame that a cancelled call has begun
                 to receive stays where that call wanted it.
+
+        Raises:
+            ConnectionReset, RemoteProtocolError: as for `receive_frame`.
+            MachineError: `place` had no memory; the stream is of no more use.
         """
         ...
 

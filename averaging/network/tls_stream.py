@@ -18,10 +18,10 @@ import structlog
 import trio
 
 from averaging.network.bulk_lane import BulkLane
-from averaging.network.frames import MAX_CHANNEL_BYTES, Status
+from averaging.network.frames import MAX_CHANNEL_BYTES, Status, place_for
 from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Place, Way
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
-from protocol.errors import ConnectionReset, LocalProtocolError, PeerUnreachable, RemoteProtocolError
+from protocol.errors import ConnectionReset, LocalProtocolError, MachineError, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
 
 log = structlog.get_logger()
@@ -160,7 +160,11 @@ class TlsStream:
                         f"at most {MAX_FRAME_BYTES}",
                         "the stream was closed",
                     )
-                self._frame, self._num_received = place(length), 0
+                try:
+                    self._frame, self._num_received = place_for(length, place), 0
+                except MachineError:  # the frame would be read as the next one's head
+                    self.reset()
+                    raise
             frame = self._frame
             await self._fill(frame)
             self._frame, self._num_received = None, 0

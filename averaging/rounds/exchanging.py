@@ -83,7 +83,7 @@ class Exchanging:
 
     async def _prepare(self, base: CommitId, adopter: Adopter) -> None:
         try:
-            contribution, fed = await self._take_delta(base, adopter)
+            contribution, fed, taken_s = await self._take_delta(base, adopter)
         except (PotluckError, trio.TooSlowError) as error:
             reason = error.one_line() if isinstance(error, PotluckError) else "the trainer gave no snapshot in time"
             (log.info if isinstance(error, NoPart) else log.warning)("no_contribution", reason=reason)
@@ -99,9 +99,11 @@ class Exchanging:
         if self._chain.tools.feedback is not None and fed is not None:
             self._chain.tools.feedback.offer(contribution.root, fed)
         self._tools.publish("contributed", {"root": contribution.root})
-        await self._tell(ContributionReady(base, contribution.root, contribution.tokens))
+        taken_ago_s = trio.current_time() - taken_s
+        await self._tell(ContributionReady(base, contribution.root, contribution.tokens, taken_ago_s))
 
-    async def _take_delta(self, base: CommitId, adopter: Adopter) -> tuple[EncodedContribution, FedDelta | None]:
+    async def _take_delta(self, base: CommitId, adopter: Adopter) -> tuple[EncodedContribution, FedDelta | None, float]:
+        """With what it leaves for later rounds, and when it was taken."""
         chain, tools = self._chain, self._tools
         with trio.fail_after(SNAPSHOT_WITHIN_S):
             await adopter.wait_adopted()
@@ -112,6 +114,7 @@ class Exchanging:
             index = chain.head.index + 1
             with spanned(tools.record, "snapshot", self._config.unit, round_index=index):
                 snapshot = await tools.trainer.snapshot()
+                taken_s = trio.current_time()
         self._check_head(base)
         work = f"{snapshot.tokens} tokens in {snapshot.num_steps} steps"
         with spanned(tools.record, "encode", self._config.unit, work, index) as moving:
@@ -125,7 +128,7 @@ class Exchanging:
         )
         signed = await tools.seal(encode_body(header))
         self._check_head(base)
-        return replace(encoded, header=signed), fed
+        return replace(encoded, header=signed), fed, taken_s
 
     def _check_head(self, base: CommitId) -> None:
         if self._chain.head.commit != base:

@@ -221,9 +221,13 @@ def _next_target(state: RoundState, offered_tokens: int, num_members: int, now_s
     """At how many ready tokens the round after this one is due, by the manifest and by what we saw of this one."""
     config = state.config
     if state.proposed_at_s:  # from one proposal to the next, and what the whole exchange took of that, results included
-        round_s, exchange_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s - state.proposed_at_s
+        round_s, done_s = state.open.proposal_at_s - state.proposed_at_s, state.committed_at_s
+        proposed_s, snapshot_s = state.proposed_at_s, state.snapshot_at_s
     else:
-        round_s, exchange_s = now_s - state.committed_at_s, now_s - state.open.proposal_at_s
+        round_s, done_s = now_s - state.committed_at_s, now_s
+        proposed_s, snapshot_s = state.open.proposal_at_s, state.open.snapshot_at_s
+    # where training waits it does so from the snapshot on: the local step that was under way is trained to its end before
+    exchange_s = done_s - (max(proposed_s, snapshot_s) if config.target.is_blocking else proposed_s)
     measured = MeasuredRound(state.link.target_tokens, offered_tokens, round_s, exchange_s, config.heartbeat_s)
     return config.target.after(state.link.total_tokens + offered_tokens, num_members, measured)
 

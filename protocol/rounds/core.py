@@ -126,7 +126,7 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
         case ExchangeMeasured():
             return Step(replace(state, exchange_s=event.seconds))
         case ContributionReady() | ContributionFailed():
-            return _contribution_settled(state, event)
+            return _contribution_settled(state, event, now_s)
         case BytesHeld() | AckLogged() | PromiseLogged() | LeaveOrdered() | LeaveLogged():
             return _voted(state, event, now_s)
         case _:
@@ -413,12 +413,13 @@ def _why_not_mend(state: RoundState, sender: PeerId, mend: Mend) -> str:
     return ""
 
 
-def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed) -> Step:
+def _contribution_settled(state: RoundState, event: ContributionReady | ContributionFailed, now_s: float) -> Step:
     if event.base != state.link.commit:
         return Step(state, (), "the head moved while the delta was taken; it is taken again for the next round")
     opened = replace(state.open, is_preparing=False)
     if isinstance(event, ContributionReady):
-        opened = replace(opened, contribution=Contribution(event.root, event.tokens))
+        contribution = Contribution(event.root, event.tokens)
+        opened = replace(opened, contribution=contribution, snapshot_at_s=now_s - event.taken_ago_s)
         reason = f"contributing {event.tokens} tokens"
     else:
         reason = "no delta to offer: the trainer is away; reducing only"

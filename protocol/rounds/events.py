@@ -85,11 +85,12 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class ContributionReady:
-    """The delta on `base` is encoded and its root is on disk."""
+    """The delta on `base` is encoded and its root is on disk; it was taken so long ago (seconds)."""
 
     base: CommitId
     root: Root
     tokens: int
+    taken_ago_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

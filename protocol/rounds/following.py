@@ -285,6 +285,7 @@ def _at(state: RoundState, link: ChainLink, opened: OpenRound, now_s: float) -> 
         open=opened,
         switching=None,
         proposed_at_s=state.open.proposal_at_s if was_heard else 0.0,
+        snapshot_at_s=state.open.snapshot_at_s if was_heard else 0.0,
         committed_at_s=now_s,
         alone_since_s=None,
     )

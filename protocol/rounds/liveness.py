@@ -116,11 +116,13 @@ def _forgive(state: RoundState, lag_s: float, now_s: float) -> RoundState:
         state,
         peers=MappingProxyType(peers),
         proposed_at_s=later(state.proposed_at_s) if state.proposed_at_s else 0.0,
+        snapshot_at_s=later(state.snapshot_at_s) if state.snapshot_at_s else 0.0,
         committed_at_s=later(state.committed_at_s),
         alone_since_s=None if state.alone_since_s is None else later(state.alone_since_s),
         open=replace(
             opened,
             proposal_at_s=later(opened.proposal_at_s),
+            snapshot_at_s=later(opened.snapshot_at_s) if opened.snapshot_at_s else 0.0,
             due_since_s=None if opened.due_since_s is None else later(opened.due_since_s),
             leading=None
             if lead is None

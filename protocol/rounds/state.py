@@ -182,6 +182,7 @@ class OpenRound:
         promised: no ballot below it is acked any more (durable before anybody is told).
         acked: the highest ballot acked here and its record (durable likewise); lone records apart, in `acked_lone`: they decide
             nothing for those who still have a quorum.
+        snapshot_at_s: when what we contribute was taken, 0 where nothing is.
         proposal: the plan of the highest ballot seen, and `proposal_at_s` when it came.
         results: reducers' signed results of the proposal's ballot, by first chunk; `held` are those whose bytes are on our disk.
         gathering: the settled record whose bytes are being fetched to disk.
@@ -206,6 +207,7 @@ class OpenRound:
     acked: AckedRecord | None = None
     acked_lone: AckedRecord | None = None
     contribution: Contribution | None = None
+    snapshot_at_s: float = 0.0
     is_preparing: bool = False
     proposal: Proposal | None = None
     proposal_at_s: float = 0.0
@@ -291,7 +293,8 @@ class RoundState:
         link: the head: the newest commit that is applied here.
         tree: the verified commits that are known here, on any lineage. switching: the lineage that is being fetched to be followed.
         alone_since_s: since when no quorum of the base roster was in reach, in awake time.
-        exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard.
+        exchange_s: how long our last upload took, 0 before the first; proposed_at_s: when the head's round was, 0 where unheard;
+            snapshot_at_s: when our part of it was taken, 0 where there is none.
         spine: the spine as this peer follows it; None where this unit is the spine.
         due_tokens: ready when all who work have ended their part of the round, as far as it is known here; 0 where the last commit's
             target says when a round is due. When one is opened is nobody's to agree on.
@@ -315,6 +318,7 @@ class RoundState:
     alone_since_s: float | None = None
     exchange_s: float = 0.0
     proposed_at_s: float = 0.0
+    snapshot_at_s: float = 0.0
     heartbeat_at_s: float = 0.0
     num_heartbeats: int = 0
     spine: SpineView | None = None

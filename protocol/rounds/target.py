@@ -25,7 +25,8 @@ class MeasuredRound:
         target_tokens: at which the later one was due.
         tokens: offered to it.
         round_s: between the two proposals.
-        exchange_s: from the earlier proposal to its commit, with all that its exchange brought.
+        exchange_s: from the earlier proposal to its commit, with all that its exchange brought; where training waits for it, from the
+            leader's own snapshot on.
         heartbeat_s: between two words of what is ready, while the later one was about to be due.
     """
 
@@ -53,12 +54,14 @@ class RoundTarget:
         first_tokens: of one member in the smallest round.
         ramp_share: of the tokens committed before, 0 without a ramp.
         exchange_share: with "auto", of a round, that its exchange may take, above 0; else 0.
+        is_blocking: training waits for exchanges.
     """
 
     most_tokens: int
     first_tokens: int = 1
     ramp_share: float = 0.0
     exchange_share: float = 0.0
+    is_blocking: bool = False
 
     def least(self, num_members: int) -> int:
         """The smallest round of so many members."""

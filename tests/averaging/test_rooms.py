@@ -11,6 +11,7 @@ import pytest
 from averaging.rooms import Room
 from averaging.spare_memory import SPARE
 from averaging.vectors import new_bytes
+from protocol.errors import MachineError
 
 LONG = 1 << 22
 
@@ -25,6 +26,15 @@ def test_pieces_lie_one_behind_the_other_in_one_memory() -> None:
     first[:], second[:] = b"abcd", b"efghij"
     assert bytes(room.taken) == b"abcdefghij"
     assert room.taken.readonly
+
+
+def test_what_there_is_no_memory_for_is_refused_with_an_error_that_names_it_and_smaller_pieces_are_given_out() -> None:
+    far_too_long = 1 << 60
+    with pytest.raises(MachineError, match="no memory for"):
+        Room(0).take(far_too_long)
+    with pytest.raises(MachineError, match="no memory for"):
+        Room(far_too_long).take_at(0, 4)
+    assert len(Room(4).take_at(0, 4)) == 4
 
 
 def test_what_does_not_fit_any_more_lies_elsewhere_and_the_rest_is_still_given_out() -> None:

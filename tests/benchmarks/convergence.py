@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -94,26 +94,31 @@ class Runs:
         self._lines[trial.key] = json.loads(json.dumps(line))
 
 
-def best_rate(runs: Runs, regime: Regime, seed: int) -> float | None:
-    """Of the reference's learning rates; None before it was trained."""
+def best_rate(runs: Runs, regime: Regime, seed: int, given: float | None) -> float | None:
+    """The given one, or of the reference's learning rates the best; None before it was trained."""
+    if given is not None:
+        return given
     losses = [(loss, rate) for rate in regime.rates if (loss := runs.loss(Trial(regime, SYNC, seed, rate))) is not None]
     return min(losses)[1] if losses else None
 
 
-def trials_of(regime: Regime, seeds: Sequence[int], points: Sequence[Point], runs: Runs) -> Iterator[Trial]:
-    """The reference at each of its rates, then everything at the best of them, seed by seed."""
-    yield from (Trial(regime, SYNC, seeds[0], rate) for rate in regime.rates)
-    rate = best_rate(runs, regime, seeds[0])
+def trials_of(
+    regime: Regime, seeds: Sequence[int], points: Sequence[Point], runs: Runs, given: float | None
+) -> Iterator[Trial]:
+    """The reference at each of its rates unless one is given, then everything at the best of them, seed by seed."""
+    if given is None:
+        yield from (Trial(regime, SYNC, seeds[0], rate) for rate in regime.rates)
+    rate = best_rate(runs, regime, seeds[0], given)
     if rate is not None:
         yield from (Trial(regime, way, seed, rate) for seed in seeds for way in (SYNC, *(p.way for p in points)))
 
 
-def train_all(regimes: Sequence[Regime], seeds: Sequence[int], only: str, runs: Runs) -> None:
+def train_all(regimes: Sequence[Regime], seeds: Sequence[int], only: str, runs: Runs, rate: float | None) -> None:
     """Everything that is planned and not in the file."""
     text: Corpus | None = None
     points = (*POINTS, *MORE) if only else POINTS
     for regime in regimes:
-        for trial in trials_of(regime, seeds, points, runs):
+        for trial in trials_of(regime, seeds, points, runs, rate):
             if runs.loss(trial) is not None or not any(part in trial.way.name for part in only.split("|")):
                 continue
             text = text or corpus()
@@ -211,6 +216,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps, one seed")
     parser.add_argument("--regimes", default="L", help=f"by commas, of {', '.join(REGIMES)}")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="the others follow it")
+    parser.add_argument("--steps", type=int, help="of each peer, instead of the regime's; schedules end there")
+    parser.add_argument("--rate", type=float, help="the learning rate of all, instead of the reference's best of three")
     parser.add_argument(
         "--only", default="", help="ways whose name has one of these in it, by |; the others as far as they are there"
     )
@@ -222,12 +230,13 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     torch.set_num_threads(1)
     regimes = [REGIMES[name] for name in ("quick" if options.quick else options.regimes).split(",")]
-    seeds = range(1 if options.quick else options.seeds)
+    regimes = [replace(regime, num_steps=options.steps or regime.num_steps) for regime in regimes]
+    seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
     runs = Runs(options.runs or options.json.with_name(options.json.name + ".runs"))
-    train_all(regimes, seeds, options.only, runs)
+    train_all(regimes, seeds, options.only, runs, options.rate)
     rows = list[Row]()
     for regime in regimes:
-        rate = best_rate(runs, regime, seeds[0])
+        rate = best_rate(runs, regime, seeds[0], options.rate)
         rows += Table(regime, rate, seeds, runs).rows() if rate is not None else []
     write_rows(rows, options.json)
     print_rows(rows, "loss at equal tokens")

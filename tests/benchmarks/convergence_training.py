@@ -156,7 +156,7 @@ class Training:
     def _unit(self, number: int, anchor_n: torch.Tensor) -> Unit:
         way, grid = self.trial.way, ChunkGrid(anchor_n.numel(), CHUNK)
         feedbacks = [Feedback(way.beta, grid, no_residual(grid)) for _ in range(self.num_peers)] if way.beta else None
-        first = way.ramp.local_steps(0)
+        first = way.ramp.local_steps(self._steps_before)
         offset = first * (number + 1) // way.num_fragments
         return Unit(torch.empty(0), anchor_n.clone(), torch.zeros_like(anchor_n), feedbacks, max(1, offset))
 
@@ -178,7 +178,12 @@ class Training:
     def num_steps(self) -> int:
         """Of everybody, at equal tokens in all."""
         regime = self.trial.regime
-        return regime.stop_steps - self.tokens_before // (regime.num_peers * regime.batch_tokens)
+        return regime.stop_steps - self._steps_before
+
+    @property
+    def _steps_before(self) -> int:
+        """Of everybody, that one peer's training before the rounds comes to."""
+        return self.tokens_before // (self.trial.regime.num_peers * self.inner.batch_tokens)
 
     def run(self) -> Outcome:
         """Train to the end."""
@@ -231,7 +236,9 @@ class Training:
         unit.applies_at = done + way.delay
         unit.counted_steps = done
         unit.num_rounds += 1
-        unit.next_snapshot = done + max(way.delay + 1 if way.delay else 1, way.ramp.local_steps(done))
+        unit.next_snapshot = done + max(
+            way.delay + 1 if way.delay else 1, way.ramp.local_steps(self._steps_before + done)
+        )
 
     def _update(self, unit: Unit, theta_Mn: torch.Tensor) -> torch.Tensor:
         way = self.trial.way

@@ -64,6 +64,8 @@ REGIMES: Final = {
     for regime in (
         Regime("quick", _model(64, 2, 176, 64), 4, 400, 256, (2e-3, 4e-3, 8e-3)),
         Regime("L", _model(64, 2, 176, 64), 4, 4000, 256, (2e-3, 4e-3, 8e-3)),
+        Regime("L2", _model(64, 2, 176, 64), 2, 4000, 256, (2e-3, 4e-3, 8e-3)),
+        Regime("L8", _model(64, 2, 176, 64), 8, 2000, 256, (2e-3, 4e-3, 8e-3)),
         Regime("S", _model(128, 4, 352, 128), 4, 1000, 512, (1e-3, 2e-3, 4e-3)),
         Regime("3M", _model(256, 4, 640, 128), 8, 500, 512, (1e-3, 2e-3, 4e-3)),
     )
@@ -101,7 +103,7 @@ class Way:
         is_replaced: with a mixing of 0 theta is the new anchor, and the work since the snapshot is given up.
         keeps_work: theta is mixed with the new anchor and the work since the snapshot on it, none of which is given up.
         num_fragments: the model travels in so many units on staggered schedules.
-        alone_steps: one peer trains so many before the others begin, with its own tokens only.
+        alone_steps: one peer trains so many before the others begin, with its own tokens only; a ramp begins where that leaves it.
     """
 
     name: str
@@ -236,7 +238,36 @@ _HALF: Final = replace(STREAMING, name="H 50, streaming, alpha 0.5, e3m0", mixin
 _QUARTER: Final = replace(STREAMING, name="H 50, streaming, alpha 0.25, e3m0", mixing=0.25)
 _NOTHING: Final = replace(STREAMING, name="H 50, streaming, alpha 0, e3m0", is_replaced=True)
 
+_TENTH: Final = 400
+"""Of the 4,000 steps of regime L; four peers' tokens of that time are 1,600 steps of one."""
+
+_ALONE: Final = replace(MUON_RAMP, name="ramp 1..80, Muon, a tenth of the tokens alone, e3m0", alone_steps=4 * _TENTH)
+
+ALONE: Final = (
+    Point(_ALONE, (Target(MUON_RAMP, 0.0),)),
+    Point(
+        replace(_ALONE, name="H 50, Muon, a tenth of the tokens alone, e3m0", ramp=Ramp(50)), (Target(MUON_RAMP, 0.0),)
+    ),
+    Point(
+        replace(_ALONE, name="ramp 1..80, Muon, a tenth of the time alone, e3m0", alone_steps=_TENTH),
+        (Target(MUON_RAMP, 0.0),),
+    ),
+)
+"""One peer begins alone. What it sends the others then, the model once, as newcomers fetch it, is not counted here."""
+
+OUTER: Final = tuple(
+    Point(replace(MUON_RAMP, name=f"ramp 1..80, Muon, {name}, e3m0", outer=outer), (Target(MUON_RAMP, 0.0),))
+    for name, outer in (
+        ("half the outer rate", OuterStep("mean", 0.5, 0.0)),
+        ("twice the outer rate", OuterStep("mean", 2.0, 0.0)),
+        ("momentum 0.3", OuterStep("nesterov", 0.7, 0.3)),
+    )
+)
+"""Other outer steps than the plain mean, to be tried with other numbers of peers."""
+
 MORE: Final = (
+    *ALONE,
+    *OUTER,
     Point(_QUARTER, _BLOCKING),
     Point(_NOTHING, _BLOCKING),
     Point(_HALF, _BLOCKING),

@@ -14,6 +14,7 @@ from protocol.errors import (
     CallTimeout,
     ConnectionReset,
     LocalProtocolError,
+    MachineError,
     PeerUnreachable,
     PotluckError,
     RemoteProtocolError,
@@ -228,6 +229,42 @@ def test_a_frame_comes_to_lie_where_its_reader_wants_it(run_direct: Runner) -> N
         assert room.taken == b"firstsecond"
         assert await stream.receive_view(room.take) is None
         await stream.aclose()
+
+    run_direct(check)
+
+
+def test_a_frame_that_there_is_no_memory_for_ends_its_stream_alone_and_the_next_one_is_served(
+    run_direct: Runner,
+) -> None:
+    collector = _Collector()
+    refused = trio.Event()
+
+    def no_place(num_bytes: int) -> memoryview:
+        raise MemoryError
+
+    async def without_memory(sender: PeerId, stream: Stream) -> None:
+        try:
+            await stream.receive_view(no_place)
+        except MachineError:
+            refused.set()
+            raise
+
+    async def check(world: World) -> None:
+        world.bob.serve_streams("full", without_memory)
+        world.bob.serve_streams("collect", collector)
+        stream = await world.alice.open_stream(world.bob.peer_id, "full", timeout_s=5)
+        await stream.send_frame(b"too much")
+        with trio.fail_after(10):
+            await refused.wait()
+            with pytest.raises(ConnectionReset):
+                await stream.receive_frame()
+        await stream.aclose()
+        stream = await world.alice.open_stream(world.bob.peer_id, "collect", timeout_s=5)
+        await stream.send_frame(b"less")
+        await stream.aclose()
+        with trio.fail_after(10):
+            await collector.done.wait()
+        assert collector.frames == [b"less"]
 
     run_direct(check)
 

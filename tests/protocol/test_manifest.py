@@ -150,7 +150,10 @@ def test_a_bad_value_is_one_line_with_file_key_and_remedy(tmp_path: Path, old: s
         ("ramp_share = 0.02", RoundTarget(122_880, 2048, 0.02)),
         ("ramp_share = 0.02\nfirst_local_steps = 4", RoundTarget(122_880, 8192, 0.02)),
         ('local_steps = "auto"', RoundTarget(122_880, 2048, 0.0, 0.95)),
-        ('local_steps = "auto"\nmode = "blocking"\ntarget_utilisation = 0.75', RoundTarget(122_880, 2048, 0.0, 0.25)),
+        (
+            'local_steps = "auto"\nmode = "blocking"\ntarget_utilisation = 0.75',
+            RoundTarget(122_880, 2048, 0.0, 0.25, is_blocking=True),
+        ),
         ('ramp_share = 0.02\nlocal_steps = "auto"\ntarget_utilisation = 0.8', RoundTarget(122_880, 2048, 0.02, 0.8)),
     ],
 )

@@ -94,7 +94,7 @@ class Pace:
         if self.steps is not None:
             return RoundTarget(num_peers * self.steps * STEP_TOKENS)
         share = 1.0 - self.utilisation if self.is_blocking else self.utilisation
-        return RoundTarget(num_peers * MOST_STEPS * STEP_TOKENS, STEP_TOKENS, 0.0, share)
+        return RoundTarget(num_peers * MOST_STEPS * STEP_TOKENS, STEP_TOKENS, 0.0, share, self.is_blocking)
 
 
 @dataclass

@@ -64,6 +64,14 @@ def test_measured_rounds_come_to_the_fewest_steps_that_keep_the_utilisation_and_
     assert (told.deaths, told.num_partial) == (set(), 0)
 
 
+def test_where_training_waits_the_step_that_was_under_way_is_no_waiting_and_measured_rounds_are_no_longer_for_it() -> (
+    None
+):
+    """Half a step is 8% of this exchange: rounds that paid for it, too, were as much longer, and trained for 95.4% of the time."""
+    told = run(Links(100e6, num_peers=2), Pace(None, 0.95, True), lambda told: len(told.rounds) >= 36, 4000.0)
+    assert told.utilisation(24) == pytest.approx(0.95, abs=0.002)
+
+
 def test_at_a_thousandth_of_a_gigabit_with_losses_rounds_go_on_and_nobody_is_taken_for_dead() -> None:
     told = run(Links(1e6, latency_s=0.1, loss=0.01, num_peers=2), Pace(100), lambda told: False, 900.0)
     assert (told.deaths, told.num_partial) == (set(), 0)

@@ -248,6 +248,42 @@ async def test_who_stands_at_one_of_a_peers_addresses_in_its_place_gives_the_oth
                 connection.close()
 
 
+async def test_who_takes_a_connection_at_one_of_several_addresses_and_says_nothing_is_taken_for_a_busy_peer_once() -> (
+    None
+):
+    impatient, within_s = replace(options_of(ALICE), first_within_s=0.2), 1.5
+    world = World()
+    async with world.open(ALICE, impatient) as alice, world.open(BOB) as bob:
+        with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            waiting = _full(listener)
+            bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (silent.getsockname()[1], listener.getsockname()[1])
+            took_s = []
+            for _ in range(2):
+                began_s = trio.current_time()
+                assert await alice.way.open_stream(bob.peer_id, CHANNEL, within_s) is None
+                took_s.append(trio.current_time() - began_s)
+                alice.way._routes[bob.peer_id].pause.worked()  # as after the pause
+            assert took_s[0] > 0.9 * CONNECTED_SHARE * within_s
+            assert took_s[1] < 0.6 * CONNECTED_SHARE * within_s
+            for connection in waiting:
+                connection.close()
+
+
+async def test_a_peer_that_is_silent_at_all_of_its_addresses_is_busy_and_is_waited_for_each_time() -> None:
+    impatient, within_s = replace(options_of(ALICE), first_within_s=0.2), 1.0
+    world = World()
+    async with world.open(ALICE, impatient) as alice, world.open(BOB) as bob:
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            bob.told = b"127.0.0.1 %d\n127.0.0.1 %d" % (one.getsockname()[1], other.getsockname()[1])
+            for _ in range(2):
+                began_s = trio.current_time()
+                assert await alice.way.open_stream(bob.peer_id, CHANNEL, within_s) is None
+                assert trio.current_time() - began_s > 0.9 * CONNECTED_SHARE * within_s
+                alice.way._routes[bob.peer_id].pause.worked()
+
+
 async def test_where_a_peer_listens_is_not_asked_while_the_directory_tells_it_and_somebody_answers_there() -> None:
     listed: list[BulkAddress] = []
     world = World()
