@@ -22,7 +22,7 @@ from typing import Final
 
 WINDOW_S: Final = 0.2
 WINDOW_RTTS: Final = 2.0
-"""A window is as long as the longer of both: what was changed must have had time to be seen."""
+"""A window is as long as the longer of both, of the farthest receiver: what was changed must have had time to be seen."""
 
 QUEUE_S: Final = 0.015
 QUEUE_RTTS: Final = 0.25
@@ -34,7 +34,7 @@ LEAST_KEPT: Final = 0.8
 
 DRAIN_WINDOWS: Final = 2
 CARRIED_WINDOWS: Final = 3
-"""What the line carries is the most of so many: one in which a stream ended says too little."""
+"""What the line carries is the most of so many: one in which a stream ended, or a receiver stood still, says too little."""
 
 NEAR: Final = 0.02
 CATCH_UP: Final = 0.02
@@ -46,9 +46,9 @@ before it was seen.
 """
 
 USED: Final = 0.9
-"""Of the pace: who sends less learns nothing from an empty queue."""
+"""Of its part: while no stream sends that much, an empty queue tells nothing."""
 
-MOST_IN_VAIN: Final = 8
+MOST_IN_VAIN: Final = 16
 UNPACED_S: Final = 30.0
 """So many times slower in a row, and the queue is still there: it is somebody else's, and the kernel alone decides for so long. So it
 does after a line was found to be too thin.
@@ -62,8 +62,10 @@ bits at 1 Mbit/s with 1% lost took 261 s one way when that line was paced, too, 
 MOST_BYTES_PER_S: Final = 2e8
 """Beyond 1.6 Gbit/s it is the processor that limits, and its pauses look like a queue."""
 
-THIN: Final = 1.3
-"""A stream that takes less than its part gets so much of what it takes, and the others the rest."""
+LEAST_PART_BYTES_PER_S: Final = 65_536.0
+"""Less is never asked of the kernel for one stream. It reckons when the next packet of up to 64 kB may leave, and keeps to that when
+the rate goes up again: after 0.2 s at 20 kB/s a stream stood still for 3 s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,18 @@ class LinePace:
     def __init__(self) -> None:
         self.bytes_per_s = inf
         self._began_s = 0.0
-        self._acked: dict[object, tuple[float, int]] = {}
-        """When each stream of this window was first seen in it, and what was acknowledged by then."""
+        self._window_s = WINDOW_S
+        self._acked: dict[object, int] = {}
+        """What was acknowledged when this window began, of those streams that have had something waiting since then."""
 
-        self._rates: dict[object, float] = {}
+        self._parts: dict[object, float] = {}
+        """What the streams of this window may send, or might where they are not paced."""
+
         self._carried: deque[float] = deque(maxlen=CARRIED_WINDOWS)
-        self._is_waiting = False
+        """By window the pace at which its stream that sent most of its part would have sent all of it."""
+
         self._full_bytes_per_s = 0.0
-        """What the line carried when its queue was seen last; 0 while it was not seen with streams that are paced."""
+        """The pace that the line carried when its queue was seen last; 0 while it was not seen with streams that are paced."""
 
         self._num_beyond = 0
         """Windows without a queue beyond that."""
@@ -117,59 +123,65 @@ class LinePace:
         Args:
             paths: all that send bulk at this moment.
         """
-        if not any(path.waiting_bytes for path in paths.values()):
-            self._is_waiting = False  # what was sent in this window is not what the line carries
-        elif not self._is_waiting:
-            self._begin(paths, now_s)
-        elif now_s - self._began_s >= max(WINDOW_S, WINDOW_RTTS * min(path.best_rtt_s for path in paths.values())):
-            self._judge(paths, now_s)
-            self._begin(paths, now_s)
-        else:
-            for stream, path in paths.items():
-                self._acked.setdefault(stream, (now_s, path.acked_bytes))
-        return self._parts(paths)
+        waiting = {stream: path for stream, path in paths.items() if path.waiting_bytes}
+        self._acked = {stream: acked for stream, acked in self._acked.items() if stream in waiting}
+        if not self._acked:  # what was sent in this window is not what the line carries
+            self._begin(waiting, now_s)
+        elif now_s - self._began_s >= self._window_s:
+            self._judge(waiting, now_s)
+            self._begin(waiting, now_s)
+        self._parts = dict.fromkeys(paths, self._even_part(len(paths)))
+        return dict(self._parts)
 
-    def _begin(self, paths: Mapping[object, PathLook], now_s: float) -> None:
-        self._is_waiting, self._began_s = True, now_s
-        self._acked = {stream: (now_s, path.acked_bytes) for stream, path in paths.items()}
+    def _begin(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
+        self._began_s = now_s
+        self._acked = {stream: path.acked_bytes for stream, path in waiting.items()}
+        self._window_s = max([WINDOW_S, *(WINDOW_RTTS * path.best_rtt_s for path in waiting.values())])
 
-    def _judge(self, paths: Mapping[object, PathLook], now_s: float) -> None:
-        self._rates = {}
-        for stream, path in paths.items():
-            since_s, acked_bytes = self._acked.get(stream, (now_s, path.acked_bytes))
-            if now_s - since_s >= WINDOW_S / 2:
-                self._rates[stream] = (path.acked_bytes - acked_bytes) / (now_s - since_s)
-        carried = sum(path.acked_bytes - self._acked.get(s, (0.0, path.acked_bytes))[1] for s, path in paths.items())
-        carried_bytes_per_s = carried / (now_s - self._began_s)
-        self._carried.append(carried_bytes_per_s)
-        waiting = [path for path in paths.values() if path.waiting_bytes]
-        if all(path.rtt_s - path.best_rtt_s > max(QUEUE_S, QUEUE_RTTS * path.best_rtt_s) for path in waiting):
-            self._queued(carried_bytes_per_s, now_s)
+    def _judge(self, waiting: Mapping[object, PathLook], now_s: float) -> None:
+        seconds = now_s - self._began_s
+        rates = {stream: (waiting[stream].acked_bytes - acked) / seconds for stream, acked in self._acked.items()}
+        whole = [waiting[stream] for stream in rates]
+        if self.bytes_per_s < inf:
+            used = max(rate / self._parts.get(stream, inf) for stream, rate in rates.items())
+            self._carried.append(used * self.bytes_per_s)
+        if all(path.rtt_s - path.best_rtt_s > max(QUEUE_S, QUEUE_RTTS * path.best_rtt_s) for path in whole):
+            self._queued(sum(rates.values()), now_s)
         else:
-            self._clear(carried_bytes_per_s)
+            self._clear()
 
     def _queued(self, carried_bytes_per_s: float, now_s: float) -> None:
         was_queued, self._was_queued = self._was_queued, True
-        if now_s < max(self._drained_s, self._unpaced_until_s) or (self.bytes_per_s == inf and not was_queued):
+        if now_s < max(self._drained_s, self._unpaced_until_s):
             return
-        if self._num_in_vain >= MOST_IN_VAIN:
-            self.bytes_per_s, self._num_in_vain, self._unpaced_until_s = inf, 0, now_s + UNPACED_S
+        if self.bytes_per_s == inf:
+            if was_queued:
+                self._full_bytes_per_s = 0.0
+                self._slow_to(carried_bytes_per_s, now_s)
             return
-        if carried_bytes_per_s >= USED * self.bytes_per_s:  # else the line has become slower, and we have not yet
-            self._num_in_vain += 1
-        is_first = self.bytes_per_s == inf
-        least = 0.0 if is_first else LEAST_KEPT * self.bytes_per_s
-        carried = max(self._carried)
-        self._full_bytes_per_s, self._num_beyond = 0.0 if is_first else carried, 0
-        self._set(max(min(self.bytes_per_s, carried), least) * BACK_OFF)
-        if self.bytes_per_s < LEAST_BYTES_PER_S:
-            self.bytes_per_s, self._unpaced_until_s = inf, now_s + UNPACED_S
-        self._drained_s = now_s + DRAIN_WINDOWS * WINDOW_S
+        self._num_in_vain += 1
+        if self._num_in_vain > MOST_IN_VAIN:
+            self._leave_to_kernel(now_s)
+            return
+        self._full_bytes_per_s = min(self.bytes_per_s, max(self._carried))
+        self._slow_to(max(self._full_bytes_per_s, LEAST_KEPT * self.bytes_per_s), now_s)
 
-    def _clear(self, carried_bytes_per_s: float) -> None:
+    def _slow_to(self, bytes_per_s: float, now_s: float) -> None:
+        self.bytes_per_s, self._num_beyond = bytes_per_s * BACK_OFF, 0
+        self._drained_s = now_s + DRAIN_WINDOWS * self._window_s
+        if self.bytes_per_s < LEAST_BYTES_PER_S:
+            self._leave_to_kernel(now_s)
+        elif self.bytes_per_s > MOST_BYTES_PER_S:
+            self.bytes_per_s = inf
+
+    def _leave_to_kernel(self, now_s: float) -> None:
+        self.bytes_per_s, self._num_in_vain, self._unpaced_until_s = inf, 0, now_s + UNPACED_S
+
+    def _clear(self) -> None:
         self._was_queued, self._num_in_vain = False, 0
-        if self.bytes_per_s < inf and carried_bytes_per_s >= USED * self.bytes_per_s:
-            self._set(self.bytes_per_s * (1.0 + self._growth()))
+        if self.bytes_per_s < inf and self._carried[-1] >= USED * self.bytes_per_s:
+            grown = self.bytes_per_s * (1.0 + self._growth())
+            self.bytes_per_s = grown if grown <= MOST_BYTES_PER_S else inf
 
     def _growth(self) -> float:
         if not self._full_bytes_per_s:
@@ -181,15 +193,7 @@ class LinePace:
         self._num_beyond += 1
         return min(MOST_GROWTH, NEAR_GROWTH * 2.0 ** (self._num_beyond // WINDOWS_A_DOUBLING))
 
-    def _set(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s if bytes_per_s <= MOST_BYTES_PER_S else inf
-
-    def _parts(self, paths: Mapping[object, PathLook]) -> dict[object, float]:
-        if self.bytes_per_s == inf or not paths:
-            return dict.fromkeys(paths, inf)
-        even = self.bytes_per_s / len(paths)
-        thin = {s: THIN * rate for s, rate in self._rates.items() if s in paths and THIN * rate < even}
-        if len(thin) == len(paths):
-            return dict.fromkeys(paths, even)
-        rest = (self.bytes_per_s - sum(thin.values())) / (len(paths) - len(thin))
-        return {stream: thin.get(stream, rest) for stream in paths}
+    def _even_part(self, num_streams: int) -> float:
+        """Streams whose receivers take less leave the rest of their part unused, and the pace grows until the others fill the line."""
+        part = self.bytes_per_s / max(1, num_streams)
+        return part if part >= LEAST_PART_BYTES_PER_S else inf
