@@ -55,9 +55,7 @@ does after a line was found to be too thin.
 """
 
 LEAST_BYTES_PER_S: Final = 4e5
-"""Below 3.2 Mbit/s a few packets make the queue that is looked for, and the pings of the lane tell enough (pacer.py): 51M values in 4
-bits at 1 Mbit/s with 1% lost took 261 s one way when that line was paced, too, of 106 s at best.
-"""
+"""Below 3.2 Mbit/s a few packets make the queue that is looked for, and the pings of the lane pace what leaves (pacer.py)."""
 
 MOST_BYTES_PER_S: Final = 2e8
 """Beyond 1.6 Gbit/s it is the processor that limits, and its pauses look like a queue."""
@@ -176,6 +174,7 @@ class LinePace:
 
     def _leave_to_kernel(self, now_s: float) -> None:
         self.bytes_per_s, self._num_in_vain, self._unpaced_until_s = inf, 0, now_s + UNPACED_S
+        self._carried.clear()  # what is learned after that is of another line, perhaps
 
     def _clear(self) -> None:
         self._was_queued, self._num_in_vain = False, 0

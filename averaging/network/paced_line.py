@@ -10,7 +10,7 @@ from averaging.network.line_pace import LinePace, PathLook
 
 LOOK_EVERY_S: Final = 0.05
 LOOK_STREAM_S: Final = 0.002
-"""For each stream, if that is longer: two system calls take 5 us."""
+"""For each stream, if that is longer: to look at 31 of them takes 77 us."""
 
 
 class PacedSocket(Protocol):
