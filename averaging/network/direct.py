@@ -27,6 +27,8 @@ from averaging.network.frames import Status, refusal
 from averaging.network.libp2p_door import Admits
 from averaging.network.patience import patient_for
 from averaging.network.seams import CallHandler, Stream
+from averaging.network.strand_dials import StrandDials
+from averaging.network.strands import STRAND_CHANNEL
 from averaging.network.tls_door import DoorRules, TlsDoor, bind_bulk
 from averaging.network.tls_identity import CheckCredential, TlsCredential, tls_context
 from averaging.network.tls_socket import TlsSocket
@@ -81,6 +83,7 @@ class DirectOptions:
         may_take_another: whether any free port does where `listen_port` is in use: nobody chose that one.
         first_within_s: what a way that has never worked may cost a stream.
         listed: where the directory says that a peer listens for bulk, nothing where it does not say.
+        num_first_strands: connections that a stream has at once; it gets others where they pay (strand_rule.py), but with 0.
     """
 
     credential: Callable[[], TlsCredential]
@@ -91,6 +94,7 @@ class DirectOptions:
     may_take_another: bool = False
     first_within_s: float = FIRST_WITHIN_S
     listed: Callable[[PeerId], tuple[BulkAddress, ...]] = lambda _: ()
+    num_first_strands: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +179,11 @@ class DirectWay:
         self._num_ending = 0
         self._ended = trio.Event()
         self.port: int | None = None
-        calls = CallsHost(host.admits, host.answer, host.open_channels, self._where_known, self._dial_calls)
+        calls = CallsHost(
+            host.admits, host.answer, host.open_channels, self._where_known, partial(self._dial_for, CALLS_CHANNEL)
+        )
         self.calls = DirectCalls(calls, nursery)
+        self._strands = StrandDials(partial(self._dial_for, STRAND_CHANNEL), nursery, options.num_first_strands)
 
     async def open_stream(self, peer: PeerId, channel: str, within_s: float) -> Stream | None:
         """A direct stream, None where there is no direct way now. `within_s`: what the caller allows.
@@ -213,7 +220,8 @@ class DirectWay:
         if status is not Status.FINE:
             tls.close()
             raise refusal(status, peer, channel)
-        return TlsStream(tls, peer, channel, self._lane, self.keep_until_done)
+        growth = self._strands.growth(peer)
+        return TlsStream(tls, peer, channel, self._lane, self.keep_until_done, growth=growth)
 
     def _where_known(self, peer: PeerId) -> tuple[BulkAddress, ...]:
         """Where calls may try: the directory first, which hears of a new port, then what streams have found."""
@@ -222,15 +230,17 @@ class DirectWay:
             return ()
         return tuple(dict.fromkeys((*self._options.listed(peer), *(route.addresses if route is not None else ()))))
 
-    async def _dial_calls(self, peer: PeerId) -> TlsSocket | None:
-        """A connection for calls. Nobody is asked where the peer listens: that is a call itself. Streams still try where it fails."""
+    async def _dial_for(self, channel: str, peer: PeerId) -> TlsSocket | None:
+        """A connection for calls, or a strand. Nobody is asked where the peer listens: that is a call itself. Streams still try where
+        it fails.
+        """
         route = self._route_to(peer)
         addresses = self._where_known(peer)
         try:
             until_s = trio.current_time() + CALLS_WITHIN_S
-            reached, tls, status = await self._opened(peer, route, addresses, CALLS_CHANNEL, until_s)
+            reached, tls, status = await self._opened(peer, route, addresses, channel, until_s)
         except (OSError, trio.TooSlowError, PotluckError) as error:
-            log.debug("no_connection_for_calls", peer=peer, reason=str(error)[:200] or "too slow")
+            log.debug("no_connection", peer=peer, channel=channel, reason=str(error)[:200] or "too slow")
             return None
         if status is not Status.FINE:
             tls.close()

@@ -76,6 +76,8 @@ class PathLook:
         is_idle: nothing waits, and all is acknowledged.
         rtt_s: how long acknowledgements take now, smoothed.
         best_rtt_s: the shortest that was seen.
+        num_lost: packets sent once more since it was opened, where its congestion control goes by that; else 0.
+        held_s: for how long since then more could have been sent had our buffer held more.
     """
 
     acked_bytes: int
@@ -83,6 +85,13 @@ class PathLook:
     is_idle: bool
     rtt_s: float
     best_rtt_s: float
+    num_lost: int = 0
+    held_s: float = 0.0
+
+
+def is_queued(path: PathLook) -> bool:
+    """Whether acknowledgements take longer than the way: packets of somebody wait before a line."""
+    return path.rtt_s - path.best_rtt_s > max(QUEUE_S, QUEUE_RTTS * path.best_rtt_s)
 
 
 class LinePace:
@@ -143,7 +152,7 @@ class LinePace:
         if self.bytes_per_s < inf:
             used = max(rate / self._parts.get(stream, inf) for stream, rate in rates.items())
             self._carried.append(used * self.bytes_per_s)
-        if all(path.rtt_s - path.best_rtt_s > max(QUEUE_S, QUEUE_RTTS * path.best_rtt_s) for path in whole):
+        if all(map(is_queued, whole)):
             self._queued(sum(rates.values()), now_s)
         else:
             self._clear()

@@ -23,6 +23,8 @@ from averaging.network.frames import Status
 from averaging.network.libp2p_door import Admits, Gate
 from averaging.network.patience import patient_for
 from averaging.network.seams import Stream
+from averaging.network.strand_rule import MOST_STRANDS
+from averaging.network.strands import STRAND_CHANNEL, StrandDesk, receive_token
 from averaging.network.tls_identity import CheckCredential
 from averaging.network.tls_socket import TlsSocket, wrap
 from averaging.network.tls_stream import Ending, KeepUntilDone, TlsStream, receive_opening, send_status
@@ -43,6 +45,10 @@ OPENING_WITHIN_S: Final = 5.0
 ADMIT_WITHIN_S: Final = 5.0
 MAX_STREAMS_PER_PEER: Final = 16
 MAX_STREAMS: Final = 256
+MAX_STRANDS_PER_PEER: Final = 2 * MOST_STRANDS
+MAX_STRANDS: Final = 128
+"""They take no place of a stream: one that is full of strands can still be opened anew."""
+
 BACKLOG: Final = 128
 TURNED_AWAY_S: Final = 1.0
 ACCEPT_AGAIN_S: Final = 0.1
@@ -139,6 +145,8 @@ class TlsDoor:
         self._keep_until_done = keep_until_done
         self._handshakes: dict[str, int] = {}
         self._gate = Gate(MAX_STREAMS_PER_PEER, MAX_STREAMS)
+        self._strand_gate = Gate(MAX_STRANDS_PER_PEER, MAX_STRANDS)
+        self._desk = StrandDesk()
 
     @property
     def num_handshakes(self) -> int:
@@ -221,16 +229,35 @@ class TlsDoor:
             if status is not Status.FINE:
                 await _turn_away(tls, status)
                 return
-            await send_status(tls, status)
-            if channel != CALLS_CHANNEL:
+            if channel not in (CALLS_CHANNEL, STRAND_CHANNEL):
+                await send_status(tls, status)
                 await self._serve_stream(tls, peer, channel, place)
                 return
         finally:
             place.release()
-        await self._rules.calls.serve(tls, peer)  # it stays, and has a place of its own
+        if channel == STRAND_CHANNEL:  # both stay, and have places of their own
+            await self._serve_strand(tls, peer)
+        else:
+            await send_status(tls, status)
+            await self._rules.calls.serve(tls, peer)
+
+    async def _serve_strand(self, tls: TlsSocket, peer: PeerId) -> None:
+        if not self._strand_gate.enter(peer):
+            await _turn_away(tls, Status.BUSY)
+            return
+        try:
+            token = b""
+            with trio.move_on_after(OPENING_WITHIN_S):
+                await send_status(tls, Status.FINE)
+                token = await receive_token(tls)
+            if token:
+                await self._desk.keep(peer, token, tls)
+        finally:
+            self._strand_gate.leave(peer)
+        tls.close(is_reset=True)
 
     async def _serve_stream(self, tls: TlsSocket, peer: PeerId, channel: str, place: _Place) -> None:
-        stream = TlsStream(tls, peer, channel, self._lane, partial(self._keep, place))
+        stream = TlsStream(tls, peer, channel, self._lane, partial(self._keep, place), claim=self._desk.claim)
         if await self._rules.serve(peer, channel, stream):
             await stream.aclose()
         else:
@@ -259,7 +286,8 @@ class TlsDoor:
             channel = await receive_opening(tls)
             if channel == CALLS_CHANNEL:
                 return (Status.FINE if self._rules.calls.has_place(peer) else Status.BUSY), channel
-            return (Status.FINE if self._rules.serves(channel) else Status.UNSERVED), channel
+            is_served = channel == STRAND_CHANNEL or self._rules.serves(channel)
+            return (Status.FINE if is_served else Status.UNSERVED), channel
         return Status.BUSY, ""
 
 

@@ -52,8 +52,16 @@ SO_MAX_PACING_RATE: Final = 47
 """Linux's number (asm-generic/socket.h), which Python's socket has no name for."""
 
 _UNPACED: Final = 0xFFFF_FFFF
-_TCP_INFO: Final = struct.Struct("=24xI40xI48xQ16xII")
-"""Of Linux's `struct tcp_info` (uapi/linux/tcp.h): unacked packets, rtt in us, acked bytes, not sent bytes, best rtt in us."""
+_TCP_INFO: Final = struct.Struct("=24xI40xI28xI16xQ16xII32xQ")
+"""Of Linux's `struct tcp_info` (uapi/linux/tcp.h): unacked packets, rtt in us, packets sent again, acked bytes, not sent bytes, best
+rtt in us; us in which more could have been sent had our buffer held more.
+"""
+
+_LEAST_TOLD_BYTES: Final = 152
+"""What kernels from 4.6 on tell; before 4.10 they do not tell of buffers."""
+
+_BEYOND_LOSSES: Final = b"bbr"
+"""Congestion control that does not slow down at a lost packet."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -69,6 +77,9 @@ class TlsSocket:
         self._is_closed = False
         self._wake_bytes = 1
         self._pace = _UNPACED
+        self._goes_by_losses: bool | None = None
+        self.closed = trio.Event()
+        """Set by `close`."""
 
     @property
     def is_closed(self) -> bool:
@@ -110,6 +121,10 @@ class TlsSocket:
                     return begin
                 await self._wait(trio.lowlevel.wait_readable)
         return begin
+
+    async def wait_writable(self) -> None:
+        """Until the kernel has room for more: it holds little unsent (MOST_UNSENT_BYTES)."""
+        await self._wait(trio.lowlevel.wait_writable)
 
     async def receive_into(self, buffer: memoryview, begin: int) -> int:
         """Fill `buffer` from `begin` on with what is there, at least one byte; returns where to go on, `begin` at the end of all."""
@@ -171,13 +186,25 @@ class TlsSocket:
             return None
         try:
             told = self._connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO.size)
+            if self._goes_by_losses is None:
+                name = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                self._goes_by_losses = not name.startswith(_BEYOND_LOSSES)
         except OSError:
             return None
-        if len(told) < _TCP_INFO.size:  # a kernel before 4.6
+        if len(told) < _LEAST_TOLD_BYTES:
             return None
-        unacked, rtt_us, acked_bytes, waiting_bytes, best_us = _TCP_INFO.unpack(told)
+        told = told.ljust(_TCP_INFO.size, b"\0")
+        unacked, rtt_us, num_again, acked_bytes, waiting_bytes, best_us, held_us = _TCP_INFO.unpack(told)
         best_s = min(rtt_us, best_us) / 1e6  # of a connection without one it is 2^32 - 1
-        return PathLook(acked_bytes, waiting_bytes, not (unacked or waiting_bytes), rtt_us / 1e6, best_s)
+        return PathLook(
+            acked_bytes,
+            waiting_bytes,
+            not (unacked or waiting_bytes),
+            rtt_us / 1e6,
+            best_s,
+            num_again if self._goes_by_losses else 0,
+            held_us / 1e6,
+        )
 
     def pace(self, bytes_per_s: float) -> None:
         """Let the kernel send no faster than that; infinite for as fast as it likes."""
@@ -187,11 +214,17 @@ class TlsSocket:
             with suppress(OSError):  # it has ended, which its own stream hears
                 self._connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", rate))
 
+    @property
+    def paced_bytes_per_s(self) -> float:
+        """What the kernel holds it to, infinite where it does not."""
+        return inf if self._pace == _UNPACED else float(self._pace)
+
     def close(self, *, is_reset: bool = False) -> None:
         """Close it; who waits in it fails. What was sent still arrives, unless it is a reset."""
         if self._is_closed:
             return
         self._is_closed = True
+        self.closed.set()
         trio.lowlevel.notify_closing(self._connection)
         if is_reset:
             with suppress(OSError):

@@ -2,6 +2,8 @@
 
     opening  channel length u8, channel; answer: status u8 (frames.py)
     frame    length u32, bytes                  the marker 0xFFFFFFFF is the clean end
+    strand   0xFFFFFFFE, its token              a further connection of the opener's, on which later frames may come, too
+    frame    0xFFFFFFFD, length u32             its bytes come over the strands (strands.py)
 
 An end of the connection without the marker is a reset. The marker is inside TLS, so nobody on the way can make a clean end of one.
 """
@@ -9,9 +11,11 @@ An end of the connection without the marker is a reset. The marker is inside TLS
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from enum import Enum, auto
+from typing import Any, Final, Protocol
 
 import numpy as np
 import structlog
@@ -20,6 +24,16 @@ import trio
 from averaging.network.bulk_lane import BulkLane
 from averaging.network.frames import MAX_CHANNEL_BYTES, Status, place_for
 from averaging.network.seams import MAX_FRAME_BYTES, BulkKind, Place, Way
+from averaging.network.strand_rule import MOST_STRANDS
+from averaging.network.strands import (
+    ANNOUNCED_WITHIN_S,
+    LEAST_PIECE_BYTES,
+    STALLED_S,
+    TOKEN_BYTES,
+    StrandReading,
+    StrandReceive,
+    StrandSend,
+)
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
 from protocol.errors import ConnectionReset, LocalProtocolError, MachineError, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
@@ -28,12 +42,20 @@ log = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct(">I")
 _END: Final = 0xFFFFFFFF
+_STRAND: Final = 0xFFFFFFFE
+_STRIPED: Final = 0xFFFFFFFD
 LINGER_S: Final = 120.0
 LINGER_BYTES: Final = 8 * MAX_FRAME_BYTES
 """A stream that we ended is kept so long for its other side to end too, dropping at most so much of what it still sends."""
 
-STALLED_S: Final = 300.0
-"""The other side must take something in so long; one under a low cap does. What waits for the pacer is not being sent yet."""
+
+class _Word(Enum):
+    """What comes next before a frame."""
+
+    LENGTH_OR_MARKER = auto()
+    TOKEN = auto()
+    STRIPED_LENGTH = auto()
+
 
 _FIRST_BYTES: Final = RECORD_BYTES - _LENGTH.size
 """Of a frame that go into one record with its length: a record of four bytes would cost as much as a whole one."""
@@ -48,6 +70,23 @@ KeepUntilDone = Callable[[Ending], None]
 """Runs the ending of a stream that its owner has left."""
 
 
+Claim = Callable[[PeerId, bytes], Awaitable[TlsSocket]]
+"""(who opened the stream, token) -> the connection that it has opened as a strand. Raises RemoteProtocolError: there is none."""
+
+
+class Grows(Protocol):
+    """Adds connections to a stream that we opened."""
+
+    def sent(self, stream: TlsStream, num_bytes: int) -> None:
+        """A frame of so many bytes has left, one that fills a line."""
+        ...
+
+
+async def no_strands(peer: PeerId, _token: bytes) -> TlsSocket:
+    """Of the side that opened a stream. Raises RemoteProtocolError."""
+    raise RemoteProtocolError(f"{peer} announced a strand of a stream that is not its own", "frames")
+
+
 def _room(num_bytes: int) -> memoryview:
     """Writable, not cleared: it is handed on when it is full."""
     return np.empty(num_bytes, dtype=np.uint8).data
@@ -60,9 +99,22 @@ class TlsStream:
     """
 
     def __init__(
-        self, connection: TlsSocket, remote: PeerId, channel: str, lane: BulkLane, keep_until_done: KeepUntilDone
+        self,
+        connection: TlsSocket,
+        remote: PeerId,
+        channel: str,
+        lane: BulkLane,
+        keep_until_done: KeepUntilDone,
+        *,
+        claim: Claim = no_strands,
+        growth: Grows | None = None,
     ) -> None:
         self._connection = connection
+        self._strands: list[StrandReading] = []
+        self._num_striped_up = self._num_striped_down = 0
+        self._joining: deque[tuple[TlsSocket, bytes, float]] = deque()
+        self._claim = claim
+        self._growth = growth
         self._remote = remote
         self._kind = BulkKind(Way.DIRECT, channel)
         self._lane = lane
@@ -70,9 +122,11 @@ class TlsStream:
         self._is_closed = False
         self._is_sending = False
         self._is_receiving = False
-        self._unsent: list[memoryview] = []
+        self._unsent: list[memoryview | StrandSend] = []
         self._head = memoryview(bytearray(_LENGTH.size))
-        self._frame: memoryview | None = None
+        self._token = memoryview(bytearray(TOKEN_BYTES))
+        self._word = _Word.LENGTH_OR_MARKER
+        self._frame: memoryview | StrandReceive | None = None
         self._num_received = 0
         self._held_back: memoryview | None = None
         self._is_ended = False
@@ -95,35 +149,80 @@ class TlsStream:
             raise self._broken()
         await self._lane.pass_up(self._remote, self._kind, len(view))
         await trio.lowlevel.checkpoint()
-        if len(view) >= LEAST_PACED_BYTES:
-            self._lane.line.sending(self._connection)
-        await self._send(_LENGTH.pack(len(view)) + view[:_FIRST_BYTES], view[_FIRST_BYTES:])
+        self._announce_strands()
+        fills_line = len(view) >= LEAST_PACED_BYTES
+        if fills_line:
+            for connection in self.connections:
+                self._lane.line.sending(connection)
+        if self._strands and len(view) > LEAST_PIECE_BYTES:
+            head = memoryview(_LENGTH.pack(_STRIPED) + _LENGTH.pack(len(view)))
+            number, self._num_striped_up = self._num_striped_up, self._num_striped_up + 1
+            await self._send(head, StrandSend(number, view, self.connections))
+        else:
+            await self._send(memoryview(_LENGTH.pack(len(view)) + view[:_FIRST_BYTES]), view[_FIRST_BYTES:])
         self._lane.line.sent()
+        if fills_line and self._growth is not None:
+            self._growth.sent(self, len(view))
 
-    async def _send(self, *parts: bytes | memoryview) -> None:
+    @property
+    def connections(self) -> Sequence[TlsSocket]:
+        """Over which long frames go: its strands, or the one that it was opened with where it has none."""
+        return tuple(reading.strand for reading in self._strands) or (self._connection,)
+
+    def join(self, strand: TlsSocket, token: bytes) -> None:
+        """A further connection, announced to the other side before the next frame. It is closed with the stream."""
+        if self._is_closed:
+            strand.close(is_reset=True)
+        else:
+            self._joining.append((strand, token, trio.current_time()))
+
+    def _announce_strands(self) -> None:
+        while self._joining:
+            strand, token, joined_s = self._joining.popleft()
+            if trio.current_time() > joined_s + ANNOUNCED_WITHIN_S:
+                strand.close(is_reset=True)
+                continue
+            self._unsent.append(memoryview(_LENGTH.pack(_STRAND) + token))
+            self._strands.append(StrandReading(strand))
+
+    async def _send(self, *parts: memoryview | StrandSend) -> None:
         """Send what an earlier call left, then these. When cancelled, the rest is copied: the caller may change its memory."""
         self._is_sending = True
-        self._unsent.extend(map(memoryview, parts))
+        self._unsent.extend(parts)
         try:
             while self._unsent:
-                part, begin = self._unsent[0], 0
-                while begin < len(part):
-                    with trio.fail_after(STALLED_S):
-                        begin = await self._connection.send(part, begin)
-                    self._unsent[0] = part[begin:]
-                    if begin < len(part):
-                        await trio.lowlevel.checkpoint()
+                part = self._unsent[0]
+                if isinstance(part, StrandSend):
+                    await part.run()
+                else:
+                    await self._send_part(part)
                 del self._unsent[0]
         except OSError as error:
             raise self._broken() from error
         except trio.TooSlowError as error:
             self.reset()  # a reader that takes nothing would else keep what is sent to it for ever
             raise self._broken() from error
-        except trio.Cancelled:
-            self._unsent = [memoryview(bytes(part)) for part in self._unsent]
+        except BaseException:  # cancelled, maybe in several tasks at once
+            self._keep_unsent()
             raise
         finally:
             self._is_sending = False
+
+    async def _send_part(self, part: memoryview) -> None:
+        begin = 0
+        while begin < len(part):
+            with trio.fail_after(STALLED_S):
+                begin = await self._connection.send(part, begin)
+            self._unsent[0] = part[begin:]
+            if begin < len(part):
+                await trio.lowlevel.checkpoint()
+
+    def _keep_unsent(self) -> None:
+        for place, part in enumerate(self._unsent):
+            if isinstance(part, StrandSend):
+                part.keep()
+            else:
+                self._unsent[place] = memoryview(bytes(part))
 
     async def receive_frame(self) -> bytes | None:
         """The next frame, None after the clean end. Raises as the seam says."""
@@ -147,30 +246,64 @@ class TlsStream:
             if self._is_ended:
                 return None
             await trio.lowlevel.checkpoint()
-            if self._frame is None:
-                await self._fill(self._head)
-                (length,) = _LENGTH.unpack(self._head)
-                if length == _END:
-                    self._is_ended = True
+            while self._frame is None:
+                if not await self._receive_head(place):
                     return None
-                if length > MAX_FRAME_BYTES:
-                    self.reset()
-                    raise RemoteProtocolError(
-                        f"{self._remote} announced a frame of {length} bytes",
-                        f"at most {MAX_FRAME_BYTES}",
-                        "the stream was closed",
-                    )
-                try:
-                    self._frame, self._num_received = place_for(length, place), 0
-                except MachineError:  # the frame would be read as the next one's head
-                    self.reset()
-                    raise
             frame = self._frame
-            await self._fill(frame)
+            if isinstance(frame, StrandReceive):
+                await self._run(frame)
+                frame = frame.frame
+            else:
+                await self._fill(frame)
             self._frame, self._num_received = None, 0
             return frame.toreadonly()
+        except (RemoteProtocolError, MachineError):
+            self.reset()  # what follows would be read as the next frame's head
+            raise
         finally:
             self._is_receiving = False
+
+    async def _receive_head(self, place: Place) -> bool:
+        """One word of what stands before a frame; False for the clean end. What was read of it when this was cancelled is kept."""
+        word = self._word
+        await self._fill(self._token if word is _Word.TOKEN else self._head)
+        if word is _Word.TOKEN:
+            await self._take_strand()
+            self._word, self._num_received = _Word.LENGTH_OR_MARKER, 0
+            return True
+        self._num_received = 0
+        (length,) = _LENGTH.unpack(self._head)
+        if word is _Word.LENGTH_OR_MARKER and length in (_STRAND, _STRIPED):
+            self._word = _Word.TOKEN if length == _STRAND else _Word.STRIPED_LENGTH
+            return True
+        self._word = _Word.LENGTH_OR_MARKER
+        if word is _Word.LENGTH_OR_MARKER and length == _END:
+            self._is_ended = True
+            return False
+        if length > MAX_FRAME_BYTES:
+            raise RemoteProtocolError(
+                f"{self._remote} announced a frame of {length} bytes",
+                f"at most {MAX_FRAME_BYTES}",
+                "the stream was closed",
+            )
+        frame = place_for(length, place)
+        if word is _Word.STRIPED_LENGTH:
+            number, self._num_striped_down = self._num_striped_down, self._num_striped_down + 1
+            self._frame = StrandReceive(number, frame, self._strands)
+        else:
+            self._frame = frame
+        return True
+
+    async def _take_strand(self) -> None:
+        if len(self._strands) >= MOST_STRANDS:
+            raise RemoteProtocolError(f"{self._remote} announced more strands", f"{MOST_STRANDS} at most")
+        self._strands.append(StrandReading(await self._claim(self._remote, bytes(self._token))))
+
+    async def _run(self, frame: StrandReceive) -> None:
+        try:
+            await frame.run()
+        except OSError as error:
+            raise self._broken() from error
 
     async def _fill(self, buffer: memoryview) -> None:
         """Receive until `buffer` is full; `_num_received` says how far it is, also when cancelled."""
@@ -202,13 +335,14 @@ class TlsStream:
     async def _end(self) -> None:
         try:
             with trio.move_on_after(LINGER_S):
-                await self._send(_LENGTH.pack(_END))
+                await self._send(memoryview(_LENGTH.pack(_END)))
                 if not self._is_receiving:
                     await self._skip_to_end()
         except (PeerUnreachable, RemoteProtocolError) as error:
             log.debug("stream_closed_unclean", peer=self._remote, error=error.one_line())
         finally:
-            self._connection.close()
+            for connection in self._all_connections():
+                connection.close()
 
     async def _skip_to_end(self) -> None:
         num_bytes = 0
@@ -221,7 +355,11 @@ class TlsStream:
     def reset(self) -> None:
         """Break the stream: the other side sees no final marker."""
         self._is_closed = True
-        self._connection.close(is_reset=True)
+        for connection in self._all_connections():
+            connection.close(is_reset=True)
+
+    def _all_connections(self) -> Sequence[TlsSocket]:
+        return (self._connection, *self.connections, *(joining for joining, *_ in self._joining))
 
 
 async def send_opening(connection: TlsSocket, channel: str) -> Status:

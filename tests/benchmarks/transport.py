@@ -21,9 +21,10 @@ from typing import IO, Final
 
 import psutil
 
+from tests.benchmarks.places import Place
 from tests.benchmarks.processes import family_of
 from tests.benchmarks.results import Row, machine, print_rows, write_rows
-from tests.benchmarks.transport_end import write_credentials
+from tests.benchmarks.transport_end import HOST_VARIABLE, write_credentials
 
 BENCH: Final = "transport"
 WAYS: Final = ("direct", "libp2p", "blocking")
@@ -77,11 +78,15 @@ def _ask(giver: subprocess.Popen[str], num_bytes: int) -> dict[str, float]:
 
 
 @contextmanager
-def open_pair(way: str, folder: Path) -> Iterator[Pair]:
-    """Both ends of one way; they end with the block."""
+def open_pair(
+    way: str, folder: Path, places: tuple[Place, Place] = (Place(), Place()), warm_up_bytes: int = WARM_UP_BYTES
+) -> Iterator[Pair]:
+    """Both ends of one way, the giver's place first; they end with the block."""
 
     def start(role: str, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.benchmarks.transport_end", role, way, str(folder), *more]
+        place = places[role == "take"]
+        prefix = ("env", f"{HOST_VARIABLE}={place.address}", *place.prefix)
+        command = [*prefix, sys.executable, "-m", "tests.benchmarks.transport_end", role, way, str(folder), *more]
         log = (folder / f"{role}-{way}.log").open("w")
         with log:
             return subprocess.Popen(
@@ -92,7 +97,7 @@ def open_pair(way: str, folder: Path) -> Iterator[Pair]:
     try:
         ends.append(start("give", _line(ends[0])))
         pair = Pair(ends[0], ends[1])
-        _ask(pair.giver, WARM_UP_BYTES)
+        _ask(pair.giver, warm_up_bytes)
         yield pair
     finally:
         for end in reversed(ends):

@@ -2,13 +2,15 @@
 
 `take` prints {"peer", "addresses", "port"} and takes until its input ends. `give` gets that line as TAKER; for each line of its input,
 a number of bytes, it sends so many in frames of 1 MiB, waits until the taker has them all, and prints {"seconds"}. WAY is "direct",
-"libp2p" or "blocking": a blocking socket with ssl, without any of ours.
+"one", which is direct over one connection whatever would pay, "libp2p" or "blocking": a blocking socket with ssl, without any of ours.
+The environment's POTLUCK_TRANSPORT_HOST is the address to listen on where it is not that of loopback.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import sys
 import time
@@ -36,6 +38,9 @@ RUN: Final = RunId(b"t" * 32)
 ROLES: Final = {"take": Identity(b"t" * 32), "give": Identity(b"g" * 32)}
 CA_FILE: Final = "ca.der"
 LIMIT_S: Final = 120.0
+HOST_VARIABLE: Final = "POTLUCK_TRANSPORT_HOST"
+NUM_STRANDS: Final = {"direct": 1, "one": 0}
+"""That a direct stream begins with; with none it never has more than one connection."""
 
 
 def write_credentials(folder: Path) -> None:
@@ -54,17 +59,18 @@ def _own(folder: Path, role: str) -> TlsCredential:
 
 
 @asynccontextmanager
-async def _network(folder: Path, role: str, way: Way) -> AsyncIterator[Network]:
-    identity, ca = ROLES[role], (folder / CA_FILE).read_bytes()
-    file = folder / f"{role}-{way.value}.identity"
+async def _network(folder: Path, role: str, way: str) -> AsyncIterator[Network]:
+    identity, ca, host = ROLES[role], (folder / CA_FILE).read_bytes(), _host()
+    file = folder / f"{role}-{way}.identity"
     file.write_bytes(identity.libp2p_private_key_bytes())
     file.chmod(0o600)
     own = _own(folder, role)
-    direct = DirectOptions(lambda: own, ca, credential_check(ca, RUN, time.time), "127.0.0.1")
+    check = credential_check(ca, RUN, time.time)
+    direct = DirectOptions(lambda: own, ca, check, host, num_first_strands=NUM_STRANDS.get(way, 0))
     options = NetworkOptions(
-        P2pdOptions(file, listen=("/ip4/127.0.0.1/tcp/0",)),
+        P2pdOptions(file, listen=(f"/ip4/{host}/tcp/0",)),
         signed_record_rule(Ed25519Verifier(), RUN),
-        direct=direct if way is Way.DIRECT else None,
+        direct=direct if way in NUM_STRANDS else None,
     )
     async with (
         open_asyncio_thread() as thread,
@@ -73,7 +79,11 @@ async def _network(folder: Path, role: str, way: Way) -> AsyncIterator[Network]:
         yield network
 
 
-async def _take(folder: Path, way: Way) -> None:
+def _host() -> str:
+    return os.environ.get(HOST_VARIABLE, "127.0.0.1")
+
+
+async def _take(folder: Path, way: str) -> None:
     async def serve(_peer: PeerId, stream: Stream) -> None:
         while (frame := await stream.receive_view()) is not None:
             if not frame:
@@ -85,7 +95,7 @@ async def _take(folder: Path, way: Way) -> None:
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
 
 
-async def _give(folder: Path, way: Way, taker: str) -> None:
+async def _give(folder: Path, way: str, taker: str) -> None:
     told = json.loads(taker)
     async with _network(folder, "give", way) as network:
         await network.add_addresses(told["addresses"])
@@ -99,14 +109,14 @@ async def _give(folder: Path, way: Way, taker: str) -> None:
                 await stream.send_frame(b"")
                 await stream.receive_frame()
             print(json.dumps({"seconds": time.monotonic() - began_s}), flush=True)
-        if {count.kind.way for count in network.traffic().bulk} != {way}:
-            raise SystemExit(f"bulk went another way than {way.value}")
+        if {count.kind.way for count in network.traffic().bulk} != {Way.DIRECT if way in NUM_STRANDS else Way.LIBP2P}:
+            raise SystemExit(f"bulk went another way than {way}")
 
 
 def _take_blocking(folder: Path) -> None:
     context = tls_context(_own(folder, "take"), (folder / CA_FILE).read_bytes(), is_server=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        print(json.dumps({"peer": "", "addresses": [], "port": listener.getsockname()[1]}), flush=True)
+    with socket.create_server((_host(), 0)) as listener:
+        print(json.dumps({"peer": "", "addresses": [_host()], "port": listener.getsockname()[1]}), flush=True)
         plain, _ = listener.accept()
     with context.wrap_socket(plain, server_side=True) as connection:
         buffer = memoryview(bytearray(FRAME_BYTES))
@@ -121,7 +131,8 @@ def _take_blocking(folder: Path) -> None:
 def _give_blocking(folder: Path, taker: str) -> None:
     context = tls_context(_own(folder, "give"), (folder / CA_FILE).read_bytes(), is_server=False)
     frame = bytes(range(256)) * (FRAME_BYTES // 256)
-    plain = socket.create_connection(("127.0.0.1", json.loads(taker)["port"]))
+    told = json.loads(taker)
+    plain = socket.create_connection((told["addresses"][0], told["port"]))
     with context.wrap_socket(plain) as connection:
         while line := sys.stdin.readline():
             began_s, num_frames = time.monotonic(), int(line) // FRAME_BYTES
@@ -139,9 +150,9 @@ def main() -> None:
     if way == "blocking":
         _take_blocking(folder) if role == "take" else _give_blocking(folder, sys.argv[4])
     elif role == "take":
-        trio.run(_take, folder, Way(way))
+        trio.run(_take, folder, way)
     else:
-        trio.run(_give, folder, Way(way), sys.argv[4])
+        trio.run(_give, folder, way, sys.argv[4])
 
 
 if __name__ == "__main__":

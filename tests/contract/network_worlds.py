@@ -91,8 +91,11 @@ class RealWorld:
     alice: Network
     bob: Network
 
-    def __init__(self, nursery: trio.Nursery, thread: AsyncioThread, folder: Path, *, is_direct: bool) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, thread: AsyncioThread, folder: Path, *, is_direct: bool, num_strands: int
+    ) -> None:
         self._is_direct = is_direct
+        self._num_strands = num_strands
         self._nursery = nursery
         self._thread = thread
         self._folder = folder
@@ -134,8 +137,10 @@ class RealWorld:
         file = self._folder / identity.peer_id
         file.write_bytes(identity.libp2p_private_key_bytes())
         file.chmod(0o600)
-        direct = replace(options_of(identity, RUN), listed=self._listed) if self._is_direct else None
-        options = NetworkOptions(P2pdOptions(file), RULE, initial_peers=self._bootstrap, direct=direct)
+        direct = replace(options_of(identity, RUN), listed=self._listed, num_first_strands=self._num_strands)
+        options = NetworkOptions(
+            P2pdOptions(file), RULE, initial_peers=self._bootstrap, direct=direct if self._is_direct else None
+        )
         self._stopped[identity.peer_id] = stopped = trio.Event()
         with trio.CancelScope() as scope:
             self._scopes[identity.peer_id] = scope
@@ -203,14 +208,18 @@ def run_in_memory(check: Check) -> None:
 
 
 @contextmanager
-def open_real_world(folder: Path, *, is_direct: bool = False) -> Iterator[Callable[[Check], None]]:
-    """A real world for many checks: trio runs in a thread of its own, p2pd starts once per peer."""
+def open_real_world(
+    folder: Path, *, is_direct: bool = False, num_strands: int = 1
+) -> Iterator[Callable[[Check], None]]:
+    """A real world for many checks: trio runs in a thread of its own, p2pd starts once per peer. Direct streams get so many
+    connections with their first frame that fills a line.
+    """
     ready: queue.Queue[tuple[trio.lowlevel.TrioToken, RealWorld] | BaseException] = queue.Queue()
     stop = trio.Event()
 
     async def main() -> None:
         async with open_asyncio_thread() as thread, trio.open_nursery() as nursery:
-            world = RealWorld(nursery, thread, folder, is_direct=is_direct)
+            world = RealWorld(nursery, thread, folder, is_direct=is_direct, num_strands=num_strands)
             await world.open()
             ready.put((trio.lowlevel.current_trio_token(), world))
             await stop.wait()

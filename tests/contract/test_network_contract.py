@@ -45,9 +45,15 @@ def direct_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         yield run
 
 
-@pytest.fixture(params=["memory", "real", "direct"])
+@pytest.fixture(scope="module")
+def strands_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with open_real_world(tmp_path_factory.mktemp("identities"), is_direct=True, num_strands=4) as run:
+        yield run
+
+
+@pytest.fixture(params=["memory", "real", "direct", "strands"])
 def run_direct(request: pytest.FixtureRequest) -> Runner:
-    """For what can go direct: streams and calls take the way that the world is about."""
+    """For what can go direct: streams and calls take the way that the world is about, with one connection a stream or several."""
     if request.param == "memory":
         return run_in_memory
     runner: Runner = request.getfixturevalue(f"{request.param}_world")

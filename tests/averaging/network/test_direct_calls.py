@@ -13,6 +13,7 @@ from averaging.network import direct_calls
 from averaging.network.bulk_address import BulkAddress
 from averaging.network.dialling import FIRST_PAUSE_S, PAUSE_GROWTH
 from averaging.network.direct_calls import (
+    CALLS_CHANNEL,
     MAX_CONNECTIONS_PER_PEER,
     WAIT_S,
     WAIT_SHARE,
@@ -136,7 +137,7 @@ async def test_a_peer_has_few_connections_and_a_crowd_takes_the_place_of_one_tha
     monkeypatch.setattr(direct_calls, "QUIET_S", 0.0)
     async with _listed_pair() as (alice, bob):
         calls = bob.way.calls
-        sockets = [await alice.way._dial_calls(bob.peer_id) for _ in range(MAX_CONNECTIONS_PER_PEER + 1)]
+        sockets = [await alice.way._dial_for(CALLS_CHANNEL, bob.peer_id) for _ in range(MAX_CONNECTIONS_PER_PEER + 1)]
         assert [tls is not None for tls in sockets] == [True] * MAX_CONNECTIONS_PER_PEER + [False]
         assert calls.num_connections == MAX_CONNECTIONS_PER_PEER
         monkeypatch.setattr(direct_calls, "MAX_CONNECTIONS", MAX_CONNECTIONS_PER_PEER)

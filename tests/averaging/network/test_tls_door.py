@@ -14,6 +14,7 @@ from averaging.network.bulk_address import BulkAddress
 from averaging.network.dialling import dial_first
 from averaging.network.frames import Status
 from averaging.network.seams import MAX_FRAME_BYTES, Stream
+from averaging.network.strands import STRAND_CHANNEL, TOKEN_BYTES
 from averaging.network.tls_door import MAX_STREAMS_PER_PEER, bind_bulk
 from averaging.network.tls_identity import TlsCredential, tls_context
 from averaging.network.tls_socket import TlsSocket
@@ -114,7 +115,7 @@ async def test_a_member_that_does_not_say_what_it_wants_is_told_to_come_back(mon
         assert answer[0] == Status.BUSY
 
 
-@pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 1 << 31, 0xFFFFFFFE])
+@pytest.mark.parametrize("length", [MAX_FRAME_BYTES + 1, 1 << 31, 0xFFFFFFFC])
 async def test_a_frame_that_is_announced_too_long_ends_the_stream_before_memory_is_spent(length: int) -> None:
     async with World().open(ALICE) as alice:
         alice.handlers["collect"] = _collect
@@ -196,3 +197,26 @@ async def test_who_listens_on_all_of_ipv4_listens_on_all_of_ipv6_on_the_same_por
     finally:
         for listener in listeners:
             listener.close()
+
+
+async def test_strands_take_no_place_of_a_stream_and_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_door, "MAX_STREAMS_PER_PEER", 1)
+    monkeypatch.setattr(tls_door, "MAX_STRANDS_PER_PEER", 2)
+    async with World().open(ALICE) as alice, AsyncExitStack() as stack:
+        alice.handlers["collect"] = _collect
+        for number in range(2):
+            strand = await stack.enter_async_context(_connection(alice))
+            assert await send_opening(strand, STRAND_CHANNEL) is Status.FINE
+            await _sent(strand, bytes([number]) * TOKEN_BYTES)
+        one_more = await stack.enter_async_context(_connection(alice))
+        assert await send_opening(one_more, STRAND_CHANNEL) is Status.BUSY
+        stream = await stack.enter_async_context(_connection(alice))
+        assert await send_opening(stream, "collect") is Status.FINE
+
+
+async def test_a_strand_that_does_not_say_whose_it_is_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_door, "OPENING_WITHIN_S", 0.2)
+    async with World().open(ALICE) as alice, _connection(alice) as tls:
+        assert await send_opening(tls, STRAND_CHANNEL) is Status.FINE
+        await _sent(tls, bytes(TOKEN_BYTES - 1))
+        assert await _is_ended(tls)

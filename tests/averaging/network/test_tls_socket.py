@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from math import inf
 from typing import cast
 
 import pytest
 
+from averaging.network.line_pace import PathLook
 from averaging.network.tls_socket import (
     MAX_RECORD_BYTES,
     MOST_WAKE_BYTES,
@@ -150,3 +152,47 @@ async def test_a_connection_that_is_closed_tells_nothing_and_is_not_paced(
     for closed in (under_its_hands, by_itself):
         closed.pace(1000.0)
         assert closed.look() is None
+
+
+class _Told:
+    """A connection of which the kernel says this."""
+
+    def __init__(self, info: bytes, control: bytes) -> None:
+        self._info = info
+        self._control = control
+
+    def getsockopt(self, _level: int, option: int, num_bytes: int) -> bytes:
+        return self._control if option == socket.TCP_CONGESTION else self._info[:num_bytes]
+
+
+def _tcp_info(num_bytes: int) -> bytes:
+    """As <linux/tcp.h> lays it out: each number stands where the kernel puts it."""
+    info = bytearray(232)
+    for place, form, value in (
+        (24, "I", 3),  # tcpi_unacked
+        (68, "I", 50_000),  # tcpi_rtt
+        (100, "I", 7),  # tcpi_total_retrans
+        (120, "Q", 123_456),  # tcpi_bytes_acked
+        (144, "I", 4096),  # tcpi_notsent_bytes
+        (148, "I", 40_000),  # tcpi_min_rtt
+        (176, "Q", 5_000_000),  # tcpi_rwnd_limited: a reader that is slow, which says nothing of the line
+        (184, "Q", 250_000),  # tcpi_sndbuf_limited
+    ):
+        struct.pack_into(f"={form}", info, place, value)
+    return bytes(info[:num_bytes])
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "control", "num_lost", "held_s"),
+    [(232, b"cubic\0", 7, 0.25), (232, b"bbr\0", 0, 0.25), (192, b"reno\0", 7, 0.25), (152, b"cubic\0", 7, 0.0)],
+    ids=["cubic", "bbr goes by no losses", "reno", "a kernel before 4.10"],
+)
+def test_the_kernel_tells_of_losses_and_of_a_buffer_that_was_full(
+    num_bytes: int, control: bytes, num_lost: int, held_s: float
+) -> None:
+    look = TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(num_bytes), control))).look()
+    assert look == PathLook(123_456, 4096, False, 0.05, 0.04, num_lost, held_s)
+
+
+def test_a_kernel_that_tells_less_than_is_needed_is_not_asked_on() -> None:
+    assert TlsSocket(cast(ssl.SSLSocket, _Told(_tcp_info(144), b"cubic\0"))).look() is None
