@@ -45,6 +45,11 @@ WINDOWS_A_DOUBLING: Final = 2
 before it was seen.
 """
 
+GUESSED_WINDOWS: Final = 5
+"""The first guess is the most that was carried in so many: where the processor is short, streams stand still for a window or two with
+what looks like a queue.
+"""
+
 USED: Final = 0.9
 """Of its part: while no stream sends that much, an empty queue tells nothing."""
 
@@ -57,8 +62,10 @@ does after a line was found to be too thin.
 LEAST_BYTES_PER_S: Final = 4e5
 """Below 3.2 Mbit/s a few packets make the queue that is looked for, and the pings of the lane pace what leaves (pacer.py)."""
 
-MOST_BYTES_PER_S: Final = 2e8
-"""Beyond 1.6 Gbit/s it is the processor that limits, and its pauses look like a queue."""
+MOST_BYTES_PER_S: Final = 6e7
+"""Beyond 480 Mbit/s it is the processor that limits, and its pauses look like a queue: of four members on two cores, behind lines of 1
+Gbit/s, one was held to a quarter of its line, and a round waits for the slowest. What is carried there was not better with a pace.
+"""
 
 LEAST_PART_BYTES_PER_S: Final = 65_536.0
 """Less is never asked of the kernel for one stream. It reckons when the next packet of up to 64 kB may leave, and keeps to that when
@@ -113,6 +120,9 @@ class LinePace:
         self._carried: deque[float] = deque(maxlen=CARRIED_WINDOWS)
         """By window the pace at which its stream that sent most of its part would have sent all of it."""
 
+        self._unpaced: deque[float] = deque(maxlen=GUESSED_WINDOWS)
+        """By window what all streams carried together while they were not paced, the last ones."""
+
         self._full_bytes_per_s = 0.0
         """The pace that the line carried when its queue was seen last; 0 while it was not seen with streams that are paced."""
 
@@ -152,19 +162,21 @@ class LinePace:
         if self.bytes_per_s < inf:
             used = max(rate / self._parts.get(stream, inf) for stream, rate in rates.items())
             self._carried.append(used * self.bytes_per_s)
+        else:
+            self._unpaced.append(sum(rates.values()))
         if all(map(is_queued, whole)):
-            self._queued(sum(rates.values()), now_s)
+            self._queued(now_s)
         else:
             self._clear()
 
-    def _queued(self, carried_bytes_per_s: float, now_s: float) -> None:
+    def _queued(self, now_s: float) -> None:
         was_queued, self._was_queued = self._was_queued, True
         if now_s < max(self._drained_s, self._unpaced_until_s):
             return
         if self.bytes_per_s == inf:
             if was_queued:
                 self._full_bytes_per_s = 0.0
-                self._slow_to(carried_bytes_per_s, now_s)
+                self._slow_to(max(self._unpaced), now_s)
             return
         self._num_in_vain += 1
         if self._num_in_vain > MOST_IN_VAIN:
@@ -184,6 +196,7 @@ class LinePace:
     def _leave_to_kernel(self, now_s: float) -> None:
         self.bytes_per_s, self._num_in_vain, self._unpaced_until_s = inf, 0, now_s + UNPACED_S
         self._carried.clear()  # what is learned after that is of another line, perhaps
+        self._unpaced.clear()
 
     def _clear(self) -> None:
         self._was_queued, self._num_in_vain = False, 0

@@ -106,6 +106,16 @@ def test_a_first_guess_that_was_far_too_low_is_left_within_three_seconds() -> No
     assert line.run(pace, 10.0) > 0.95
 
 
+def test_the_first_guess_is_not_made_of_a_moment_in_which_the_processor_was_short() -> None:
+    """Everything stands still for two windows, which looks like a queue."""
+    pace, acked, now_s = LinePace(), 0.0, 0.0
+    for carries, rtt_s, seconds in ((1.2e7, 0.002, 1.0), (5e5, 0.06, 0.45)):
+        for _ in range(round(seconds / 0.05)):
+            now_s, acked = now_s + 0.05, acked + carries * 0.05
+            pace.look({"a": PathLook(int(acked), 100_000, False, rtt_s, 0.002)}, now_s)
+    assert 1e7 < pace.bytes_per_s < 1.2e7
+
+
 def test_a_queue_that_stays_whatever_we_do_is_somebody_elses_and_the_kernel_alone_decides_for_a_while() -> None:
     pace, line = LinePace(), Line(lambda _: 12e6, foreign_s=0.1)
     assert line.run(pace, 12.0) > 0.7
