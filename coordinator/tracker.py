@@ -39,7 +39,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.reports import PeerReport, ReportReply
-from protocol.rounds.chain import ChainLink, genesis_link
+from protocol.rounds.chain import genesis_link
 from protocol.rounds.round_row import round_row
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import decode_body, encode_body
@@ -254,13 +254,10 @@ class RunTracker:
         """The lineage of the run's spine that is followed here; None before the start."""
         return None if self._chain is None else self._chain.spine_view
 
-    def note_kept(self, unit: UnitName, index: int) -> None:
-        """Which round of a unit the host can give to whoever takes it up."""
-        self._units.note_kept(unit, index)
-
-    def note_commits(self, unit: UnitName, links: Sequence[ChainLink]) -> None:
-        """All commits of a unit that the host has, verified: of a stage, who is counted there and with which lanes."""
-        self._units.note_commits(unit, links)
+    @property
+    def units(self) -> UnitWatch:
+        """What is told of the experts, or stages; the keeper of their states tells it more."""
+        return self._units
 
     def news(self) -> RunNews:
         """The run in one event of the watch."""
