@@ -30,7 +30,7 @@ from coordinator.run_view import (
     live_peers,
     mean_train_loss,
 )
-from coordinator.stood_on import StoodOn, looked_at, of_bytes, restored, to_bytes
+from coordinator.stood_on import Seen, StoodOn, looked_at, of_bytes, restored, to_bytes
 from coordinator.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
 from coordinator.unit_keeper_core import UnitLook, unit_looks
 from coordinator.unit_watch import UnitWatch
@@ -155,7 +155,9 @@ class RunTracker:
         chain = await self._begin(start)
         unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
         self._note_unlinked(unlinked, commits)
-        self._stood_on = restored(chain.tree, chain.with_later(of_bytes(counted or b"")), self._clock.monotonic_s())
+        seen = Seen(self._seen_unix_s, self._clock.unix_s())
+        counted_commits = chain.with_later(of_bytes(counted or b""))
+        self._stood_on = restored(chain.tree, counted_commits, self._clock.monotonic_s(), seen)
         chain.count(self._stood_on.counted)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
