@@ -13,14 +13,15 @@ from structlog.testing import capture_logs
 
 from averaging.network.memory_storage import MemoryDisk, MemoryStorage
 from averaging.network.seams import Stream
-from averaging.rounds.transfer import FETCH_CHANNEL, fetch_commits
+from averaging.rounds.trailing import COMMITS_WITHIN_S
+from averaging.rounds.transfer import FETCH_CHANNEL, fetch_commits, read_request
 from averaging.rounds.unit import UnitChain
 from averaging.state import state_root
 from averaging.unit_log import LOG_NAME
 from coordinator.stood_on import PATIENCE_S, STILL_S
 from coordinator.unit_keeper import KeeperView, KeptPlace, UnitKeeper
 from coordinator.unit_keeper_core import UnitLook, look_of
-from coordinator.unit_sides import LONGEST_REST_S
+from coordinator.unit_sides import LONGEST_REST_S, REST_PER_ASKED
 from peer.kept_unit import take_kept
 from protocol.errors import PotluckError
 from protocol.ids import CommitId, PeerId, UnitName
@@ -371,3 +372,41 @@ async def test_a_host_that_restarts_every_three_minutes_still_finds_that_nobody_
             await grow(host.world, [host.light], 1, seed)
             await trio.sleep(180.0)
         assert await host.has_of(host.light)
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_holder_that_stalls_every_time_holds_all_units_up_for_a_quarter_of_the_time_at_most() -> None:
+    other = UnitName("fragment-1")
+    async with open_world(units=(UNIT, other)) as world, trio.open_nursery() as nursery:
+        liar, keeper = world.parties[0], world.parties[2]
+        busy_s, begun_s = 0.0, trio.current_time()
+
+        async def trickle(_peer: PeerId, stream: Stream) -> None:
+            nonlocal busy_s
+            await read_request(stream)
+            since_s = trio.current_time()
+            try:
+                for _ in range(10_000):  # just fast enough to be waited for
+                    await stream.send_frame(b"?" * 10_000)
+                    await trio.sleep(1.0)
+            finally:
+                busy_s += trio.current_time() - since_s
+
+        liar.network.serve_streams(FETCH_CHANNEL, trickle)
+
+        def looks() -> list[UnitLook]:
+            return [look_of(UNIT, {liar.peer: 1 << 50}, {liar.peer: CommitId(b"?" * 32)}), look_of(other, {}, {})]
+
+        async def reach(_peers: Sequence[PeerId]) -> None: ...
+
+        async def is_member(_peer: PeerId) -> bool:
+            return True
+
+        place = KeptPlace(MemoryStorage(keeper.disk), partial(_booted, keeper))
+        view = KeeperView(looks, is_member, dict[UnitName, int]().__setitem__, reach)
+        nursery.start_soon(UnitKeeper(world.stranger.network, {UNIT: place, other: place}, view, 1).run)
+        await trio.sleep(3 * 3600.0)
+        elapsed_s = trio.current_time() - begun_s
+        once_s = REST_PER_ASKED * COMMITS_WITHIN_S
+        assert 1000.0 < busy_s < (elapsed_s + once_s) / (1.0 + REST_PER_ASKED) + 60.0
+        nursery.cancel_scope.cancel()
