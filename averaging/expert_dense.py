@@ -35,7 +35,8 @@ def dense_tensors(
         ConfigError: the run has no such expert.
     """
     if not 0 <= expert < mixture.num_experts:
-        raise ConfigError(f"expert {expert} of a run of {mixture.num_experts}", f"0 to {mixture.num_experts - 1}")
+        found = f"expert {expert} of a run of {mixture.num_experts}"
+        raise ConfigError(found, f"0 to {mixture.num_experts - 1}", "name one of those with --expert")
     dense = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in range(decoder.num_layers):
         for part, dim in _JOINED_BY:

@@ -424,7 +424,13 @@ async def _unit_keeper(host: Host, network: Network) -> UnitKeeper:
     places = await host.offload.run(lambda: kept_places(tools))
     tracker = host.tracker
     view = KeeperView(
-        tracker.unit_looks, is_admitted, tracker.note_kept, reach, tracker.spine_view, tracker.note_commits
+        tracker.unit_looks,
+        is_admitted,
+        tracker.units.note_kept,
+        reach,
+        tracker.spine_view,
+        tracker.units.note_commits,
+        tracker.units.note_not_counted,
     )
     keeper = UnitKeeper(network, places, view, host.run.manifest.config.checkpoint.every_rounds)
     network.serve_streams(FETCH_CHANNEL, keeper.serve_fetch)

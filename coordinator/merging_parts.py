@@ -69,7 +69,8 @@ class MergingParts:
                 raise ConfigError(f"--without {expert} twice", "each expert once", "name it once")
             if expert not in self.experts:
                 trained = f"the number of a trained expert: {held}"
-                raise ConfigError(f"--without {expert}, which these checkpoints do not have trained", trained)
+                found = f"--without {expert}, which these checkpoints do not have trained"
+                raise ConfigError(found, trained, "name one of those, or none")
         kept = {expert: values for expert, values in self.experts.items() if expert not in experts}
         if len(kept) < self.mixture.top_k:
             found = f"--without {', '.join(map(str, experts))} of the trained experts {held}: {len(kept)} stay"
@@ -156,7 +157,9 @@ def _check_same_run(one: _Checkpoint, other: _Checkpoint) -> None:
 
 def _apart(one: _Checkpoint, other: _Checkpoint, what: str, found: str) -> ConfigError:
     return ConfigError(
-        f"{one.path} has {what}, {other.path} has {found}", "checkpoints of one run with one trunk and the same experts"
+        f"{one.path} has {what}, {other.path} has {found}",
+        "checkpoints of one run with one trunk and the same experts",
+        "leave one out; the rounds are told by: potluck checkpoint list",
     )
 
 

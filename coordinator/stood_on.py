@@ -7,6 +7,7 @@ on from, and wait for a last checkpoint that nobody can give, while the peers go
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,6 +39,7 @@ class Still:
         first_index: of the newest commit beside that lineage which was known then.
         index: where those stand now who stand elsewhere.
         claimed: the commits after the fork on which somebody says that it stands.
+        waits_until_s: until when this stands though nobody is known to stand elsewhere: after a start reports come one by one.
     """
 
     best: CommitId
@@ -45,6 +47,7 @@ class Still:
     first_index: int
     index: int
     claimed: frozenset[CommitId]
+    waits_until_s: float = 0.0
 
     def doubted(self, now_s: float) -> frozenset[CommitId]:
         """What is claimed and speaks for nothing any more."""
@@ -99,23 +102,52 @@ def _still(before: StoodOn, tree: CommitTree, known: frozenset[CommitId], now_s:
     if not tree.has_fork:
         return None
     best = best_head(tree)
-    elsewhere = {head for head in known if tree.path(head, best) is None}
+    elsewhere, was = {head for head in known if tree.path(head, best) is None}, before.still
     if not elsewhere:
-        return None
+        return was if was is not None and now_s < was.waits_until_s else None
     held = best_stood_on(tree, elsewhere)
     fork, index = tree.common(best, held), tree.nodes[held].link.index
     claimed = frozenset(head for head in known - elsewhere if head != fork and tree.path(fork or tree.root, head))
-    was = before.still
     if was is None or was.best != best:
-        preferred = {best, *(node.link.parent for node in tree.path(tree.root, best) or ())}
-        first_index = max(node.link.index for commit, node in tree.nodes.items() if commit not in preferred)
-        return Still(best, now_s, first_index, index, claimed)
+        return Still(best, now_s, max(_indices_beside(tree, best).values()), index, claimed)
     return replace(was, index=index, claimed=claimed)
 
 
-def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float) -> StoodOn:
-    """As a former process of the host left it: what counted then, and what came after it, counts until somebody stands elsewhere."""
-    return StoodOn(tree, counted, now_s - PATIENCE_S, counted=counted) if counted else StoodOn()
+def _indices_beside(tree: CommitTree, best: CommitId) -> dict[CommitId, int]:
+    """Of the commits that are not of the lineage which ends there."""
+    preferred = {tree.root, best, *(node.link.parent for node in tree.path(tree.root, best) or ())}
+    return {commit: node.link.index for commit, node in tree.nodes.items() if commit not in preferred}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When the host saw each commit first, as its ledger has it, and now, in seconds since 1970."""
+
+    unix_s: Mapping[CommitId, int]
+    now_unix_s: float
+
+
+def restored(tree: CommitTree, counted: frozenset[CommitId], now_s: float, seen: Seen) -> StoodOn:
+    """As a former process of the host left it: what counted then, and what came after it, counts until somebody stands elsewhere. How
+    long the preferred lineage has not grown is told by when its commits came: a host that restarts every three minutes would else
+    believe for ever who only says that it stands there.
+    """
+    if counted:
+        return StoodOn(tree, counted, now_s - PATIENCE_S, counted=counted)
+    return StoodOn(still=_still_since_seen(tree, now_s, seen)) if tree.has_fork else StoodOn()
+
+
+def _still_since_seen(tree: CommitTree, now_s: float, seen: Seen) -> Still | None:
+    best = best_head(tree)
+    beside = _indices_beside(tree, best)
+    came = {commit: seen.unix_s[commit] for commit in (best, *beside) if commit in seen.unix_s}
+    if best not in came or len(came) < 2:
+        return None
+    since_unix_s = max(came[best], min(came[commit] for commit in beside if commit in came))
+    first_index = max(index for commit, index in beside.items() if came.get(commit, since_unix_s) <= since_unix_s)
+    # while the host was away nobody could show it anything: one patience is left to do so at least
+    still_s = min(max(0.0, seen.now_unix_s - since_unix_s), STILL_S - PATIENCE_S)
+    return Still(best, now_s - still_s, first_index, first_index, frozenset(), now_s + PATIENCE_S)
 
 
 def to_bytes(counted: frozenset[CommitId]) -> bytes:

@@ -30,7 +30,7 @@ from coordinator.run_view import (
     live_peers,
     mean_train_loss,
 )
-from coordinator.stood_on import StoodOn, looked_at, of_bytes, restored, to_bytes
+from coordinator.stood_on import Seen, StoodOn, looked_at, of_bytes, restored, to_bytes
 from coordinator.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
 from coordinator.unit_keeper_core import UnitLook, unit_looks
 from coordinator.unit_watch import UnitWatch
@@ -39,7 +39,7 @@ from protocol.envelope import NEVER_MS, open_envelope, seal
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, RunId, UnitName
 from protocol.reports import PeerReport, ReportReply
-from protocol.rounds.chain import ChainLink, genesis_link
+from protocol.rounds.chain import genesis_link
 from protocol.rounds.round_row import round_row
 from protocol.rounds.start import StartRecord, StartUnit
 from protocol.wire import decode_body, encode_body
@@ -155,7 +155,9 @@ class RunTracker:
         chain = await self._begin(start)
         unlinked = await self._offload.run(lambda: chain.replay(commits), cost_s=_READ_COST_S * len(commits))
         self._note_unlinked(unlinked, commits)
-        self._stood_on = restored(chain.tree, chain.with_later(of_bytes(counted or b"")), self._clock.monotonic_s())
+        seen = Seen(self._seen_unix_s, self._clock.unix_s())
+        counted_commits = chain.with_later(of_bytes(counted or b""))
+        self._stood_on = restored(chain.tree, counted_commits, self._clock.monotonic_s(), seen)
         chain.count(self._stood_on.counted)
         await self._follow_head(chain)
         _log.info("run_restored", index=self._state.index, total_tokens=self._state.total_tokens)
@@ -254,13 +256,10 @@ class RunTracker:
         """The lineage of the run's spine that is followed here; None before the start."""
         return None if self._chain is None else self._chain.spine_view
 
-    def note_kept(self, unit: UnitName, index: int) -> None:
-        """Which round of a unit the host can give to whoever takes it up."""
-        self._units.note_kept(unit, index)
-
-    def note_commits(self, unit: UnitName, links: Sequence[ChainLink]) -> None:
-        """All commits of a unit that the host has, verified: of a stage, who is counted there and with which lanes."""
-        self._units.note_commits(unit, links)
+    @property
+    def units(self) -> UnitWatch:
+        """What is told of the experts, or stages; the keeper of their states tells it more."""
+        return self._units
 
     def news(self) -> RunNews:
         """The run in one event of the watch."""

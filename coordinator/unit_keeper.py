@@ -9,19 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
-from averaging.rounds.trailing import trail
+from averaging.rounds.trailing import Asked, trail
 from averaging.rounds.transfer import TransferService, read_request
 from averaging.unit_log import LOG_NAME
-from coordinator.unit_keeper_core import UnitLook, is_lost, next_visit, stands_apart, still_apart
-from protocol.coordination import NO_COMMIT
+from coordinator.unit_keeper_core import UnitLook, askable, believable, next_visit, stand_elsewhere
+from coordinator.unit_sides import (
+    Apart,
+    Doubt,
+    KeptLine,
+    doubt_after,
+    looked_apart,
+    not_shown,
+    of_bytes,
+    shown_apart,
+    to_bytes,
+    word_over_sentence,
+)
 from protocol.errors import PotluckError, RemoteProtocolError
 from protocol.ids import CommitId, PeerId, UnitName, short
+from protocol.names import peer_name
 
 if TYPE_CHECKING:
     from averaging.network.seams import Network, Storage, Stream
@@ -39,6 +50,9 @@ _RETRY_S: Final = 5.0
 _REST_S: Final = 30.0
 """Where a visit brought nothing of what holders told of: it was a lie, or lies on a lineage that is not to be followed."""
 
+_APART: Final = "apart"
+"""In a unit's folder: how long its holders have been on another lineage, for the next process of the host."""
+
 _WAYS: Final = 4
 """Rounds that come while a visit fetches those before them are fetched with it, before any report tells of them; so many times, for
 others are to be visited, too.
@@ -47,10 +61,16 @@ others are to be visited, too.
 
 @dataclass(frozen=True)
 class KeptPlace:
-    """One unit on the host's disk: its files, and its chain on them as of the start of a process, not restored."""
+    """One unit on the host's disk: its files, and its chain on them as of the start of a process, not restored.
+
+    Attributes:
+        beside: where the lineage of its holders is kept while that is given on though the kept one is preferred to it; the same for
+            all that is not of such a place.
+    """
 
     storage: Storage
     chain: Callable[[], Awaitable[UnitChain]]
+    beside: KeptPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,7 @@ class KeeperView:
         reach: makes known where peers listen, before they are asked.
         spine: the followed lineage of the unit that decides for the run; None while there is none.
         commits: hears all commits of a unit that are here, verified, the oldest first.
+        not_counted: hears of a unit's holders whose word about it does not count, whenever others do not.
     """
 
     looks: Callable[[], Sequence[UnitLook]]
@@ -72,6 +93,7 @@ class KeeperView:
     reach: Callable[[Sequence[PeerId]], Awaitable[None]]
     spine: Callable[[], SpineView | None] = lambda: None
     commits: Callable[[UnitName, Sequence[ChainLink]], None] = lambda _unit, _links: None
+    not_counted: Callable[[UnitName, frozenset[PeerId]], None] = lambda _unit, _peers: None
 
 
 class _Kept:
@@ -80,14 +102,9 @@ class _Kept:
     def __init__(self, chain: UnitChain) -> None:
         tools = chain.tools
         self._commits = tuple(link.commit for link in chain.links)
-        self._known = frozenset((*self._commits, NO_COMMIT))
         self._certificates = tuple(chain.certificates)
-        self.index = chain.head.index
+        self.line = _line_of(chain)
         self.service = TransferService(tools.unit, tools.log, tools.generations, tools.grid, self._after)
-
-    def has(self, commit: CommitId) -> bool:
-        """Whether a commit is of the lineage that is kept."""
-        return commit in self._known
 
     def _after(self, known: Sequence[CommitId]) -> Sequence[bytes]:
         wanted = set(known)
@@ -95,6 +112,10 @@ class _Kept:
             if self._commits[place] in wanted:
                 return self._certificates[place:]
         return ()
+
+
+def _line_of(chain: UnitChain) -> KeptLine:
+    return KeptLine(chain.head.commit, {link.commit: link.index for link in chain.links})
 
 
 async def _clear(storage: Storage) -> None:
@@ -113,42 +134,76 @@ class UnitKeeper:
         self._view = view
         self._every_rounds = every_rounds
         self._kept: dict[UnitName, _Kept] = {}
-        self._rests_until_s: dict[UnitName, float] = {}
-        self._apart_since_s: dict[UnitName, float] = {}
-        """Since when each unit's holders have been found on another lineage, which is not preferred to what is kept."""
+        """The lineage of each unit that is preferred to all others that were shown."""
 
+        self._beside: dict[UnitName, _Kept] = {}
+        """Of the units whose kept lineage is with nobody any more: that of their holders."""
+
+        self._told_rounds: dict[UnitName, int] = {}
+        self._rests_until_s: dict[UnitName, float] = {}
+        self._visited_s: dict[UnitName, float] = {}
+        self._doubts: dict[UnitName, dict[PeerId, Doubt]] = {unit: {} for unit in places}
+        self._apart: dict[UnitName, Apart] = {}
+        """The units of which a holder has shown another lineage, which is not preferred to what is kept."""
+
+        self._is_held: dict[UnitName, bool] = {}
+        self._not_counted: dict[UnitName, frozenset[PeerId]] = {}
         self._opens = {unit: trio.Lock() for unit in places}
         """Held while a unit's files are opened, which tidies them, or change."""
 
     @property
     def _rounds(self) -> dict[UnitName, int]:
-        return {unit: kept.index for unit, kept in self._kept.items()}
+        return {unit: kept.line.index for unit, kept in self._kept.items()}
 
     async def run(self) -> None:
         """For ever: what is on the disk first, then what the holders have. What fails is logged and tried again."""
         await self._restore()
         while True:
-            now_s = trio.current_time()
-            everything = self._view.looks()
-            self._apart_since_s = still_apart(self._apart_since_s, everything, self._has)
-            looks = [look for look in everything if self._rests_until_s.get(look.unit, 0.0) <= now_s]
-            look = next_visit(looks, self._rounds, self._every_rounds, self._elsewhere(looks))
+            look = self._next()
             if look is None:
                 await trio.sleep(_LOOK_EVERY_S)
                 continue
+            self._visited_s[look.unit] = trio.current_time()
             try:
                 await self.visit(look)
             except PotluckError as error:
                 _log.warning("unit_not_kept", unit=look.unit, reason=error.one_line(), retry_in_s=_RETRY_S)
                 await trio.sleep(_RETRY_S)
 
-    def _elsewhere(self, looks: Sequence[UnitLook]) -> frozenset[UnitName]:
-        """The units whose holders stand on a commit that is not of the lineage that is kept."""
-        return frozenset(look.unit for look in looks if not self._has(look.unit, look.commit))
+    def _next(self) -> UnitLook | None:
+        """Which unit is to be fetched from whom now; what all say is looked at first."""
+        now_s, everything = trio.current_time(), self._view.looks()
+        for look in everything:
+            self._look_at(look, now_s)
+        looks = [
+            askable(look, self._doubts[look.unit], now_s)
+            for look in everything
+            if self._rests_until_s.get(look.unit, 0.0) <= now_s
+        ]
+        elsewhere = stand_elsewhere(looks, {unit: kept.line for unit, kept in self._kept.items()})
+        lost = {unit for unit, apart in self._apart.items() if apart.is_lost(now_s)}
+        return next_visit(looks, self._rounds, self._every_rounds, elsewhere | lost, self._visited_s)
 
-    def _has(self, unit: UnitName, commit: CommitId) -> bool:
-        kept = self._kept.get(unit)
-        return kept is None or kept.has(commit)
+    def _look_at(self, look: UnitLook, now_s: float) -> None:
+        """Let time count for whoever says that it stands on what is kept, and for whoever was found lying."""
+        unit, kept, apart = look.unit, self._kept.get(look.unit), self._apart.get(look.unit)
+        credible = believable(look, self._doubts[unit], now_s)
+        self._is_held[unit] = bool(credible.told)
+        not_counted = frozenset(look.holders) - frozenset(credible.holders)
+        if kept is not None and apart is not None:
+            looked = looked_apart(apart, credible.told, kept.line, now_s)
+            if looked is None:
+                del self._apart[unit]
+            else:
+                self._apart[unit] = looked
+                over = looked.claims(credible.told, kept.line) if looked.is_word_over else ()
+                if not self._not_counted.get(unit, frozenset()).issuperset(over):
+                    _log.warning("holder_not_counted", reason=word_over_sentence(unit, over, looked))
+                not_counted |= frozenset(over)
+        self._tell(unit)
+        if not_counted != self._not_counted.get(unit, frozenset()):
+            self._not_counted[unit] = not_counted
+            self._view.not_counted(unit, not_counted)
 
     async def _restore(self) -> None:
         while not self._view.looks():
@@ -157,7 +212,12 @@ class UnitKeeper:
             try:
                 async with self._opens[unit]:
                     if LOG_NAME in await place.storage.list_names(LOG_NAME):
-                        self._note(await self._opened(place))
+                        chain = await self._opened(place)
+                        self._kept[unit] = _Kept(chain)
+                        self._note(chain)
+                        apart = of_bytes(await place.storage.read(_APART) or b"", trio.current_time())
+                        if apart is not None:
+                            self._apart[unit] = apart
             except PotluckError as error:
                 _log.warning("unit_not_restored", unit=unit, reason=error.one_line())
 
@@ -178,45 +238,142 @@ class UnitKeeper:
         Raises:
             StorageError: its files cannot be read.
         """
-        place = self._places[unit]
         async with self._opens[unit]:
+            place = self._places[unit]
+            if unit in self._beside and self._given(unit) is self._beside[unit] and place.beside is not None:
+                place = place.beside
             if LOG_NAME not in await place.storage.list_names(LOG_NAME):
                 return None
             chain = await self._opened(place)
         return chain.state if chain.head.index and chain.is_sound else None
 
     async def _visit(self, look: UnitLook) -> None:
-        place = self._places[look.unit]
-        try:
-            chain = await self._opened(place)
-        except PotluckError as error:
-            # whoever holds the unit now has all that was here, and no vote of ours lies there
-            _log.warning("unit_kept_anew", unit=look.unit, reason=error.one_line())
-            await _clear(place.storage)
-            chain = await self._opened(place)
+        unit, place = look.unit, self._places[look.unit]
+        chain = await self._opened_or_new(unit, place)
         await self._view.reach(look.holders)
         before = chain.head.commit
-        apart, now_s = self._apart_since_s, trio.current_time()
-        lost = is_lost(apart.get(look.unit), now_s)
-        bring = partial(trail, self._network, chain, look.holders, may_leave=True, is_lost=lost)
         try:
             for _ in range(_WAYS):
-                if not await bring(spine=self._view.spine()):
+                if not await self._bring(chain, askable(look, self._doubts[unit], trio.current_time())):
                     break
-            if chain.head.commit == before and stands_apart(look, self._has):
-                apart.setdefault(look.unit, now_s)
         finally:
             if chain.head.index:
+                self._kept[unit] = _Kept(chain)
                 self._note(chain)
             if chain.head.commit == before:
-                self._rests_until_s[look.unit] = trio.current_time() + _REST_S
+                self._rests_until_s[unit] = trio.current_time() + _REST_S
+        await self._keep_apart(unit)
+        if place.beside is not None:
+            await self._visit_beside(look, place.beside)
+
+    async def _opened_or_new(self, unit: UnitName, place: KeptPlace) -> UnitChain:
+        try:
+            return await self._opened(place)
+        except PotluckError as error:
+            # whoever holds the unit now has all that was here, and no vote of ours lies there
+            _log.warning("unit_kept_anew", unit=unit, reason=error.one_line())
+            await _clear(place.storage)
+            return await self._opened(place)
+
+    async def _bring(self, chain: UnitChain, look: UnitLook) -> bool:
+        line, found = _line_of(chain), list[Asked]()
+        spine = self._view.spine()
+        try:
+            return await trail(self._network, chain, look.holders, may_leave=True, spine=spine, asked=found.append)
+        finally:
+            # also where one of them gave no good answer: that must not keep the others' from being counted
+            self._judge(look, line, found)
+            if chain.head.commit == line.head:
+                self._note_shown(look.unit, line, found)
+
+    async def _visit_beside(self, look: UnitLook, place: KeptPlace) -> None:
+        """The lineage of the holders, where the kept one is with nobody any more. That one stays here: who showed the other may have
+        made it up, and its holders may only have been away.
+        """
+        unit, apart = look.unit, self._apart.get(look.unit)
+        if apart is None:
+            self._beside.pop(unit, None)
+            await _clear(place.storage)
+            return
+        if not apart.is_lost(trio.current_time()):
+            return
+        chain = await self._opened_or_new(unit, place)
+        others = look.without(apart.claims(look.told, self._kept[unit].line))
+        # of several lineages beside the kept one the preferred, but none on which nobody stands
+        is_lost = not apart.claims(others.told, _line_of(chain))
+        before, spine, found = chain.head.commit, self._view.spine(), list[Asked]()
+        try:
+            for _ in range(_WAYS):
+                if not await trail(
+                    self._network,
+                    chain,
+                    others.holders,
+                    may_leave=True,
+                    spine=spine,
+                    is_lost=is_lost,
+                    asked=found.append,
+                ):
+                    break
+        finally:
+            self._judge(look, None, found)
+            if chain.head.index:
+                self._beside[unit] = _Kept(chain)
+                if chain.head.commit != before:
+                    self._note(chain)
+
+    def _judge(self, look: UnitLook, line: KeptLine | None, found: Sequence[Asked]) -> None:
+        """Whoever was asked and did not show what it tells of, or was of no use, is left alone for a while. `line`: what was kept when
+        they were asked; None where that was shown before.
+        """
+        unit, doubts, now_s = look.unit, self._doubts[look.unit], trio.current_time()
+        told = {each.peer: each for each in look.told}
+        for each in found:
+            shown, lie = {link.commit: link.index for link in each.links}, ""
+            if line is not None and not each.refused:
+                lie = not_shown(unit, told[each.donor], line, shown)
+            if lie or each.is_lie:
+                _log.warning("holder_not_counted", reason=lie or f"{peer_name(each.donor)}: {each.refused}")
+            if lie or each.refused:
+                is_lie = bool(lie) or each.is_lie
+                doubts[each.donor] = doubt_after(doubts.get(each.donor), each.took_s, now_s, is_lie=is_lie)
+            elif line is not None:
+                doubts.pop(each.donor, None)
+
+    def _note_shown(self, unit: UnitName, line: KeptLine, found: Sequence[Asked]) -> None:
+        """What was shown and is not followed, for nothing was."""
+        for each in found:
+            if each.links and each.links[0].index <= line.index:
+                first, last = each.links[0].index, each.links[-1].index
+                self._apart[unit] = shown_apart(self._apart.get(unit), line, first - 1, last, trio.current_time())
+
+    async def _keep_apart(self, unit: UnitName) -> None:
+        """A host that restarts time and again would wait for ever, were what it has waited not on its disk."""
+        apart, kept, storage = self._apart.get(unit), self._kept.get(unit), self._places[unit].storage
+        if apart is not None and kept is not None and apart.head == kept.line.head:
+            await storage.write_atomic(_APART, [to_bytes(apart)])
+            return
+        self._apart.pop(unit, None)
+        if await storage.list_names(_APART):
+            await storage.delete(_APART)
+
+    def _given(self, unit: UnitName) -> _Kept | None:
+        """What is given on of a unit: what its live holders go on from, and, where nobody holds it, what is preferred."""
+        apart, beside = self._apart.get(unit), self._beside.get(unit)
+        is_lost = apart is not None and apart.is_lost(trio.current_time()) and self._is_held.get(unit, False)
+        return beside if is_lost and beside is not None else self._kept.get(unit)
 
     def _note(self, chain: UnitChain) -> None:
-        unit = chain.tools.unit
-        self._kept[unit] = _Kept(chain)
-        self._view.kept(unit, chain.head.index)
-        self._view.commits(unit, chain.links)
+        unit, given = chain.tools.unit, self._given(chain.tools.unit)
+        if given is not None and given.line.head == chain.head.commit:
+            self._view.commits(unit, chain.links)
+        self._tell(unit)
         _log.info("unit_kept", unit=unit, index=chain.head.index)
+
+    def _tell(self, unit: UnitName) -> None:
+        given = self._given(unit)
+        if given is not None and given.line.index != self._told_rounds.get(unit):
+            self._told_rounds[unit] = given.line.index
+            self._view.kept(unit, given.line.index)
 
     async def serve_fetch(self, sender: PeerId, stream: Stream) -> None:
         """Somebody asks for what is kept; what is not here is answered by an empty end.
@@ -227,6 +384,6 @@ class UnitKeeper:
         if not await self._view.is_member(sender):
             raise RemoteProtocolError(f"{short(sender)} is not admitted to this run", "a member", "join the run first")
         request = await read_request(stream)
-        kept = self._kept.get(request.unit)
-        if kept is not None:
-            await kept.service.serve(sender, request, stream)
+        given = self._given(request.unit)
+        if given is not None:
+            await given.service.serve(sender, request, stream)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from coordinator.stood_on import PATIENCE_S
-from protocol.coordination import NO_COMMIT, NO_ROOT
+from coordinator.unit_sides import Doubt, KeptLine, Told
+from protocol.coordination import NO_ROOT
 from protocol.ids import CommitId, PeerId, UnitName
 from protocol.reports import PeerReport, UnitStanding
 
 
 @dataclass(frozen=True, slots=True)
 class UnitLook:
-    """A unit as its live holders tell of it: the newest round of any of them, who they are, whoever is furthest first, the commit
-    whose state that one told of, and those whose states any of them told of.
-    """
+    """A unit as its live holders tell of it, whoever is furthest first."""
 
     unit: UnitName
-    index: int
-    holders: tuple[PeerId, ...]
-    commit: CommitId = NO_COMMIT
-    standing: frozenset[CommitId] = frozenset()
+    told: tuple[Told, ...] = ()
+
+    @property
+    def index(self) -> int:
+        """The newest round of any of them."""
+        return self.told[0].index if self.told else 0
+
+    @property
+    def holders(self) -> tuple[PeerId, ...]:
+        """Who they are."""
+        return tuple(each.peer for each in self.told)
+
+    def without(self, peers: Collection[PeerId]) -> UnitLook:
+        """As the others tell of it."""
+        return replace(self, told=tuple(each for each in self.told if each.peer not in peers))
 
 
 def unit_looks(parts: Sequence[UnitName], live: Mapping[PeerId, PeerReport]) -> tuple[UnitLook, ...]:
@@ -43,9 +52,18 @@ def standings(report: PeerReport) -> tuple[UnitStanding, ...]:
 
 def look_of(unit: UnitName, told: Mapping[PeerId, int], commits: Mapping[PeerId, CommitId]) -> UnitLook:
     """A unit whose live holders tell of these rounds and commits."""
-    holders = tuple(sorted(told, key=lambda peer: (-told[peer], peer)))
-    commit = commits[holders[0]] if holders else NO_COMMIT
-    return UnitLook(unit, max(told.values(), default=0), holders, commit, frozenset(commits.values()))
+    holders = sorted(told, key=lambda peer: (-told[peer], peer))
+    return UnitLook(unit, tuple(Told(peer, told[peer], commits[peer]) for peer in holders))
+
+
+def askable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:
+    """As those tell of a unit who are to be asked now."""
+    return look.without({peer for peer, doubt in doubts.items() if now_s < doubt.until_s})
+
+
+def believable(look: UnitLook, doubts: Mapping[PeerId, Doubt], now_s: float) -> UnitLook:
+    """As those tell of a unit who have not just lied; who does not answer may stand where it says."""
+    return look.without({peer for peer, doubt in doubts.items() if doubt.num_lies and now_s < doubt.until_s})
 
 
 def next_visit(
@@ -53,40 +71,37 @@ def next_visit(
     kept: Mapping[UnitName, int],
     every_rounds: int,
     elsewhere: Collection[UnitName] = (),
+    visited_s: Mapping[UnitName, float] | None = None,
 ) -> UnitLook | None:
-    """The unit to fetch now: the one that is furthest behind; None where all may wait.
+    """The unit to fetch now: the one that was not visited for longest, of several the one that is furthest behind; None where all may
+    wait.
 
     Args:
         kept: the round of each unit that is here, 0 where none is.
         every_rounds: so far it may get ahead while several hold it. What a single holder has is fetched after each round: with it the
             rest would be gone.
-        elsewhere: units whose holders stand on a commit that is not among those kept: where that is no newer round they follow another
-            side of a fork, and what is here may have to go.
+        elsewhere: units of which a holder stands on another side of a fork: what is here may have to go.
+        visited_s: when each was visited last. How far a unit is ahead is its holders' word: it must not keep others waiting.
     """
     ahead = {look.unit: look.index - kept.get(look.unit, 0) for look in looks if look.holders}
     due = [look for look in looks if ahead.get(look.unit, 0) >= (every_rounds if len(look.holders) > 1 else 1)]
-    apart = [look for look in looks if look.unit in elsewhere and ahead.get(look.unit, 1) <= 0]
-    return max([*due, *apart], key=lambda look: (ahead[look.unit], -len(look.holders)), default=None)
+    apart = [look for look in looks if look.unit in elsewhere and look.holders and look not in due]
+    last = visited_s or {}
+
+    def order(look: UnitLook) -> tuple[float, int, int]:
+        return -last.get(look.unit, 0.0), ahead[look.unit], -len(look.holders)
+
+    return max([*due, *apart], key=order, default=None)
 
 
-def stands_apart(look: UnitLook, has: Callable[[UnitName, CommitId], bool]) -> bool:
-    """Whether a unit has live holders and none of them stands on what is kept. `has`: whether a commit is of the kept lineage."""
-    return bool(look.holders) and not any(has(look.unit, commit) for commit in look.standing)
-
-
-def still_apart(
-    before: Mapping[UnitName, float], looks: Sequence[UnitLook], has: Callable[[UnitName, CommitId], bool]
-) -> dict[UnitName, float]:
-    """Of the units whose holders were found on another lineage than the kept one, and since when, those of which no holder is on it
-    again. That nobody holds one says nothing about it.
-    """
-    back = {look.unit for look in looks if look.holders and not stands_apart(look, has)}
-    return {unit: since_s for unit, since_s in before.items() if unit not in back}
-
-
-def is_lost(apart_since_s: float | None, now_s: float) -> bool:
-    """Whether no live holder has stood on what is kept for so long that it is nobody's restart: the holders' lineage is followed."""
-    return apart_since_s is not None and now_s - apart_since_s >= PATIENCE_S
+def stand_elsewhere(looks: Sequence[UnitLook], lines: Mapping[UnitName, KeptLine]) -> frozenset[UnitName]:
+    """The units of which a holder stands at no newer round than what is kept, and not there. A newer one may be the next, and wait."""
+    return frozenset(
+        look.unit
+        for look in looks
+        for each in look.told
+        if (line := lines.get(look.unit)) is not None and each.index <= line.index and not line.has(each.commit)
+    )
 
 
 def frozen_sentence(index: int, kept_index: int) -> str:

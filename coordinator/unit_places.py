@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from protocol.tensor_schema import ChunkGrid, TensorSchema
 from protocol.wire import genesis_id
 
 UNIT_FOLDER: Final = "units"
-"""In the host's folder: one for each expert, as a holder has it."""
+"""In the host's folder: one for each expert, as a holder has it, and one for a lineage of it that is kept beside that."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,12 @@ def kept_places(tools: PlaceTools) -> Mapping[UnitName, KeptPlace]:
     """All experts, or stages, of a run; nothing of one without. Blocks for a moment."""
     manifest = tools.run.manifest
     schemas, folder = manifest.unit_schemas(), tools.run.folder / UNIT_FOLDER
-    return {unit: _place(tools, schemas[unit], folder / unit) for unit in manifest.parts}
+    return {
+        unit: replace(
+            _place(tools, schemas[unit], folder / unit), beside=_place(tools, schemas[unit], folder / f"{unit}.beside")
+        )
+        for unit in manifest.parts
+    }
 
 
 def _place(tools: PlaceTools, schema: TensorSchema, folder: Path) -> KeptPlace:

@@ -36,7 +36,10 @@ class UnitWatch:
     def __init__(self, parts: Sequence[UnitName], *, are_stages: bool) -> None:
         self._parts = parts
         self._are_stages = are_stages
-        self._newest_rounds: dict[UnitName, int] = {}
+        self._told: dict[PeerId, Mapping[UnitName, int]] = {}
+        """How many rounds each unit has had, as each peer ever told."""
+
+        self._not_counted: dict[UnitName, frozenset[PeerId]] = {}
         self._kept_rounds: dict[UnitName, int] = {}
         self._empty_since_s: dict[UnitName, float] = {}
         self._frozen: frozenset[UnitName] = frozenset()
@@ -49,11 +52,26 @@ class UnitWatch:
 
     def heard(self, peer: PeerId, report: PeerReport) -> None:
         """What a peer says that it holds, and where it stands there."""
-        self._newest_rounds = newest_rounds(self._newest_rounds, report, self._parts)
+        self._told[peer] = newest_rounds(self._told.get(peer, {}), report, self._parts)
         units = unproven(report, self._parts)
         if units and self._unproven.get(peer) != units:
             _log.warning("holder_not_counted", reason=claim_sentence(peer_name(peer), units))
         self._unproven[peer] = units
+
+    def note_not_counted(self, unit: UnitName, peers: frozenset[PeerId]) -> None:
+        """Who says of a unit what it did not show: it counts as no holder, and no round that it ever told of counts."""
+        self._not_counted[unit] = peers
+        for peer in peers:
+            self._told[peer] = {told: index for told, index in self._told.get(peer, {}).items() if told != unit}
+
+    @property
+    def _newest_rounds(self) -> Mapping[UnitName, int]:
+        newest: dict[UnitName, int] = {}
+        for peer, told in self._told.items():
+            for unit, index in told.items():
+                if peer not in self._not_counted.get(unit, frozenset()):
+                    newest[unit] = max(index, newest.get(unit, 0))
+        return newest
 
     def note_kept(self, unit: UnitName, index: int) -> None:
         """Which round of a unit the host can give to whoever takes it up."""
@@ -72,7 +90,16 @@ class UnitWatch:
     def held(self, live: Mapping[PeerId, PeerReport]) -> tuple[UnitHolders, ...]:
         """All units with those of these peers who hold them."""
         held, kept = units_held(self._parts, live, self._newest_rounds), self._kept_rounds
-        return tuple(replace(u, is_frozen=u.unit in self._frozen, kept_index=kept.get(u.unit, 0)) for u in held)
+        none = frozenset[PeerId]()
+        return tuple(
+            replace(
+                each,
+                holders=tuple(peer for peer in each.holders if peer not in self._not_counted.get(each.unit, none)),
+                is_frozen=each.unit in self._frozen,
+                kept_index=kept.get(each.unit, 0),
+            )
+            for each in held
+        )
 
     def paused_because(self, held: Sequence[UnitHolders]) -> str:
         """Why the whole run stands still; empty while it does not."""
@@ -82,8 +109,9 @@ class UnitWatch:
         """Let time count: a unit has lost its last holder, or has one again. `held` are none where nobody is expected to hold any."""
         self._empty_since_s = empty_since(self._empty_since_s, held, now_s)
         frozen = frozen_units(self._empty_since_s, now_s)
+        newest = self._newest_rounds
         for unit in sorted(frozen - self._frozen):
-            index, kept_index = self._newest_rounds.get(unit, 0), self._kept_rounds.get(unit, 0)
+            index, kept_index = newest.get(unit, 0), self._kept_rounds.get(unit, 0)
             _log.warning("unit_frozen", unit=unit, reason=frozen_sentence(index, kept_index))
         for unit in sorted(self._frozen - frozen):
             _log.info("unit_resumed", unit=unit, reason="somebody holds it again")

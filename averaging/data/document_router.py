@@ -156,8 +156,12 @@ def router_from_bytes(
     num_tokens, num_features, expected = _expected(line, num_experts, features)
     num_first_bytes, num_table_bytes = 8 * (num_experts + 1), num_tokens * num_features
     num_centroid_bytes = 2 * num_experts * num_features
-    if _parsed(line) != expected or len(values) != num_first_bytes + num_centroid_bytes + num_table_bytes:
+    if _parsed(line) != expected:
         raise ConfigError(f"a router file that begins {line[:120]!r}", json.dumps(expected, sort_keys=True))
+    num_bytes = num_first_bytes + num_centroid_bytes + num_table_bytes
+    if len(values) != num_bytes:
+        found = f"a router file with {len(values)} bytes after its first line"
+        raise ConfigError(found, f"{num_bytes} of {num_experts} experts", "copy it again, whole")
     numbers = np.frombuffer(values[:num_first_bytes], dtype="<i8").astype(np.int64)
     last = num_first_bytes + num_centroid_bytes
     centroids_XF = np.frombuffer(values[num_first_bytes:last], dtype="<i2").astype(np.int16)

@@ -7,7 +7,7 @@ written whole; of the commits after it the results are kept, from which whoever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -22,7 +22,7 @@ from averaging.rounds.keeping import update_bytes
 from averaging.rounds.transfer import fetch_commits
 from averaging.rounds.unit import UnitChain
 from averaging.state import STATE_BYTES_PER_VALUE, UnitState
-from protocol.errors import PotluckError, RemoteProtocolError, UnreachableError
+from protocol.errors import PotluckError, RemoteProtocolError, StorageError, UnreachableError
 from protocol.ids import CommitId, PeerId, Root, short
 from protocol.rounds.chain import ChainLink, attested_roots, verify_certificate
 from protocol.rounds.lineage import SpineView, TreeNode, best_head, tree_of
@@ -52,6 +52,24 @@ class _Way:
         return tuple(node.link for node in self.nodes)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What became of asking one donor.
+
+    Attributes:
+        links: what it showed after the last commit that it shares with us, verified, oldest first; none where it has nothing new.
+        took_s: with all that was fetched because of it.
+        refused: in one line, why it was of no use; empty where it answered well.
+        is_lie: what it sent does not verify.
+    """
+
+    donor: PeerId
+    links: tuple[ChainLink, ...]
+    took_s: float
+    refused: str = ""
+    is_lie: bool = False
+
+
 async def trail(
     network: Network,
     chain: UnitChain,
@@ -60,6 +78,7 @@ async def trail(
     may_leave: bool,
     spine: SpineView | None = None,
     is_lost: bool = False,
+    asked: Callable[[Asked], None] = lambda _asked: None,
 ) -> bool:
     """Come to where the first donor stands that has anything new; True where our head has moved.
 
@@ -70,6 +89,7 @@ async def trail(
             nothing is done where it is on another.
         spine: as it is followed here, which decides at a fork before the work does; None where there is no word of it.
         is_lost: whether nobody who could go on from what is here is left: the donors' lineage is the one to follow then.
+        asked: hears of every donor that was asked, once it is done with.
 
     Raises:
         StorageError: our disk did not take it; what came before is there.
@@ -77,25 +97,38 @@ async def trail(
             gave no good answer, where none brought anything.
     """
     failed: PotluckError | None = None
+    before = chain.head.commit
     for donor in list(dict.fromkeys(donors))[:MAX_DONORS]:
+        begun_s, way, error = trio.current_time(), None, None
         try:
-            with trio.fail_after(COMMITS_WITHIN_S):
-                way = await _way_of(network, donor, chain)
-        except PotluckError as error:
-            log.info("commits_not_shown", unit=chain.tools.unit, donor=short(donor), reason=error.one_line())
-            failed = error
-        except trio.TooSlowError:
-            failed = UnreachableError(f"{short(donor)} took too long over its commits", "a faster donor")
-        else:
-            if way is None:
-                continue
-            if way.fork != chain.head.commit and not (may_leave and (is_lost or _is_better(chain, way, spine))):
-                continue
-            await _Trail(network, chain, (donor, *(other for other in donors if other != donor))).go(way)
+            way = await _shown_way(network, donor, chain)
+            is_next = way is not None and way.fork == chain.head.commit
+            if way is not None and (is_next or (may_leave and (is_lost or _is_better(chain, way, spine)))):
+                await _Trail(network, chain, (donor, *(other for other in donors if other != donor))).go(way)
+        except StorageError:
+            raise
+        except PotluckError as why:
+            # who shows certificates and has no bytes to them must not keep us from the next donor
+            log.info("not_trailed", unit=chain.tools.unit, donor=short(donor), reason=why.one_line())
+            failed = error = why
+        asked(_asked(donor, way, trio.current_time() - begun_s, error))
+        if chain.head.commit != before:
             return True
     if failed is not None:
         raise failed
     return False
+
+
+def _asked(donor: PeerId, way: _Way | None, took_s: float, error: PotluckError | None) -> Asked:
+    is_lie = way is None and isinstance(error, RemoteProtocolError)
+    links = way.links if way is not None else ()
+    return Asked(donor, links, took_s, error.one_line() if error is not None else "", is_lie=is_lie)
+
+
+async def _shown_way(network: Network, donor: PeerId, chain: UnitChain) -> _Way | None:
+    with trio.move_on_after(COMMITS_WITHIN_S):
+        return await _way_of(network, donor, chain)
+    raise UnreachableError(f"{short(donor)} took too long over its commits", "a faster donor")
 
 
 async def _way_of(network: Network, donor: PeerId, chain: UnitChain) -> _Way | None:

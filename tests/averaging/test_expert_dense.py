@@ -36,5 +36,5 @@ def test_the_decoder_of_an_expert_has_its_logits() -> None:
 
 
 def test_an_expert_that_the_run_has_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expert 2 of a run of 2; expected 0 to 1"):
+    with pytest.raises(ConfigError, match=r"expert 2 of a run of 2; expected 0 to 1; name one of those with --expert"):
         dense_tensors(DECODER, MIXTURE, {}, 2)

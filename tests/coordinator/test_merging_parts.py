@@ -215,6 +215,11 @@ def test_experts_of_another_root_or_run_are_one_clear_line(checkpoint: Path, tmp
         path = _checkpoint(tmp_path / str(number), content)
         with pytest.raises(ConfigError, match=f"{said}.*expected checkpoints of one run"):
             read_parts([checkpoint, path])
+        command = ["checkpoint", "merge", str(checkpoint), str(tmp_path / "out"), "--also", str(path)]
+        with pytest.raises(ConfigError, match="leave one out") as raised:
+            app(command, standalone_mode=False)
+        assert "\n" not in raised.value.one_line()
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_without_experts_or_with_too_few_is_not_merged(tmp_path: Path, run_id: str) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.chain_log import ChainLog
-from coordinator.stood_on import PATIENCE_S, STILL_S, UNPROVEN_S, StoodOn, looked_at, of_bytes, restored, to_bytes
+from coordinator.stood_on import PATIENCE_S, STILL_S, UNPROVEN_S, Seen, StoodOn, looked_at, of_bytes, restored, to_bytes
 from protocol.ids import CommitId
 from tests.coordinator.chain_world import RUN_ID, VERIFIER, Chain
+
+UNSEEN = Seen({}, 0.0)
 
 
 @dataclass
@@ -135,10 +137,58 @@ def test_what_counted_before_a_restart_counts_with_what_came_after_it_until_some
     older, other, preferred = sides.other.commits[1][0], sides.other.head[0], sides.preferred.head[0]
     counted = sides.log.with_later(of_bytes(to_bytes(frozenset({older, CommitId(b"?" * 32)}))))
     assert counted == {older, *(commit for commit, _, _ in sides.other.commits[2:])}
-    looked = restored(sides.log.tree, counted, 1.0)
+    looked = restored(sides.log.tree, counted, 1.0, UNSEEN)
     assert sides.log.count(looked.counted)
     assert sides.log.head.commit == other
     assert sides.looked(looked, after_s=2.0).counted == counted, "that nobody is there yet says nothing"
     assert sides.looked(looked, other, after_s=2.0).counted == {other}
     assert sides.looked(looked, other, preferred, after_s=2.0).counted == frozenset()
-    assert restored(sides.log.tree, frozenset(), 1.0) == StoodOn()
+    assert restored(sides.log.tree, frozenset(), 1.0, UNSEEN) == StoodOn()
+
+
+def _seen_at(preferred_s: int, other_s: list[int], now_s: float, sides: Sides) -> Seen:
+    came = {commit: preferred_s for commit, _, _ in sides.preferred.commits}
+    came |= dict(zip((commit for commit, _, _ in sides.other.commits[1:]), other_s, strict=False))
+    return Seen(came, now_s)
+
+
+def test_a_host_that_restarts_every_three_minutes_does_not_believe_for_ever_who_says_that_it_stands_where_nothing_grows() -> (
+    None
+):
+    sides = _sides()
+    liar = frozenset({sides.preferred.head[0]})
+    came = [100, 100, 100]
+    counted, begun_s = frozenset[CommitId](), 100
+    for _ in range(3):
+        begun_s += 180
+        looked = restored(sides.log.tree, counted, 5.0, _seen_at(100, came, float(begun_s), sides))
+        looked = looked_at(looked, sides.log.tree, liar, 6.0)  # its report comes first
+        for second in range(7, 180):
+            if second == 30:
+                sides.other.commit((10, 10, 10))
+                sides.log.add(sides.log.verify(sides.other.certificates).new)
+                came.append(begun_s + 30)
+            looked = looked_at(looked, sides.log.tree, liar | {sides.other.head[0]}, float(second))
+            assert not looked.counted or second > 2 * PATIENCE_S, "whoever goes on there has time to show it"
+        counted = looked.counted
+        if counted:
+            break
+    assert counted == {sides.other.head[0]}
+
+
+def test_after_a_restart_what_was_beside_the_preferred_lineage_before_it_stood_still_is_no_growth() -> None:
+    sides = _sides()
+    both = frozenset({sides.preferred.head[0], sides.other.head[0]})
+    looked = restored(sides.log.tree, frozenset(), 5.0, _seen_at(200, [100, 150, 200], 9000.0, sides))
+    for second in range(6, int(3 * STILL_S)):
+        looked = looked_at(looked, sides.log.tree, both, float(second))
+        assert looked.counted == frozenset()
+    come_over = looked_at(looked, sides.log.tree, frozenset({sides.preferred.head[0]}), 3 * STILL_S)
+    assert come_over.still is None
+
+
+def test_a_clock_that_was_set_back_makes_the_host_wait_no_less() -> None:
+    sides = _sides()
+    looked = restored(sides.log.tree, frozenset(), 5.0, _seen_at(200, [100, 150, 200], 10.0, sides))
+    assert looked.still is not None
+    assert looked.still.since_s == 5.0

@@ -8,19 +8,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.unit_holders import FROZEN_AFTER_S
+from coordinator.unit_keeper_core import frozen_sentence
 from coordinator.unit_watch import UnitWatch
 from protocol.ids import CommitId, PeerId, Root, UnitName
 from protocol.reports import PeerReport, UnitStanding
 from tests.coordinator.test_stage_commits import stage_links
 
-A, B = PeerId("a"), PeerId("b")
+A, B, A_LIAR = PeerId("a"), PeerId("b"), PeerId("liar")
 STAGES = (UnitName("stage-0"), UnitName("stage-1"))
-HEAD = CommitId(b"h" * 32)
+HEAD, ROOT = CommitId(b"h" * 32), Root(bytes(32))
 PAUSED = "the run pauses at stage-1: nobody who is there holds it: it waits for a holder, who gets "
 
 
 def _report(stage: int, index: int) -> PeerReport:
-    beside = (UnitStanding(STAGES[stage], HEAD, Root(bytes(32)), index),) if stage else ()
+    beside = (UnitStanding(STAGES[stage], HEAD, ROOT, index),) if stage else ()
     return replace(PeerReport("training", "", STAGES[0]), head=HEAD, index=index, beside=beside, experts=(stage,))
 
 
@@ -77,6 +78,27 @@ def test_who_claims_an_expert_without_its_state_is_named_once_and_holds_nothing(
     assert said["event"] == "holder_not_counted"
     assert "says that it holds stage-1 and tells of no state there" in said["reason"]
     assert [unit.holders for unit in held] == [(A, B), ()]
+
+
+def test_who_tells_of_rounds_that_it_does_not_show_keeps_no_expert_from_being_frozen_nor_its_rounds_from_being_told() -> (
+    None
+):
+    watch, liar = (
+        _watch(are_stages=False),
+        replace(_report(1, 7), beside=(UnitStanding(STAGES[1], HEAD, ROOT, 1 << 50),)),
+    )
+    live = {A: _report(0, 7), A_LIAR: liar}
+    watch.heard(A_LIAR, liar)
+    watch.note_kept(STAGES[1], 7)
+    assert [unit.holders for unit in watch.held(live)] == [(A,), (A_LIAR,)]
+    watch.note_not_counted(STAGES[1], frozenset({A_LIAR}))
+    assert [(unit.holders, unit.index) for unit in watch.held(live)] == [((A,), 7), ((), 7)]
+    watch.tick(watch.held(live), 110.0)
+    with capture_logs() as logs:
+        watch.tick(watch.held(live), 110.0 + FROZEN_AFTER_S)
+    assert [log["reason"] for log in logs] == [frozen_sentence(7, 7)]
+    watch.note_not_counted(STAGES[1], frozenset())
+    assert watch.held({A: _report(0, 7)})[1].index == 7, "what it told before counts never again"
 
 
 def test_without_an_expert_the_others_go_on() -> None:

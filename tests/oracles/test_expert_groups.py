@@ -16,6 +16,7 @@ from protocol.expert_schema import MixtureConfig, held_units
 from protocol.ids import CommitId, UnitName
 from protocol.model_units import ModelUnits
 from protocol.tensor_schema import ChunkGrid, TensorSchema
+from tests.benchmarks import expert_checks
 from tests.oracles.expert_rounds import NESTEROV, Outer, first_states, play
 from tests.oracles.expert_swarm import beside_rounds_of_others
 from tests.peer.training_world import MODEL, training_plan
@@ -160,3 +161,14 @@ def test_an_experts_momentum_goes_on_where_it_was_after_a_restart_of_its_whole_g
         rounds(schema.unit, outer, range(5, 7))
     assert torch.equal(again.anchor_N, states[schema.unit].anchor_N)
     assert torch.equal(again.momentum_N, states[schema.unit].momentum_N)
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "int8"])
+def test_a_round_of_a_holders_units_moves_the_trunk_and_its_own_share_of_the_whole_models_bytes_to_one_percent(
+    codec_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the counters of the network, four peers and two holders of each expert."""
+    monkeypatch.setattr(expert_checks, "_be_quiet", lambda: None)  # which would be so for all tests after it
+    sent, share = expert_checks.wire_shares(codec_name, 2)
+    assert 0.0 < share < 1.0
+    assert sent == pytest.approx(share, rel=0.01)

@@ -8,6 +8,7 @@ from tests.simulation import (
     scenarios_host,
     scenarios_links,
     scenarios_sides,
+    scenarios_spoiled,
     scenarios_turnover,
     scenarios_units,
     scenarios_votes,
@@ -23,6 +24,7 @@ THEMES = (
     scenarios_links,
     scenarios_turnover,
     scenarios_units,
+    scenarios_spoiled,
 )
 
 __all__ = ["SCENARIOS", "THEMES"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from averaging.generations import Generations
@@ -15,6 +16,7 @@ from coordinator.unit_keeper import KeeperView, KeptPlace, UnitKeeper
 from coordinator.unit_keeper_core import UnitLook, look_of
 from protocol.coordination import NO_COMMIT
 from protocol.ids import PeerId, UnitName
+from protocol.rounds.lineage import SpineView
 from tests.simulation.node import SimulatedOffload
 
 if TYPE_CHECKING:
@@ -23,23 +25,32 @@ if TYPE_CHECKING:
 KEEPER: Final = PeerId("host")
 
 
-class SimulatedKeeper:
-    """One process of the host's keeper; another one begins on the same `disk`. `kept` are the rounds that it can give on."""
+def _no_spine() -> None: ...
 
-    def __init__(self, world: World, disk: MemoryDisk, every_rounds: int = 1) -> None:
+
+class SimulatedKeeper:
+    """One process of the host's keeper; another one begins on the same `disk`. `kept` are the rounds that it can give on;
+    `follows_spine`: it is told of the lineage of the spine that most peers follow, without which it goes by the work alone.
+    """
+
+    def __init__(self, world: World, disk: MemoryDisk, every_rounds: int = 1, *, follows_spine: bool = False) -> None:
         self._world = world
         self._disk = disk
         self.kept: dict[UnitName, int] = {}
-        places = {unit: self._place(unit) for unit in world.layout.kept}
+        places = {
+            unit: replace(self._place(unit, unit), beside=self._place(unit, f"{unit}.beside"))
+            for unit in world.layout.kept
+        }
         self.network = world.swarm.start(KEEPER)
-        view = KeeperView(self.looks, self._is_member, self.kept.__setitem__, self._reach)
+        spine = self._spine if follows_spine else _no_spine
+        view = KeeperView(self.looks, self._is_member, self.kept.__setitem__, self._reach, spine)
         self.keeper = UnitKeeper(self.network, places, view, every_rounds)
         self.network.serve_streams(FETCH_CHANNEL, self.keeper.serve_fetch)
         world.nursery.start_soon(self.keeper.run)
 
-    def _place(self, unit: UnitName) -> KeptPlace:
+    def _place(self, unit: UnitName, folder: str) -> KeptPlace:
         world, timers = self._world, self._world.swarm.timers
-        storage, offload = MemoryStorage(self._disk, unit, timers=timers), SimulatedOffload(timers)
+        storage, offload = MemoryStorage(self._disk, folder, timers=timers), SimulatedOffload(timers)
         log, generations = UnitLog(storage), Generations(storage, world.grid, offload)
         tools = UnitTools(
             world.run_id,
@@ -69,6 +80,16 @@ class SimulatedKeeper:
             )
             for unit in world.layout.kept
         ]
+
+    def _spine(self) -> SpineView | None:
+        """As its holders have it who are most: the host itself follows the records."""
+        unit = self._world.layout.spine
+        states = [node.services[unit].state for node in self._world.holders(unit) if unit in node.services]
+        if not states:
+            return None
+        heads = [state.link.commit for state in states]
+        state = max(states, key=lambda each: sum(head in each.tree.nodes for head in heads))
+        return SpineView(state.link.commit, state.tree)
 
     async def _is_member(self, peer: PeerId) -> bool:
         return any(node.peer == peer for node in self._world.nodes) or peer == PeerId("newcomer")

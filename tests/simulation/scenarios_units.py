@@ -19,7 +19,7 @@ QUIET = replace(CALM, round_s=12.0, heartbeat_s=1.0, longest_interval_s=20.0, co
 APART = replace(QUIET, layout=EXPERTS)
 
 
-def _commits(scene: Scene, unit: UnitName, node: Node) -> set[CommitId]:
+def commits(scene: Scene, unit: UnitName, node: Node) -> set[CommitId]:
     """The lineage of a unit at a node."""
     head = node.services[unit].chain.head.commit
     return scene.world.observed_of[unit].lineage_ids(head)
@@ -29,13 +29,13 @@ def _index(scene: Scene, unit: UnitName) -> int:
     return max(node.index_of(unit) for node in scene.world.holders(unit))
 
 
-async def _all_move(scene: Scene, rounds: int = 1) -> None:
+async def all_move(scene: Scene, rounds: int = 1) -> None:
     """Until every unit has made so many more rounds."""
     goals = {unit: _index(scene, unit) + rounds for unit in scene.world.layout.units}
     await scene.until(lambda: all(_index(scene, u) >= goal for u, goal in goals.items()), "rounds of all units", 240.0)
 
 
-def _is_one(scene: Scene) -> bool:
+def is_one(scene: Scene) -> bool:
     """Whether all holders of each unit stand on one head."""
     for unit in scene.world.layout.units:
         heads = {node.head_of(unit) for node in scene.world.holders(unit)}
@@ -53,7 +53,7 @@ def _spine_of(scene: Scene, side: Sequence[Node]) -> CommitId:
 def _winner(scene: Scene, sides: Sequence[Sequence[Node]], heads: Sequence[CommitId]) -> Sequence[Node]:
     """The side whose spine is followed in the end."""
     spine = scene.world.layout.spine
-    followed = _commits(scene, spine, scene.world.holders(spine)[0])
+    followed = commits(scene, spine, scene.world.holders(spine)[0])
     won = [side for side, head in zip(sides, heads, strict=True) if head in followed]
     expect(len(won) == 1, "the spine of one side is followed")
     return won[0]
@@ -70,22 +70,22 @@ async def _fragments(scene: Scene, sizes: tuple[int, int]) -> None:
     nodes = list(scene.nodes)
     scene.chooser.shuffle(nodes)
     sides = (nodes[: sizes[0]], nodes[sizes[0] :])
-    await _all_move(scene)
+    await all_move(scene)
     marks = await _middle_of_a_pass(scene)
     with scene.cut(*sides):
         await scene.sleep(LONG_S)
         heads = [_spine_of(scene, side) for side in sides]
-        mine = {unit: [_commits(scene, unit, side[0]) for side in sides] for unit in units}
+        mine = {unit: [commits(scene, unit, side[0]) for side in sides] for unit in units}
         expect(all(one - other and other - one for one, other in mine.values()), "each side has all four on its own")
         for unit, (one, other) in mine.items():
             has_moved = unit in units[:2]
             common = max(_index_of(scene, unit, commit) for commit in one & other)
             where = "after" if has_moved else "before"
             expect(common == marks[unit] + has_moved, f"the sides of {unit} part {where} its round of that pass")
-    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    await scene.until(partial(is_one, scene), "agreement", 300.0)
     winner = sides.index(list(_winner(scene, sides, heads)))
     for unit in units:
-        final = _commits(scene, unit, scene.nodes[0])
+        final = commits(scene, unit, scene.nodes[0])
         expect(mine[unit][winner] <= final, f"{unit} is the one of the side whose spine is followed")
         expect(not (mine[unit][1 - winner] - mine[unit][winner]) & final, f"nothing of the other side's {unit}")
     expect(scene.world.faults["vector"] > 0, "heads have moved together")
@@ -138,18 +138,18 @@ async def expert_of_the_losing_side(scene: Scene) -> None:
     lost = [node for node in scene.nodes if "expert-2" in node.units]
     won = [node for node in scene.nodes if node not in lost]
     expert = UnitName("expert-2")
-    await _all_move(scene)
+    await all_move(scene)
     with scene.cut(won, lost):
         before = _index(scene, expert)
         await scene.sleep(LONG_S)
         expect(_index(scene, expert) > before, "the expert goes on beside its lone trunk")
         heads = [_spine_of(scene, side) for side in (won, lost)]
-        made = _commits(scene, expert, lost[0])
-    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+        made = commits(scene, expert, lost[0])
+    await scene.until(partial(is_one, scene), "agreement", 300.0)
     expect(_winner(scene, (won, lost), heads) == won, "four trunks outweigh two")
-    expect(made <= _commits(scene, expert, lost[0]), "the expert keeps what it did alone")
-    await _all_move(scene)
-    trunk = _commits(scene, scene.world.layout.spine, won[0])
+    expect(made <= commits(scene, expert, lost[0]), "the expert keeps what it did alone")
+    await all_move(scene)
+    trunk = commits(scene, scene.world.layout.spine, won[0])
     record = lost[0].services[expert].chain.head.record
     expect(record is not None and record.spine in trunk, "it cites the followed trunk from then on")
 
@@ -161,15 +161,15 @@ async def only_holders_apart(scene: Scene) -> None:
     """
     expert, trunk = UnitName("expert-0"), scene.world.layout.spine
     one, other = (node for node in scene.nodes if expert in node.units)
-    await _all_move(scene)
+    await all_move(scene)
     with scene.cut([one], [other]):
         before = scene.world.rounds()
         await scene.sleep(LONG_S)
         expect(scene.world.rounds() >= before + 3, "the trunk goes on")
         expect(not scene.world.observed.num_lone, "nobody leaves the trunk")
-        parted = [_commits(scene, expert, node) for node in (one, other)]
+        parted = [commits(scene, expert, node) for node in (one, other)]
         expect(bool(parted[0] - parted[1]) and bool(parted[1] - parted[0]), "the expert has two lineages")
-    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    await scene.until(partial(is_one, scene), "agreement", 300.0)
     expect(len({node.head_of(trunk) for node in scene.nodes}) == 1, "one trunk")
 
 
@@ -183,7 +183,7 @@ async def holders_behind_walls(scene: Scene) -> None:
         node.is_inbound_reachable = False
     await scene.sleep(3.0)
     scene.boot(*holders)
-    await scene.until(partial(_is_one, scene), "agreement")
+    await scene.until(partial(is_one, scene), "agreement")
     before = _index(scene, expert)
     await scene.until(lambda: _index(scene, expert) >= before + 4, "four rounds of the expert", 240.0)
     lineage = scene.world.observed_of[expert].lineage(holders[0].services[expert].chain.head.commit)
@@ -212,10 +212,10 @@ async def all_holders_of_an_expert_die(scene: Scene) -> None:
     """
     expert = UnitName("expert-0")
     others = [unit for unit in scene.world.layout.units if unit != expert]
-    await _all_move(scene)
+    await all_move(scene)
     holders = await _in_mid_round(scene, expert)
     newest = max(holders, key=lambda node: node.index_of(expert))
-    made, index = _commits(scene, expert, newest), newest.index_of(expert)
+    made, index = commits(scene, expert, newest), newest.index_of(expert)
     for node in holders:
         node.crash()
     before = {unit: _index(scene, unit) for unit in others}
@@ -224,8 +224,8 @@ async def all_holders_of_an_expert_die(scene: Scene) -> None:
     expect(_index_now(scene, expert) == index, "it stands where it stood")
     scene.boot(*holders)
     await scene.until(lambda: all(node.index_of(expert) > index for node in holders), "the expert's next round", 240.0)
-    expect(made <= _commits(scene, expert, holders[0]), "it goes on from the newest commit")
-    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    expect(made <= commits(scene, expert, holders[0]), "it goes on from the newest commit")
+    await scene.until(partial(is_one, scene), "agreement", 300.0)
 
 
 def _index_now(scene: Scene, unit: UnitName) -> int:
@@ -239,9 +239,9 @@ async def a_newcomer_at_a_frozen_expert(scene: Scene) -> None:
     more, is what goes on, with what the newcomer did on top of it.
     """
     expert = UnitName("expert-0")
-    await _all_move(scene, rounds=4)
+    await all_move(scene, rounds=4)
     holders = await _in_mid_round(scene, expert)
-    made = _commits(scene, expert, max(holders, key=lambda node: node.index_of(expert)))
+    made = commits(scene, expert, max(holders, key=lambda node: node.index_of(expert)))
     for node in holders:
         node.crash()
     await scene.rounds(2, within_s=400.0)
@@ -250,8 +250,8 @@ async def a_newcomer_at_a_frozen_expert(scene: Scene) -> None:
     scene.boot(newcomer)
     await scene.until(lambda: newcomer.index_of(expert) > 0, "a round of its own", 400.0)
     scene.boot(*holders)
-    await scene.until(partial(_is_one, scene), "agreement", 400.0)
-    expect(made <= _commits(scene, expert, newcomer), "the old holders' work stands")
+    await scene.until(partial(is_one, scene), "agreement", 400.0)
+    expect(made <= commits(scene, expert, newcomer), "the old holders' work stands")
 
 
 @scenario(6, APART)
@@ -261,10 +261,10 @@ async def a_newcomer_goes_on_with_a_frozen_expert_from_what_the_host_keeps(scene
     """
     expert = UnitName("expert-0")
     host = SimulatedKeeper(scene.world, MemoryDisk())
-    await _all_move(scene, rounds=4)
+    await all_move(scene, rounds=4)
     holders = await _in_mid_round(scene, expert)
     newest = max(holders, key=lambda node: node.index_of(expert))
-    lineage, index = _commits(scene, expert, newest), newest.index_of(expert)
+    lineage, index = commits(scene, expert, newest), newest.index_of(expert)
     for node in holders:
         node.crash()
     await scene.rounds(2, within_s=400.0)
@@ -275,9 +275,9 @@ async def a_newcomer_goes_on_with_a_frozen_expert_from_what_the_host_keeps(scene
     await scene.until(lambda: newcomer.index_of(expert) > host.kept[expert] > 0, "a round on top of those", 400.0)
     known = scene.world.observed_of[expert].commits
     followed = {commit for commit in lineage if commit in known and known[commit].index < index}
-    expect(followed <= _commits(scene, expert, newcomer), "the work of those who are gone stands")
+    expect(followed <= commits(scene, expert, newcomer), "the work of those who are gone stands")
     scene.boot(*holders)
-    await scene.until(partial(_is_one, scene), "agreement", 400.0)
+    await scene.until(partial(is_one, scene), "agreement", 400.0)
 
 
 # --- stages -------------------------------------------------------------------------------------------------------------------
@@ -290,15 +290,15 @@ async def stages_cut_across(scene: Scene) -> None:
     """
     sides = (scene.nodes[:2], scene.nodes[2:])
     units = scene.world.layout.units
-    await _all_move(scene)
+    await all_move(scene)
     with scene.cut(*sides):
         await scene.sleep(LONG_S)
         heads = [_spine_of(scene, side) for side in sides]
-        mine = [_commits(scene, units[1], side[1]) for side in sides]
+        mine = [commits(scene, units[1], side[1]) for side in sides]
         expect(bool(mine[0] - mine[1]) and bool(mine[1] - mine[0]), "the second stage has two lineages")
-    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    await scene.until(partial(is_one, scene), "agreement", 300.0)
     winner = sides.index(list(_winner(scene, sides, heads)))
-    expect(mine[winner] <= _commits(scene, units[1], sides[winner][1]), "the second stage follows the first one's side")
+    expect(mine[winner] <= commits(scene, units[1], sides[winner][1]), "the second stage follows the first one's side")
     followed = scene.world.observed.lineage_ids(_spine_of(scene, scene.nodes))
     for node in scene.nodes:
         if node.follower is not None:
@@ -310,10 +310,10 @@ async def _stage_is_lost(scene: Scene, stage: UnitName) -> None:
     all of that stage's work up to there stands. When the old holders are back they follow.
     """
     host = SimulatedKeeper(scene.world, MemoryDisk())
-    await _all_move(scene, rounds=4)
+    await all_move(scene, rounds=4)
     holders = await _in_mid_round(scene, stage)
     newest = max(holders, key=lambda node: node.index_of(stage))
-    lineage, index = _commits(scene, stage, newest), newest.index_of(stage)
+    lineage, index = commits(scene, stage, newest), newest.index_of(stage)
     for node in holders:
         node.crash()
     await scene.sleep(30.0)
@@ -326,9 +326,9 @@ async def _stage_is_lost(scene: Scene, stage: UnitName) -> None:
     await scene.until(lambda: newcomer.index_of(stage) > host.kept[stage] > 0, "a round on top of those", 400.0)
     known = scene.world.observed_of[stage].commits
     followed = {commit for commit in lineage if commit in known and known[commit].index < index}
-    expect(followed <= _commits(scene, stage, newcomer), "the work of those who are gone stands")
+    expect(followed <= commits(scene, stage, newcomer), "the work of those who are gone stands")
     scene.boot(*holders)
-    await scene.until(partial(_is_one, scene), "agreement", 400.0)
+    await scene.until(partial(is_one, scene), "agreement", 400.0)
 
 
 for _stage, _num_peers in ((STAGES.units[0], 4), (STAGES.units[1], 5)):
@@ -350,7 +350,7 @@ async def _dies_while_heads_move(scene: Scene, num_writes: int) -> None:
     nodes = list(scene.nodes)
     lost, won = nodes[:2], nodes[2:]
     victim, disk = lost[0], lost[0].disk
-    await _all_move(scene)
+    await all_move(scene)
     writes: list[str] = []
     begin, finish = disk.begin, disk.finish
     names: dict[int, str] = {}
@@ -385,7 +385,7 @@ async def _dies_while_heads_move(scene: Scene, num_writes: int) -> None:
     for move in moves:
         certificates = victim.services[move.unit].chain.certificates
         expect(set(move.certificates) <= set(certificates), f"{move.unit} is where the record says, from the start on")
-    await scene.until(partial(_is_one, scene), "agreement", 300.0)
+    await scene.until(partial(is_one, scene), "agreement", 300.0)
 
 
 async def _crash(node: Node) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from averaging.network.seams import Stream
-from averaging.rounds.trailing import trail
+from averaging.rounds.trailing import Asked, trail
 from averaging.rounds.transfer import FETCH_CHANNEL, TransferService, read_request
 from averaging.rounds.unit import UnitChain
 from protocol.errors import RemoteProtocolError, TransportError, UnreachableError
@@ -172,3 +172,30 @@ async def test_certificates_without_bytes_move_nothing() -> None:
         with trio.fail_after(600.0), pytest.raises(UnreachableError):
             await trail(keeper.network, keeper.chain, [holder.peer], may_leave=True)
         assert keeper.chain.head.index == 0
+
+
+async def test_a_donor_with_certificates_and_no_bytes_keeps_nobody_from_being_asked_after_it_and_each_is_told_of() -> (
+    None
+):
+    async with open_world(4) as world:
+        liar, holder, keeper, other = world.parties
+        await begin(liar, holder, keeper, other)
+        await grow(world, [holder], 3)
+        await grow(world, [liar], 9, 50)
+        await grow(world, [other], 1, 80)
+        for name in [name for name in liar.disk.files if name.startswith(("results/", "generations/"))]:
+            del liar.disk.files[name]
+        asked: list[Asked] = []
+        donors = [liar.peer, holder.peer, other.peer]
+        with trio.fail_after(600.0):
+            assert await trail(keeper.network, keeper.chain, donors, may_leave=True, asked=asked.append)
+        assert stand(keeper.chain) == stand(holder.chain)
+        assert [(each.donor, bool(each.refused), each.is_lie) for each in asked] == [
+            (liar.peer, True, False),
+            (holder.peer, False, False),
+        ]
+        asked.clear()
+        with pytest.raises(UnreachableError), trio.fail_after(600.0):
+            await trail(keeper.network, keeper.chain, [other.peer, liar.peer], may_leave=True, asked=asked.append)
+        assert [tuple(link.index for link in each.links) for each in asked] == [(1,), tuple(range(1, 10))]
+        assert stand(keeper.chain) == stand(holder.chain)
