@@ -162,7 +162,7 @@ class TlsStream:
                     )
                 try:
                     self._frame, self._num_received = place_for(length, place), 0
-                except MachineError:  # the frame would be read as the next one's head
+                except (MachineError, RemoteProtocolError):  # the frame would be read as the next one's head
                     self.reset()
                     raise
             frame = self._frame

@@ -337,7 +337,7 @@ class Exchange:
         numbers = range(part.first_chunk, part.stop_chunk)
         await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
         while True:
-            frame = await stream.receive_view(reduction.room.take)
+            frame = await stream.receive_view(reduction.place)
             if frame is None:
                 raise RemoteProtocolError("a contribution that ends early", "all chunks and an end mark")
             if len(frame) < CHUNK_HEAD.size:

@@ -470,8 +470,13 @@ Spoil = Callable[[EncodedContribution], list[bytes]]
         ),
         pytest.param(
             lambda mine: [chunk_frame(0, bytes(MAX_FRAME_BYTES - 5))],
-            f"{MAX_FRAME_BYTES - 5} bytes from chunk 0 on",
+            f"a frame of {MAX_FRAME_BYTES} bytes; expected at most {5 + 6 * CHUNK_BYTES}, the whole slice",
             id="as long as a frame can be",
+        ),
+        pytest.param(
+            lambda mine: [chunk_frame(1, b"".join(mine.chunks))],
+            f"{6 * CHUNK_BYTES} bytes from chunk 1 on; expected chunks up to 6",
+            id="more chunks than follow",
         ),
         pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0][:-1])], "chunk 0 of 39 bytes", id="shorter"),
         pytest.param(lambda mine: [chunk_frame(6, mine.chunks[0])], "frame b'C' for chunk 6", id="a chunk too many"),
