@@ -364,7 +364,8 @@ class Exchange:
     # --- the member's side ---
 
     async def _trade(self, part: SliceSpec) -> None:
-        """Bring our chunks to a reducer and take its result; try again while the attempt lasts."""
+        """Bring our chunks to a reducer and take its result; try again while the attempt lasts, a refused result once."""
+        num_refused = 0
         while True:
             try:
                 if await self._trade_once(part):
@@ -376,8 +377,9 @@ class Exchange:
                 self._tools.probe(part.reducer)
             except PotluckError as error:
                 log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
-                if isinstance(error, RefusedResult) and error.is_useless:
-                    return  # it has no other one
+                num_refused += isinstance(error, RefusedResult)
+                if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
+                    return  # who waits for what a stream still brings asks elsewhere then
             await trio.sleep(RETRY_AFTER_S)
 
     async def _trade_once(self, part: SliceSpec) -> bool:

@@ -696,3 +696,16 @@ async def test_what_a_false_word_names_is_not_kept_by_a_member_either(fault: str
         await answer_with(world, sides[1], proposal, [false, true])
         assert sides[1].num_kept == 1
         assert sides[1].kept[0] == (word, b"".join(chunks))
+
+
+async def test_a_reducer_that_gives_other_bytes_again_and_again_is_asked_twice_and_the_bytes_are_looked_for_elsewhere(
+    autojump_clock: Clock,
+) -> None:
+    """Whoever gathers what a record names waits while streams bring anything."""
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        false = [word_of(result_header(world, chunks)).encode(), chunks[1], *chunks[1:]]
+        began_s = trio.current_time()
+        await answer_with(world, sides[1], world.proposal(ONE_SLICE), [false, false])
+        assert sides[1].kept == {}
+        assert trio.current_time() - began_s < 5.0
