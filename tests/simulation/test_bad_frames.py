@@ -112,8 +112,12 @@ async def _rounds(codec: str, result_codec: str, spoil: Spoil, leads: bool) -> P
 
 
 def _play(codec: str, spoil: Spoil, *, result_codec: str = "", leads: bool = False) -> Played:
+    before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    return virtual_time.run(SEED, partial(_rounds, codec, result_codec, spoil, leads))
+    try:
+        return virtual_time.run(SEED, partial(_rounds, codec, result_codec, spoil, leads))
+    finally:
+        structlog.configure(**before)
 
 
 CODECS = pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "int4", "e3m0", "topk"])
