@@ -497,11 +497,11 @@ async def _heard_of(members: _Members, *, are_bringers_there: bool = True) -> tu
 
             async def run(reporter: Reporter = reporter, number: int = number) -> None:
                 with scopes[number]:
-                    await trio.sleep(0.13 * number)
+                    await trio.sleep(0.03 * number)
                     await reporter.run()
 
             nursery.start_soon(run)
-        await trio.sleep(3 * IDLE_REPORT_S)
+        await trio.sleep(3 * IDLE_REPORT_S + 0.7)  # all have just looked whether there is anything new
         members.host.brought_by.clear()
         members.host.unknown_heads.clear()
         link, at_s = members.commit(), trio.current_time()
