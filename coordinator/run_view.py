@@ -26,6 +26,9 @@ from protocol.rounds.round_row import Counted, RoundRow, counted_by_peer, round_
 LIVE_S: Final = 30.0
 """A peer counts as live for this long after its last report."""
 
+MISSED_AFTER_S: Final = 3.0
+"""A commit that somebody told of may be on its way from another for so long."""
+
 FORGET_S: Final = 3600.0
 
 FETCHING_S: Final = 10.0
@@ -120,6 +123,11 @@ def heard(before: PeerEntry | None, report: PeerReport, now_s: float) -> PeerEnt
     """What is known of a peer once it has reported: one that was silent for long, or said goodbye, begins anew."""
     is_back = before is None or before.report.state == "left" or now_s - before.seen_s > LIVE_S
     return PeerEntry(report, now_s, now_s if before is None or is_back else before.since_s)
+
+
+def missed(missing: Mapping[PeerId, Missing], now_s: float) -> Sequence[Missing]:
+    """Those that are worth a word: a commit is told of by all of its members, and brought by two of them (peer/duties_core.py)."""
+    return [each for each in missing.values() if now_s - each.since_s >= MISSED_AFTER_S]
 
 
 def mean_train_loss(peers: Mapping[PeerId, PeerEntry], now_s: float) -> float | None:

@@ -29,6 +29,7 @@ from coordinator.run_view import (
     heard,
     live_peers,
     mean_train_loss,
+    missed,
 )
 from coordinator.stood_on import Seen, StoodOn, looked_at, of_bytes, restored, to_bytes
 from coordinator.unit_holders import UnitHolders, check_claims, founding_units, without_rosters
@@ -316,7 +317,7 @@ class RunTracker:
             checkpoint_folder=self._run.checkpoint_folder,
             zlib_bits_per_byte=manifest.zlib_bits_per_byte,
             pairs_nats_per_byte=manifest.pairs_nats_per_byte,
-            missing=(*self._unlinked, *self._missing.values()),
+            missing=(*self._unlinked, *missed(self._missing, self._clock.monotonic_s())),
             restarted=self._restart_sentence,
             num_bans=self._num_bans,
             num_forks=self._chain.num_forks if self._chain is not None else 0,

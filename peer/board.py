@@ -18,6 +18,7 @@ from averaging.rounds.service import RoundService
 from averaging.rounds.spans import SpanRing
 from peer.apart import Apart, after_report
 from peer.controls_core import Decision
+from peer.duties_core import is_bringer
 from peer.machine import MachineMeter
 from peer.move_costs import DownloadRate
 from peer.roster import Roster
@@ -94,8 +95,11 @@ class Board:
     heldout: list[HeldoutResult] = field(default_factory=list)
     samples: list[SampleLosses] = field(default_factory=list)
     text: OwnText | None = None
-    lone_round: trio.Event = field(default_factory=trio.Event)
-    """Set by a round of an expert that nobody else votes on: the host is to have it before this peer may be gone."""
+    for_host: trio.Event = field(default_factory=trio.Event)
+    """Set by a round that the host is to have from us at once: ours to bring, or of an expert that nobody else votes on."""
+
+    committed_at_s: float = float("-inf")
+    """When the newest round came, by the clock's monotonic seconds; those that were missed do not count."""
 
     download: DownloadProgress | None = None
     download_rate: DownloadRate = field(default_factory=DownloadRate)
@@ -176,6 +180,9 @@ class Board:
                     self.caught_up = "replay"
                 else:
                     self.pace.committed(link.total_tokens, self.clock.unix_s())
+                    self.committed_at_s = self.clock.monotonic_s()
+                    if is_bringer(link, self.peer):
+                        self.for_host.set()
         if event == "switched":
             self.caught_up, self.has_downloaded = "snapshot" if self.has_downloaded else "replay", False
             self.pace.begin_anew()
@@ -191,7 +198,7 @@ class Board:
         if event == "committed" and isinstance(link, ChainLink) and link.record is not None:
             log.info("round_came_beside", unit=link.unit, index=link.index, members=len(link.record.contributors))
             if link.roster == (self.peer,):
-                self.lone_round.set()
+                self.for_host.set()
 
     def _committed(self, link: ChainLink) -> None:
         record = link.record

@@ -6,7 +6,6 @@ import math
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from typing import Final
 
 import structlog
@@ -19,6 +18,7 @@ from averaging.rounds.spans import EVALUATE, spanned
 from averaging.rounds.unit import UnitChain
 from peer.board import Board
 from peer.coordinator_client import CoordinatorClient
+from peer.duties_core import evaluator_of, is_bringer, place_to_evaluate
 from peer.revocations import Revocations
 from peer.status import PeerStatus
 from protocol.coordination import NO_COMMIT, NO_ROOT
@@ -48,6 +48,11 @@ REPORT_EVERY_S: Final = 2.0
 
 IDLE_REPORT_S: Final = 10.0
 """Where nothing has changed but numbers that move: the host takes a peer for silent after three of these."""
+
+GIVE_WAY_S: Final = 1.0
+"""After a commit those have to themselves who bring it: the host is to know it when it hears of it from the others, which come one
+after the other in as long again.
+"""
 
 CATCH_UP_EVERY_S: Final = 0.25
 """Between two reports while the coordinator goes through commits that we have: one that was away for long has much to fetch."""
@@ -163,8 +168,9 @@ def _numbers(report: PeerReport) -> tuple[bool, bool]:
 class Reporter:
     """Reports what has changed at once, and every few seconds that we are here; remembers what the coordinator said last.
 
-    What it knows already is not said again (protocol/short_report.py), and our credential goes with whole reports only: it refuses a
-    short one when it has forgotten us, and is told the whole then.
+    What it knows already is not said again (protocol/short_report.py), nor what others bring (peer/duties_core.py), and our
+    credential goes with what is said to one that may not know us: it refuses a report without when it has forgotten us, and is told
+    the whole then.
     """
 
     def __init__(
@@ -183,6 +189,7 @@ class Reporter:
         self._want_from_index = 1
         self._told: set[CommitId] = set()
         self._is_fetching = False
+        self._is_up_to_date = False
         self._refused = ""
         self._told_at_s = -math.inf
         self._told_numbers = (False, False)
@@ -196,14 +203,15 @@ class Reporter:
         """The round at which the host stood when it was heard last, 0 before that."""
         return self.last_reply.index if self.last_reply is not None else 0
 
-    async def report_once(self) -> bool:
-        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later.
+    async def report_once(self, *, spares_commits: bool = False) -> bool:
+        """Send one report; False when it did not arrive or was refused: the coordinator will hear everything later. With
+        `spares_commits` without the certificates of those that others bring.
 
         Raises:
             SupersededError: the coordinator hears a newer process of this identity; this one has to end.
         """
         asides = self._asides()
-        report = self._made(tuple(asides.values()))
+        report = self._made(tuple(asides.values()), spares_commits=spares_commits)
         self._told_at_s = -math.inf
         try:
             reply = await self._say(report)
@@ -238,11 +246,13 @@ class Reporter:
         return left_behind(service, self._told) if service is not None and not self._is_asked() else {}
 
     async def _say(self, report: PeerReport) -> ReportReply:
-        """In short where the coordinator knows a report like it; whole where it does not, any more or yet."""
+        """In short where the coordinator knows a report like it, and without our credential where it knew us when it answered last;
+        whole and with it where it does not, any more or yet.
+        """
         last = self.last_reply
-        if last is not None and last.like == likeness(report):
+        if last is not None and last.like:
             try:
-                return await self._client.report(shortened(report))
+                return await self._client.report(shortened(report) if last.like == likeness(report) else report)
             except SupersededError:
                 raise
             except (RefusedError, RemoteProtocolError) as error:
@@ -250,13 +260,13 @@ class Reporter:
                 self.last_reply = replace(last, like=b"")
         return await self._client.report(report, self._own_credential())
 
-    def _made(self, asides: tuple[bytes, ...] = ()) -> PeerReport:
+    def _made(self, asides: tuple[bytes, ...] = (), *, spares_commits: bool = False) -> PeerReport:
         """What the coordinator has asked for, as far as it is here, with where we stand."""
         is_start_asked = self.last_reply is not None and self.last_reply.phase == _NOT_STARTED
         report = make_report(
             self._board,
             is_ready_to_start=self.is_ready_to_start,
-            want_from_index=self._want_from_index,
+            want_from_index=self._num_commits() + 1 if spares_commits else self._want_from_index,
             asides=asides,
             start_record=self.start_record if is_start_asked else b"",
             known_revocations=self._revocations.known if self._revocations is not None else b"",
@@ -274,7 +284,9 @@ class Reporter:
             self._told.clear()  # it has forgotten what it had, perhaps those, too; what it knows already costs it nothing
         is_new = reply.want_from_index != self._want_from_index
         self._want_from_index = reply.want_from_index
-        self._is_fetching = is_new and self._is_asked()
+        # also what others were to bring, and have not
+        self._is_fetching = self._is_asked() and (is_new or self._is_up_to_date)
+        self._is_up_to_date = not self._is_asked()
         self.last_reply = reply
         self._board.hears_host(reply.head, reply.index)
 
@@ -288,18 +300,30 @@ class Reporter:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            self._board.lone_round = trio.Event()
-            was_heard = self._is_nothing_new() or await self.report_once()
+            self._board.for_host = trio.Event()
+            spares_commits = await self._give_way()
+            was_heard = self._is_nothing_new() or await self.report_once(spares_commits=spares_commits)
             await self._rest(is_asked=was_heard and self._is_fetching)
+
+    async def _give_way(self) -> bool:
+        """Whether others bring what the coordinator may lack of our commits: it had all of them when it answered last, and the newest
+        is not ours to bring. They have a moment for it.
+        """
+        service, board = self._board.of_spine, self._board
+        if service is None or not self._is_up_to_date or is_bringer(service.chain.head, board.peer):
+            return False
+        wait_s = GIVE_WAY_S * (1.0 + place_to_evaluate(service.chain.head, board.peer)[0] / 256)
+        await trio.sleep(max(0.0, board.committed_at_s + wait_s - board.clock.monotonic_s()))
+        return not is_bringer(service.chain.head, board.peer)  # one more may have come
 
     async def _rest(self, *, is_asked: bool) -> None:
         """Until the next report: for longer where the coordinator waits for nothing, neither for commits that it has asked for nor for
-        a round that is nowhere but here.
+        a round that it is to have from us.
         """
         await trio.sleep(CATCH_UP_EVERY_S)
         if not is_asked:
             with trio.move_on_after(REPORT_EVERY_S - CATCH_UP_EVERY_S):
-                await self._board.lone_round.wait()
+                await self._board.for_host.wait()
 
     def _is_nothing_new(self) -> bool:
         """Whether the coordinator knows all that we have to say, and heard it lately."""
@@ -314,17 +338,11 @@ class Reporter:
 
     def _is_asked(self) -> bool:
         """Whether the coordinator asks for commits of ours that it has not been sent yet."""
+        return self._want_from_index <= self._num_commits()
+
+    def _num_commits(self) -> int:
         service = self._board.of_spine
-        return service is not None and self._want_from_index <= len(service.chain.certificates)
-
-
-def evaluator_of(link: ChainLink) -> PeerId:
-    """Who measures the held-out loss of a commit: one member of its roster, by hash."""
-    return min(link.roster, key=partial(_place_to_evaluate, link))
-
-
-def _place_to_evaluate(link: ChainLink, peer: PeerId) -> bytes:
-    return sha256(b"evaluate" + link.commit + peer.encode()).digest()
+        return len(service.chain.certificates) if service is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +385,7 @@ class ExpertLosses:
             if me
             == min(
                 {me, *(peer for peer in link.roster if expert in listed.get(peer, ()))},
-                key=partial(_place_to_evaluate, link),
+                key=partial(place_to_evaluate, link),
             )
         )
 

@@ -223,7 +223,10 @@ class Int8Codec(BlockCodec):
         return _rounded(relative).tobytes()[:num_elements]
 
     def _values(self, codes: npt.NDArray[np.uint8], num_elements: int) -> FloatArray:
-        return codes.view(np.int8).astype(np.float32)
+        signed = codes.view(np.int8)
+        if signed.min(initial=0) < -self.largest_code:
+            raise RemoteProtocolError(f"{self.name} with a code that nobody writes", "-127 to 127")
+        return signed.astype(np.float32)
 
     def _code_bytes(self, num_elements: int) -> int:
         return num_elements

@@ -48,6 +48,7 @@ def place_for(num_bytes: int, place: Place) -> memoryview:
 
     Raises:
         MachineError: there is no memory for it: the frame is refused, and this machine's peer goes on.
+        RemoteProtocolError: none of that length is expected.
     """
     try:
         return place(num_bytes)

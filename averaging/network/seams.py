@@ -88,11 +88,12 @@ class Stream(Protocol):
         """As `receive_frame`, read-only and without the copy that makes bytes of it, where the form can do without.
 
         Args:
-            place: gives writable memory for a frame of so many bytes, in which it then lies. A frame that a cancelled call has begun
-                to receive stays where that call wanted it.
+            place: gives writable memory for a frame of so many bytes, in which it then lies, or raises RemoteProtocolError where none
+                of that length is expected: the stream is of no more use then. A frame that a cancelled call has begun to receive stays
+                where that call wanted it.
 
         Raises:
-            ConnectionReset, RemoteProtocolError: as for `receive_frame`.
+            ConnectionReset, RemoteProtocolError: as for `receive_frame`; what `place` raised.
             MachineError: `place` had no memory; the stream is of no more use.
         """
         ...
@@ -103,7 +104,7 @@ class Stream(Protocol):
 
 
 Place = Callable[[int], memoryview]
-"""(bytes of a frame) -> writable memory of that length."""
+"""(bytes of a frame) -> writable memory of that length. May raise RemoteProtocolError: nothing of the frame is read then."""
 
 CallHandler = Callable[["PeerId", bytes], Awaitable[bytes]]
 """(authenticated sender, request) -> reply. An exception in it is logged and reaches the caller as RemoteProtocolError."""

@@ -35,12 +35,13 @@ from averaging.rounds.next_state import SliceBytes
 from averaging.rounds.reduction import Offer, Offers, Reduction, SliceResult
 from averaging.rounds.result_word import NamedResult, read_word, word_of
 from averaging.rounds.spans import Moving, spanned
+from averaging.rounds.taking import RefusedResult, take_result
 from averaging.rounds.upload_meter import UploadMeter
 from protocol.envelope import open_envelope
 from protocol.errors import PotluckError, RemoteProtocolError, TransportError, VersionError
-from protocol.ids import PeerId, short
-from protocol.merkle import merkle_root
+from protocol.ids import PeerId, Root, short
 from protocol.rounds.chain import ROUND_DOMAIN
+from protocol.rounds.events import ResultRefused
 from protocol.rounds.messages import Proposal, ResultHeader, ResultReady, SliceSpec
 from protocol.rounds.requests import NO_PART, NOTHING_TO_OFFER, ExchangeHello
 from protocol.wire import decode_body, encode_body
@@ -276,8 +277,12 @@ class Exchange:
     async def _examine_own(self, result: SliceResult) -> None:
         """What is done with others' results as they come, while ours goes out."""
         first, step = result.header.first_chunk, run_chunks(self._tools.grid.chunk_elements)
-        for begin in range(0, len(result.chunks), step):
-            await self._tools.examine(first + begin, result.chunks[begin : begin + step])
+        try:
+            for begin in range(0, len(result.chunks), step):
+                await self._tools.examine(first + begin, result.chunks[begin : begin + step])
+        except RemoteProtocolError as error:
+            await self._refuse(self._tools.me.peer, error, result.header.result_hash)
+            raise
 
     async def serve(self, sender: PeerId, hello: ExchangeHello, stream: Stream) -> None:
         """A member came with its chunks for one of our slices.
@@ -332,7 +337,7 @@ class Exchange:
         numbers = range(part.first_chunk, part.stop_chunk)
         await stream.send_frame(bytes(chunk in offer.chunks for chunk in numbers))
         while True:
-            frame = await stream.receive_view(reduction.room.take)
+            frame = await stream.receive_view(reduction.place)
             if frame is None:
                 raise RemoteProtocolError("a contribution that ends early", "all chunks and an end mark")
             if len(frame) < CHUNK_HEAD.size:
@@ -359,7 +364,8 @@ class Exchange:
     # --- the member's side ---
 
     async def _trade(self, part: SliceSpec) -> None:
-        """Bring our chunks to a reducer and take its result; try again while the attempt lasts."""
+        """Bring our chunks to a reducer and take its result; try again while the attempt lasts, a refused result once."""
+        num_refused = 0
         while True:
             try:
                 if await self._trade_once(part):
@@ -371,6 +377,9 @@ class Exchange:
                 self._tools.probe(part.reducer)
             except PotluckError as error:
                 log.warning("exchange_refused", reducer=short(part.reducer), reason=error.one_line())
+                num_refused += isinstance(error, RefusedResult)
+                if num_refused > 1 or (isinstance(error, RefusedResult) and error.is_useless):
+                    return  # who waits for what a stream still brings asks elsewhere then
             await trio.sleep(RETRY_AFTER_S)
 
     async def _trade_once(self, part: SliceSpec) -> bool:
@@ -467,18 +476,21 @@ class Exchange:
         tools = self._tools
         place = span_bytes(tools.result_codec, tools.grid, part.first_chunk, part.stop_chunk)
         room = Room.over(self._results.take_at(place.start, place.stop))
-        hashes: list[bytes] = []
-        while len(hashes) < part.stop_chunk - part.first_chunk:
-            frame, chunk = await stream.receive_view(room.take), part.first_chunk + len(hashes)
-            if frame is None:
-                raise RemoteProtocolError(f"a result that ends before chunk {chunk}", f"chunks up to {part.stop_chunk}")
-            batch = split_batch(frame, chunk, part.stop_chunk, tools.result_codec, tools.grid)
+
+        def came(frame: memoryview) -> None:
             self._moved(part.reducer, frame)
             moving.num_bytes += len(frame)
-            hashes += await tools.examine(chunk, [data for _, data in batch])
-        if merkle_root(hashes) != named.result_hash:
-            raise RemoteProtocolError("result bytes with another hash", "the bytes that were signed")
-        await tools.keep_result(named, SliceBytes(room.taken, tuple(hashes)))
+
+        try:
+            result = await take_result(part, named, stream, room, tools, came)
+        except RefusedResult as error:
+            await self._refuse(part.reducer, error, named.result_hash if error.is_useless else None)
+            raise
+        await tools.keep_result(named, result)
+
+    async def _refuse(self, reducer: PeerId, error: RemoteProtocolError, result_hash: Root | None) -> None:
+        proposal = self.proposal
+        await self._tools.refused(ResultRefused(proposal.base, proposal.ballot, reducer, error.found, result_hash))
 
 
 async def _expect(stream: Stream, frame: bytes, what: str) -> None:

@@ -12,6 +12,7 @@ from averaging.rounds.result_word import NamedResult
 from averaging.rounds.spans import Record, nowhere
 from protocol.identity import Verifier
 from protocol.ids import PeerId, RunId
+from protocol.rounds.events import ResultRefused
 from protocol.rounds.messages import Member, ResultReady
 from protocol.tensor_schema import ChunkGrid
 
@@ -20,7 +21,7 @@ def _nobody(_: PeerId) -> None:
     pass
 
 
-async def _nothing(_: ResultReady) -> None:
+async def _nothing(_: ResultReady | ResultRefused) -> None:
     pass
 
 
@@ -47,4 +48,6 @@ class ExchangeTools:
     """A stream to this peer broke: ask it for a sign of life, now rather than at the next ping."""
     learn: Callable[[ResultReady], Awaitable[None]] = _nothing
     """A reducer's result came to us on our own stream: its announcement may have been lost on the way."""
+    refused: Callable[[ResultRefused], Awaitable[None]] = _nothing
+    """A reducer gave a result that cannot be used."""
     record: Record = nowhere

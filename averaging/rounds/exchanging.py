@@ -250,6 +250,7 @@ class Exchanging:
             announce=self._announce,
             probe=self._probe,
             learn=self._learn,
+            refused=self._tell,
             record=tools.record,
         )
 

@@ -223,12 +223,23 @@ class Reduction:
         """What was summed last is written here; what is summed of others after it goes elsewhere."""
 
         self._lock = threading.Lock()
-        self.room = Room(_scattered_bytes(proposal, part, offers.codec, grid))
+        self._whole_bytes = CHUNK_HEAD.size + len(span_bytes(offers.codec, grid, part.first_chunk, part.stop_chunk))
+        self._room = Room(_scattered_bytes(proposal, part, offers.codec, grid))
         """Where the members' chunks lie as they come."""
 
         self.closed = trio.Event()
         self.result: SliceResult | None = None
         self.signed_header = b""
+
+    def place(self, num_bytes: int) -> memoryview:
+        """Where a frame of a member's chunks is to lie.
+
+        Raises:
+            RemoteProtocolError: it is longer than the whole slice; no memory was taken for it.
+        """
+        if num_bytes > self._whole_bytes:
+            raise RemoteProtocolError(f"a frame of {num_bytes} bytes", f"at most {self._whole_bytes}, the whole slice")
+        return self._room.take(num_bytes)
 
     def set_absent(self, peer: PeerId, reason: str) -> None:
         """Stop waiting for a member: it offers nothing, or is suspected."""

@@ -143,7 +143,7 @@ def _offers(state: RoundState, members: dict[PeerId, Member], now_s: float) -> l
         for peer in members
         if peer != config.me.peer and state.peers[peer].is_inbound_reachable and peer not in state.open.unfit
     ]
-    if config.is_inbound_reachable:
+    if config.is_inbound_reachable and config.me.peer not in state.open.unfit:
         offers.append(ReducerOffer(config.me.peer, state.upload_bytes_per_s))
     num_missing = -(-len(members) // 2) - len(offers)
     if num_missing > 0 and len(members) > 1:
@@ -199,7 +199,7 @@ def results_changed(state: RoundState, now_s: float) -> Step:
         if part.first_chunk not in state.open.held and is_suspected(state, part.reducer, now_s)
     ]
     if lost:
-        return _give_away(state, led, proposal, lost, now_s)
+        return give_away(state, led, proposal, lost, now_s)
     config = state.config
     roster = [m.peer for m in proposal.members if led.lone_voters or not is_suspected(state, m.peer, now_s)]
     offered = sum({entry.peer: entry.tokens for header in results for entry in header.included}.values())
@@ -382,27 +382,32 @@ def _tick_collecting(state: RoundState, led: Leading, now_s: float) -> Step:
     lost = [part for part in missing if is_late or is_suspected(state, part.reducer, now_s)]
     if not lost:
         return Step(state, waiting=f"{leading_of(state, led)} waits for results of its reducers")
-    return _give_away(state, led, proposal, lost, now_s)
+    return give_away(state, led, proposal, lost, now_s)
 
 
-def _give_away(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float) -> Step:
-    """Slices of reducers that are gone or late: they get none in our next attempts either (rule 7)."""
+def give_away(
+    state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
+) -> Step:
+    """Slices of reducers that are gone or late, or wrong as `why` says: they get none in our next attempts either (rule 7)."""
     unfit = {part.reducer for part in lost} - {state.config.me.peer}
     state = replace(state, open=replace(state.open, unfit=tuple(sorted({*state.open.unfit, *unfit}))))
-    return _mend(state, led, proposal, lost, now_s)
+    return _mend(state, led, proposal, lost, now_s, why)
 
 
-def _mend(state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float) -> Step:
+def _mend(
+    state: RoundState, led: Leading, proposal: Proposal, lost: list[SliceSpec], now_s: float, why: str = ""
+) -> Step:
     """Give slices to other reducers; only what moves is sent again (rule 12)."""
+    why = why or _what_is_wrong(state, lost[0], now_s)
     alive = {m.peer: m for m in proposal.members if not is_suspected(state, m.peer, now_s)}
     offers = [offer for offer in _offers(state, alive, now_s) if all(offer.peer != part.reducer for part in lost)]
     revision = state.open.revision + 1
     if not offers or revision >= min(MAX_SLICES, len(proposal.members) + 1):
-        return failed(state, now_s, f"{_what_is_wrong(state, lost[0], now_s)} and nobody can take its slice")
+        return failed(state, now_s, f"{why} and nobody can take its slice")
     mend = Mend(proposal.unit, proposal.base, proposal.ballot, revision, mend_slices(proposal.slices, lost, offers))
     led = replace(led, deadline_s=_collect_until_s(state, proposal.reduce_within_s, now_s))
     state = replace(state, open=replace(state.open, leading=led))
-    reason = f"{_what_is_wrong(state, lost[0], now_s)}; its slice is given to others"
+    reason = f"{why}; its slice is given to others"
     borrowed = _borrowed(proposal, mend.slices)
     orders: tuple[Action, ...] = (Send(tuple(m.peer for m in proposal.members), mend, reason),)
     if borrowed:  # they may not know the proposal yet

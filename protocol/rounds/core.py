@@ -18,7 +18,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError, VersionErro
 from protocol.frozen import replace
 from protocol.ids import PeerId, Root, short
 from protocol.manifest import leaves_out
-from protocol.rounds import attempt, following, leading, liveness, voting
+from protocol.rounds import attempt, following, leading, liveness, refusing, voting
 from protocol.rounds.chain import ROUND_DOMAIN, ChainLink, link_after
 from protocol.rounds.events import (
     AckLogged,
@@ -39,6 +39,7 @@ from protocol.rounds.events import (
     PeersListed,
     Progressed,
     PromiseLogged,
+    ResultRefused,
     SpineMoved,
     Switched,
     SwitchFailed,
@@ -125,6 +126,8 @@ def step(state: RoundState, event: Event, now_s: float) -> Step:
             return Step(_progressed(state, event))
         case ExchangeMeasured():
             return Step(replace(state, exchange_s=event.seconds))
+        case ResultRefused():
+            return refusing.result_refused(state, event, now_s)
         case ContributionReady() | ContributionFailed():
             return _contribution_settled(state, event, now_s)
         case BytesHeld() | AckLogged() | PromiseLogged() | LeaveOrdered() | LeaveLogged():

@@ -132,6 +132,19 @@ class ExchangeMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRefused:
+    """What a reducer gave as the result of its slice in this attempt cannot be used, and `why`. `result_hash` where the bytes that
+    have that hash came whole, and mean nothing: whoever gives them, nobody who keeps to the rules acks a record that names them.
+    """
+
+    base: CommitId
+    ballot: Ballot
+    reducer: PeerId
+    why: str
+    result_hash: Root | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CommitsFetched:
     """What a peer answered to CatchUp, oldest first."""
 
@@ -231,6 +244,7 @@ Event = (
     | Applied
     | CommitStalled
     | ExchangeMeasured
+    | ResultRefused
     | CommitsFetched
     | SwitchPrepared
     | SwitchFailed

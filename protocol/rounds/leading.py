@@ -23,6 +23,7 @@ from protocol.rounds.messages import (
 )
 from protocol.rounds.orders import LogPromise, Send
 from protocol.rounds.quorum import first_opener, is_quorum, opener_order
+from protocol.rounds.refusing import names_useless
 from protocol.rounds.state import Leading, PeerView, RoundState, Step
 from protocol.rounds.views import (
     caught_up,
@@ -398,6 +399,8 @@ def _after_promises(step: Step, now_s: float) -> Step:
         # else nothing lower was decided without one of these, nor ever will be: what those who left acked need not be finished, and
         # may have left with them
         acked += [(peer, leave.acked) for peer, leave in state.open.departures.items() if leave.acked is not None]
+    # what nobody can apply was never decided, whoever says that it acked it
+    acked = [(peer, entry) for peer, entry in acked if not names_useless(entry.record, state.open.useless)]
     if not acked or led.lone_voters:
         return _joined(step, attempt.propose(state, now_s))
     top = max((entry for _, entry in acked), key=lambda entry: entry.ballot)

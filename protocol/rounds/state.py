@@ -191,7 +191,9 @@ class OpenRound:
         due_since_s: when this peer first thought the round due.
         quiet_until_s: no own attempt before this (back-off, rule 6).
         highest_attempt: the highest attempt heard of.
-        unfit: reducers that let an attempt of ours run out of time; they get no slice in the next ones (rule 7).
+        unfit: reducers that let an attempt of ours run out of time, or gave results that cannot be used; they get no slice in the
+            next ones (rule 7).
+        useless: results whose bytes came here and mean nothing (rule 10).
         revision: how often the proposal was mended.
         reduce_within_s: so long its slices wait as we told them last, 0 where that is the proposal's.
         told_upload_s: so long our upload takes, as all participants were told last.
@@ -223,6 +225,7 @@ class OpenRound:
     highest_attempt: int = 0
     num_failed: int = 0
     unfit: tuple[PeerId, ...] = ()
+    useless: frozenset[Root] = frozenset()
     revision: int = 0
     reduce_within_s: float = 0.0
     told_upload_s: float = 0.0

@@ -121,6 +121,8 @@ def _why_not_ack(state: RoundState, link: ChainLink, now_s: float) -> str:
         return f"refused a record of {record.unit} {found} a spine commit; expected {expected}"
     if link.is_lone and not may_be_lone(state, now_s):
         return "refused a lone record: there is a quorum to ask"
+    if any(part.result_hash in state.open.useless for part in record.slices):
+        return "refused a record that names a result whose bytes mean nothing"
     return ""
 
 

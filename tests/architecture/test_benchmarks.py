@@ -5,11 +5,16 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import ROOMS, Module, modules
+from tests.benchmarks.allreduce_groups import Trial
+from tests.benchmarks.allreduce_rows import Measured, Setting, _idle_rows
+from tests.benchmarks.results import at_most, write_rows
 
 
 def _benchmarks() -> list[Module]:
@@ -58,6 +63,42 @@ def _names_used(name: str) -> set[str]:
 
 
 HOOKS = [(module, *hook) for module in _benchmarks() for hook in _replaced(module)]
+
+
+def test_a_row_on_file_has_the_fields_that_its_readers_expect(tmp_path: Path) -> None:
+    row = at_most("recovery", "until all train again", [2.0, 1.0, 4.0], 3.0, {"peers": 4})
+    write_rows([row], tmp_path / "rows.jsonl")
+    (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "bench": "recovery",
+        "metric": "until all train again",
+        "value": 2.0,
+        "unit": "s",
+        "baseline": None,
+        "ratio": None,
+        "target": "<= 3",
+        "met": False,
+        "trials": 3,
+        "spread": {"best": 1.0, "worst": 4.0},
+        "settings": {"peers": 4},
+    }
+
+
+def _told(at_s: float, *host_bytes: int) -> list[dict[str, object]]:
+    """What so many peers say in a trial of which only the pause before it is of interest."""
+    lanes = [f"{lane}_bytes_{way}" for lane in ("control", "bulk") for way in ("up", "down")]
+    return [
+        {"idle": {"at_s": at_s, **dict.fromkeys(lanes, 0), "host_bytes_up": num_bytes, "host_bytes_down": 0}}
+        for num_bytes in host_bytes
+    ]
+
+
+@pytest.mark.parametrize(("most", "is_met"), [(7_900, True), (8_100, False)])
+def test_idle_bytes_are_judged_by_the_peer_that_says_most(most: int, is_met: bool) -> None:
+    setting = Setting(1000, 3, 0, ("int8",), idle_s=40.0)
+    trial = Trial(wall_s=1.0, cpu_s=1.0, cpu_whole_s=1.0, told=_told(40.0, 100, most, 200))
+    rows = _idle_rows(Measured(setting, "int8", [trial], {}), "here", {})
+    assert (rows[0].met, rows[0].spread["worst"], rows[0].value) == (is_met, most / 40, 5.0)
 
 
 def test_there_are_hooks_to_look_at() -> None:

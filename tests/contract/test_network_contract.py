@@ -239,19 +239,25 @@ def test_a_frame_comes_to_lie_where_its_reader_wants_it(run_direct: Runner) -> N
     run_direct(check)
 
 
-def test_a_frame_that_there_is_no_memory_for_ends_its_stream_alone_and_the_next_one_is_served(
-    run_direct: Runner,
+@pytest.mark.parametrize(
+    ("why", "error"),
+    [(MemoryError(), MachineError), (RemoteProtocolError("a frame of 8 bytes", "at most 7"), RemoteProtocolError)],
+    ids=["no memory", "too long for its place"],
+)
+def test_a_frame_that_there_is_no_place_for_ends_its_stream_alone_and_the_next_one_is_served(
+    run_direct: Runner, why: Exception, error: type[Exception]
 ) -> None:
     collector = _Collector()
     refused = trio.Event()
 
     def no_place(num_bytes: int) -> memoryview:
-        raise MemoryError
+        assert num_bytes == 8
+        raise why
 
     async def without_memory(sender: PeerId, stream: Stream) -> None:
         try:
             await stream.receive_view(no_place)
-        except MachineError:
+        except error:
             refused.set()
             raise
 

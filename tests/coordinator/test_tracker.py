@@ -16,7 +16,7 @@ from coordinator.chain_log import MAX_ON_BASE
 from coordinator.ledger import Ledger
 from coordinator.restart import GATHER_S
 from coordinator.run_core import Phase
-from coordinator.run_view import FETCHING_S, FORGET_S, status_json
+from coordinator.run_view import FETCHING_S, FORGET_S, MISSED_AFTER_S, status_json
 from coordinator.stood_on import PATIENCE_S
 from protocol.coordination import START_DOMAIN
 from protocol.envelope import NEVER_MS, open_envelope, seal
@@ -220,6 +220,8 @@ async def test_commits_that_nobody_brings_are_said_also_when_who_told_of_them_is
         def missing() -> list[dict[str, object]]:
             return list(status_json(host.tracker.picture(), host.clock.monotonic_s())["missing"])  # type: ignore[call-overload]
 
+        assert missing() == [], "another may be bringing them at this moment"
+        await trio.sleep(MISSED_AFTER_S)
         (row,) = missing()
         assert (row["peer"], row["index"], row["from_index"], row["reason"]) == (
             PEERS[0].peer_id,

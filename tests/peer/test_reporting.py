@@ -14,15 +14,16 @@ from averaging.network.seams import Snapshot, TrainerProgress
 from averaging.state import UnitState
 from peer.board import Board
 from peer.controls_core import Decision
+from peer.duties_core import NUM_BRINGERS, evaluator_of, is_bringer
 from peer.reporting import (
     CATCH_UP_EVERY_S,
+    GIVE_WAY_S,
     IDLE_REPORT_S,
     REPORT_EVERY_S,
     ExpertLosses,
     ExpertText,
     Reporter,
     evaluate_commits,
-    evaluator_of,
     left_behind,
     make_report,
 )
@@ -36,8 +37,9 @@ from protocol.errors import (
     SupersededError,
     UnreachableError,
 )
+from protocol.identity import Identity
 from protocol.ids import CommitId, PeerId, Root, UnitName
-from protocol.reports import HeldoutResult, PeerReport, ReportReply, SampleLosses
+from protocol.reports import HeldoutResult, PeerReport, ReportReply, SampleLosses, encode_report
 from protocol.rounds.chain import ChainLink, link_after
 from protocol.rounds.lineage import tree_of
 from protocol.short_report import likeness, made_whole
@@ -339,7 +341,27 @@ async def test_what_the_host_knows_is_not_said_again_and_needs_no_credential(aut
     board.say("paused", "paused by its owner")
     assert await reporter.report_once()
     assert (client.reports[-1].like, client.reports[-1].state) == (b"", "paused")
-    assert client.credentials[-1] == b"credential"
+    assert client.credentials[-1] == b"", "it knew us a moment ago"
+
+
+async def test_a_host_that_no_longer_knows_who_was_admitted_is_shown_the_credential_with_the_same_report(
+    autojump_clock: Clock,
+) -> None:
+    reporter, client, board = _known_reporter()
+    assert await reporter.report_once()
+    answer = client.answer
+
+    def forgetful() -> ReportReply:
+        if not client.credentials[-1]:
+            raise RefusedError("a peer that was never admitted", "an admitted one")
+        return answer()
+
+    client.answer = forgetful
+    board.say("paused", "paused by its owner")
+    assert await reporter.report_once()
+    assert [(report.state, credential) for report, credential in zip(client.reports, client.credentials, strict=True)][
+        1:
+    ] == [("paused", b""), ("paused", b"credential")]
 
 
 async def test_an_idle_peer_is_heard_of_every_ten_seconds_and_a_change_within_two(autojump_clock: Clock) -> None:
@@ -390,6 +412,136 @@ async def test_a_measured_loss_and_a_report_that_did_not_arrive_do_not_wait(auto
     failing._client.answer = _raiser(UnreachableError("nobody answers", "a coordinator"))  # type: ignore[attr-defined]
     await _play(failing, 3 * REPORT_EVERY_S + 1.0)
     assert len(failing._client.reports) == 4  # type: ignore[attr-defined]
+
+
+# --- a commit of many ---------------------------------------------------------------------------------------------------------
+
+NUM_MEMBERS = 16
+CREDENTIAL = bytes(650)
+SPAN_S = 47.0
+"""So long after a commit idle peers were measured."""
+
+
+class _Host:
+    """Hears of all members; knows the commits whose certificates came, and when it could show the newest."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.num_known = len(chain.certificates)
+        self.has_shown_at_s: dict[int, float] = {}
+        self.unknown_heads: list[PeerId] = []
+        self.brought_by: list[PeerId] = []
+
+
+class _Line(_Knowing):
+    """One member's line to it."""
+
+    def __init__(self, host: _Host, peer: PeerId) -> None:
+        super().__init__()
+        self._host, self._peer = host, peer
+        self.said: list[tuple[float, int]] = []
+
+    async def report(self, report: PeerReport, credential: bytes = b"") -> ReportReply:
+        await trio.sleep(0.02)
+        host, now_s = self._host, trio.current_time()
+        self.said.append((now_s, len(encode_report(report)) + len(credential)))
+        reply = await super().report(report, credential)
+        assert self.known is not None
+        if report.certificates:
+            host.brought_by.append(self._peer)
+            host.num_known = max(host.num_known, self.known.index)
+        if self.known.index > host.num_known:
+            host.unknown_heads.append(self._peer)
+        host.has_shown_at_s.setdefault(host.num_known, now_s)
+        return replace(reply, want_from_index=host.num_known + 1)
+
+
+class _Members:
+    """Sixteen who take part in one run, each with a reporter, and what the host hears of them."""
+
+    def __init__(self) -> None:
+        identities = tuple(sorted((Identity(bytes([n]) * 32) for n in range(NUM_MEMBERS)), key=lambda i: i.peer_id))
+        self.chain = Chain(members=identities)
+        self._commit()
+        self.host = _Host(self.chain)
+        self.boards = [Board(identity.peer_id, VirtualClock(), 0.0) for identity in identities]
+        self.lines = [_Line(self.host, board.peer) for board in self.boards]
+        for board in self.boards:
+            board.say("training", "training")
+            board.service = _Rounds(self.chain)  # type: ignore[assignment]
+
+    def _commit(self) -> None:
+        self.chain.commit((100,) * NUM_MEMBERS, voters=NUM_MEMBERS // 2 + 1)
+
+    def reporters(self) -> list[Reporter]:
+        return [
+            Reporter(line, board, lambda: None, lambda: CREDENTIAL)  # type: ignore[arg-type]
+            for line, board in zip(self.lines, self.boards, strict=True)
+        ]
+
+    def commit(self) -> ChainLink:
+        """One more, which all apply at once."""
+        self._commit()
+        rounds = _Rounds(self.chain)
+        for board in self.boards:
+            board.service = rounds  # type: ignore[assignment]
+            board.publish("committed", {"link": rounds.chain.head})
+        return rounds.chain.head
+
+
+async def _heard_of(members: _Members, *, are_bringers_there: bool = True) -> tuple[ChainLink, float]:
+    """A commit, when it was, and what the host heard in the time after it; bringers may be gone by then."""
+    async with trio.open_nursery() as nursery:
+        scopes = []
+        for number, reporter in enumerate(members.reporters()):
+            scopes.append(trio.CancelScope())
+
+            async def run(reporter: Reporter = reporter, number: int = number) -> None:
+                with scopes[number]:
+                    await trio.sleep(0.03 * number)
+                    await reporter.run()
+
+            nursery.start_soon(run)
+        await trio.sleep(3 * IDLE_REPORT_S + 0.7)  # all have just looked whether there is anything new
+        members.host.brought_by.clear()
+        members.host.unknown_heads.clear()
+        link, at_s = members.commit(), trio.current_time()
+        for scope, board in zip(scopes, members.boards, strict=True):
+            if not are_bringers_there and is_bringer(link, board.peer):
+                scope.cancel()
+        await trio.sleep(SPAN_S)
+        nursery.cancel_scope.cancel()
+    return link, at_s
+
+
+async def test_a_commit_comes_to_the_host_at_once_from_two_of_its_members_and_from_the_others_by_name_alone(
+    autojump_clock: Clock,
+) -> None:
+    members = _Members()
+    link, at_s = await _heard_of(members)
+    host, bringers = members.host, {board.peer for board in members.boards if is_bringer(link, board.peer)}
+    assert len(bringers) == NUM_BRINGERS
+    assert sorted(host.brought_by) == sorted(bringers), "each certificate once from each"
+    assert host.unknown_heads == [], "nothing seems to be missing meanwhile"
+    assert host.has_shown_at_s[2] - at_s <= CATCH_UP_EVERY_S + 0.1
+    told_s = [next(t for t, size in line.said if t > at_s and size > 100) - at_s for line in members.lines]
+    assert max(told_s) <= 2 * GIVE_WAY_S + REPORT_EVERY_S + 0.1
+
+
+async def test_what_an_idle_member_says_to_the_host_after_a_commit_of_sixteen_is_forty_bytes_a_second_at_most(
+    autojump_clock: Clock,
+) -> None:
+    """Of sixteen daemons one said 187: the certificate of the commit, which every one of them brought, fell into that time."""
+    members = _Members()
+    _, at_s = await _heard_of(members)
+    said = [sum(size for t, size in line.said if t > at_s + CATCH_UP_EVERY_S + 0.1) for line in members.lines]
+    assert max(said) / SPAN_S <= 40.0
+
+
+async def test_a_commit_whose_bringers_are_gone_comes_from_the_others_within_seconds(autojump_clock: Clock) -> None:
+    members = _Members()
+    _, at_s = await _heard_of(members, are_bringers_there=False)
+    assert members.host.has_shown_at_s[2] - at_s <= 2 * GIVE_WAY_S + REPORT_EVERY_S + 2 * CATCH_UP_EVERY_S
+    assert len(members.host.brought_by) <= NUM_MEMBERS // 2
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------------------

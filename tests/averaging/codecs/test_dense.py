@@ -120,6 +120,15 @@ def test_a_code_that_nobody_writes_is_refused(name: str) -> None:
         codec.decode(data[:-1] + b"\x71", 9)
 
 
+@pytest.mark.parametrize("place", [0, 9, 255, 299])
+def test_the_one_code_of_int8_that_nobody_writes_is_refused(place: int) -> None:
+    codec = codec_by_name("int8")
+    data, at = codec.encode(_values(300)), 8 + place
+    with pytest.raises(RemoteProtocolError, match="nobody writes"):
+        codec.decode(data[:at] + b"\x80" + data[at + 1 :], 300)
+    assert codec.decode(data[:at] + b"\x81" + data[at + 1 :], 300)[place] < 0
+
+
 @by_codec
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_values_that_are_not_finite_are_never_encoded(codec: Codec, bad: float) -> None:

@@ -76,7 +76,7 @@ class Line:
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "best_rtt_s"), [(120e6, 0.001), (12e6, 0.002), (12e6, 0.2), (1.2e6, 0.04), (0.5e6, 0.4)]
+    ("bytes_per_s", "best_rtt_s"), [(50e6, 0.001), (12e6, 0.002), (12e6, 0.2), (1.2e6, 0.04), (0.5e6, 0.4)]
 )
 def test_a_line_is_used_whole_and_its_queue_stays_short_whatever_it_carries_and_however_long_it_is(
     bytes_per_s: float, best_rtt_s: float

@@ -13,7 +13,7 @@ from averaging.network import tls_stream
 from averaging.network.seams import MAX_FRAME_BYTES, Stream
 from averaging.network.tls_socket import RECORD_BYTES
 from averaging.network.tls_stream import TlsStream
-from protocol.errors import LocalProtocolError, PeerUnreachable
+from protocol.errors import LocalProtocolError, PeerUnreachable, RemoteProtocolError
 from protocol.ids import PeerId
 from tests.averaging.network.direct_world import Peer, pair
 
@@ -109,6 +109,19 @@ async def test_a_frame_over_the_cap_is_not_sent_and_breaks_nothing() -> None:
             await here.send_frame(bytes(MAX_FRAME_BYTES + 1))
         await here.send_frame(b"fine")
         assert await there.receive_frame() == b"fine"
+
+
+async def test_a_frame_that_has_no_place_is_not_read_and_the_stream_is_of_no_more_use_to_either_side() -> None:
+    def no_place(num_bytes: int) -> memoryview:
+        raise RemoteProtocolError(f"a frame of {num_bytes} bytes", "at most 3")
+
+    async with _ends() as (_, here, there):
+        await here.send_frame(b"long")
+        with pytest.raises(RemoteProtocolError, match="a frame of 4 bytes"):
+            await there.receive_view(no_place)
+        for end in (there, here):
+            with pytest.raises(PeerUnreachable), trio.fail_after(10):
+                await end.receive_frame()
 
 
 async def test_a_stream_that_is_closed_here_can_be_used_no_more() -> None:

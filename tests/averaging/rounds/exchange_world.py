@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import trio
 
+from averaging.codecs import Codec
 from averaging.network.offload import InlineOffload
 from averaging.network.seams import Stream
 from averaging.rounds import contribution
@@ -59,6 +60,7 @@ class Side:
     is_disk_full: bool = False
     exchange: Exchange | None = None
     num_serving: int = 0
+    result_codec: Codec = CODEC
 
     async def _keep(self, header: NamedResult, result: SliceBytes) -> None:
         if self.is_disk_full:
@@ -67,7 +69,7 @@ class Side:
         self.num_kept += 1
 
     async def _examine(self, first_chunk: int, encoded: Encoded) -> list[bytes]:
-        hashes = examined(CODEC, GRID, first_chunk, encoded, None)
+        hashes = examined(self.result_codec, GRID, first_chunk, encoded, None)
         self.examined.update(zip(range(first_chunk, first_chunk + len(encoded)), hashes, strict=True))
         return hashes
 
@@ -102,7 +104,7 @@ class Side:
             network=party.network,
             offload=InlineOffload(),
             verifier=VERIFIER,
-            result_codec=CODEC,
+            result_codec=self.result_codec,
             grid=GRID,
             seal=party.seal,
             keep_result=self._keep,

@@ -8,6 +8,7 @@ import torch
 import trio
 import trio.testing
 
+from averaging.codecs import codec_by_name
 from averaging.network.seams import MAX_FRAME_BYTES
 from averaging.rounds.contribution import EncodedContribution
 from averaging.rounds.exchange import EXCHANGE_CHANNEL, OPEN_EARLY_S
@@ -38,7 +39,7 @@ from tests.averaging.rounds.exchange_world import (
     three_sides,
     until_over,
 )
-from tests.averaging.rounds.round_world import CHUNK_BYTES, CODEC, GRID, Party, RoundWorld
+from tests.averaging.rounds.round_world import CHUNK_BYTES, CODEC, GRID, UNIT, Party, RoundWorld
 
 Clock = trio.testing.MockClock
 
@@ -66,6 +67,30 @@ async def test_who_brings_something_is_told_once_contributions_and_results_alike
         reducer, *members = (party.peer for party in world.parties)
         assert [exchange.bringing() for exchange in exchanges] == [tuple(sorted(members)), (reducer,), (reducer,)]
         assert [exchange.bringing() for exchange in exchanges] == [(), (), ()]
+
+
+async def test_what_passes_is_counted_under_the_unit_and_the_codec_of_its_direction(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, sides):
+        results = codec_by_name("int8")
+        for side in sides:
+            side.result_codec = results
+        proposal = world.proposal(ONE_SLICE)
+        await run_all(sides, proposal)
+        hello_bytes = len(encode_body(hello_of(proposal, contribution_of(world.parties[1], 1))))
+        result_bytes = GRID.num_chunks * results.encoded_bytes(GRID.chunk_elements)
+        word_bytes = len(word_of(sides[0].header()).encode())
+        contribution = range(GRID.num_chunks * CHUNK_BYTES + 5, GRID.num_chunks * (CHUNK_BYTES + 5) + 1)
+        reducer, *members = ({(c.kind.unit, c.kind.codec): c for c in p.network.traffic().bulk} for p in world.parties)
+        assert set(reducer) == {("", ""), (UNIT, CODEC.name), (UNIT, "int8")}
+        assert reducer[UNIT, "int8"].bytes_up == 2 * (result_bytes + word_bytes)
+        assert reducer["", ""].bytes_down == 2 * hello_bytes, "nobody knows of what a greeting is before it is read"
+        for member in members:
+            assert set(member) == {(UNIT, CODEC.name), (UNIT, "int8")}
+            assert (member[UNIT, "int8"].bytes_up, member[UNIT, "int8"].bytes_down) == (len(NEED), result_bytes)
+            assert member[UNIT, CODEC.name].bytes_up - hello_bytes - len(END) in contribution
+            assert member[UNIT, CODEC.name].bytes_down == GRID.num_chunks + word_bytes
+        up_bytes = sum(member[UNIT, CODEC.name].bytes_up for member in members)
+        assert reducer[UNIT, CODEC.name].bytes_down == up_bytes - 2 * hello_bytes
 
 
 async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_included(autojump_clock: Clock) -> None:
@@ -470,8 +495,13 @@ Spoil = Callable[[EncodedContribution], list[bytes]]
         ),
         pytest.param(
             lambda mine: [chunk_frame(0, bytes(MAX_FRAME_BYTES - 5))],
-            f"{MAX_FRAME_BYTES - 5} bytes from chunk 0 on",
+            f"a frame of {MAX_FRAME_BYTES} bytes; expected at most {5 + 6 * CHUNK_BYTES}, the whole slice",
             id="as long as a frame can be",
+        ),
+        pytest.param(
+            lambda mine: [chunk_frame(1, b"".join(mine.chunks))],
+            f"{6 * CHUNK_BYTES} bytes from chunk 1 on; expected chunks up to 6",
+            id="more chunks than follow",
         ),
         pytest.param(lambda mine: [chunk_frame(0, mine.chunks[0][:-1])], "chunk 0 of 39 bytes", id="shorter"),
         pytest.param(lambda mine: [chunk_frame(6, mine.chunks[0])], "frame b'C' for chunk 6", id="a chunk too many"),
@@ -666,3 +696,16 @@ async def test_what_a_false_word_names_is_not_kept_by_a_member_either(fault: str
         await answer_with(world, sides[1], proposal, [false, true])
         assert sides[1].num_kept == 1
         assert sides[1].kept[0] == (word, b"".join(chunks))
+
+
+async def test_a_reducer_that_gives_other_bytes_again_and_again_is_asked_twice_and_the_bytes_are_looked_for_elsewhere(
+    autojump_clock: Clock,
+) -> None:
+    """Whoever gathers what a record names waits while streams bring anything."""
+    async with three_sides() as (world, sides):
+        chunks = sides[0].contribution.chunks if sides[0].contribution is not None else ()
+        false = [word_of(result_header(world, chunks)).encode(), chunks[1], *chunks[1:]]
+        began_s = trio.current_time()
+        await answer_with(world, sides[1], world.proposal(ONE_SLICE), [false, false])
+        assert sides[1].kept == {}
+        assert trio.current_time() - began_s < 5.0

@@ -251,6 +251,7 @@ _NOT_SCALES = (float("nan"), float("inf"), -1.0, -0.0, 1e-40, 0.0)
 _NOBODY_WRITES = [
     *((codec, 0, np.float32(scale).tobytes()) for codec in ("int8", "int4", "e3m0") for scale in _NOT_SCALES),
     *(("topk", 0, np.float32(level).tobytes()) for level in _NOT_SCALES),
+    ("int8", -1, b"\x80"),
     ("topk", 8, b"\x01"),
     ("topk", 9, bytes(8)),
     ("topk", -1, b"\xff"),

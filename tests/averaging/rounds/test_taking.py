@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import trio.testing
+
+from averaging.rooms import Room
+from averaging.rounds.next_state import SliceBytes
+from averaging.rounds.taking import RefusedResult, take_result
+from protocol.errors import RemoteProtocolError
+from protocol.merkle import leaf_hash, merkle_root
+from protocol.rounds.messages import SliceSpec
+from tests.averaging.rounds.exchange_world import ONE_SLICE, Side, contribution_of, result_header, three_sides
+from tests.averaging.rounds.round_world import CHUNK_BYTES, GRID, RoundWorld
+
+Clock = trio.testing.MockClock
+NO_VALUE = np.float32("nan").tobytes()
+
+
+async def _taken(world: RoundWorld, named: Sequence[bytes], sent: Sequence[bytes]) -> tuple[SliceBytes, int]:
+    """What a member makes of these frames for a result of these chunks, and how many of them it looked at."""
+    reducer, member = world.parties[:2]
+    seen = list[int]()
+
+    async def give(_: object, stream: object) -> None:
+        for frame in sent:
+            await stream.send_frame(frame)  # type: ignore[attr-defined]
+
+    reducer.network.serve_streams("give", give)
+    part = SliceSpec(*ONE_SLICE[0][:2], reducer.peer)
+    exchange = Side(member, None).begin(world.proposal(ONE_SLICE))
+    stream = await member.network.open_stream(reducer.peer, "give", timeout_s=1.0)
+    word = result_header(world, named)
+    taken = await take_result(part, word, stream, Room(1 << 20), exchange._tools, lambda frame: seen.append(len(frame)))
+    return taken, len(seen)
+
+
+def _chunks(world: RoundWorld) -> list[bytes]:
+    return [bytes(chunk) for chunk in contribution_of(world.parties[0], 3).chunks]
+
+
+async def test_the_bytes_that_were_named_are_taken_with_the_hashes_of_their_chunks(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, _):
+        chunks = _chunks(world)
+        taken, _ = await _taken(world, chunks, [chunks[0], b"".join(chunks[1:])])
+        assert (bytes(taken.data), list(taken.hashes)) == (b"".join(chunks), [leaf_hash(chunk) for chunk in chunks])
+        assert merkle_root(taken.hashes) == result_header(world, chunks).result_hash
+
+
+@pytest.mark.parametrize("place", range(GRID.num_chunks))
+async def test_bytes_that_were_named_and_mean_nothing_are_known_as_such(place: int, autojump_clock: Clock) -> None:
+    async with three_sides() as (world, _):
+        chunks = _chunks(world)
+        chunks[place] = NO_VALUE + chunks[place][4:]
+        with pytest.raises(RefusedResult, match="not finite") as refused:
+            await _taken(world, chunks, chunks)
+        assert refused.value.is_useless
+
+
+@pytest.mark.parametrize("fault", ["other bytes", "other bytes that mean nothing", "too long", "too short", "empty"])
+async def test_other_bytes_than_were_named_say_nothing_of_those(fault: str, autojump_clock: Clock) -> None:
+    async with three_sides() as (world, _):
+        chunks = _chunks(world)
+        sent = {
+            "other bytes": [chunks[1], *chunks[1:]],
+            "other bytes that mean nothing": [NO_VALUE + chunks[0][4:], *chunks[1:]],
+            "too long": [*chunks[:-1], chunks[-1] + bytes(4)],
+            "too short": [chunks[0][: CHUNK_BYTES - 1], *chunks[1:]],
+            "empty": [b"", *chunks],
+        }[fault]
+        with pytest.raises(RefusedResult) as refused:
+            await _taken(world, chunks, sent)
+        assert not refused.value.is_useless
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+async def test_a_frame_longer_than_what_is_left_is_refused_by_its_length(
+    num_before: int, autojump_clock: Clock
+) -> None:
+    async with three_sides() as (world, _):
+        chunks = _chunks(world)
+        left_bytes = (len(chunks) - num_before) * CHUNK_BYTES
+        with pytest.raises(RefusedResult) as refused:
+            await _taken(world, chunks, [*chunks[:num_before], bytes(left_bytes + 1)])
+        assert refused.value.expected == f"at most {left_bytes}, the rest"
+        assert not refused.value.is_useless
+
+
+async def test_a_stream_that_ends_early_refuses_no_result(autojump_clock: Clock) -> None:
+    async with three_sides() as (world, _):
+        chunks = _chunks(world)
+        with pytest.raises(RemoteProtocolError, match="ends before chunk 5") as refused:
+            await _taken(world, chunks, chunks[:-1])
+        assert not isinstance(refused.value, RefusedResult)
