@@ -265,9 +265,25 @@ OUTER: Final = tuple(
 )
 """Other outer steps than the plain mean, to be tried with other numbers of peers."""
 
+_SHIPPED: Final = replace(MUON_RAMP, name="H 20, Muon, int8", ramp=Ramp(20), codec="int8")
+"""The rounds of the run.toml that `potluck init` writes."""
+
+_SHIPPED_FP32: Final = replace(_SHIPPED, name="H 20, Muon, fp32", codec="fp32")
+
+SHIPPED: Final = (
+    Point(_SHIPPED, (Target(SYNC, 0.0), Target(SYNC_MUON, 3.0), Target(MUON_RAMP, 0.0), Target(_SHIPPED_FP32, 0.3))),
+    Point(
+        replace(_SHIPPED, name="H 20, Muon, e3m0", codec="e3m0"), (Target(MUON_RAMP, 0.0), Target(_SHIPPED_FP32, 0.3))
+    ),
+    Point(_SHIPPED_FP32),
+    Point(replace(_SHIPPED, name="H 13, Muon, e3m0", ramp=Ramp(13), codec="e3m0"), (Target(MUON_RAMP, 0.0),)),
+)
+"""The last has as many bytes as the ramp: whether that pays with Muon."""
+
 MORE: Final = (
     *ALONE,
     *OUTER,
+    *SHIPPED,
     Point(_QUARTER, _BLOCKING),
     Point(_NOTHING, _BLOCKING),
     Point(_HALF, _BLOCKING),

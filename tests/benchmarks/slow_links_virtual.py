@@ -44,6 +44,9 @@ BLOCKING_ROUNDS: Final = 48
 SETTLED_AFTER: Final = 16
 """Rounds of a measured run: from one step, doubling, to as many as any of these takes, and some."""
 
+NEAR: Final = 8
+"""Steps by which a round is longer than it is to be: what is trained until word of it has gone round."""
+
 LIMIT_S: Final = 200_000.0
 HALF_AN_HOUR_S: Final = 1800.0
 MOST_OFF: Final = 0.02
@@ -84,7 +87,7 @@ def best_fixed(links: Links, told: Told, around: Sequence[float], *, is_blocking
     num_rounds = BLOCKING_ROUNDS // 4 if is_blocking else NUM_ROUNDS
     choices = (
         _choice(_fixed(links, steps, num_rounds, is_blocking=is_blocking), num_rounds)
-        for steps in sorted({_walkable(ceil(guess * part)) for part in around})
+        for steps in sorted({walkable(ceil(guess * part)) for part in around})
     )
     if is_blocking:
         waited_s = mean(choice.waited_s(links.step_s) for choice in choices)
@@ -92,9 +95,12 @@ def best_fixed(links: Links, told: Told, around: Sequence[float], *, is_blocking
     return next((choice for choice in choices if choice.keeps), None)
 
 
-def _walkable(steps: int) -> int:
-    """Simulated parameters come back to where they were after so many steps: one contribution would be offered twice."""
-    return steps + 8 if (steps + 8) % MIN_DIRECTIONS < 16 else steps
+def walkable(steps: int) -> int:
+    """So many, or a few more: simulated parameters come back to where they were after MIN_DIRECTIONS steps, and one contribution would
+    be offered twice.
+    """
+    over = (steps + NEAR) % MIN_DIRECTIONS
+    return steps - over + 2 * NEAR if steps >= NEAR and over < 2 * NEAR else steps
 
 
 def _fixed(links: Links, steps: int, num_rounds: int, *, is_blocking: bool) -> Told:
@@ -126,14 +132,14 @@ def _auto_rows(mbit_s: int, links: Links, auto: Choice, best: Choice | None, *, 
     if best is None:
         return [Row(BENCH, f"{name}: no fixed number of steps keeps {UTILISATION}", None, "", settings=settings)]
     regret = auto.utilisation / best.utilisation
-    steps = auto.steps / best.steps
+    steps, num_rounds = auto.steps / best.steps, BLOCKING_ROUNDS if is_blocking else NUM_ROUNDS
     is_near = abs(steps - 1.0) <= MOST_OFF or abs(auto.steps - best.steps) <= 1.0
     return [
         Row(BENCH, f"{name}: share of the time that peers train", round(auto.utilisation, 4), "share",
-            round(best.utilisation, 4), round(regret, 4), f">= {1 - MOST_OFF:g} x", regret >= 1 - MOST_OFF, NUM_ROUNDS,
+            round(best.utilisation, 4), round(regret, 4), f">= {1 - MOST_OFF:g} x", regret >= 1 - MOST_OFF, num_rounds,
             settings=settings),
         Row(BENCH, f"{name}: steps a round, against the fewest that keep {UTILISATION}", round(auto.steps, 2), "steps",
-            round(best.steps, 2), round(steps, 4), f"1 +- {MOST_OFF:g} x, or a step", is_near, NUM_ROUNDS, settings=settings),
+            round(best.steps, 2), round(steps, 4), f"1 +- {MOST_OFF:g} x, or a step", is_near, num_rounds, settings=settings),
     ]  # fmt: skip
 
 

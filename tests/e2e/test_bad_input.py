@@ -267,6 +267,16 @@ def test_status_peers_and_rounds_show_what_runs_from_a_folder(run: Run) -> None:
     assert max(map(len, rounds)) <= 80
 
 
+def test_trace_of_a_running_peer_is_written_and_one_of_a_folder_without_a_peer_is_refused(run: Run) -> None:
+    target = run.folder / "round.json"
+    traced = run_potluck("status", "--state-dir", str(run.folder / "peer"), "--trace", str(target))
+    assert traced.returncode == 0, traced.stderr
+    assert "of the newest round" in traced.stdout
+    assert {"snapshot", "encode", "adopt"} <= {event["name"] for event in json.loads(target.read_text())["traceEvents"]}
+    refused = run_potluck("status", "--state-dir", str(run.folder / "nobody"), "--trace", str(target))
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (5, 1), refused.stderr
+
+
 def test_host_and_peer_go_on_after_all_that(run: Run) -> None:
     assert run.host.process.poll() is None
     assert run.peer.process.poll() is None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 from peer.trace_core import Row, chrome_trace, newest_round, training_told
 
 
@@ -42,6 +44,19 @@ def test_a_trace_has_one_lane_for_training_and_one_for_each_kind_of_work_of_a_un
         ("snapshot", 1_000_000.0, 100_000.0, lanes["fragment-0 snapshot"]),
     ]
     assert {event["cat"] for event in shown} == {"training", "fragment-0"}
+
+
+def test_every_event_has_what_trace_viewers_ask_for_and_each_lane_has_a_name() -> None:
+    crossing = [_span("send", "fragment-0", 1.2, 1.8), _span("send", "fragment-0", 1.5, 2.5)]
+    trace = json.loads(json.dumps(chrome_trace([*ROUND, *crossing, _span("evaluate", "", 0.9, 2.5)], "calm otter")))
+    shown = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(shown) == len(ROUND) + 3
+    for event in shown:
+        assert event.keys() >= {"name", "cat", "ph", "ts", "dur", "pid", "tid"}
+        assert min(event["ts"], event["dur"]) >= 0.0
+    named = {(event["pid"], event["tid"]) for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in shown} == named
+    assert trace["displayTimeUnit"] == "ms"
 
 
 def test_a_heldout_loss_has_a_lane_beside_training_which_stands_still_meanwhile() -> None:

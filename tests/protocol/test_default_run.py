@@ -7,11 +7,23 @@ import pytest
 from protocol.default_run import DEFAULT_TOML, EDITS, default_toml
 from protocol.experts_section import Shards
 from protocol.manifest import parse_run_config
+from protocol.rounds.messages import OuterStep
+from tests.benchmarks.convergence_ways import SHIPPED
 
 
 def test_the_file_that_init_writes_is_a_valid_run() -> None:
     config = parse_run_config(DEFAULT_TOML)
     assert config.round.target_tokens == 3 * 20 * config.inner.batch_tokens
+
+
+def test_the_file_that_init_writes_has_what_cost_least_in_the_table_of_losses() -> None:
+    config, shipped = parse_run_config(DEFAULT_TOML), SHIPPED[0].way
+    chosen = config.outer
+    assert config.inner.optimizer == shipped.optimizer
+    assert (config.round.codec, config.result_codec) == (shipped.codec, shipped.result_codec)
+    assert OuterStep(chosen.kind, chosen.learning_rate, chosen.momentum) == shipped.outer
+    assert (config.round_target.ramp_share, shipped.ramp.share) == (0.0, 0.0)
+    assert config.round.target_tokens == 3 * shipped.ramp.last * config.inner.batch_tokens
 
 
 @pytest.mark.parametrize("shards", get_args(Shards))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from protocol.manifest import (
     MANIFEST_DOMAIN,
     MAX_RUN_TOML_BYTES,
     DataSection,
+    RunConfig,
     RunManifest,
     default_run_toml,
     load_run_config,
@@ -365,3 +367,18 @@ def test_settings_of_modes_that_contradict_each_other_are_refused(lines: list[st
     with pytest.raises(ConfigError) as caught:
         parse_run_config(_with(*lines))
     assert told in caught.value.one_line()
+
+
+@pytest.mark.parametrize("lines", [[], ['codec = "e3m0"'], ["longest_interval_s = 30.0"]], ids=["int8", "e3m0", "30 s"])
+def test_the_slowest_link_that_a_run_names_carries_its_rounds_and_a_slower_one_is_refused(lines: list[str]) -> None:
+    text = default_run_toml()
+    for line in lines:
+        text = re.sub(rf"^{line.split()[0]} = \S+", line, text, flags=re.MULTILINE)
+
+    def with_link(mbit_per_s: float) -> RunConfig:
+        return parse_run_config(text.replace("[round]", f"[round]\nlink_mbit_per_s = {mbit_per_s}"))
+
+    needed = parse_run_config(text).needed_mbit_per_s
+    assert with_link(needed).needed_mbit_per_s == needed
+    with pytest.raises(ConfigError, match=f"expected a link of at least {needed:g},"):
+        with_link(0.98 * needed)

@@ -9,8 +9,11 @@ import pytest
 
 from averaging.codecs import codec_by_name, codec_names
 from averaging.rounds.keeping import update_bytes as kept_update_bytes
+from protocol.decoder_schema import decoder_schema
 from protocol.tensor_schema import ChunkGrid
 from protocol.traffic import LinkNumbers, needed_mbit_per_s, round_bytes, too_slow, update_bytes
+from tests.benchmarks.convergence_training import CHUNK, data_parallel_bytes
+from tests.benchmarks.convergence_ways import FP32, POINTS, RAMP_FP32, REGIMES, SYNC, SYNC_MUON, Target, Way
 
 
 @pytest.mark.parametrize("codec", sorted(codec_names()))
@@ -89,3 +92,48 @@ def test_the_needed_link_is_rounded_up_to_what_carries_a_round(
 ) -> None:
     assert needed_mbit_per_s(each_way_bytes, interval_s) == needed
     assert too_slow(LinkNumbers(needed, each_way_bytes, interval_s)) == ""
+
+
+# --- what the table of losses is held to --------------------------------------------------------------------------------------
+
+
+def _times_fewer(way: Way) -> float:
+    """Bytes of data-parallel training over those of a way, by its schedule alone."""
+    regime, done, num_rounds = REGIMES["L"], 0, 0
+    while done < regime.num_steps:
+        done += way.ramp.local_steps(done)
+        num_rounds += 1
+    size = decoder_schema(regime.model).num_elements
+    up, down = (update_bytes(codec, size, CHUNK) for codec in (way.codec, way.result_codec))
+    each_way, _ = round_bytes(up, down, regime.num_peers, reduces=True)
+    return data_parallel_bytes(regime) / (num_rounds * each_way)
+
+
+@pytest.mark.parametrize("fewer", [100.0, 400.0])
+def test_schedules_that_are_judged_at_so_many_times_fewer_bytes_send_as_few(fewer: float) -> None:
+    judged = [point.way for point in POINTS for target in point.targets if target.fewer == fewer]
+    assert judged
+    assert min(map(_times_fewer, judged)) >= fewer
+
+
+HELD = (
+    ("ramp e3m0", Target(SYNC, 3.0, 100)),
+    ("ramp Muon e3m0", Target(SYNC, 6.0, 400)),
+    ("H int8", Target(FP32, 0.3)),
+    ("H int4", Target(FP32, 0.3)),
+    ("ramp e3m0", Target(RAMP_FP32, 0.3)),
+    ("topk feedback", Target(RAMP_FP32, 1.0)),
+    ("streaming fragments e3m0", Target(FP32, 0.0)),
+    ("Muon e3m0", Target(SYNC, 0.0)),
+    ("Muon e3m0", Target(SYNC_MUON, 3.0)),
+)
+
+
+@pytest.mark.parametrize(("words", "target"), HELD)
+def test_every_codec_schedule_and_optimizer_of_the_table_is_held_to_its_target(words: str, target: Target) -> None:
+    held = [point.way.name for point in POINTS if target in point.targets]
+    assert any(all(word in name for word in words.split()) for name in held), held
+
+
+def test_nothing_in_the_table_is_held_to_a_wider_target() -> None:
+    assert {target for point in POINTS for target in point.targets} == {target for _, target in HELD}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.benchmarks.slow_links_virtual import walkable
 from tests.simulation.slow_links import Links, Pace, Told, run
 
 BEFORE, SETTLING, STEADY = 12, 5, 6
@@ -76,3 +77,10 @@ def test_at_a_thousandth_of_a_gigabit_with_losses_rounds_go_on_and_nobody_is_tak
     told = run(Links(1e6, latency_s=0.1, loss=0.01, num_peers=2), Pace(100), lambda told: False, 900.0)
     assert (told.deaths, told.num_partial) == (set(), 0)
     assert told.rounds
+
+
+def test_fixed_numbers_of_steps_are_moved_only_where_a_simulated_walk_would_come_back_to_its_beginning() -> None:
+    """Seven steps became fifteen, so that no fixed number came near to measured rounds of seven."""
+    few_and_far = [1, 7, 8, 503, 520, 1015, 1032]
+    assert [walkable(steps) for steps in few_and_far] == few_and_far
+    assert [walkable(steps) for steps in (504, 512, 519, 1024)] == [520, 520, 520, 1032]

@@ -19,6 +19,7 @@ from averaging.rounds.exchange_tools import ExchangeTools
 from averaging.rounds.next_state import Encoded, SliceBytes, examined
 from averaging.rounds.reduction import Offers
 from averaging.rounds.result_word import NamedResult
+from averaging.rounds.spans import Span
 from protocol.envelope import open_envelope
 from protocol.errors import StorageError
 from protocol.ids import PeerId, Root
@@ -61,6 +62,7 @@ class Side:
     exchange: Exchange | None = None
     num_serving: int = 0
     result_codec: Codec = CODEC
+    spans: list[Span] = field(default_factory=list)
 
     async def _keep(self, header: NamedResult, result: SliceBytes) -> None:
         if self.is_disk_full:
@@ -111,6 +113,7 @@ class Side:
             examine=self._examine,
             holds_result=self._holds,
             announce=self._announce,
+            record=self.spans.append,
         )
         self.exchange = Exchange(proposal, tools, self.offers)
         if has_offer:

@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import trio
@@ -219,6 +219,26 @@ async def test_a_worker_that_dies_at_a_commit_loses_its_delta_and_the_residual_f
         await scene.commit(scene.next_commit(2, None), None)
         await scene.adopter.wait_adopted()
         assert torch.equal(feedback.state.residual.values_N, fed.left_N)
+
+
+async def test_what_the_codec_left_out_of_a_mixed_commit_is_offered_by_the_residual_alone(
+    autojump_clock: Clock,
+) -> None:
+    async with _scene(beta=0.5, mixing=Mixing(0.5, TOKENS)) as scene:
+        chain, coarse = scene.party.chain, codec_by_name("int4")
+        chain.tools = replace(chain.tools, codec=coarse, results=CODEC)
+        feedback, old_N = chain.tools.feedback, chain.state.anchor_N
+        assert feedback is not None
+        mine, fed = encode_with_feedback(old_N, scene.trainer.theta_N, TOKENS, coarse, feedback.state)
+        scene.adopter.remember(mine)
+        feedback.offer(mine.root, fed)
+        await scene.commit(scene.next_commit(1, mine), mine)
+        await scene.adopter.wait_adopted()
+        assert float(fed.left_N.abs().max()) > 0.0
+        moved_N = torch.sub(old_N, chain.state.anchor_N)
+        sent_N = torch.sub(old_N - mine.theta_N, fed.left_N)
+        offered_N = chain.state.anchor_N - scene.trainer.theta_N
+        torch.testing.assert_close(offered_N, 0.5 * (sent_N - moved_N), rtol=1e-5, atol=1e-5)
 
 
 # --- another lineage ----------------------------------------------------------------------------------------------------------

@@ -165,13 +165,20 @@ async def test_what_was_not_counted_is_never_mixed_away(autojump_clock: Clock) -
 
 
 async def test_of_what_members_offer_after_mixing_nothing_is_left_in_the_sum_of_all(autojump_clock: Clock) -> None:
-    """Three deltas and their mean as the outer step: each goes on a part of its deviation, together none."""
-    deltas = [_vector(seed) for seed in (1, 2, 3)]
-    anchor_N = _vector(4)
-    new_N = anchor_N - torch.stack(deltas).mean(dim=0)
-    offered_next = [new_N - (0.5 * (anchor_N - delta_N) + 0.5 * new_N) for delta_N in deltas]
-    _close(torch.stack(offered_next).sum(dim=0), torch.zeros_like(anchor_N))
-    assert float(offered_next[0].abs().max()) > 0.1
+    """Three deltas and their mean as the outer step: each goes on with a part of its deviation, together none."""
+    async with open_world() as world:
+        old_N = world.genesis.anchor_N
+        offered = [_contribution(old_N, old_N - _vector(seed)) for seed in (1, 2, 3)]
+        commit = world.commit_on(world.start, 5, roots=[one.root for one in offered])
+        new_N = old_N - torch.stack([_vector(seed) for seed in (1, 2, 3)]).mean(dim=0)
+        applied = await world.parties[0].apply(commit)
+        applied = replace(applied, state=replace(applied.state, anchor_N=new_N))
+        offered_next = [
+            new_N - _moved(one.theta_N, adopt_commit(applied, commit.record, party.peer, one, GRID, Mixed(0.5, None)))
+            for party, one in zip(world.parties, offered, strict=True)
+        ]
+        _close(torch.stack(offered_next).sum(dim=0), torch.zeros_like(new_N))
+        assert float(offered_next[0].abs().max()) > 0.1
 
 
 async def test_with_feedback_what_the_codec_left_out_is_in_the_residual_alone(autojump_clock: Clock) -> None:

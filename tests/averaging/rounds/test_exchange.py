@@ -93,6 +93,23 @@ async def test_what_passes_is_counted_under_the_unit_and_the_codec_of_its_direct
         assert reducer[UNIT, CODEC.name].bytes_down == up_bytes - 2 * hello_bytes
 
 
+async def test_what_is_sent_received_and_summed_is_told_of_with_its_bytes_at_the_reducer_and_at_members(
+    autojump_clock: Clock,
+) -> None:
+    async with three_sides() as (world, sides):
+        await run_all(sides, world.proposal(ONE_SLICE))
+        whole = GRID.num_chunks * CHUNK_BYTES
+        moved = [
+            sorted((span.name, *span.detail.split()[:2], span.num_bytes) for span in side.spans if span.num_bytes)
+            for side in sides
+        ]
+        received, sent = ("receive", "a", "contribution", whole), ("send", "a", "result", whole)
+        assert moved[0] == [received, received, sent, sent]
+        assert moved[1] == moved[2] == [("receive", "a", "result", whole), ("send", "our", "contribution", whole)]
+        assert ["reduce" in {span.name for span in side.spans} for side in sides] == [True, False, False]
+        assert {(span.unit, span.round_index) for side in sides for span in side.spans} == {(UNIT, 1)}
+
+
 async def test_each_chunk_of_a_result_is_examined_at_every_member_its_reducer_included(autojump_clock: Clock) -> None:
     async with three_sides() as (world, sides):
         await run_all(sides, world.proposal(TWO_SLICES))
