@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from averaging.network.strand_rule import MOST_STRANDS
 from averaging.network.tls_socket import RECORD_BYTES, TlsSocket
 from protocol.errors import RemoteProtocolError
 from protocol.ids import PeerId
@@ -48,9 +49,12 @@ MAX_FRAMES: Final = 1 << 32
 """After so many their numbers begin again."""
 
 
-def piece_bytes(num_bytes: int, num_strands: int) -> int:
-    """How long the pieces of a frame of so many bytes are: two for each strand where they are not too short for that."""
-    return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, num_bytes // (2 * num_strands)))
+def piece_bytes(num_bytes: int) -> int:
+    """How long the pieces of a frame of so many bytes are: two for each strand where they are not too short for that.
+
+    It is the same for any number of strands: who was dialled may send before it has read that there are more of them.
+    """
+    return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, num_bytes // (2 * MOST_STRANDS)))
 
 
 async def _beside(works: Sequence[Callable[[], Awaitable[None]]], is_done: Callable[[], bool]) -> None:
@@ -89,7 +93,7 @@ class StrandSend:
         self._number = number
         self._data = data
         self._strands = tuple(strands)
-        self._piece_bytes = piece_bytes(len(data), len(strands))
+        self._piece_bytes = piece_bytes(len(data))
         self._num_pieces = -(-len(data) // self._piece_bytes)
         self._num_begun = self._num_sent = 0
         self._unsent: list[list[memoryview]] = [[] for _ in strands]
@@ -164,7 +168,7 @@ class StrandReceive:
         self.frame = frame
         self._number = number % MAX_FRAMES
         self._readings = tuple(readings)
-        self._piece_bytes = piece_bytes(len(frame), len(readings))
+        self._piece_bytes = piece_bytes(len(frame))
         self._missing = set(range(-(-len(frame) // self._piece_bytes)))
         self._num_reading = 0
 

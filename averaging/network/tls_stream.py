@@ -274,6 +274,10 @@ class TlsStream:
         self._num_received = 0
         (length,) = _LENGTH.unpack(self._head)
         if word is _Word.LENGTH_OR_MARKER and length in (_STRAND, _STRIPED):
+            if length == _STRIPED and not self._strands:
+                raise RemoteProtocolError(
+                    f"{self._remote} announced a frame over strands", "a strand before", "the stream was closed"
+                )
             self._word = _Word.TOKEN if length == _STRAND else _Word.STRIPED_LENGTH
             return True
         self._word = _Word.LENGTH_OR_MARKER

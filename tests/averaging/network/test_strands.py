@@ -12,7 +12,7 @@ import trio.testing
 
 from averaging.network import strands
 from averaging.network.seams import MAX_FRAME_BYTES, Stream
-from averaging.network.strand_dials import MOST_IN_ALL, USEFUL_AFTER_BYTES, StrandDials
+from averaging.network.strand_dials import MOST_IN_ALL, USEFUL_AFTER_BYTES, Growth, StrandDials
 from averaging.network.strand_rule import MOST_STRANDS
 from averaging.network.strands import LEAST_PIECE_BYTES, MOST_PIECE_BYTES, TOKEN_BYTES, StrandDesk, piece_bytes
 from averaging.network.tls_socket import TlsSocket
@@ -249,6 +249,16 @@ async def _send_all(stream: TlsStream, data: bytes) -> None:
         begin = await stream.connections[0].send(view, begin)
 
 
+@pytest.mark.parametrize("length", [0, 1, MAX_FRAME_BYTES])
+async def test_a_frame_over_strands_on_a_stream_that_has_none_ends_the_stream(length: int) -> None:
+    """It once left as a ZeroDivisionError, which whoever reads a stream does not foresee."""
+    async with _ends(1) as (ours, theirs):
+        await theirs._send(memoryview(struct.pack(">II", 0xFFFFFFFD, length)))
+        with trio.fail_after(10), pytest.raises(RemoteProtocolError, match="a frame over strands"):
+            await ours.receive_frame()
+        assert ours._connection.is_closed
+
+
 async def test_a_frame_that_cannot_become_whole_any_more_ends_the_stream() -> None:
     async with _ends(2) as (ours, theirs):
         await ours._send(memoryview(struct.pack(">II", 0xFFFFFFFD, 2 * LEAST_PIECE_BYTES)))
@@ -275,11 +285,31 @@ async def _fill(strand: TlsSocket, data: memoryview) -> None:
         begin = await strand.send(data, begin) % len(data)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "num_strands", "length"), [(16_000, 2, 8192), (1 << 20, 2, 1 << 16), (200_000, 8, 12_500)]
-)
-def test_pieces_are_short_enough_for_each_strand_to_have_two(num_bytes: int, num_strands: int, length: int) -> None:
-    assert piece_bytes(num_bytes, num_strands) == length
+@pytest.mark.parametrize(("num_bytes", "length"), [(0, 8192), (16_000, 8192), (1 << 21, 1 << 16), (200_000, 12_500)])
+def test_pieces_are_short_enough_for_each_strand_to_have_two(num_bytes: int, length: int) -> None:
+    assert piece_bytes(num_bytes) == length
+
+
+async def test_who_was_dialled_may_send_before_it_has_read_that_there_are_more_strands() -> None:
+    """Both ends once reckoned the length of pieces from how many strands they knew of, and read each other's pieces wrongly."""
+    frames = [os.urandom(length) for length in (200_000, 700_001, MAX_FRAME_BYTES)]
+    async with _ends(2) as (ours, theirs):
+        await _announce_another(ours)
+        assert (len(ours.connections), len(theirs.connections)) == (3, 2)
+        assert await _both(theirs, ours, frames) == frames
+        assert await theirs.receive_frame() == b""
+        assert await _both(theirs, ours, frames) == frames
+        assert await _both(ours, theirs, frames) == frames
+
+
+async def _announce_another(stream: TlsStream) -> None:
+    growth = stream._growth
+    assert isinstance(growth, Growth)
+    growth._dials.add(stream.remote, stream, 1)
+    with trio.fail_after(10):
+        while not stream._joining:
+            await trio.sleep(0.01)
+    await stream.send_frame(b"")
 
 
 # --- connections that wait for their stream ---------------------------------------------------------------------------------------
