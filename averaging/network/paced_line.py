@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Protocol
 
 import trio
@@ -38,23 +39,24 @@ class PacedLine:
         """What all streams together may send; infinite while the line is not known."""
         return self._pace.bytes_per_s
 
-    def sending(self, connection: PacedSocket) -> None:
-        """A frame is about to leave on it."""
-        if connection not in self._sending:
-            self._sending.add(connection)
-            self._look(connection)
+    def sending(self, connections: Collection[PacedSocket]) -> None:
+        """A frame is about to leave on these, all or some of them."""
+        newcomers = set(connections) - self._sending
+        if newcomers:
+            self._sending |= newcomers
+            self._look(newcomers)
 
     def sent(self) -> None:
         """A frame has left somewhere: time to look, perhaps."""
         if trio.current_time() - self._looked_s >= max(LOOK_EVERY_S, LOOK_STREAM_S * len(self._sending)):
             self._look()
 
-    def _look(self, newcomer: PacedSocket | None = None) -> None:
+    def _look(self, newcomers: Collection[PacedSocket] = ()) -> None:
         self._looked_s = trio.current_time()
         looks = {connection: connection.look() for connection in self._sending}
         paths: dict[object, PathLook] = {}
         for connection, path in looks.items():
-            if path is None or (path.is_idle and connection is not newcomer):
+            if path is None or (path.is_idle and connection not in newcomers):
                 self._sending.discard(connection)
             else:
                 paths[connection] = path

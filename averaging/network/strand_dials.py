@@ -6,7 +6,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -18,12 +18,19 @@ from protocol.ids import PeerId
 
 log = structlog.get_logger()
 
+_T = TypeVar("_T")
+
 LOOK_EVERY_S: Final = 0.25
 MOST_IN_ALL: Final = 32
 """Strands of all our streams. Where many streams share a line they fill it together."""
 
 KEPT_FOR_S: Final = 600.0
-"""How many a stream to this peer should have, and that it takes none: the way there may change."""
+"""How many a stream to this peer should have: the way there may change."""
+
+REFUSED_FOR_S: Final = 60.0
+"""A peer that took none has no place for them now, or is of a release that knows none."""
+
+CONFIRMED_WITHIN_S: Final = 10.0
 
 USEFUL_AFTER_BYTES: Final = 1 << 20
 """What a stream has sent before it gets as many as paid for the last one: an answer or two would be over before they are made."""
@@ -61,44 +68,57 @@ class StrandDials:
         self._num_first = num_first
         self._num_open = 0
         self._useful: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()
+        self._refused_until_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def growth(self, peer: PeerId) -> Growth:
         """Of a new stream to this peer."""
+        now_s = trio.current_time()
+        if now_s < self._refused_until_s.get(peer, 0.0):
+            return Growth(self, peer, 0, 0)
         useful, until_s = self._useful.get(peer, (1, 0.0))
-        if trio.current_time() >= until_s:
-            useful = 1
-        return Growth(self, peer, self._num_first if useful else 0, useful)
+        return Growth(self, peer, self._num_first, useful if now_s < until_s else 1)
 
     def learned(self, peer: PeerId, num_useful: int) -> None:
-        """So many connections to this peer were worth having; 0 where it takes none beside the first."""
-        self._useful.pop(peer, None)
-        if len(self._useful) >= MAX_KNOWN:
-            self._useful.popitem(last=False)
-        self._useful[peer] = (num_useful, trio.current_time() + KEPT_FOR_S)
+        """So many connections to this peer were worth having."""
+        _keep(self._useful, peer, (num_useful, trio.current_time() + KEPT_FOR_S))
 
     def add(self, peer: PeerId, stream: Growing, number: int) -> None:
         """Begin to connect so many times more, as far as there is room for them."""
         for _ in range(min(number, MOST_IN_ALL - self._num_open)):
+            try:
+                self._nursery.start_soon(self._add, peer, stream)
+            except RuntimeError:  # trio's word for a nursery that has closed: the stream ends soon, too
+                return
             self._num_open += 1
-            self._nursery.start_soon(self._add, peer, stream)
 
     async def _add(self, peer: PeerId, stream: Growing) -> None:
         try:
             strand = await self._dial(peer)
             if strand is None:
-                self.learned(peer, 0)
+                _keep(self._refused_until_s, peer, trio.current_time() + REFUSED_FOR_S)
                 return
             try:
                 token = secrets.token_bytes(TOKEN_BYTES)
-                await strand.send(memoryview(token), 0)  # less than a record: all of it at once
+                with trio.fail_after(CONFIRMED_WITHIN_S):
+                    await strand.send(memoryview(token), 0)  # less than a record: all of it at once
+                    if not await strand.receive_into(memoryview(bytearray(1)), 0):
+                        return
                 stream.join(strand, token)
                 await strand.closed.wait()
-            except OSError as error:
-                log.debug("strand_broke", peer=peer, reason=str(error)[:200])
+            except (OSError, trio.TooSlowError) as error:
+                log.debug("strand_broke", peer=peer, reason=str(error)[:200] or "too slow")
             finally:
                 strand.close(is_reset=True)
         finally:
             self._num_open -= 1
+
+
+def _keep(known: OrderedDict[PeerId, _T], peer: PeerId, value: _T) -> None:
+    """The newest of MAX_KNOWN."""
+    known.pop(peer, None)
+    if len(known) >= MAX_KNOWN:
+        known.popitem(last=False)
+    known[peer] = value
 
 
 class Growth:

@@ -28,8 +28,10 @@ TOKEN_BYTES: Final = 16
 CLAIM_WITHIN_S: Final = 10.0
 """A strand that is announced on its stream has come before, or does so soon."""
 
-KEPT_FOR_S: Final = 120.0
-"""A strand that has come is announced so soon: what was sent before it may still be on its way to a slow reader."""
+KEPT_FOR_S: Final = 660.0
+"""A strand that has come is asked for so soon: its announcement may wait behind frames for as long as their reader reads nothing,
+and answers within a lane may take ten minutes.
+"""
 
 ANNOUNCED_WITHIN_S: Final = 5.0
 """By whoever has opened it; one that nothing was to be sent on for longer is closed again."""
@@ -232,8 +234,13 @@ class StrandDesk:
         self._waiting: dict[tuple[PeerId, bytes], TlsSocket] = {}
         self._changed = trio.Event()
 
-    async def keep(self, peer: PeerId, token: bytes, strand: TlsSocket) -> None:
-        """Until it is closed, by its stream or because no stream has asked for it in time."""
+    async def keep(self, peer: PeerId, token: bytes, strand: TlsSocket, confirm: Callable[[], Awaitable[None]]) -> None:
+        """Until it is closed, by its stream or because no stream has asked for it in time. `confirm` tells its opener that it may be
+        announced now.
+
+        Raises:
+            RemoteProtocolError: another one has that token. OSError: it broke.
+        """
         key = (peer, token)
         if key in self._waiting:
             raise RemoteProtocolError(f"two strands of {peer} with one token", "a token of its own")
@@ -241,6 +248,7 @@ class StrandDesk:
         self._notify()
         try:
             with trio.move_on_after(KEPT_FOR_S):
+                await confirm()
                 while self._waiting.get(key) is strand:
                     await self._changed.wait()
         finally:

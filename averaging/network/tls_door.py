@@ -251,7 +251,7 @@ class TlsDoor:
                 await send_status(tls, Status.FINE)
                 token = await receive_token(tls)
             if token:
-                await self._desk.keep(peer, token, tls)
+                await self._desk.keep(peer, token, tls, partial(send_status, tls, Status.FINE))
         finally:
             self._strand_gate.leave(peer)
         tls.close(is_reset=True)

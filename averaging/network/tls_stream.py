@@ -152,8 +152,7 @@ class TlsStream:
         self._announce_strands()
         fills_line = len(view) >= LEAST_PACED_BYTES
         if fills_line:
-            for connection in self.connections:
-                self._lane.line.sending(connection)
+            self._lane.line.sending(self.connections)
         if self._strands and len(view) > LEAST_PIECE_BYTES:
             head = memoryview(_LENGTH.pack(_STRIPED) + _LENGTH.pack(len(view)))
             number, self._num_striped_up = self._num_striped_up, self._num_striped_up + 1
@@ -339,6 +338,7 @@ class TlsStream:
     async def _end(self) -> None:
         try:
             with trio.move_on_after(LINGER_S):
+                self._announce_strands()  # so that they do not wait at the other side for a stream that is gone
                 await self._send(memoryview(_LENGTH.pack(_END)))
                 if not self._is_receiving:
                     await self._skip_to_end()

@@ -33,6 +33,9 @@ FLIPPING = ("event FlipOrdered",)
 STUCK = ("event ContributionFailed", "event CommitStalled", "event SwitchFailed")
 """Somebody's bytes, trainer or lineage goes away just then: seldom, and not in every run of a few hundred seeds."""
 
+USELESS = ("event ResultRefused",)
+"""A reducer signs a result that nobody can decode: nobody does so by accident, and no profile has one (test_attacks.py)."""
+
 TAKING_OVER = (
     *(
         f"{way} {kind}"
@@ -45,7 +48,7 @@ REFUSING = ("message Refusal", "sent Refusal")
 """A promise asked for below one that was given: in a few of a hundred seeds, so that no profile demands it."""
 
 MENDING = ("message Mend", "sent Mend", "order DropMember", "event PeerLost")
-_SELDOM = {*LEAVING, *SWITCHING, *ANSWERING, *SPINE, *FLIPPING, *STUCK, *TAKING_OVER, *REFUSING, *MENDING}
+_SELDOM = {*LEAVING, *SWITCHING, *ANSWERING, *SPINE, *FLIPPING, *STUCK, *USELESS, *TAKING_OVER, *REFUSING, *MENDING}
 
 ROUNDS = (
     *(kind for kind in KNOWN if kind not in _SELDOM),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import trio
@@ -39,7 +39,7 @@ async def _send_for(line: PacedLine, sockets: list[Socket], seconds: float, byte
         for each in sockets:
             assert each.told is not None
             each.told = _queued(each.told.acked_bytes + int(0.01 * bytes_per_s / len(sockets)))
-            line.sending(each)
+            line.sending((each,))
             line.sent()
 
 
@@ -53,8 +53,22 @@ async def test_streams_that_fill_the_line_are_paced_to_what_it_carries_and_one_t
     assert 10e6 < line.bytes_per_s < 12.5e6
     assert sockets[0].paces[-1] == sockets[1].paces[-1] == line.bytes_per_s / 2
     late = Socket()
-    line.sending(late)
+    line.sending((late,))
     assert late.paces == [line.bytes_per_s / 3]
+
+
+async def test_connections_that_begin_together_have_even_parts_though_none_of_them_has_anything_to_send_yet(
+    autojump_clock: Clock,
+) -> None:
+    """Of several that began at once only the last one counted, so that each was told that it may fill the line."""
+    line, one = PacedLine(), [Socket()]
+    await _send_for(line, one, 0.7, 4e6)
+    one[0].told = replace(_queued(0), is_idle=True, waiting_bytes=0)
+    await trio.sleep(1.0)
+    line.sent()
+    idle = [Socket(replace(_queued(0), is_idle=True, waiting_bytes=0)) for _ in range(4)]
+    line.sending(idle)
+    assert [each.paces[-1] for each in idle] == [line.bytes_per_s / 4] * 4
 
 
 async def test_who_has_sent_all_or_says_nothing_is_no_longer_asked_and_takes_nobodys_part(
@@ -62,7 +76,7 @@ async def test_who_has_sent_all_or_says_nothing_is_no_longer_asked_and_takes_nob
 ) -> None:
     line, done, mute, busy = PacedLine(), Socket(), Socket(None), Socket(_queued(0))
     for each in (done, mute, busy):
-        line.sending(each)
+        line.sending((each,))
     await trio.sleep(1.0)
     line.sent()
     looks = done.num_looks, mute.num_looks
@@ -78,7 +92,7 @@ async def test_the_kernel_is_asked_some_twenty_times_a_second_and_less_often_whe
     for num_streams, every_s in ((1, LOOK_EVERY_S), (100, 100 * LOOK_STREAM_S)):
         line, sockets = PacedLine(), [Socket(_queued(0)) for _ in range(num_streams)]
         for each in sockets:
-            line.sending(each)
+            line.sending((each,))
         before = sockets[0].num_looks
         for _ in range(1000):
             await trio.sleep(0.01)

@@ -319,7 +319,7 @@ async def test_a_strand_that_no_stream_asks_for_is_closed_and_its_place_is_free(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     desk, strand = StrandDesk(), _Connection()
-    await desk.keep(BOB.peer_id, b"t", strand)  # type: ignore[arg-type]
+    await desk.keep(BOB.peer_id, b"t", strand, _confirm)  # type: ignore[arg-type]
     assert strand.closed.is_set()
     assert trio.current_time() == pytest.approx(strands.KEPT_FOR_S)
     with pytest.raises(RemoteProtocolError, match="did not come"):
@@ -329,7 +329,7 @@ async def test_a_strand_that_no_stream_asks_for_is_closed_and_its_place_is_free(
 async def test_a_strand_is_only_its_own_peers(autojump_clock: trio.testing.MockClock) -> None:
     desk, strand = StrandDesk(), _Connection()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.keep, BOB.peer_id, b"t", strand)
+        nursery.start_soon(desk.keep, BOB.peer_id, b"t", strand, _confirm)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RemoteProtocolError, match="did not come"):
             await desk.claim(ALICE.peer_id, b"t")
@@ -342,10 +342,14 @@ async def test_a_strand_is_only_its_own_peers(autojump_clock: trio.testing.MockC
 async def test_two_strands_with_one_token_are_not_taken(autojump_clock: trio.testing.MockClock) -> None:
     desk = StrandDesk()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.keep, BOB.peer_id, b"t", _Connection())
+        nursery.start_soon(desk.keep, BOB.peer_id, b"t", _Connection(), _confirm)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RemoteProtocolError, match="one token"):
-            await desk.keep(BOB.peer_id, b"t", _Connection())  # type: ignore[arg-type]
+            await desk.keep(BOB.peer_id, b"t", _Connection(), _confirm)  # type: ignore[arg-type]
+
+
+async def _confirm() -> None:
+    await trio.lowlevel.checkpoint()
 
 
 class _Connection:
@@ -385,7 +389,7 @@ async def test_a_peer_that_takes_no_strands_is_not_asked_again_for_a_while(
         dials.growth(BOB.peer_id).sent(stream, 1 << 20)
         await trio.testing.wait_all_tasks_blocked()
         assert len(asked) == 3
-        await trio.sleep(700.0)
+        await trio.sleep(61.0)
         dials.growth(BOB.peer_id).sent(stream, 1 << 20)
         await trio.testing.wait_all_tasks_blocked()
         assert len(asked) == 6
