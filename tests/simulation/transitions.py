@@ -34,7 +34,7 @@ STUCK = ("event ContributionFailed", "event CommitStalled", "event SwitchFailed"
 """Somebody's bytes, trainer or lineage goes away just then: seldom, and not in every run of a few hundred seeds."""
 
 USELESS = ("event ResultRefused",)
-"""A reducer signs a result that nobody can decode: nobody does so by accident, and no profile has one (test_attacks.py)."""
+"""A reducer signs a result that nobody can decode: nobody does so by accident, and no profile has one (test_bad_frames.py)."""
 
 TAKING_OVER = (
     *(
