@@ -2,7 +2,7 @@
 
 The bytes are those of chunk by chunk encoding. A codec that writes values one after another, or blocks' scales and then their codes,
 writes a run of whole chunks as one long vector, but for where the scales lie; moving these is cheap. `Codec.head_bytes` says which do.
-A `SparseCodec` takes several chunks in its own way.
+A `SparseCodec` takes several chunks in its own way. Whole chunks of a `BlockCodec` go through the compiled library where there is one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from averaging.codecs import Codec
+from averaging.codecs.compiled import BLOCKS
 from averaging.codecs.dense import BlockCodec
 from averaging.codecs.sparse import SparseCodec
 from protocol.errors import RemoteProtocolError
@@ -52,18 +53,44 @@ def runs_in(first_chunk: int, stop_chunk: int, chunk_elements: int) -> list[rang
 
 
 def encode_run(
-    codec: Codec, values_n: torch.Tensor, chunk_elements: int, room: memoryview | None = None
+    codec: Codec,
+    values_n: torch.Tensor,
+    chunk_elements: int,
+    room: memoryview | None = None,
+    minus_n: torch.Tensor | None = None,
 ) -> list[memoryview]:
     """The encodings of the chunks of a (n,) float32 vector, one behind the other; the last may be shorter. Raises as `Codec.encode`.
 
     Args:
         room: where they are written, `span_bytes` long; without it into memory of their own.
+        minus_n: (n,) float32, taken off first.
     """
     num_elements = values_n.numel()
     num_whole, rest = divmod(num_elements, chunk_elements)
-    size_bytes = codec.encoded_bytes(chunk_elements)
+    size_bytes, whole_elements = codec.encoded_bytes(chunk_elements), num_whole * chunk_elements
     num_bytes = num_whole * size_bytes + (codec.encoded_bytes(rest) if rest else 0)
-    written = np.empty(num_bytes, dtype=np.uint8) if room is None else np.frombuffer(room, dtype=np.uint8)
+    written = np.empty(num_bytes, dtype=np.uint8).data if room is None else room
+    whole_n, whole_room = values_n[:whole_elements], written[: num_whole * size_bytes]
+    whole_minus_n = None if minus_n is None else minus_n[:whole_elements]
+    if BLOCKS is None or not BLOCKS.encode(codec, whole_n, whole_minus_n, chunk_elements, whole_room):
+        rest, whole_elements = num_elements, 0
+    if rest:
+        rest_n = values_n[whole_elements:]
+        _write_run(
+            codec,
+            rest_n if minus_n is None else torch.sub(rest_n, minus_n[whole_elements:]),
+            chunk_elements,
+            np.frombuffer(written, dtype=np.uint8)[whole_elements // chunk_elements * size_bytes :],
+        )
+    view = written.toreadonly()
+    return [view[begin : begin + size_bytes] for begin in range(0, num_bytes, size_bytes)]
+
+
+def _write_run(
+    codec: Codec, values_n: torch.Tensor, chunk_elements: int, written: np.ndarray[tuple[int], np.dtype[np.uint8]]
+) -> None:
+    """As `encode_run`, without the library."""
+    num_whole, size_bytes = values_n.numel() // chunk_elements, codec.encoded_bytes(chunk_elements)
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 and not isinstance(codec, SparseCodec) else None
     begin = 0
     if vector is not None:
@@ -77,8 +104,6 @@ def encode_run(
     for data in _encoded_one_by_one(codec, values_n, chunk_elements):
         written[begin : begin + len(data)] = np.frombuffer(data, dtype=np.uint8)
         begin += len(data)
-    view = written.data.toreadonly()
-    return [view[begin : begin + size_bytes] for begin in range(0, num_bytes, size_bytes)]
 
 
 def _encoded_one_by_one(codec: Codec, values_n: torch.Tensor, chunk_elements: int) -> list[bytes]:
@@ -104,7 +129,13 @@ def decode_run(
     """
     if isinstance(codec, SparseCodec):
         return codec.decode_chunks(chunks, chunk_elements, num_elements)
-    num_whole = num_elements // chunk_elements
+    num_whole, rest = divmod(num_elements, chunk_elements)
+    if BLOCKS is not None and len(chunks) == num_whole + bool(rest):
+        values_n = torch.empty(num_elements)
+        if BLOCKS.decode(codec, chunks[:num_whole], chunk_elements, values_n[: num_elements - rest]):
+            if rest:
+                values_n[num_elements - rest :] = codec.decode(chunks[num_whole], rest)
+            return values_n
     vector = _as_vector(codec, chunk_elements) if num_whole > 1 else None
     if vector is None:
         return _one_by_one(codec, chunks, chunk_elements, num_elements)
@@ -113,7 +144,6 @@ def decode_run(
     if len(chunks) < num_whole or any(len(chunk) != size_bytes for chunk in chunks[:num_whole]):
         raise RemoteProtocolError(f"{codec.name} chunks of other lengths", f"{size_bytes} bytes each")
     values_n = long.decode(_scales_first(chunks[:num_whole], head, size_bytes), num_whole * chunk_elements)
-    rest = num_elements - num_whole * chunk_elements
     if not rest:
         return values_n
     return torch.cat([values_n, _one_by_one(codec, chunks[num_whole:], chunk_elements, rest)])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from averaging.codecs import Codec
+from averaging.codecs.compiled import BLOCKS
 from averaging.vectors import new_vector
 from protocol.errors import RemoteProtocolError
 from protocol.rounds.messages import OuterStep
@@ -63,3 +67,19 @@ def step_into(
     else:
         torch.mul(update_n, outer.learning_rate, out=moved_n)
     torch.sub(anchor_n, moved_n, out=moved_n)
+
+
+def step_by_encoded(
+    moved_n: torch.Tensor,
+    anchor_n: torch.Tensor,
+    codec: Codec,
+    chunks: Sequence[bytes | memoryview],
+    chunk_elements: int,
+    outer: OuterStep,
+) -> bool:
+    """As `step_into` with "mean", in one pass over the encoded update, whole chunks. False where that cannot be, or where the update
+    is to be refused: decode it then.
+    """
+    if outer.kind != "mean" or BLOCKS is None:
+        return False
+    return BLOCKS.step(codec, chunks, chunk_elements, outer.learning_rate, anchor_n, moved_n)

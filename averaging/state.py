@@ -17,7 +17,7 @@ import torch
 
 from protocol.errors import RemoteProtocolError
 from protocol.ids import CommitId, Root, UnitName
-from protocol.merkle import leaf_hash, merkle_root
+from protocol.merkle import leaf_hash, merkle_root, node_hash
 from protocol.tensor_schema import ChunkGrid
 
 _HEADER: Final = struct.Struct("<32sQQH")
@@ -92,7 +92,7 @@ def chunk_views(
 
 def chunk_leaf(anchor_hash: bytes, momentum_hash: bytes) -> bytes:
     """The leaf of a chunk in the tree of a state, from the leaf hashes of its two halves."""
-    return merkle_root((anchor_hash, momentum_hash))
+    return node_hash(anchor_hash, momentum_hash)
 
 
 def leaf_of_chunk(data: bytes | memoryview) -> bytes:

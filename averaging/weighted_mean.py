@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from averaging.codecs import Codec
+from averaging.codecs.compiled import BLOCKS
 from protocol.errors import LocalProtocolError
 
 
@@ -27,13 +31,28 @@ class WeightedSum:
         Args:
             is_spent: nobody needs `values_n` any more, and it may be written over.
         """
-        if weight < 0 or weight > 1 << 53:
-            raise LocalProtocolError(f"weight {weight}", "0 to 2^53 tokens")
+        _require_weight(weight)
         own_n = values_n.to(self._sum_n.dtype)
         may_change = is_spent or own_n is not values_n
         scaled_n = own_n.mul_(float(weight)) if may_change else torch.mul(own_n, float(weight))
         self._sum_n.add_(scaled_n)
         self._weight += weight
+
+    def add_encoded(
+        self, weight: int, codec: Codec, chunks: Sequence[bytes | memoryview], chunk_elements: int, most: float
+    ) -> bool:
+        """Add the values of whole chunks, in one pass over their bytes.
+
+        Args:
+            most: no value may be beyond that in size.
+
+        Returns:
+            False where the compiled codecs do not do it, or something is to be refused. This sum means nothing then: begin another
+            one, of decoded values.
+        """
+        _require_weight(weight)
+        self._weight += weight
+        return BLOCKS is not None and BLOCKS.add(codec, chunks, chunk_elements, float(weight), most, self._sum_n)
 
     def mean(self) -> torch.Tensor:
         """Sum / weight, (n,) float32.
@@ -44,3 +63,8 @@ class WeightedSum:
         if self._weight == 0:
             raise LocalProtocolError("a weighted mean with total weight 0", "at least one token")
         return torch.div(self._sum_n, float(self._weight))
+
+
+def _require_weight(weight: int) -> None:
+    if weight < 0 or weight > 1 << 53:
+        raise LocalProtocolError(f"weight {weight}", "0 to 2^53 tokens")

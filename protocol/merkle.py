@@ -32,6 +32,11 @@ def leaf_hash(*parts: bytes | memoryview) -> bytes:
     return hasher.digest()
 
 
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The 32-byte hash of an inner node, over those of the two below it; the root of a tree of two leaves."""
+    return blake3(left + right, key=_NODE_KEY).digest()
+
+
 @dataclass(frozen=True, slots=True)
 class MerkleTree:
     """All of a tree, for whom several ranges of it are asked.
@@ -111,5 +116,5 @@ def _taken(path: list[bytes]) -> bytes:
 
 def _above(level: Sequence[bytes]) -> list[bytes]:
     """The next level of a tree: pairs hashed, the last one promoted where it has no neighbour."""
-    paired = [blake3(level[i] + level[i + 1], key=_NODE_KEY).digest() for i in range(0, len(level) - 1, 2)]
+    paired = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
     return [*paired, *level[len(level) & ~1 :]]

@@ -10,7 +10,7 @@ import torch
 
 from averaging.chunk_runs import decode_run, encode_run, runs_in, span_bytes
 from averaging.codecs import Codec
-from averaging.delta import pseudo_gradient
+from averaging.delta import encode_delta
 from averaging.error_feedback import FedDelta, Feedback, encode_fed
 from averaging.vectors import new_bytes
 from protocol.errors import RemoteProtocolError
@@ -69,8 +69,9 @@ def encode_contribution(
     chunks, hashes = list[memoryview](), list[bytes]()
     for run in runs_in(0, grid.num_chunks, grid.chunk_elements):
         span, place = slice(*grid.span(run.start, run.stop)), span_bytes(codec, grid, run.start, run.stop)
-        delta_n = pseudo_gradient(anchor_N[span], theta_N[span])
-        encoded = encode_run(codec, delta_n, grid.chunk_elements, room[place.start : place.stop])
+        encoded = encode_delta(
+            codec, anchor_N[span], theta_N[span], grid.chunk_elements, room[place.start : place.stop]
+        )
         chunks += encoded
         hashes += map(leaf_hash, encoded)
     return EncodedContribution(theta_N, tokens, tuple(chunks), MerkleTree.over(tuple(hashes)))

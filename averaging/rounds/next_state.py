@@ -11,7 +11,7 @@ import torch
 
 from averaging.chunk_runs import decode_run, run_chunks
 from averaging.codecs import Codec
-from averaging.outer_step import moved_vectors, step_into
+from averaging.outer_step import moved_vectors, step_by_encoded, step_into
 from averaging.rounds.batches import consecutive
 from averaging.state import UnitState, chunk_leaf, chunk_views
 from protocol.errors import LocalProtocolError
@@ -96,13 +96,17 @@ class NextState:
         lacking = (chunk for chunk, by in zip(numbers, hashes, strict=True) if self._made_by.get(chunk) != by)
         for run in consecutive(lacking, run_chunks(self._grid.chunk_elements)):
             part = slice(run.start - first_chunk, run.stop - first_chunk)
-            self._step(run, decoded(self._codec, self._grid, run, encoded[part]))
+            self._step(run, encoded[part])
             self._made_by.update(zip(run, hashes[part], strict=True))
 
-    def _step(self, run: range, update_n: torch.Tensor) -> None:
+    def _step(self, run: range, encoded: Encoded) -> None:
         span, state = slice(*self._grid.span(run.start, run.stop)), self._state
         moved_n = self._anchor_N[span], self._momentum_N[span]
-        step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
+        if not step_by_encoded(
+            moved_n[0], state.anchor_N[span], self._codec, encoded, self._grid.chunk_elements, self._outer
+        ):
+            update_n = decoded(self._codec, self._grid, run, encoded)
+            step_into(moved_n, state.anchor_N[span], state.momentum_N[span], update_n, self._outer)
         views = chunk_views(self._anchor_N, self._momentum_N, self._grid, run)
         for chunk, (anchor, momentum) in zip(run, views, strict=True):  # while they are in the processor's cache
             self._leaves[chunk] = chunk_leaf(leaf_hash(anchor), self._momentum_hash(chunk, momentum))

@@ -392,6 +392,21 @@ class Reduction:
         return [left_out(*pair) for pair in zip(torch.split(mean_n, size), torch.split(written_n, size), strict=True)]
 
     def _mean(self, run: range, counted: _Counted) -> torch.Tensor:
+        total = self._sum_of_plain(run, counted) or self._sum_of_checked(run, counted)
+        return total.mean().float()
+
+    def _sum_of_plain(self, run: range, counted: _Counted) -> WeightedSum | None:
+        """In one pass over the bytes of each member; None where that cannot be, or where there is something to be refused."""
+        begin, stop = self._grid.span(run.start, run.stop)
+        total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
+        for weight, (_, offer) in zip(self._weights(counted), counted, strict=True):
+            chunks = [offer.chunks[chunk] for chunk in run]
+            if not total.add_encoded(weight, self._offers.codec, chunks, self._grid.chunk_elements, MAX_DELTA):
+                return None
+        return total
+
+    def _sum_of_checked(self, run: range, counted: _Counted) -> WeightedSum:
+        """Member by member, decoded first. Raises _UndecodableError."""
         begin, stop = self._grid.span(run.start, run.stop)
         total = WeightedSum(stop - begin, sum_dtype(self._result_codec.name))
         for weight, (peer, offer) in zip(self._weights(counted), counted, strict=True):
@@ -399,7 +414,7 @@ class Reduction:
                 total.add(weight, self._decode(offer, run), is_spent=True)
             except RemoteProtocolError as error:
                 raise _UndecodableError(peer, error) from error
-        return total.mean().float()
+        return total
 
     def _decode(self, offer: Offer, run: range) -> torch.Tensor:
         begin, stop = self._grid.span(run.start, run.stop)

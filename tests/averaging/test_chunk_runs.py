@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from averaging import chunk_runs
 from averaging.chunk_runs import RUN_ELEMENTS, decode_run, encode_run, run_chunks, span_bytes
 from averaging.codecs import codec_by_name, codec_names
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -10,6 +11,12 @@ from protocol.tensor_schema import ChunkGrid
 
 CHUNKS = pytest.mark.parametrize("chunk_elements", [256, 512, 600, 37, 38])
 SIZES = pytest.mark.parametrize("num_elements", [512 * 7, 512 * 7 + 1, 512, 100])
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["compiled", "not compiled"])
+def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(chunk_runs, "BLOCKS", None)
 
 
 def _values(num_elements: int) -> torch.Tensor:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging.outer_step import apply_outer_step
+from averaging.codecs import codec_by_name
+from averaging.outer_step import apply_outer_step, step_by_encoded
 from protocol.errors import RemoteProtocolError
 from protocol.rounds.messages import OuterStep
 
@@ -43,3 +44,18 @@ def test_the_arguments_are_left_alone() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="mean or nesterov"):
         apply_outer_step(*_vectors(3), OuterStep("adam", 1.0, 0.0))
+
+
+def test_a_step_by_an_encoded_update_is_the_step_by_the_update() -> None:
+    anchor_n, update_n = (torch.randn(1024, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    codec, outer = codec_by_name("int8"), OuterStep("mean", 0.5, 0.0)
+    chunks, moved_n = [codec.encode(part_n) for part_n in update_n.split(512)], torch.empty(1024)
+    assert step_by_encoded(moved_n, anchor_n, codec, chunks, 512, outer)
+    decoded_n = torch.cat([codec.decode(chunk, 512) for chunk in chunks])
+    expected_n, _ = apply_outer_step(anchor_n, torch.zeros(1024), decoded_n, outer)
+    assert torch.equal(moved_n, expected_n)
+
+
+def test_momentum_needs_the_decoded_update() -> None:
+    codec, outer = codec_by_name("int8"), OuterStep("nesterov", 0.5, 0.9)
+    assert not step_by_encoded(torch.empty(512), torch.ones(512), codec, [codec.encode(torch.ones(512))], 512, outer)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.merkle import MerkleTree, leaf_hash, merkle_root, range_root
+from protocol.merkle import MerkleTree, leaf_hash, merkle_root, node_hash, range_root
 
 
 def _leaves(count: int) -> list[bytes]:
@@ -76,3 +76,8 @@ def test_a_path_of_another_length_and_a_range_beyond_the_leaves_are_refused() ->
     for first, part in ((9, leaves[:3]), (-1, leaves[:3]), (3, [])):
         with pytest.raises(RemoteProtocolError, match="a range of 11"):
             range_root(11, first, part, path)
+
+
+def test_a_node_of_two_leaves_is_the_root_of_their_tree() -> None:
+    leaves = [leaf_hash(b"a"), leaf_hash(b"b")]
+    assert node_hash(*leaves) == merkle_root(leaves)

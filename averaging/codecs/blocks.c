@@ -1,0 +1,235 @@
+/* The block codecs (dense.py) in compiled form: the same bytes and the same numbers, in one pass instead of six to ten.
+
+   Every operation is one IEEE 754 operation in single precision or an integer one, in the order in which dense.py and
+   weighted_mean.py do it. Build with -ffp-contract=off and without -ffast-math: a fused multiplication and addition would round once
+   where two roundings are meant. What is not the plain case (values that are not finite, scales and codes that nobody writes, means
+   that could leave float32) is not judged here: 1 is returned, what was written means nothing, and the caller does it the other way.
+
+   A chunk of n values, n a multiple of the block: its scales (little-endian float32), then its codes. Chunks lie one behind the other
+   where they are written, and anywhere where they are read. */
+
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(CLONES) && defined(__x86_64__)
+#define EVERY_MACHINE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EVERY_MACHINE
+#endif
+#define INSIDE static inline __attribute__((always_inline))
+
+enum { INT8 = 0, INT4 = 1, E3M0 = 2 };
+#define MOST_BLOCK 256
+
+static const uint32_t MAGNITUDE = 0x7FFFFFFFu, INFINITY_BITS = 0x7F800000u, SMALLEST_NORMAL_BITS = 0x00800000u;
+/* sqrt(2) in float32 is 0x3FB504F3: adding this carries into the exponent just where the mantissa is that of sqrt(2) or more. */
+static const uint32_t CARRY_FROM_SQRT_2 = (1u << 23) - 0x3504F3u;
+/* 1.5 * 2^23: a number of at most 2^22 in size that is added to it is rounded half to even to a whole one, which then stands in the
+   lowest bits. */
+static const float ROUNDER = 12582912.0f;
+static const uint32_t ROUNDER_BITS = 0x4B400000u;
+
+INSIDE uint32_t bits_of(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
+INSIDE float float_of(uint32_t bits) { float value; memcpy(&value, &bits, 4); return value; }
+INSIDE int block_of(int kind) { return kind == INT4 ? 128 : 256; }
+INSIDE float largest_of(int kind) { return kind == INT8 ? 127.0f : kind == INT4 ? 7.0f : 1.0f; }
+INSIDE int64_t code_bytes(int kind, int64_t n) { return kind == INT8 ? n : n / 2; }
+
+INSIDE void codes_of(int kind, const float *values, float divisor, uint8_t *codes)
+{
+    const int block = block_of(kind);
+    uint8_t each[MOST_BLOCK];
+    for (int i = 0; i < block; i++) {
+        float relative = values[i] / divisor;
+        if (kind == E3M0) {
+            uint32_t bits = bits_of(relative);
+            int32_t level = (int32_t)(((bits & MAGNITUDE) + CARRY_FROM_SQRT_2) >> 23) - 120;
+            level = level > 0 ? level : 0;
+            each[i] = (uint8_t)(level > 0 ? ((uint32_t)level | (bits >> 28 & 8u)) : 0u);
+        } else {
+            each[i] = (uint8_t)(bits_of(relative + ROUNDER) - ROUNDER_BITS);
+        }
+    }
+    if (kind == INT8)
+        memcpy(codes, each, (size_t)block);
+    else
+        for (int i = 0; i < block / 2; i++)
+            codes[i] = (uint8_t)((each[2 * i] & 15) | (each[2 * i + 1] << 4));
+}
+
+INSIDE int encode_kind(int kind, const float *values, const float *minus, int64_t num_chunks, int64_t n, uint8_t *out)
+{
+    const int block = block_of(kind);
+    const int64_t blocks = n / block;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        uint8_t *codes = out + 4 * blocks;
+        for (int64_t b = 0; b < blocks; b++) {
+            float own[MOST_BLOCK];
+            const float *from = values;
+            if (minus) {
+                for (int i = 0; i < block; i++)
+                    own[i] = values[i] - minus[i];
+                from = own;
+                minus += block;
+            }
+            uint32_t most = 0;
+            for (int i = 0; i < block; i++) {
+                uint32_t bits = bits_of(from[i]) & MAGNITUDE;
+                most = bits > most ? bits : most;
+            }
+            if (most >= INFINITY_BITS)
+                return 1;
+            float scale = float_of(most) / largest_of(kind);
+            if (scale < FLT_MIN)
+                scale = 0.0f;
+            memcpy(out + 4 * b, &scale, 4);
+            codes_of(kind, from, scale > 0 ? scale : float_of(INFINITY_BITS), codes);
+            codes += code_bytes(kind, block);
+            values += block;
+        }
+        out = codes;
+    }
+    return 0;
+}
+
+/* The values of one block before their scale; nonzero where a code is one that nobody writes, or not zero under a scale of zero. */
+INSIDE int levels_of(int kind, const uint8_t *codes, uint32_t scale_bits, float *levels)
+{
+    const int block = block_of(kind);
+    uint32_t any = 0, wrong = 0;
+    if (kind == INT8) {
+        for (int i = 0; i < block; i++) {
+            int8_t code = (int8_t)codes[i];
+            any |= (uint32_t)(uint8_t)code;
+            wrong |= code == -128;
+            levels[i] = (float)code;
+        }
+    } else {
+        uint8_t each[MOST_BLOCK];
+        for (int i = 0; i < block / 2; i++) {
+            each[2 * i] = codes[i] & 15;
+            each[2 * i + 1] = codes[i] >> 4;
+        }
+        for (int i = 0; i < block; i++) {
+            uint32_t code = each[i];
+            any |= code;
+            wrong |= code == 8;
+            if (kind == INT4)
+                levels[i] = (float)((int32_t)(code ^ 8u) - 8);
+            else
+                levels[i] = (code & 7u) ? float_of((code & 8u) << 28 | ((code & 7u) + 120u) << 23) : 0.0f;
+        }
+    }
+    return wrong || (scale_bits == 0 && any);
+}
+
+INSIDE int is_scale(uint32_t bits)
+{
+    return bits == 0 || bits - SMALLEST_NORMAL_BITS < INFINITY_BITS - SMALLEST_NORMAL_BITS;
+}
+
+INSIDE int decode_kind(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float *out)
+{
+    const int block = block_of(kind);
+    const int64_t blocks = n / block;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
+        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), out += block) {
+            float levels[MOST_BLOCK], scale;
+            memcpy(&scale, scales + 4 * b, 4);
+            uint32_t bits = bits_of(scale);
+            if (!is_scale(bits) || scale > FLT_MAX / 128.0f || levels_of(kind, codes, bits, levels))
+                return 1;
+            for (int i = 0; i < block; i++)
+                out[i] = levels[i] * scale;
+        }
+    }
+    return 0;
+}
+
+INSIDE int add_kind(
+    int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float weight, float most, float *sum)
+{
+    const int block = block_of(kind);
+    const int64_t blocks = n / block;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
+        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), sum += block) {
+            float levels[MOST_BLOCK], scale;
+            memcpy(&scale, scales + 4 * b, 4);
+            uint32_t bits = bits_of(scale);
+            if (!is_scale(bits) || scale > most / 128.0f || levels_of(kind, codes, bits, levels))
+                return 1;
+            for (int i = 0; i < block; i++)
+                sum[i] = sum[i] + (levels[i] * scale) * weight;
+        }
+    }
+    return 0;
+}
+
+INSIDE int step_kind(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float rate, const float *from,
+                     float *to)
+{
+    const int block = block_of(kind);
+    const int64_t blocks = n / block;
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+        const uint8_t *scales = chunks[chunk], *codes = scales + 4 * blocks;
+        for (int64_t b = 0; b < blocks; b++, codes += code_bytes(kind, block), from += block, to += block) {
+            float levels[MOST_BLOCK], scale;
+            memcpy(&scale, scales + 4 * b, 4);
+            uint32_t bits = bits_of(scale);
+            if (!is_scale(bits) || scale > FLT_MAX / 128.0f || levels_of(kind, codes, bits, levels))
+                return 1;
+            for (int i = 0; i < block; i++)
+                to[i] = from[i] - (levels[i] * scale) * rate;
+        }
+    }
+    return 0;
+}
+
+/* (values - minus), or values where minus is null, (num_chunks * n,), as chunks in `out`. */
+EVERY_MACHINE int potluck_encode(
+    int kind, const float *values, const float *minus, int64_t num_chunks, int64_t n, uint8_t *out)
+{
+    if (kind == INT8)
+        return encode_kind(INT8, values, minus, num_chunks, n, out);
+    if (kind == INT4)
+        return encode_kind(INT4, values, minus, num_chunks, n, out);
+    return encode_kind(E3M0, values, minus, num_chunks, n, out);
+}
+
+/* The values of chunks into `out`, (num_chunks * n,). */
+EVERY_MACHINE int potluck_decode(int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float *out)
+{
+    if (kind == INT8)
+        return decode_kind(INT8, chunks, num_chunks, n, out);
+    if (kind == INT4)
+        return decode_kind(INT4, chunks, num_chunks, n, out);
+    return decode_kind(E3M0, chunks, num_chunks, n, out);
+}
+
+/* sum + values * weight into `sum`, (num_chunks * n,): a multiplication, then an addition. 1 where a value could be beyond `most`. */
+EVERY_MACHINE int potluck_add(
+    int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float weight, float most, float *sum)
+{
+    if (kind == INT8)
+        return add_kind(INT8, chunks, num_chunks, n, weight, most, sum);
+    if (kind == INT4)
+        return add_kind(INT4, chunks, num_chunks, n, weight, most, sum);
+    return add_kind(E3M0, chunks, num_chunks, n, weight, most, sum);
+}
+
+/* from - values * rate into `to`, (num_chunks * n,) both: a multiplication, then a subtraction. */
+EVERY_MACHINE int potluck_step(
+    int kind, const uint8_t *const *chunks, int64_t num_chunks, int64_t n, float rate, const float *from, float *to)
+{
+    if (kind == INT8)
+        return step_kind(INT8, chunks, num_chunks, n, rate, from, to);
+    if (kind == INT4)
+        return step_kind(INT4, chunks, num_chunks, n, rate, from, to);
+    return step_kind(E3M0, chunks, num_chunks, n, rate, from, to);
+}
+
+/* Of the source that this was built from; the program compares it with the source that it was installed with. */
+const char *potluck_source(void) { return SOURCE; }

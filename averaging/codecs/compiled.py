@@ -1,0 +1,136 @@
+"""The block codecs as a compiled library (`blocks.c`), for several chunks in one call: the same bytes as dense.py, in one pass.
+
+What dense.py says is what holds. The library takes the plain case alone, and says so where it meets another one: the caller then does
+it as if there were no library. So what is refused, and in which words, is said in one place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from averaging.codecs.codec import Codec
+from averaging.codecs.dense import BlockCodec, E3m0Codec, Int4Codec, Int8Codec
+
+_FOLDER: Final = Path(__file__).parent
+_KINDS: Final[dict[type[BlockCodec], int]] = {Int8Codec: 0, Int4Codec: 1, E3m0Codec: 2}
+"""As `blocks.c` numbers them."""
+
+Encoded = Sequence[bytes | memoryview]
+
+
+class CompiledBlocks:
+    """The functions of one library. Threads may call them at the same time; none of them holds Python's lock.
+
+    Raises:
+        OSError: the library cannot be loaded, or was built from another source.
+    """
+
+    def __init__(self, path: Path, source: Path = _FOLDER / "blocks.c") -> None:
+        library = ctypes.CDLL(str(path))
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        try:
+            told = library.potluck_source
+            self._encode, self._decode = library.potluck_encode, library.potluck_decode
+            self._add, self._step = library.potluck_add, library.potluck_step
+        except AttributeError as error:
+            raise OSError(str(error)) from error
+        told.restype = ctypes.c_char_p
+        if told().decode() != hashlib.sha256(source.read_bytes()).hexdigest():
+            raise OSError(f"{path} was built from another source than {source}")
+        self._encode.argtypes = [ctypes.c_int, pointer, pointer, count, count, pointer]
+        self._decode.argtypes = [ctypes.c_int, pointer, count, count, pointer]
+        self._add.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, ctypes.c_float, pointer]
+        self._step.argtypes = [ctypes.c_int, pointer, count, count, ctypes.c_float, pointer, pointer]
+
+    def encode(
+        self, codec: Codec, values_n: torch.Tensor, minus_n: torch.Tensor | None, chunk_elements: int, room: memoryview
+    ) -> bool:
+        """Write the chunks of `values_n - minus_n`, or of `values_n`, (n,) float32 and whole chunks all, into `room`, one behind the
+        other. False where it does not know how; what lies in `room` means nothing then.
+        """
+        kind, num_chunks = _kind(codec, chunk_elements), len(values_n) // chunk_elements
+        vectors = (values_n,) if minus_n is None else (values_n, minus_n)
+        is_plain = all(_is_plain(each_n) and len(each_n) == num_chunks * chunk_elements for each_n in vectors)
+        if kind is None or not is_plain or len(room) != num_chunks * codec.encoded_bytes(chunk_elements):
+            return False
+        minus = None if minus_n is None else minus_n.data_ptr()
+        written = np.frombuffer(room, dtype=np.uint8).ctypes.data
+        return not self._encode(kind, values_n.data_ptr(), minus, num_chunks, chunk_elements, written)
+
+    def decode(self, codec: Codec, chunks: Encoded, chunk_elements: int, values_n: torch.Tensor) -> bool:
+        """Write the values of whole chunks into `values_n`, (n,) float32. False where it does not know how, or the bytes are not
+        plainly such as an encoder writes; what lies in `values_n` means nothing then.
+        """
+        kind = self._kind_of(codec, chunks, chunk_elements, values_n)
+        if kind is None:
+            return False
+        at = _addresses(chunks)
+        return not self._decode(kind, at.ctypes.data, len(chunks), chunk_elements, values_n.data_ptr())
+
+    def add(
+        self, codec: Codec, chunks: Encoded, chunk_elements: int, weight: float, most: float, sum_n: torch.Tensor
+    ) -> bool:
+        """Add `weight` times the values of whole chunks to `sum_n`, (n,) float32. False as `decode`, or where a value could be
+        beyond `most` in size; what lies in `sum_n` means nothing then.
+        """
+        kind = self._kind_of(codec, chunks, chunk_elements, sum_n)
+        if kind is None:
+            return False
+        at = _addresses(chunks)
+        return not self._add(kind, at.ctypes.data, len(chunks), chunk_elements, weight, most, sum_n.data_ptr())
+
+    def step(
+        self,
+        codec: Codec,
+        chunks: Encoded,
+        chunk_elements: int,
+        rate: float,
+        before_n: torch.Tensor,
+        after_n: torch.Tensor,
+    ) -> bool:
+        """Write `before_n` less `rate` times the values of whole chunks into `after_n`, (n,) float32 both. False as `decode`."""
+        kind = self._kind_of(codec, chunks, chunk_elements, after_n)
+        if kind is None or not _is_plain(before_n) or len(before_n) != len(after_n):
+            return False
+        at, places = _addresses(chunks), (before_n.data_ptr(), after_n.data_ptr())
+        return not self._step(kind, at.ctypes.data, len(chunks), chunk_elements, rate, *places)
+
+    def _kind_of(self, codec: Codec, chunks: Encoded, chunk_elements: int, values_n: torch.Tensor) -> int | None:
+        size_bytes = codec.encoded_bytes(chunk_elements)
+        fits = len(values_n) == len(chunks) * chunk_elements and all(len(chunk) == size_bytes for chunk in chunks)
+        return _kind(codec, chunk_elements) if fits and _is_plain(values_n) else None
+
+
+def _kind(codec: Codec, chunk_elements: int) -> int | None:
+    """How `blocks.c` calls a codec whose chunks are whole blocks; None for all others."""
+    if not isinstance(codec, BlockCodec) or codec.block_elements != type(codec).block_elements:
+        return None
+    return None if chunk_elements % codec.block_elements else _KINDS.get(type(codec))
+
+
+def _is_plain(values_n: torch.Tensor) -> bool:
+    is_vector = values_n.dtype == torch.float32 and values_n.dim() == 1 and values_n.device.type == "cpu"
+    return is_vector and values_n.is_contiguous()
+
+
+def _addresses(chunks: Encoded) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    views = (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
+    return np.fromiter((view.__array_interface__["data"][0] for view in views), dtype=np.uint64, count=len(chunks))
+
+
+def load(path: Path = _FOLDER / "blocks.so") -> CompiledBlocks | None:
+    """The library that the installation built; None where there is none for this source (build_hook.py says why at installation)."""
+    try:
+        return CompiledBlocks(path)
+    except OSError:
+        return None
+
+
+BLOCKS: Final = load()
