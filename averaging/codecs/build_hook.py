@@ -28,7 +28,7 @@ C libraries can do that, and then there is the one for all machines.
 
 
 def compile_blocks(root: Path, library: Path, *flags: str) -> str:
-    """Build the library from the source below `root`; returns "" or why it could not be built. What was there before is replaced whole.
+    """Build the library from the source below `root`; returns "" or why it could not be built. What was there is replaced whole.
 
     Args:
         flags: in the place of a function for each generation of the processor, such as `-march=x86-64-v3`.
