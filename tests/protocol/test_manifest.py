@@ -113,6 +113,12 @@ def test_the_optimizer_is_written_only_where_it_is_chosen() -> None:
         ),
         ("# local_steps = ", "target_utilisation = 0.9 # ", 'target_utilisation 0.9 belongs to local_steps = "auto"'),
         ("# local_steps = ", "target_utilisation = 1.0\nlocal_steps = ", "round.target_utilisation is 1.0"),
+        (
+            "# local_steps = ",
+            'link_mbit_per_s = 1.0\ntarget_utilisation = 5e-324\nlocal_steps = "auto" # ',
+            "round.target_utilisation is 5e-324; expected greater than or equal to 0.01",
+        ),
+        ("# local_steps = ", "link_mbit_per_s = 1e-320 # ", "expected greater than or equal to 0.000001"),
         ("[data]", "[data", "is no TOML"),
         ("learning_rate = 0.003", "", "inner.learning_rate is missing"),
         ('source = "python-stdlib"', 'source = "text"', "glob"),
